@@ -312,6 +312,9 @@ PROBE = """<?lsp
 local env = setmetatable({dir = app.dir, io = app.io}, {__index = _ENV})
 env.sock, env.file, env.session = ba.socket.udpcon(), app.io:open "index.lsp", request:session(true)
 env.timer, env.thread = ba.timer(print), ba.thread.create()
+env.mtl = require "smq.mtl".create "x"
+env.channel, env.conn = env.mtl:open("x", print, print), require "smq.conn".create(env.mtl, 0, {intf = "127.0.0.1"})
+env.cluster = require "smq.cluster".create(require "smq.hub".create(), env.mtl, {name = "x"})
 for name, kind in request:datapairs() do
    local there
    if kind == "module" then there = pcall(require, name)
@@ -333,7 +336,8 @@ def test_the_lua_api_is_as_the_page_says(tmp_path: Path, serve: Any) -> None:
     kinds: list[tuple[str, str]] = []
     for names, there in re.findall(r"^\| (.*?) \| (yes|not yet) \|", page_text("lua-api"), re.MULTILINE):
         for module, value in re.findall(
-            r'`require "([\w.]+)"`|`((?:ba|mako|request|response|dir|io|sock|file|session|timer|thread)[.:][\w.]+)',
+            r'`require "([\w.]+)"`|`((?:ba|mako|request|response|dir|io|sock|file|session|timer|thread|'
+            r"mtl|channel|conn|cluster)[.:][\w.]+)",
             names,
         ):
             kinds.append((module or value, "module" if module else "value"))

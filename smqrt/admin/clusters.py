@@ -1,5 +1,5 @@
 """The clusters that this process is in, as an operator sees them: its links to other nodes, the addresses where it
-looks for some, and its hubs (help: cluster).
+looks for some, its hubs, and the channels of its applications (help: cluster).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Any
 
 from smqrt.backplane.mesh import Dialer, Mesh, open_meshes
 from smqrt.broker.outbox import Drop
+from smqrt.cluster.channel import AppChannel
 from smqrt.cluster.link import Link
 from smqrt.cluster.member import Member
 from smqrt.net.broker import GeventBroker, all_brokers
@@ -17,7 +18,7 @@ from smqrt.wire.link import Refusal
 Snapshot = dict[str, object]
 
 _SHOWN = 1024
-"""Links, addresses and hubs that are shown: a node has at most 1023 others."""
+"""Links, addresses, hubs and channels that are shown: a node has at most 1023 others."""
 
 
 def clusters() -> list[Snapshot]:
@@ -35,6 +36,7 @@ def _node(mesh: Mesh) -> Snapshot:
         "refused": {Refusal(code).name.lower(): count for code, count in sorted(node.refused.items()) if code},
         "addresses": [_address(one) for one in mesh.dialers[:_SHOWN]],
         "hubs": [_hub(one) for one in list(node.members.values())[:_SHOWN]],
+        "channels": [_channel(one) for one in list(node.channels.values())[:_SHOWN]],
     }
 
 
@@ -76,6 +78,11 @@ def _hub(member: Member) -> Snapshot:
         "interest": len(member.interest),
         "lost": {reason.name.lower(): broker.stats.drops[reason] for reason in (Drop.LINK_LOST, Drop.LINK_SLOW)},
     }
+
+
+def _channel(channel: AppChannel) -> Snapshot:
+    name = channel.name.decode("utf-8", "replace")
+    return {"channel": name, "nodes": sorted(channel.nodes()), **channel.counts()}
 
 
 def members() -> Iterable[tuple[GeventBroker, Member]]:

@@ -108,6 +108,7 @@ class Mesh:
     Attributes:
         node: what is known of the others.
         dialers: look for nodes at addresses.
+        on_accepted: called with a link that somebody else makes, before it is up.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class Mesh:
         self._closers: list[Callable[[], object]] = []
         self._last_closers: list[Callable[[], object]] = []
         self.dialers: list[Dialer] = []
+        self.on_accepted: Callable[[Link], object] = lambda link: None
         open_meshes.append(self)
 
     def _look(self) -> None:
@@ -163,8 +165,8 @@ class Mesh:
         """Somebody has connected."""
         if self.node.closed:
             sock.close()
-        else:
-            self.commence(sock, b"", connects=False, address=address[0])
+            return
+        self.on_accepted(self.commence(sock, b"", connects=False, address=address[0]))
 
     def commence(self, sock: Transport, data: bytes, connects: bool, address: str = "an application") -> Link:
         """Make a link of a connection that came from `address`; `data` has come already."""
@@ -293,6 +295,11 @@ class Dialer:
                 self.why = link.why
             gevent.sleep(TAKEN_PLACE_S)
         self._report(False, self.why)
+
+    def leads_to(self, link: Link) -> bool:
+        """Whether a link goes to the node at this address, whoever has made it."""
+        mine = self._link.peer if self._link is not None else None
+        return mine is not None and link.peer is not None and mine.id == link.peer.id
 
     def _report(self, up: bool, why: str) -> None:
         if (up, why) == (self.up, self.why):

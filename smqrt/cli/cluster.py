@@ -16,6 +16,7 @@ from smqrt.printable import json_line
 _LINKS = ("node", "peer", "via", "up", "round trip", "queued", "sent", "received")
 _PLAN = ("nodes", "engine", "memory", "links", "clients", "messages", "deliveries", "CPU", "sends", "join")
 _HUBS = ("cluster", "hub", "node", "nodes", "clients", "phantoms", "interest", "lost")
+_CHANNELS = ("channel", "node", "nodes", "sent", "received", "refused", "lost", "dropped")
 
 
 @click.group()
@@ -68,6 +69,9 @@ def _show(rows: list[dict[str, Any]]) -> None:
     print_table(_LINKS, [_link(row["node"], one) for row in rows for one in row["links"]])
     click.echo()
     print_table(_HUBS, [_hub(row["node"], one) for row in rows for one in row["hubs"]])
+    if channels := [_channel(row["node"], one) for row in rows for one in row["channels"]]:
+        click.echo()
+        print_table(_CHANNELS, channels)
     for row in rows:
         for one in _missing(row):
             click.echo(f"node {row['node']} has no link to {one['address']}: {one['why']}", err=True)
@@ -88,3 +92,7 @@ def _link(node: int, one: dict[str, Any]) -> tuple[object, ...]:
 def _hub(node: int, one: dict[str, Any]) -> tuple[object, ...]:
     counts = (one["peers"], one["phantoms"], one["interest"], sum(one["lost"].values()))
     return (one["cluster"], one["hub"], node, len(one["nodes"]), *counts)
+
+
+def _channel(node: int, one: dict[str, Any]) -> tuple[object, ...]:
+    return (one["channel"], node, len(one["nodes"]), *(one[name] for name in _CHANNELS[3:]))

@@ -3,20 +3,21 @@
     GREETING ──Hello──▶ PROVING ──Proof──▶ NUMBERING ──numbers differ──▶ UP
         └──────────────────┴──── refused, broken, silent ────┴──────────▶ CLOSED
 
-It carries a channel for each hub that both nodes have in the same cluster. What it sends is kept until the other side
-says that it has worked it off; what that never says is counted as lost, at its hub.
+It carries a channel for each hub that both nodes have in the same cluster, and for each channel of an application's own
+that both have opened. What it sends is kept until the other side says that it has worked it off; what that never says
+is counted as lost, at its hub or channel.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from smqrt.broker.outbox import Drop, Outbox, put_off
-from smqrt.cluster.remote import RemoteNode
+from smqrt.broker.topics import Route
 from smqrt.cluster.way import Way, count_messages
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.limits import Bucket
@@ -25,7 +26,6 @@ from smqrt.wire import smq
 from smqrt.wire.link import Hello, Packet, Refusal
 
 if TYPE_CHECKING:
-    from smqrt.cluster.member import Member
     from smqrt.cluster.node import Node
 
 log = logging.getLogger("smqrt")
@@ -34,7 +34,7 @@ MAX_CHANNEL = 0xFFFF
 MAX_UNOPENED = 4096
 """Hubs and channels that the other side has and this one has not."""
 MAX_NAME_BYTES = 1000
-"""Of clusters."""
+"""Of clusters and of channels."""
 ACK_BYTES = 256 << 10
 """Worked off so much, a node says so; and with each answer to a ping."""
 WHY_BYTES = 200
@@ -76,47 +76,96 @@ class Transport(Protocol):
         ...
 
 
-class ChannelWay(Way):
-    """The way of one hub to another node, over a link."""
+class Receiver(Protocol):
+    """Another node, as what it sends on one channel finds it.
 
-    __slots__ = ("_channel", "_link")
+    Attributes:
+        routes: where its messages go, by the four bytes of their destination.
+    """
+
+    @property
+    def routes(self) -> Mapping[bytes, Route]: ...
+
+    def resolve(self, destination: bytes) -> Route:
+        """Where messages to a destination go that is not among the routes."""
+        ...
+
+    def several(self, destination: bytes, more: int) -> None:
+        """Count `more` messages, which are in one run; it is delivered next."""
+        ...
+
+    def control(self, packet: bytes) -> None:
+        """Work off a packet that is no Publish. Raises ProtocolError."""
+        ...
+
+
+class Carried(Protocol):
+    """What has a channel on each link: a hub, or a channel of an application's own.
+
+    Attributes:
+        wire_name: by which both nodes know that they mean the same.
+        count_lost: takes why messages were lost, and how many.
+    """
+
+    @property
+    def wire_name(self) -> bytes: ...
+    @property
+    def count_lost(self) -> Callable[[Drop, int], None]: ...
+
+    def joined(self, number: int, way: ChannelWay, /) -> Receiver:
+        """Another node, of that number, has it too."""
+        ...
+
+    def left_node(self, remote: Any, why: str, reason: Drop, /) -> None:
+        """It has it no more, or can't be reached; `remote` is what `joined` gave."""
+        ...
+
+
+class ChannelWay(Way):
+    """The way of one hub, or of an application's channel, to another node.
+
+    Attributes:
+        link: over which it leads.
+    """
+
+    __slots__ = ("_channel", "link")
 
     def __init__(self, link: Link, channel: Channel) -> None:
         super().__init__()
-        self._link, self._channel = link, channel
+        self.link, self._channel = link, channel
 
     def flush(self) -> None:
         """Hand the queue to the link."""
         runs, self.queue = self.queue, []
         if runs:
-            self._link.transmit(self._channel, runs)
+            self.link.transmit(self._channel, runs)
 
     def resume(self) -> None:
         """See `Outbox`."""
-        self._link.transport.outbox.resume()
+        self.link.transport.outbox.resume()
 
     @property
     def is_behind(self) -> bool:
         """See `Way`."""
-        return self._link.is_behind
+        return self.link.is_behind
 
     def wait(self, then: Callable[[], object]) -> None:
         """See `Way`."""
-        self._link.wait(then)
+        self.link.wait(then)
 
 
 class Channel:
-    """One hub of this node on a link.
+    """What a link carries of one hub of this node, or of one channel of its applications.
 
     Attributes:
-        member: the hub's part in the cluster.
+        carried: that hub's part in the cluster, or that channel.
         remote: the other node for it; None before that has opened the channel.
         theirs: the number of the channel there.
     """
 
-    def __init__(self, number: int, member: Member) -> None:
-        self.number, self.member = number, member
-        self.remote: RemoteNode | None = None
+    def __init__(self, number: int, carried: Carried) -> None:
+        self.number, self.carried = number, carried
+        self.remote: Receiver | None = None
         self.theirs: int | None = None
 
 
@@ -137,6 +186,7 @@ class Link:
         on_up, on_end: called when the handshake is over, and with the reason when it ends.
         why, code: why it ended; the code is a `Refusal`, 0 for none.
         sent_bytes: of the link.
+        unhandled_bytes: what the other node's applications have not handled yet of all that came over their channels.
     """
 
     def __init__(self, node: Node, transport: Transport, connects: bool, now_s: float) -> None:
@@ -144,9 +194,11 @@ class Link:
         self.state = LinkState.GREETING
         self.peer: Hello | None = None
         self.number = 0
-        self.remote: RemoteNode | None = None
+        self.remote: Receiver | None = None
         self.round_trip_s: float | None = None
         self.since_s = self.heard_s = self.pinged_s = now_s
+        self._pings: deque[int] = deque()
+        """When those were sent that may still be answered in time, in µs."""
         self.why, self.code = "", 0
         self.on_up: Callable[[Link], object] = lambda link: None
         self.on_end: Callable[[Link, str], object] = lambda link, why: None
@@ -155,11 +207,11 @@ class Link:
         self._hellos = b""
         self._channels: dict[int, Channel] = {}
         self._theirs: dict[int, Channel] = {}
-        self._unopened: dict[str, int] = {}
-        self._closing: dict[int, str] = {}
+        self._unopened: dict[bytes, int] = {}
+        self._closing: dict[int, bytes] = {}
         """By number, the names of channels whose end the other side has not heard of yet."""
         self._sending = self._last_channel = 0
-        self.sent_bytes = 0
+        self.sent_bytes = self.unhandled_bytes = 0
         self._acked_bytes = self._said_bytes = 0
         self._unacked: deque[Unacked] = deque()
         self._uncounted: set[int] = set()
@@ -326,20 +378,20 @@ class Link:
     def come_up(self) -> None:
         """The handshake is over."""
         self.state = LinkState.UP
-        for member in self.node.members.values():
-            self.open(member)
+        for carried in self.node.carried():
+            self.open(carried)
         self.on_up(self)
 
     # ---- channels
 
-    def open(self, member: Member) -> None:
-        """Carry a hub, as soon as the other side has forgotten its channel of before."""
-        if member.name in self._closing.values():
+    def open(self, carried: Carried) -> None:
+        """Carry a hub or a channel, as soon as the other side has forgotten its channel of before."""
+        if carried.wire_name in self._closing.values():
             return
-        channel = Channel(self._free_number(), member)
+        channel = Channel(self._free_number(), carried)
         self._channels[channel.number] = channel
-        self._say(wire.channel(Packet.OPEN, channel.number, member.name.encode()))
-        theirs = self._unopened.pop(member.name, None)
+        self._say(wire.channel(Packet.OPEN, channel.number, carried.wire_name))
+        theirs = self._unopened.pop(carried.wire_name, None)
         if theirs is not None:
             self._join(channel, theirs)
 
@@ -351,32 +403,32 @@ class Link:
         self._last_channel = number
         return number
 
-    def close_channel(self, member: Member, text: bytes) -> None:
-        """Carry a hub no more. The other side counts what comes too late, so that it is told what has not."""
+    def close_channel(self, carried: Carried, text: bytes) -> None:
+        """Carry it no more. The other side counts what comes too late, so that it is told what has not."""
         self.acknowledge()
-        for channel in [one for one in self._channels.values() if one.member is member]:
+        for channel in [one for one in self._channels.values() if one.carried is carried]:
             self._say(wire.channel(Packet.CLOSE, channel.number, text))
-            self._closing[channel.number] = member.name
+            self._closing[channel.number] = carried.wire_name
             self._forget_channel(channel)
 
     def _opened(self, packet: bytes) -> None:
         number, name = wire.parse_channel(packet)
-        if len(name) > MAX_NAME_BYTES or number in self._theirs:
+        if len(name) > len(wire.APP) + MAX_NAME_BYTES or number in self._theirs:
             raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"a node opens the channel {number} once, by a short name")
         for channel in self._channels.values():
-            if channel.member.name.encode() == name and channel.theirs is None:
+            if channel.carried.wire_name == name and channel.theirs is None:
                 self._join(channel, number)
                 return
         if len(self._unopened) >= MAX_UNOPENED:
             raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"a node opens at most {MAX_UNOPENED} channels")
-        self._unopened[name.decode("utf-8", "replace")] = number
+        self._unopened[name] = number
 
     def _join(self, channel: Channel, theirs: int) -> None:
         channel.theirs = theirs
         self._theirs[theirs] = channel
         self._uncounted.add(theirs)
         self._sending = 0  # what was said of this channel before it was open there is forgotten there
-        channel.remote = channel.member.joined(self.number, ChannelWay(self, channel))
+        channel.remote = channel.carried.joined(self.number, ChannelWay(self, channel))
 
     def _closed(self, packet: bytes) -> None:
         number, text = wire.parse_channel(packet)
@@ -389,7 +441,7 @@ class Link:
         if channel is not None:
             self._leave(channel, text.decode("utf-8", "replace") or "that node left the cluster")
             del self._channels[channel.number]
-            self.open(channel.member)  # by another number: what is on its way over this one is of before
+            self.open(channel.carried)  # by another number: what is on its way over this one is of before
         else:
             self._unopened = {name: one for name, one in self._unopened.items() if one != number}
 
@@ -397,8 +449,8 @@ class Link:
         name = self._closing.pop(wire.parse_channel(packet)[0], None)
         if name is not None:
             self._unopened.pop(name, None)  # of before
-            if (member := self.node.members.get(name)) is not None:
-                self.open(member)
+            if (carried := self.node.find(name)) is not None:
+                self.open(carried)
 
     def _leave(self, channel: Channel, why: str, reason: Drop = Drop.LINK_LOST) -> None:
         remote, channel.remote = channel.remote, None
@@ -407,7 +459,7 @@ class Link:
         if channel.theirs is not None:
             self._theirs.pop(channel.theirs, None)
         if remote is not None:
-            channel.member.left_node(remote, why, reason)
+            channel.carried.left_node(remote, why, reason)
 
     def _forget_channel(self, channel: Channel) -> None:
         self._leave(channel, "this node left the cluster")
@@ -424,7 +476,11 @@ class Link:
         self.acknowledge()
 
     def _pong(self, packet: bytes) -> None:
-        self.round_trip_s = max(0.0, self.node.clock_s() - wire.parse_u64(packet) / 1e6)
+        sent_us = wire.parse_u64(packet)
+        self.round_trip_s = max(0.0, self.node.clock_s() - sent_us / 1e6)
+        if self._pings and self._pings[0] == sent_us:
+            self._pings.popleft()
+            self.node.on_round_trip(self, self.round_trip_s)
 
     def acknowledge(self) -> None:
         """Say what was worked off."""
@@ -458,10 +514,22 @@ class Link:
                 self.lose("the handshake was not done in time")
         elif now_s - self.heard_s >= silence_s:
             self.lose(f"nothing has come for {silence_s:g} s")
-        elif now_s - self.pinged_s >= ping_s:
-            self.pinged_s = now_s
-            self._say(wire.u64(Packet.PING, int(now_s * 1e6)))
+        else:
+            self._ask(now_s, ping_s, silence_s)
+
+    def _ask(self, now_s: float, ping_s: float, silence_s: float) -> None:
+        self._give_up_pings(int((now_s - silence_s + ping_s) * 1e6))
+        if self.state is LinkState.UP and now_s - self.pinged_s >= ping_s:
+            self.pinged_s, sent_us = now_s, int(now_s * 1e6)
+            self._pings.append(sent_us)
+            self._say(wire.u64(Packet.PING, sent_us))
             self.acknowledge()
+
+    def _give_up_pings(self, until_us: int) -> None:
+        """Nobody waits any more for the answers to pings that were sent until then."""
+        while self._pings and self._pings[0] <= until_us:
+            self._pings.popleft()
+            self.node.on_round_trip(self, None)
 
     # ---- the end
 
@@ -491,6 +559,7 @@ class Link:
         self._waiting.clear()
         for channel in list(self._channels.values()):
             self._leave(channel, why, reason)
+        self._give_up_pings(self._pings[-1] if self._pings else 0)
         self.transport.close(in_order)
         self.node.ended(self, code)
         self.on_end(self, why)
@@ -519,7 +588,7 @@ def _count_lost(unacked: Iterable[Unacked], acked_bytes: int, reason: Drop) -> I
         for run in runs:
             at += len(run)
             if at > acked_bytes and (messages := count_messages(run)):
-                channel.member.broker.stats.drop(reason, messages)
+                channel.carried.count_lost(reason, messages)
             yield
 
 

@@ -53,6 +53,7 @@ class Member:
 
     def __init__(self, broker: Broker, name: str, key: bytes, number: int, clock_ms: Callable[[], int]) -> None:
         self.broker, self.name = broker, name
+        self.wire_name, self.count_lost = name.encode(), broker.stats.drop
         self.remotes: list[RemoteNode] = []
         self._phantoms: dict[int, Phantom] = {}
         self.foreign: dict[int, tuple[Topic, RemoteNode]] = {}

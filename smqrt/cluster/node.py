@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
 from smqrt.broker.broker import Broker
-from smqrt.cluster.link import ACK_BYTES, Link, LinkState, Transport
+from smqrt.cluster.channel import AppChannel, OnData, OnStatus
+from smqrt.cluster.link import ACK_BYTES, MAX_NAME_BYTES, Carried, Link, LinkState, Transport
 from smqrt.cluster.member import Member
 from smqrt.cluster.strangers import Strangers
-from smqrt.errors import ArgumentError
+from smqrt.errors import ArgumentError, ClosedError
 from smqrt.limits import Bucket, LineLimit
 from smqrt.wire.ids import MAX_NODE
 from smqrt.wire.link import ID_BYTES, OLDEST_VERSION, VERSION, Refusal
@@ -26,6 +27,8 @@ IN_FLIGHT_BYTES = 4 * ACK_BYTES
 """What may be on the way to it besides, at least: an answer comes for each quarter of it."""
 RENUMBERINGS_PER_S, RENUMBERINGS_AT_ONCE = 0.1, 20
 """How often others may ask for another number: all links begin anew with it."""
+MAX_CHANNELS = 1000
+"""Of the applications of a node."""
 
 
 class Node:
@@ -44,12 +47,16 @@ class Node:
         id: 16 bytes; of a fixed number, the same after each start.
         epoch: when it started, ns since 1970.
         members: its hubs, by the name of their cluster.
+        channels: those that its applications have opened, by name.
         links: those that are up, by the id of the other node.
         all_links: also those whose handshake is under way.
         strangers: those of them that came from outside, and whose other side has not proved the password.
         queue_bytes, unacked_bytes: what may wait for a node; and what may wait for it or be on its way to it.
         links_lost: how many that were up have ended.
         refused: how many ended by each kind of refusal, of this side or the other.
+        on_round_trip: called for each ping of a link: with the seconds until its answer; with None when that has not
+            come in time, or the link has ended before.
+        on_log: called with what happens to links, and whether somebody should look after that.
     """
 
     def __init__(
@@ -72,6 +79,7 @@ class Node:
         fixed_id = blake2b(number.to_bytes(2, "big"), key=key, digest_size=ID_BYTES).digest()
         self.id = fixed_id if number else random(ID_BYTES)
         self.members: dict[str, Member] = {}
+        self.channels: dict[bytes, AppChannel] = {}
         self.links: dict[bytes, Link] = {}
         self.all_links: set[Link] = set()
         self.strangers = Strangers()
@@ -81,6 +89,49 @@ class Node:
         self.links_lost = 0
         self.closed = False
         self._complaints = LineLimit()
+        self.on_round_trip: Callable[[Link, float | None], object] = lambda link, seconds: None
+        self.on_log: Callable[[str, bool], object] = lambda text, is_urgent: None
+
+    # ---- what links carry
+
+    def carried(self) -> list[Carried]:
+        """Hubs and channels of applications."""
+        return [*self.members.values(), *self.channels.values()]
+
+    def find(self, wire_name: bytes) -> Carried | None:
+        """What has that name on links."""
+        return next((one for one in self.carried() if one.wire_name == wire_name), None)
+
+    def open(self, name: bytes, on_status: OnStatus, on_data: OnData) -> AppChannel:
+        """Open a channel between the applications of nodes; see `AppChannel`.
+
+        Raises:
+            ArgumentError: the name is empty or too long, it is open already, or there are too many.
+            ClosedError: the node has ended.
+        """
+        self.must_be_open()
+        if not 1 <= len(name) <= MAX_NAME_BYTES:
+            raise ArgumentError(f"name: {len(name)} bytes; the name of a channel has 1 to {MAX_NAME_BYTES}")
+        shown = name.decode("utf-8", "replace")
+        if name in self.channels:
+            raise ArgumentError(f"name: the channel {shown!r} is open already; close it first, or take another name")
+        if len(self.channels) >= MAX_CHANNELS:
+            raise ArgumentError(f"name: {MAX_CHANNELS} channels are open already; close some before {shown!r}")
+        channel = AppChannel(name, on_status, on_data, self._close_channel)
+        self.channels[name] = channel
+        for link in self.links.values():
+            link.open(channel)
+        return channel
+
+    def _close_channel(self, channel: AppChannel, text: bytes) -> None:
+        del self.channels[channel.name]
+        for link in list(self.links.values()):
+            link.close_channel(channel, text)
+
+    def must_be_open(self) -> None:
+        """Raise ClosedError when the node has ended."""
+        if self.closed:
+            raise ClosedError("the links to other nodes were shut down; make new ones")
 
     # ---- hubs
 
@@ -88,8 +139,11 @@ class Node:
         """Take a hub into the cluster `name`.
 
         Raises:
-            ArgumentError: another hub of this node is in it.
+            ArgumentError: another hub of this node is in it, or it is no name.
+            ClosedError: the node has ended.
         """
+        self.must_be_open()
+        _check_cluster(name)
         if name in self.members:
             raise ArgumentError(f"name: another hub of this node is in the cluster {name!r}; give each hub its own")
         names_key = blake2b(name.encode(), key=self.key, digest_size=32).digest()
@@ -138,8 +192,10 @@ class Node:
         if link.peer is not None and self.links.get(link.peer.id) is link:
             del self.links[link.peer.id]
             self.links_lost += 1
-        if code not in (0, Refusal.DUPLICATE, Refusal.SELF, Refusal.CLOSING):
+        is_urgent = code not in (0, Refusal.DUPLICATE, Refusal.SELF, Refusal.CLOSING)
+        if is_urgent:
             self._complaints.warn(f"a link to another node: {link.why}")
+        self.on_log(f"a link to another node has ended: {link.why}", is_urgent)
 
     def look(self, ping_s: float = PING_S, silence_s: float = SILENCE_S) -> None:
         """Ping, and give up what is silent."""
@@ -148,8 +204,10 @@ class Node:
             link.look(now_s, ping_s, silence_s)
 
     def close(self) -> None:
-        """Leave all clusters and end all links."""
+        """Leave all clusters, close all channels and end all links."""
         self.closed = True
+        for channel in list(self.channels.values()):
+            channel.close()
         for member in list(self.members.values()):
             self.leave(member)
         for link in list(self.all_links):
@@ -185,7 +243,9 @@ class Node:
             return
         self._renumberings.tokens -= 1
         self.number = self._draw(refused)
-        log.info("another node has the number %d: this one has %d from now on", before, self.number)
+        text = f"another node has the number {before}: this one has {self.number} from now on"
+        log.info(text)
+        self.on_log(text, False)
         for other in [one for one in self.all_links if one.state is LinkState.UP]:
             other.say_number()
             other.lose("this node has another number now")
@@ -216,6 +276,7 @@ class Node:
             before.lose("another link to that node took its place")
         self.links[link.peer.id] = link
         link.come_up()
+        self.on_log(f"a link to node {link.number} at {link.transport.via} is up", False)
 
     def _is_better(self, link: Link, before: Link) -> bool:
         assert link.peer is not None
@@ -225,3 +286,13 @@ class Node:
         if link.connects == before.connects:
             return True  # who connects again has lost the other one
         return link.connects == (self.id < link.peer.id)
+
+
+def _check_cluster(name: str) -> None:
+    """A name that is no text might be that of a channel on a link; see `wire.link.APP`."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise ArgumentError(f"name: {name!r} is no text; the name of a cluster is UTF-8") from None
+    if not 1 <= size <= MAX_NAME_BYTES:
+        raise ArgumentError(f"name: {size} bytes; the name of a cluster has 1 to {MAX_NAME_BYTES}")

@@ -72,7 +72,8 @@ def create(smq: Smq, links: Mtl | str | bytes | None = None, *, name: str = "") 
         name: the same at all nodes; by default SMQ-1, SMQ-2, … in the order of the calls.
 
     Raises:
-        ArgumentError: another hub of this process is in that cluster, or the password is empty.
+        ArgumentError: another hub of this process is in that cluster, the password is empty, or the name is none.
+        ClosedError: the links were shut down.
     """
     if isinstance(links, str | bytes):
         links = create_mtl(links)

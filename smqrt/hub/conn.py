@@ -8,7 +8,7 @@ from ssl import SSLContext
 from smqrt import app_folder
 from smqrt.backplane import mtl
 from smqrt.backplane.mesh import PORT
-from smqrt.hub.mtl import Mtl
+from smqrt.hub.mtl import Mtl, later
 from smqrt.net.contexts import ClientTls
 
 
@@ -26,12 +26,16 @@ class Conn:
     def setlist(self, nodes: Iterable[str] | Mapping[str, int]) -> bool:
         """Connect to these nodes, and no others: names or addresses, or their ports by name. One may be this node
         itself.
+
+        Raises:
+            ArgumentError: a port is none.
+            ClosedError: after `shutdown`.
         """
         self._conn.setlist(mtl.address_list(nodes))
         return True
 
     def add(self, name: str, port: int = 0) -> bool:
-        """Connect to one node more; at this one's own port when none is given."""
+        """Connect to one node more; at this one's own port when none is given. Raises as `setlist`."""
         self._conn.add(name, port)
         return True
 
@@ -72,7 +76,8 @@ def create(
         onstatus: told of every node of the list.
 
     Raises:
-        ArgumentError: only one of the TLS contexts is given.
+        ArgumentError: only one of the TLS contexts is given, or these are the server's links.
+        ClosedError: the links were shut down.
         StartError: the address can't be bound.
     """
-    return Conn(mtl.Conn(links.links, port, intf, shark, sshark, onstatus or mtl.nobody))
+    return Conn(mtl.Conn(mtl.own(links.links), port, intf, shark, sshark, later("onstatus", onstatus)))

@@ -3,22 +3,96 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from smqrt import app_folder
 from smqrt.backplane import mtl
+from smqrt.backplane.process import cluster
+from smqrt.cluster.channel import AppChannel
+from smqrt.errors import QueueFullError
 from smqrt.hub import binding
+from smqrt.hub.callbacks import Guard, calling_line
+from smqrt.message import Payload, payload
+from smqrt.net import workers
 from smqrt.net.stream import Stream
 
 OnStatus = Callable[[str, bool, str], object]
 """`f(address, up, why)`."""
+OnNode = Callable[[int, bool, str], object]
+"""`f(node, up, why)`."""
+OnData = Callable[[bytes, int], object]
+"""`f(data, node)`."""
+
+
+class Channel:
+    """A channel of an application's own between nodes; see `Mtl.open`."""
+
+    def __init__(self, made: AppChannel) -> None:
+        self._channel = made
+        app_folder.close_with_app(made)
+
+    @property
+    def name(self) -> str | bytes:
+        """The same at all nodes; bytes when it is not UTF-8."""
+        return binding.text_of(self._channel.name)
+
+    def send(self, data: Payload, node: int | None = None) -> int:
+        """Send a message to all other nodes that have the channel open, or to one.
+
+        Args:
+            data: as `Smq.publish` takes it; it arrives as bytes.
+            node: the number of a node.
+
+        Returns:
+            To how many nodes it is on its way: 0 when nobody is there. Of several nodes, those that don't keep up are
+            left out, and counted as `refused`.
+
+        Raises:
+            ArgumentError: data over 0xFFF0 bytes.
+            ClosedError: the channel is closed.
+            QueueFullError: somebody is there, and nobody of them has handled enough of what was sent before.
+        """
+        sent = self._channel.send(payload(data), None if node is None else binding.number("node", node))
+        if sent.full and not sent.nodes:
+            raise QueueFullError(f"the channel {self.name!r} is full: the other side has not handled what was sent yet")
+        return sent.nodes
+
+    def nodes(self) -> dict[int, str]:
+        """The numbers of the nodes that have the channel open, and where the links to them go."""
+        return self._channel.nodes()
+
+    def counts(self) -> dict[str, int]:
+        """How many messages were sent (counted for each node), received, refused because a node does not keep up, lost
+        (sent, but a link broke or the other side closed), and dropped (came, and were handed to nobody).
+        """
+        return self._channel.counts()
+
+    def close(self, msg: str | bytes = b"") -> None:
+        """Close this side; what was sent still arrives, and no function is called here any more. A second call does
+        nothing.
+
+        Args:
+            msg: why, for the other nodes; 1000 bytes at most.
+
+        Raises:
+            ArgumentError: `msg` is too long.
+        """
+        self._channel.close(binding.text("msg", msg))
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Mtl:
     """Links that the hubs of this process share; see `create`."""
 
-    def __init__(self, links: mtl.Mtl) -> None:
+    def __init__(self, links: mtl.Links) -> None:
         self.links = links
-        app_folder.close_with_app(self)
+        app_folder.close_with_app(links)
 
     def commence(self, sock: Stream, status: OnStatus | None = None) -> bool:
         """Make a link of a connection to another node.
@@ -29,21 +103,48 @@ class Mtl:
 
         Returns:
             False when that can't be: this was shut down.
+
+        Raises:
+            ArgumentError: these are the server's links.
         """
+        links = mtl.own(self.links)
         host, port = sock.peername()
         transport, data = sock.release()
-        return self.links.commence(transport, data, True, f"{host}:{port}", status or mtl.nobody)
+        told = later("status", status)
+        return links.commence(transport, data, True, f"{host}:{port}", told)
 
-    def isopen(self, name: str) -> bool:
-        """Whether a hub is in the cluster `name`."""
-        return self.links.isopen(name)
+    def open(self, name: str | bytes, on_status: OnNode, on_data: OnData) -> Channel:
+        """Open a channel of the application's own: it leads to the channels of the same name at other nodes.
+
+        Args:
+            name: 1 to 1000 bytes. A hub of that name is another thing.
+            on_status: `f(node, up, why)`, told when another node has the channel open, and when it has no more or the
+                link to it is lost; `node` is its number.
+            on_data: `f(data, node)`, gets each message as bytes; those of one node in the order they were sent in.
+
+        Both may block: what comes later waits for them. What they raise is logged.
+
+        Raises:
+            ArgumentError: the channel is open already, or it is no name; there are 1000 channels.
+            ClosedError: the links were shut down.
+        """
+        guard = Guard(f"the channel {name!r} opened at {calling_line()}")
+        status = partial(guard.call, "on_status", binding.function("on_status", on_status))
+        data = partial(guard.call, "on_data", binding.function("on_data", on_data))
+        return Channel(self.links.open(binding.text("name", name), status, data))
+
+    def isopen(self, name: str | bytes) -> bool:
+        """Whether such a channel is open, or a hub is in the cluster `name`."""
+        return self.links.isopen(binding.text("name", name))
 
     def hascon(self, host: str) -> bool:
         """Whether there is a link to a node at that address."""
         return self.links.hascon(host)
 
     def shutdown(self) -> None:
-        """Leave all clusters and end all links. A second call does nothing."""
+        """Leave all clusters, close all channels and end all links; of the server's links, close the channels that were
+        opened through this. A second call does nothing.
+        """
         self.links.shutdown()
 
     def close(self) -> None:
@@ -61,6 +162,8 @@ def create(
     password: str | bytes,
     *,
     onstatus: OnStatus | None = None,
+    on_round_trip: Callable[[str, float | None], object] | None = None,
+    log: Callable[[str, bool], object] | None = None,
     ping_s: float = 1.0,
     silence_s: float = 5.0,
     node: int = 0,
@@ -70,12 +173,34 @@ def create(
     Args:
         password: takes 50 ms to make a key of.
         onstatus: told of every link.
-        ping_s: how often other nodes are asked whether they are there.
-        silence_s: after so long without a word one is lost.
+        on_round_trip: `f(address, ms)`, told of each ping: the milliseconds until its answer; None when that has not
+            come within `silence_s - ping_s`, or the link has ended before.
+        log: `f(text, is_urgent)`, told of what happens to links; what is urgent is in the server's log, too.
+        ping_s: how often other nodes are asked whether they are there, 0.05 to 3600.
+        silence_s: after so long without a word one is lost; more than `ping_s`, 3600 at most.
         node: a fixed number of this node, 1 to 1023; 0 draws one.
 
     Raises:
-        ArgumentError: the password is empty, or the number is none.
+        ArgumentError: the password is empty, the number is none, or a time is none.
     """
-    options = mtl.MtlOptions(ping_s, silence_s, node, onstatus or mtl.nobody)
+    functions = {"onstatus": onstatus, "on_round_trip": on_round_trip, "log": log}
+    told, timed, logged = (later(what, function) for what, function in functions.items())
+    options = mtl.MtlOptions(ping_s, silence_s, node, told, timed, logged)
     return Mtl(mtl.Mtl(binding.text("password", password), options))
+
+
+def server() -> Mtl:
+    """The links of this server, which its settings or its workers make: to open channels over them.
+
+    Raises:
+        ArgumentError: the settings can't be followed.
+    """
+    return Mtl(mtl.Links(cluster.opened()))
+
+
+def later(what: str, function: Callable[..., Any] | None) -> Callable[..., object]:
+    """Returns `function` in a greenlet of its own: who tells it something must not wait. Its errors are logged."""
+    if function is None:
+        return mtl.nobody
+    call = partial(Guard(f"the links made at {calling_line()}").call, what, binding.function(what, function))
+    return partial(workers.start, call)

@@ -6,7 +6,8 @@
        ── Proof ───────▶      HMAC-SHA-256 over "connects" and both Hellos
        ◀────── Proof ──       over "accepts" and both Hellos
        ◀── Node ───────▶      node numbers, until they differ
-       ◀── Open ───────▶      for each hub; then what `wire.cluster` says, and messages
+       ◀── Open ───────▶      for each hub: then what `wire.cluster` says, and messages
+                              for each channel of applications: then messages, and Handled
 
 Framing as in `wire.cluster`. All integers are big-endian.
 """
@@ -27,6 +28,10 @@ OLDEST_VERSION, VERSION = 1, 1
 MAGIC = b"smqrt node"
 ID_BYTES = 16
 NONCE_BYTES = 32
+APP = b"\xff"
+"""The names of applications' channels begin with it on links, which those of hubs don't: these are UTF-8. A node that
+knows no such channels takes them for hubs that it does not have.
+"""
 PROOF_BYTES = 32
 
 
@@ -42,7 +47,9 @@ class Packet(IntEnum):
     TAKEN = 0x64
     """`u16*`: your number is one of these; choose another."""
     OPEN = 0x65
-    """`u16 channel, name`: what I send on this channel is of the hub with this cluster name."""
+    """`u16 channel, name`: what I send on this channel is of the hub with this cluster name, or, behind `APP`, of the
+    channel that applications have opened by this name.
+    """
     CLOSE = 0x66
     """`u16 channel, text`."""
     CLOSED = 0x6B
@@ -54,6 +61,8 @@ class Packet(IntEnum):
     PING = 0x69
     """`u64`: comes back in Pong."""
     PONG = 0x6A
+    HANDLED = 0x6C
+    """`u64 bytes`, on a channel of applications: so much more of what came is in their hands."""
 
 
 class Refusal(IntEnum):
@@ -163,7 +172,7 @@ def parse_channel(packet: bytes) -> tuple[int, bytes]:
 
 
 def u64(kind: Packet, value: int) -> bytes:
-    """The Ack, Ping or Pong packet."""
+    """The Ack, Ping, Pong or Handled packet."""
     return bytes((kind,)) + _U64.pack(value)
 
 

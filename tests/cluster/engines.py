@@ -199,6 +199,13 @@ class Engine:
             self.until(lambda place=place: is_joined(place, len(places) - 1), f"{place.name} joins")
 
 
+def pair(engine: Engine, **options: Any) -> tuple[Place, Place]:
+    """Two nodes that know each other."""
+    one, other = engine.place("one", **options), engine.place("other", **options)
+    engine.joined(one, other)
+    return one, other
+
+
 def is_joined(place: Place, others: int) -> bool:
     return len(place.member.remotes) == others and all(one.synced for one in place.member.remotes)
 

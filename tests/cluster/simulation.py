@@ -183,7 +183,9 @@ class World:
             return other.etid
         found = client.machine.member.phantoms.values() if client.machine.joined else ()
         stamp = other.machine.member._stamps.get(other.etid)
-        there = other.machine.node.number  # clocks differ: two clients of a uid may have come at the same time, it seems
+        there = (
+            other.machine.node.number
+        )  # clocks differ: two clients of a uid may have come at the same time, it seems
         of_it = (one for one in found if one.uid == other.uid and one.node.number == there and not one.node.gone)
         return next((one.etid for one in of_it if one.stamp == stamp), None)
 
@@ -489,7 +491,7 @@ def run(seed: int, actions: Iterable[Action] | None = None) -> World:
     return world
 
 
-def fails(seed: int, actions: Iterable[Action]) -> str:
+def fails(seed: int, actions: Iterable[Action], run: Callable[..., object] = run) -> str:
     """How a schedule fails; empty when it does not."""
     try:
         run(seed, actions)
@@ -498,13 +500,12 @@ def fails(seed: int, actions: Iterable[Action]) -> str:
     return ""
 
 
-def smallest(seed: int) -> list[Action]:
+def smallest(seed: int, actions: list[Action], run: Callable[..., object] = run) -> list[Action]:
     """The actions of a schedule that fails, without those that it fails without, too."""
-    actions = schedule(seed)
     at = 0
     while at < len(actions):
         fewer = actions[:at] + actions[at + 1 :]
-        if fails(seed, fewer):
+        if fails(seed, fewer, run):
             actions = fewer
         else:
             at += 1

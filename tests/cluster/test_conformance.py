@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from smqrt.broker.broker import Broker
@@ -13,20 +10,7 @@ from smqrt.broker.state import Hooks
 from smqrt.errors import CloseReason
 from smqrt.wire.ids import node_of, server_of
 from smqrt.wire.link import Refusal
-from tests.cluster.engines import ENGINES, Client, Engine, Place, opened
-
-
-@pytest.fixture(params=[pytest.param(one, marks=pytest.mark.servers if one == "nats" else ()) for one in ENGINES])
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    with opened(request.param, tmp_path) as found:
-        yield found
-
-
-def pair(engine: Engine, **options: object) -> tuple[Place, Place]:
-    one, other = engine.place("one", **options), engine.place("other", **options)
-    engine.joined(one, other)
-    return one, other
-
+from tests.cluster.engines import Client, Engine, Place, pair
 
 # ---- interest and order
 

@@ -1,11 +1,13 @@
-"""Ten thousand seeded schedules of clusters, and those that have once found a bug."""
+"""Ten thousand seeded schedules of clusters, and those that have once found a bug; four thousand of channels."""
 
 import pytest
 
+from tests.cluster import channel_simulation
 from tests.cluster.simulation import run
 
 SCHEDULES = 10_000
 PARTS = 8
+OF_CHANNELS = 4_000
 KEPT = {
     2191: "a channel that was opened and closed again before the link was up stayed in the list of those to open",
     2422: "a channel that was joined anew went on where the one before had been with its interest",
@@ -23,6 +25,16 @@ def test_schedules(part: int) -> None:
             run(seed)
         except Exception as error:
             error.add_note(f"scripts/simulate {seed} shows the actions that are needed for it")
+            raise
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_schedules_of_channels(part: int) -> None:
+    for seed in range(part, OF_CHANNELS, PARTS):
+        try:
+            channel_simulation.run(seed)
+        except Exception as error:
+            error.add_note(f"scripts/simulate {seed} --of channels shows the actions that are needed for it")
             raise
 
 

@@ -18,6 +18,9 @@ from tests.factory import Factory
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
+CHANNEL = """
+channel = require"smq.mtl".server():open("tab\\there", function(node, up) channel:send "hello" end, print)
+"""
 PAGE = "<?lsp app.smq:connect(request) ?>"
 
 
@@ -32,7 +35,7 @@ def looked(served: Served) -> Any:
 
 
 def test_an_operator_sees_nodes_links_interest_and_what_is_missing(tmp_path: Path) -> None:
-    (tmp_path / ".preload").write_text("smq = require'smq.hub'.create{cluster = 'chat'}")
+    (tmp_path / ".preload").write_text("smq = require'smq.hub'.create{cluster = 'chat'}\n" + CHANNEL)
     (tmp_path / "smq.lsp").write_text(PAGE)
     there, nowhere = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     settings = {"SMQRT_CLUSTER__PASSWORD": "of the test"}
@@ -50,6 +53,9 @@ def test_an_operator_sees_nodes_links_interest_and_what_is_missing(tmp_path: Pat
                 (there, "linked"),
                 (nowhere, "not linked"),
             ]
+            (channel,) = row["channels"]
+            assert (channel["channel"], channel["nodes"], channel["lost"]) == ("tab\there", [link["node"]], 0)
+            assert channel["sent"] + looked(one)["channels"][0]["sent"] >= 1
             metrics = requests.get(other.admin_url + "/metrics", timeout=10).text
             assert re.search(r'smqrt_cluster_phantoms\{app=".*",cluster="chat",hub="1"\} 1.0', metrics)
             assert f'smqrt_cluster_link_sent_bytes_total{{node="{row["node"]}",peer="{link["node"]}"}}' in metrics
@@ -57,6 +63,7 @@ def test_an_operator_sees_nodes_links_interest_and_what_is_missing(tmp_path: Pat
             assert shown.returncode == 1
             assert f"no link to {nowhere}" in shown.stderr
             assert shown.stdout.splitlines()[1].startswith(f"{row['node']}\t{link['node']}\t{there}\t")
+            assert re.search(rf"\ntab\\there\t{row['node']}\t1\t\d\t\d\t0\t0\t0\n", shown.stdout)
             assert json.loads(status(one, "--json").stdout)["hubs"][0]["cluster"] == "chat"
             assert status(one).returncode == 0
         one.stop()

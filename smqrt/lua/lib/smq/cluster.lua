@@ -17,7 +17,13 @@ local function handle(self)
   return number
 end
 
-function core.mtl_of_cluster(value) return links_of[value] and core.mtl_handle(links_of[value]) end
+-- The integer of a cluster's links; nil for something else.
+function core.mtl_of_cluster(value)
+  if handles[value] and not links_of[value] then
+    core.raise("bad argument #1 to 'create' (this cluster uses the server's links, whose settings say where they go; give smq.cluster an mtl)")
+  end
+  return links_of[value] and core.mtl_handle(links_of[value])
+end
 
 local function name(value, index, fname)
   if type(value) == "number" then return arg.integer(value, index, fname) end
@@ -39,9 +45,7 @@ end
 
 -- syntax: cluster:nodes()     -> {number of a node = number of its clients}
 function cluster.nodes(self)
-  local list, found = table.pack(py.nodes(handle(self))), {}
-  for at = 1, list.n - 1, 2 do found[list[at]] = list[at + 1] end
-  return found
+  return core.folded(py.nodes(handle(self)))
 end
 
 -- syntax: cluster:node()      -> this node's number
@@ -56,6 +60,7 @@ function cluster.close(self, msg) py.close(handle(self), arg.optional(arg.string
 -- syntax: create(smq, mtl [,{name}]), or create(smq [,password [,{name}]])
 local function create(smq, links, op)
   local hub = core.hub_handle(smq)
+  if not hub then core.bad_argument(1, "create", "smq", smq) end
   if type(links) == "string" then links = mtls.create(links) end
   if links ~= nil and not core.mtl_handle(links) then core.bad_argument(2, "create", "mtl or password", links) end
   op = arg.optional(arg.table, op, {}, 3, "create")

@@ -33,9 +33,7 @@ end
 
 -- syntax: conn:status()       -> {ip = whether there is a link}
 function conn.status(self)
-  local list, found = table.pack(py.status(handle(self))), {}
-  for at = 1, list.n - 1, 2 do found[list[at]] = list[at + 1] end
-  return found
+  return core.folded(py.status(handle(self)))
 end
 
 -- syntax: conn:shutdown()     -> no more links are taken or made; those that are up stay

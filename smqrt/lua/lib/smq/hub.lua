@@ -403,7 +403,8 @@ local function create(op)
   return self
 end
 
-core.hub_handle = handle
+-- The integer of a broker, for smq.cluster; nil for something else.
+function core.hub_handle(value) return handles[value] end
 
 local function isSMQ(request)
   return request:header "SimpleMQ" ~= nil or request:header "Sec-WebSocket-Key" ~= nil

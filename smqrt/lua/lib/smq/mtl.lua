@@ -1,9 +1,54 @@
--- require "smq.mtl": links to other nodes, which the hubs of this process share (specification: smq.md 6).
+-- require "smq.mtl": links to other nodes, which the hubs of this process share, and channels of the application's own over them
+-- (specification: smq.md 6).
 local core, py = ...
 
 local arg, ref = core.arg, core.ref
 
 local PING_S <const>, SILENCE_S <const> = 1, 5
+local LONGEST_S <const> = 3600
+
+-- name, value, name, value, ... as a table
+local function folded(...)
+  local list, found = table.pack(...), {}
+  for at = 1, list.n - 1, 2 do found[list[at]] = list[at + 1] end
+  return found
+end
+core.folded = folded
+
+-- ---- channels
+
+local channel = {}
+local channel_class = core.class("channel", channel)
+local channels = setmetatable({}, {__mode = "k"}) -- object -> integer
+
+local function channel_handle(self)
+  local number = channels[self]
+  if not number then core.raise("bad self (a channel made by mtl:open is expected; call its methods with ':')") end
+  return number
+end
+
+channel_class.__gc = function(self)
+  if channels[self] then py.forget(channels[self]) end
+end
+
+-- syntax: channel:send(data [,node])      -> number of nodes that it is on its way to [,"full"] | nil, "full" | nil, "nobody"
+function channel.send(self, data, node)
+  local nodes, full = py.send(channel_handle(self), core.payload(data, 1, "send"), arg.optional(arg.integer, node, nil, 2, "send"))
+  local why = full > 0 and "full" or nil
+  if nodes > 0 then return nodes, why end
+  return nil, why or "nobody"
+end
+
+-- syntax: channel:nodes()         -> {number of a node = where the link to it goes}
+function channel.nodes(self) return folded(py.channel_nodes(channel_handle(self))) end
+
+-- syntax: channel:counts()        -> {sent = n, received = n, refused = n, lost = n, dropped = n}
+function channel.counts(self) return folded(py.counts(channel_handle(self))) end
+
+-- syntax: channel:close([msg])    -> no function of it is called any more; what was sent still arrives
+function channel.close(self, msg) py.close_channel(channel_handle(self), arg.optional(arg.string, msg, "", 1, "close")) end
+
+-- ---- links
 
 local mtl = {}
 local class = core.class("mtl", mtl)
@@ -25,52 +70,85 @@ function mtl.commence(self, sock, status)
   return py.commence(handle(self), sock.handle, status and ref(status))
 end
 
--- syntax: mtl:isopen(name)    -> whether a hub of this process is in that cluster
+-- syntax: mtl:open(name, statusCB(node, up, err), dataCB(data, node))      -> channel
+function mtl.open(self, name, status, data)
+  name = arg.string(name, 1, "open")
+  status, data = arg["function"](status, 2, "open"), arg["function"](data, 3, "open")
+  local made = setmetatable({}, channel_class)
+  channels[made] = py.open(handle(self), name, ref(status), ref(data))
+  return made
+end
+
+-- syntax: mtl:isopen(name)    -> whether that channel is open, or a hub of this process is in that cluster
 function mtl.isopen(self, name) return py.isopen(handle(self), arg.string(name, 1, "isopen")) end
 
--- syntax: mtl:close(name [,msg])      -> whether there was a hub in that cluster; it goes on alone
+-- syntax: mtl:close(name [,msg])      -> whether there was a channel of that name, or else a hub in that cluster; it goes on alone
 function mtl.close(self, name, msg)
-  return py.leave(handle(self), arg.string(name, 1, "close"), arg.optional(arg.string, msg, "", 2, "close"))
+  return py.close_named(handle(self), arg.string(name, 1, "close"), arg.optional(arg.string, msg, "", 2, "close"))
 end
 
 -- syntax: mtl:hascon(ip)      -> whether there is a link to a node at that address
 function mtl.hascon(self, ip) return py.hascon(handle(self), arg.string(ip, 1, "hascon")) end
 
--- syntax: mtl:shutdown()      -> all clusters are left, and all links end
+-- syntax: mtl:shutdown()      -> all clusters are left, all channels closed, and all links end
 function mtl.shutdown(self) py.mtl_shutdown(handle(self)) end
 
 local known = {keepalive = true, keepintv = true, onstatus = true, ping = true, log = true, node = true}
+local known_ping = {timespan = true, timeout = true, roundtripCB = true}
+
+local function warn_of_others(op, names, what)
+  for key in pairs(op) do
+    if not names[key] then tracep(false, 0, core.where() .. what .. " has no option '" .. tostring(key) .. "': it means nothing") end
+  end
+end
 
 -- After so many seconds a node is asked whether it is there, and after so many without a word it is lost.
-local function times(op)
+local function times(op, ping)
   if op.ping then
-    local ping = arg.table(op.ping, "2.ping", "create")
     local timespan = arg.number(ping.timespan or 8, "2.ping.timespan", "create")
     local timeout = arg.number(ping.timeout or 2, "2.ping.timeout", "create")
-    if timeout < 2 or timespan < 4 * timeout then
-      core.raise("bad argument #2.ping to 'create' (timeout is 2 s at least, and timespan four times as long)")
+    if not (timeout >= 2 and timespan >= 4 * timeout and timespan + timeout <= LONGEST_S) then
+      core.raise("bad argument #2.ping to 'create' (timeout is 2 s at least, timespan four times as long, both 3600 s at most)")
     end
     return timespan, timespan + timeout
   end
   if op.keepalive or op.keepintv then
-    return arg.number(op.keepintv or 2, "2.keepintv", "create"), arg.number(op.keepalive or 20, "2.keepalive", "create")
+    local keepintv = arg.number(op.keepintv or 2, "2.keepintv", "create")
+    local keepalive = arg.number(op.keepalive or 20, "2.keepalive", "create")
+    if not (keepintv >= 0.05 and keepalive > keepintv and keepalive <= LONGEST_S) then
+      core.raise("bad argument #2.keepalive to 'create' (keepintv is 0.05 s at least, keepalive more than that and 3600 s at most)")
+    end
+    return keepintv, keepalive
   end
   return PING_S, SILENCE_S
 end
 
--- syntax: create(password [,{keepalive = 20, keepintv = 2, onstatus = f, ping = {timespan, timeout}, node = number}])
+local function callback(value, index)
+  local f = arg.optional(arg["function"], value, nil, index, "create")
+  return f and ref(f)
+end
+
+-- syntax: create(password [,{onstatus = f, ping = {timespan = s, timeout = s, roundtripCB = f}, log = f, node = number,
+--   keepalive = 20, keepintv = 2}])       -> mtl
 local function create(password, op)
   password = arg.string(password, 1, "create")
   op = arg.optional(arg.table, op, {}, 2, "create")
-  for key in pairs(op) do
-    if not known[key] then tracep(false, 0, core.where() .. "smq.mtl has no option '" .. tostring(key) .. "': it means nothing") end
-  end
-  local onstatus = arg.optional(arg["function"], op.onstatus, nil, "2.onstatus", "create")
-  local ping_s, silence_s = times(op)
-  local self = setmetatable({}, class)
+  local ping = arg.optional(arg.table, op.ping, {}, "2.ping", "create")
+  warn_of_others(op, known, "smq.mtl")
+  warn_of_others(ping, known_ping, "ping of smq.mtl")
+  local ping_s, silence_s = times(op, ping)
   local node = arg.optional(arg.integer, op.node, 0, "2.node", "create")
-  handles[self] = py.mtl(password, ping_s, silence_s, node, onstatus and ref(onstatus))
+  local onstatus, log = callback(op.onstatus, "2.onstatus"), callback(op.log, "2.log")
+  local self = setmetatable({}, class)
+  handles[self] = py.mtl(password, ping_s, silence_s, node, onstatus, callback(ping.roundtripCB, "2.ping.roundtripCB"), log)
   return self
 end
 
-return {create = create}
+-- syntax: server()    -> mtl: the links that the server's settings, or its workers, make
+local function server()
+  local self = setmetatable({}, class)
+  handles[self] = py.server()
+  return self
+end
+
+return {create = create, server = server}
