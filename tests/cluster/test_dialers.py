@@ -1,0 +1,39 @@
+"""What looks for other nodes at addresses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from gevent.server import StreamServer
+
+from smqrt.backplane import mesh as module
+from smqrt.backplane.mesh import Mesh
+from tests.cluster.engines import KEY
+from tests.waiting import wait_until
+
+
+def _echo(sock: Any, address: object) -> None:
+    while data := sock.recv(1 << 16):
+        sock.sendall(data)
+
+
+def test_an_echo_is_not_taken_for_this_node_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what this node has said, so that it seems to be found at its own address."""
+    monkeypatch.setattr(module, "SELF_RETRY_S", 0.1)
+    echo = StreamServer(("127.0.0.1", 0), _echo)
+    echo.start()
+    one, other = Mesh(KEY), Mesh(KEY)
+    try:
+        dialer = one.dial("127.0.0.1", echo.server_port)
+        wait_until(lambda: dialer.is_self)
+        assert not one.node.links
+        echo.stop()
+        other.listen("127.0.0.1", echo.server_port)
+        wait_until(lambda: one.node.links, "the node that is there now is linked")
+        wait_until(lambda: dialer.up)
+        assert not dialer.is_self
+    finally:
+        echo.stop()
+        one.close()
+        other.close()
