@@ -41,7 +41,8 @@ log = logging.getLogger("smqrt")
 
 PORT = 1900
 """Of links, by custom (specification: smq.md §6)."""
-RETRY_S = 10.0
+RETRY_S = 4.0
+"""So long a node waits at most before it tries an address again, so that after any outage all are linked within 5 s."""
 FIRST_RETRY_S = 0.1
 LOOK_S = 0.5
 CONNECT_S = 5.0

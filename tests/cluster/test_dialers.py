@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+import gevent
 import pytest
 from gevent.server import StreamServer
 
 from smqrt.backplane import mesh as module
 from smqrt.backplane.mesh import Mesh
+from tests.cluster.cut import Cable
 from tests.cluster.engines import KEY
 from tests.waiting import wait_until
 
@@ -35,5 +38,28 @@ def test_an_echo_is_not_taken_for_this_node_for_ever(monkeypatch: pytest.MonkeyP
         assert not dialer.is_self
     finally:
         echo.stop()
+        one.close()
+        other.close()
+
+
+OUTAGE_S = 6.5
+"""The dialer has waited 0.1, 0.2, 0.4, 0.8, 1.6 and 3.2 s then."""
+HEALS_S = 5.0
+
+
+def test_after_a_long_outage_nodes_are_linked_within_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "uniform", lambda least, most: most)
+    one, other = Mesh(KEY), Mesh(KEY)
+    cable = Cable(other.listen("127.0.0.1", 0).address[1])
+    try:
+        cable.cut()
+        one.dial("127.0.0.1", cable.port)
+        gevent.sleep(OUTAGE_S)
+        cable.mend()
+        began_s = time.monotonic()
+        wait_until(lambda: one.node.links, "they are linked")
+        assert time.monotonic() - began_s < HEALS_S
+    finally:
+        cable.close()
         one.close()
         other.close()

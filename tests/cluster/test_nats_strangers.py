@@ -71,7 +71,9 @@ class Eavesdropper:
         let_others_run(50)
 
     def hello_of(self, node: Node) -> bytes:
-        return next(one for _, one in reversed(self.heard) if one[:16] == node.mesh.node.id and len(one) < 50)
+        """The newest."""
+        hellos = [said for subject, said in self.heard if subject.endswith(".hello") and said[:16] == node.mesh.node.id]
+        return hellos[-1]
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
 def nodes(server: NatsServer) -> Iterator[tuple[Node, Node, Eavesdropper]]:
     one, other, stranger = Node(server.url), Node(server.url), Eavesdropper(server.url)
     wait_until(lambda: one.member.remotes and other.member.remotes and one.member.remotes[0].synced)
-    wait_until(lambda: len({payload[:16] for _, payload in stranger.heard}) == 2)
+    wait_until(lambda: len({said[:16] for subject, said in stranger.heard if subject.endswith(".hello")}) == 2)
     yield one, other, stranger
     stranger.client.close()
     one.close()
