@@ -43,7 +43,7 @@ def test_an_echo_is_not_taken_for_this_node_for_ever(monkeypatch: pytest.MonkeyP
 
 
 OUTAGE_S = 6.5
-"""The dialer has waited 0.1, 0.2, 0.4, 0.8, 1.6 and 3.2 s then."""
+"""Who doubles what it waits would wait 6.4 s then."""
 HEALS_S = 5.0
 
 

@@ -302,6 +302,10 @@ _SAID = [
     cluster.end(NUMBER << 21 | 1000, b"bye"),
     smq.publish_frame(_TOPIC[0], 5 << 21 | 9, 7, b"hello")[2:],
 ]
+_EXTREME = [
+    *cluster.peers([Announced(5 << 21 | 9, (1 << 64) - 1, b"last", b"", b"")]),
+    *cluster.keys_and_numbers(LinkType.COUNT, [(*_TOPIC, (1 << 32) - 1)]),
+]
 _LINK = [
     wire.u64(Packet.PING, 7),
     wire.u64(Packet.PONG, 7),
@@ -339,6 +343,6 @@ SEEDS: dict[str, Callable[[], list[bytes]]] = {
     "link-stranger": lambda: [*_frames([PEER, wire.proof(b"x", True, PEER + OWN)]), *_frames(_LINK[:3])],
     "link-newcomer": lambda: _frames([wire.numbers(Packet.NODE, [NUMBER, 7]), *_LINK]),
     "link-node": lambda: [*_frames(_SAID), *_frames(_LINK), *_frames(_LINK[:-2] + _SAID)],
-    "link-member": lambda: [b"".join(map(_sized, _SAID)), *map(_sized, _SAID)],
+    "link-member": lambda: [b"".join(map(_sized, _SAID)), *map(_sized, _SAID), *map(_sized, _EXTREME)],
     "link-nats": _nats_seeds,
 }
