@@ -303,7 +303,7 @@ _SAID = [
     smq.publish_frame(_TOPIC[0], 5 << 21 | 9, 7, b"hello")[2:],
 ]
 _EXTREME = [
-    *cluster.peers([Announced(5 << 21 | 9, (1 << 64) - 1, b"last", b"", b"")]),
+    *cluster.peers([Announced(5 << 21 | 9, (1 << 64) - 1, b"uid-last", b"", b"")]),
     *cluster.keys_and_numbers(LinkType.COUNT, [(*_TOPIC, (1 << 32) - 1)]),
 ]
 _LINK = [
