@@ -230,6 +230,25 @@ def test_who_claims_to_be_a_node_and_fails_does_not_shut_that_out(server: NatsSe
             other.close()
 
 
+def test_who_claims_to_be_thousands_of_nodes_is_not_remembered_as_such(server: NatsServer) -> None:
+    one, stranger = Node(server.url), Eavesdropper(server.url)
+    wait_until(lambda: stranger.heard)
+    inbox = one.backplane.inbox(one.mesh.node.id)
+    try:
+        for _ in range(2 * MAX_NODE):
+            node_id = os.urandom(16)
+            hello = wire.hello(Hello(1, 1, node_id, time.time_ns(), os.urandom(32)))
+            packets = smq.frame(hello) + smq.frame(wire.proof(b"another key", True, hello * 2))
+            stranger.say(inbox, _HEAD.pack(node_id, os.urandom(8), 0) + NOTHING + packets)
+        stranger.arrived()
+        wait_until(lambda: one.mesh.node.refused[Refusal.PASSWORD] == 2 * MAX_NODE)
+        assert len(one.backplane._left_alone) <= MAX_NODE
+        assert not one.backplane._connections
+    finally:
+        stranger.client.close()
+        one.close()
+
+
 def test_a_node_hears_no_more_of_links_that_are_gone_than_there_may_be_nodes(
     nodes: tuple[Node, Node, Eavesdropper], caplog: pytest.LogCaptureFixture
 ) -> None:
