@@ -10,8 +10,9 @@ Everybody with rights to the subjects can say anything there in anybody's name. 
 16 bytes of BLAKE2b: on a link with the key that only its two sides have; a hello, and the word that a link is gone,
 with one that all nodes have. A place in the order counts once, and nobody but the other side can sign one before it is
 taken; the bytes behind the head could be changed on their way by NATS servers only, and to sign them, too, would cost
-as much as all else that a node does with them. What is not signed as it should be ends no link and keeps none alive; before the password is proved it
-is heard, since a node with another password is to be told so, but then it is one of a hundred strangers.
+as much as all else that a node does with them. What is not signed as it should be ends no link and keeps none alive;
+before the password is proved it is heard, since a node with another password is to be told so, but then it is one of a
+hundred strangers.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ class World:
             return other.etid
         found = client.machine.member.phantoms.values() if client.machine.joined else ()
         stamp = other.machine.member._stamps.get(other.etid)
-        there = other.machine.node.number  # clocks differ: two clients of a uid may have come at the same time, it seems
+        there = other.machine.node.number  # clocks differ: two clients of a uid seem to have come at the same time
         of_it = (one for one in found if one.uid == other.uid and one.node.number == there and not one.node.gone)
         return next((one.etid for one in of_it if one.stamp == stamp), None)
 

@@ -269,7 +269,7 @@ def through_nats(data: bytes) -> None:
 
 def _message(place: int, key: bytes, frames: bytes) -> bytes:
     head = backplane._HEAD.pack(PEER_ID, LINK_ID, place)
-    return head + (backplane.signature(key, head, frames) if key else bytes(backplane.SIGNATURE_BYTES)) + frames
+    return head + (backplane.signature(key, head) if key else bytes(backplane.SIGNATURE_BYTES)) + frames
 
 
 def _backplane(node: Node) -> NatsBackplane:
