@@ -41,7 +41,10 @@ log = logging.getLogger("smqrt")
 
 PORT = 1900
 """Of links, by custom (specification: smq.md §6)."""
-RETRY_S = 10.0
+RETRY_S = 2.5
+"""So long a node waits at most before it tries an address again: after any outage all are linked within 5 s, also when
+the system was just trying by itself, which it does at 1 and 3 of `CONNECT_S`.
+"""
 FIRST_RETRY_S = 0.1
 LOOK_S = 0.5
 CONNECT_S = 5.0

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import struct
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from hmac import compare_digest
@@ -112,6 +112,11 @@ class NatsConnection(LinkConnection):
         """Serve a link."""
         session: Any = LinkSession(link)
         self.link, self.session = link, session
+
+    @property
+    def key(self) -> tuple[bytes, bytes]:
+        """The other node's id and the link's."""
+        return self.to, self._link_id
 
     @property
     def via(self) -> str:
@@ -247,7 +252,7 @@ class NatsBackplane:
         self._heard: dict[bytes, tuple[int, int]] = {}
         """The newest word of each node that is linked: since when it is alive, and which word it was."""
         self._said = 0
-        self._left_alone: dict[bytes, float] = {}
+        self._left_alone: OrderedDict[bytes, float] = OrderedDict()
         self._told_gone: set[bytes] = set()
         self._answered_s = 0.0
         self.client = nats.connect(servers, self._on_state, echo=False, reconnect_queue_bytes=0, **options)
@@ -363,13 +368,19 @@ class NatsBackplane:
 
     def closed(self, connection: NatsConnection) -> None:
         """A link has ended."""
-        self._connections = {key: one for key, one in self._connections.items() if one is not connection}
+        if self._connections.get(connection.key) is connection:
+            del self._connections[connection.key]
         if connection.to not in self.node.links:
             self._heard.pop(connection.to, None)
         if connection.link.state is LinkState.CLOSED and connection.link.is_refused:
-            now_s = time.monotonic()
-            self._left_alone = {one: end_s for one, end_s in self._left_alone.items() if end_s > now_s}
-            self._left_alone[connection.to] = now_s + RETRY_S
+            self._leave_alone(connection.to)
+
+    def _leave_alone(self, node_id: bytes) -> None:
+        """For a while; strangers can claim to be any number of nodes."""
+        self._left_alone.pop(node_id, None)
+        self._left_alone[node_id] = time.monotonic() + RETRY_S
+        if len(self._left_alone) > MAX_NODE:
+            self._left_alone.popitem(last=False)
 
     def close(self) -> None:
         """Be there no more."""

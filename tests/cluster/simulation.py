@@ -183,9 +183,7 @@ class World:
             return other.etid
         found = client.machine.member.phantoms.values() if client.machine.joined else ()
         stamp = other.machine.member._stamps.get(other.etid)
-        there = (
-            other.machine.node.number
-        )  # clocks differ: two clients of a uid may have come at the same time, it seems
+        there = other.machine.node.number  # clocks differ: two clients of a uid seem to have come at the same time
         of_it = (one for one in found if one.uid == other.uid and one.node.number == there and not one.node.gone)
         return next((one.etid for one in of_it if one.stamp == stamp), None)
 
@@ -491,7 +489,7 @@ def run(seed: int, actions: Iterable[Action] | None = None) -> World:
     return world
 
 
-def fails(seed: int, actions: Iterable[Action], run: Callable[..., object] = run) -> str:
+def fails(seed: int, actions: Iterable[Action]) -> str:
     """How a schedule fails; empty when it does not."""
     try:
         run(seed, actions)
@@ -500,12 +498,13 @@ def fails(seed: int, actions: Iterable[Action], run: Callable[..., object] = run
     return ""
 
 
-def smallest(seed: int, actions: list[Action], run: Callable[..., object] = run) -> list[Action]:
+def smallest(seed: int) -> list[Action]:
     """The actions of a schedule that fails, without those that it fails without, too."""
+    actions = schedule(seed)
     at = 0
     while at < len(actions):
         fewer = actions[:at] + actions[at + 1 :]
-        if fails(seed, fewer, run):
+        if fails(seed, fewer):
             actions = fewer
         else:
             at += 1

@@ -71,7 +71,9 @@ class Eavesdropper:
         let_others_run(50)
 
     def hello_of(self, node: Node) -> bytes:
-        return next(one for _, one in reversed(self.heard) if one[:16] == node.mesh.node.id and len(one) < 50)
+        """The newest."""
+        hellos = [said for subject, said in self.heard if subject.endswith(".hello") and said[:16] == node.mesh.node.id]
+        return hellos[-1]
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
 def nodes(server: NatsServer) -> Iterator[tuple[Node, Node, Eavesdropper]]:
     one, other, stranger = Node(server.url), Node(server.url), Eavesdropper(server.url)
     wait_until(lambda: one.member.remotes and other.member.remotes and one.member.remotes[0].synced)
-    wait_until(lambda: len({payload[:16] for _, payload in stranger.heard}) == 2)
+    wait_until(lambda: len({said[:16] for subject, said in stranger.heard if subject.endswith(".hello")}) == 2)
     yield one, other, stranger
     stranger.client.close()
     one.close()
@@ -192,6 +194,13 @@ def _flood(stranger: Eavesdropper, inbox: str) -> None:
         gevent.sleep(0.01)
 
 
+def _stays(stranger: Eavesdropper, inbox: str, node_id: bytes) -> None:
+    """Always has a link under way, in the name of a node, and says nothing."""
+    while True:
+        stranger.say(inbox, _HEAD.pack(node_id, os.urandom(8), 0) + NOTHING)
+        gevent.sleep(0.3)
+
+
 def test_who_claims_to_be_a_node_and_fails_does_not_shut_that_out(server: NatsServer) -> None:
     """The refusal of a wrong password is remembered for 10 s: for the one who did not know it."""
     nodes = [Node(server.url, number=number) for number in (7, 8)]
@@ -208,16 +217,36 @@ def test_who_claims_to_be_a_node_and_fails_does_not_shut_that_out(server: NatsSe
         packets = smq.frame(hello) + smq.frame(wire.proof(b"another key", True, hello * 2))
         stranger.say(inbox, _HEAD.pack(ids[1], os.urandom(8), 0) + NOTHING + packets)
         wait_until(lambda: one.mesh.node.refused[Refusal.PASSWORD] == 1)
-        stranger.say(inbox, _HEAD.pack(ids[1], os.urandom(8), 0) + NOTHING)  # stays, and says nothing
+        silent = gevent.spawn(_stays, stranger, inbox, ids[1])
         began_s = time.monotonic()
         other = Node(server.url, number=15 - smaller)
         wait_until(lambda: one.mesh.node.links, "the real node is linked")
         assert time.monotonic() - began_s < 4
+        silent.kill()
     finally:
         stranger.client.close()
         one.close()
         if other is not None:
             other.close()
+
+
+def test_who_claims_to_be_thousands_of_nodes_is_not_remembered_as_such(server: NatsServer) -> None:
+    one, stranger = Node(server.url), Eavesdropper(server.url)
+    wait_until(lambda: stranger.heard)
+    inbox = one.backplane.inbox(one.mesh.node.id)
+    try:
+        for _ in range(2 * MAX_NODE):
+            node_id = os.urandom(16)
+            hello = wire.hello(Hello(1, 1, node_id, time.time_ns(), os.urandom(32)))
+            packets = smq.frame(hello) + smq.frame(wire.proof(b"another key", True, hello * 2))
+            stranger.say(inbox, _HEAD.pack(node_id, os.urandom(8), 0) + NOTHING + packets)
+        stranger.arrived()
+        wait_until(lambda: one.mesh.node.refused[Refusal.PASSWORD] == 2 * MAX_NODE)
+        assert len(one.backplane._left_alone) <= MAX_NODE
+        assert not one.backplane._connections
+    finally:
+        stranger.client.close()
+        one.close()
 
 
 def test_a_node_hears_no_more_of_links_that_are_gone_than_there_may_be_nodes(

@@ -8,6 +8,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import Any
 
 from smqrt.backplane import nats as backplane
@@ -26,6 +27,7 @@ from smqrt.net.connection import RawConnection
 from smqrt.wire import cluster, smq
 from smqrt.wire import link as wire
 from smqrt.wire.cluster import Announced, LinkType
+from smqrt.wire.ids import NameNumbers
 from smqrt.wire.life import Life
 from smqrt.wire.link import Hello, Packet
 from tests.broker.crowd import Ear
@@ -111,6 +113,8 @@ def _converse(first: list[bytes], data: bytes) -> None:
 def _end(link: Link, node: Node, member: Member, ear: Ear) -> None:
     member.to_servers(b"to servers", member.broker.server.etid, 0)
     member.broker.publish(b"to all", b"news")
+    for uid in list(member._holders)[:3]:
+        connections.Session(member.broker, Ear(), 5).control(smq.connect(uid or b"none"))
     connections.settle()
     link.lose("the end")
     connections.settle()
@@ -265,7 +269,7 @@ def through_nats(data: bytes) -> None:
 
 def _message(place: int, key: bytes, frames: bytes) -> bytes:
     head = backplane._HEAD.pack(PEER_ID, LINK_ID, place)
-    return head + (backplane.signature(key, head, frames) if key else bytes(backplane.SIGNATURE_BYTES)) + frames
+    return head + (backplane.signature(key, head) if key else bytes(backplane.SIGNATURE_BYTES)) + frames
 
 
 def _backplane(node: Node) -> NatsBackplane:
@@ -279,7 +283,7 @@ def _backplane(node: Node) -> NatsBackplane:
 
 # ---- good inputs
 
-_TOPIC = (0x80000001, 7)
+_TOPIC = NameNumbers(blake2b(HUB, key=KEY, digest_size=32).digest()).topic(b"news")
 _SAID = [
     *cluster.names(LinkType.SUBTOPICS, [(7, b"part"), (8, b"other")]),
     *cluster.keys_and_numbers(LinkType.NUMBERED, [(*_TOPIC, 17)]),
@@ -287,16 +291,20 @@ _SAID = [
     *cluster.peers(
         [Announced(5 << 21 | 9, 1, b"uid-0001", b"info", b"ann"), Announced(5 << 21 | 8, 2, b"u", b"", b"")]
     ),
-    *cluster.keys(LinkType.INTEREST, [_TOPIC, (0x80000001, 8), (0x80000002, 8)]),
+    *cluster.keys(LinkType.INTEREST, [_TOPIC, (_TOPIC[0], 8), (0x80000002, 8)]),
     bytes((LinkType.SYNCED,)),
     *cluster.keys_and_numbers(LinkType.COUNT, [(*_TOPIC, 3)]),
     *cluster.names(LinkType.TOPICS, [(1, b"news")]),
-    bytes((LinkType.VALUE,)) + smq.publish_frame(0x80000001, 5 << 21 | 9, 7, b"value")[3:],
+    bytes((LinkType.VALUE,)) + smq.publish_frame(_TOPIC[0], 5 << 21 | 9, 7, b"value")[3:],
     *cluster.keys(LinkType.NO_INTEREST, [_TOPIC]),
     *cluster.keys(LinkType.UNWATCH, [_TOPIC]),
     *cluster.etids([5 << 21 | 9]),
     cluster.end(NUMBER << 21 | 1000, b"bye"),
-    smq.publish_frame(0x80000001, 5 << 21 | 9, 7, b"hello")[2:],
+    smq.publish_frame(_TOPIC[0], 5 << 21 | 9, 7, b"hello")[2:],
+]
+_EXTREME = [
+    *cluster.peers([Announced(5 << 21 | 9, (1 << 64) - 1, b"uid-last", b"", b"")]),
+    *cluster.keys_and_numbers(LinkType.COUNT, [(*_TOPIC, (1 << 32) - 1)]),
 ]
 _LINK = [
     wire.u64(Packet.PING, 7),
@@ -335,6 +343,6 @@ SEEDS: dict[str, Callable[[], list[bytes]]] = {
     "link-stranger": lambda: [*_frames([PEER, wire.proof(b"x", True, PEER + OWN)]), *_frames(_LINK[:3])],
     "link-newcomer": lambda: _frames([wire.numbers(Packet.NODE, [NUMBER, 7]), *_LINK]),
     "link-node": lambda: [*_frames(_SAID), *_frames(_LINK), *_frames(_LINK[:-2] + _SAID)],
-    "link-member": lambda: [b"".join(map(_sized, _SAID)), *map(_sized, _SAID)],
+    "link-member": lambda: [b"".join(map(_sized, _SAID)), *map(_sized, _SAID), *map(_sized, _EXTREME)],
     "link-nats": _nats_seeds,
 }
