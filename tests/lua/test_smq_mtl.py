@@ -430,13 +430,15 @@ def test_a_port_that_is_taken(site: Site) -> None:
 
 
 def test_who_only_listens_is_told_of_links_that_come(site: Site) -> None:
-    status = "{onstatus = function(...) record('link', %d, ...) end}"
+    status = "{onstatus = function(...) record('link', %d, ...) end, log = function(...) record('log', ...) end}"
     site.run(f"node(1, {status % 1}) node(2, {status % 2}) join()")
     wait_until(lambda: site.of("link", 1) and site.of("link", 2), "the link")
+    logged = len(site.of("log"))
     assert site.of("link", 1) == site.of("link", 2) == [(b"127.0.0.1", True, None)]
     stranger = socket.create_connection(("127.0.0.1", int(site.value("conns[1].port"))))
     stranger.sendall(b"\0\5abc")
     assert stranger.recv(100) == b""
+    assert len(site.of("log")) == logged  # strangers fill no log
     site.run("mtls[2]:shutdown()")
     wait_until(lambda: len(site.of("link", 1)) == 2, "its end")
     assert site.of("link", 1)[1][:2] == (b"127.0.0.1", False)
