@@ -195,7 +195,8 @@ class Node:
         is_urgent = code not in (0, Refusal.DUPLICATE, Refusal.SELF, Refusal.CLOSING)
         if is_urgent:
             self._complaints.warn(f"a link to another node: {link.why}")
-        self.on_log(f"a link to another node has ended: {link.why}", is_urgent)
+        if is_urgent or link.number:  # strangers don't get so far
+            self.on_log(f"a link to another node has ended: {link.why}", is_urgent)
 
     def look(self, ping_s: float = PING_S, silence_s: float = SILENCE_S) -> None:
         """Ping, and give up what is silent."""

@@ -149,6 +149,9 @@ def test_round_trips() -> None:
         wait_until(lambda: len(trips) > 2, "round trips")
         assert {address for address, _ in trips} == {"localhost"}  # as the list has it
         assert all(0 < ms < 1200 for _, ms in trips)
+        (link,) = one.links.links.mesh.node.links.values()
+        assert link.round_trip_s is not None
+        assert any(ms == link.round_trip_s * 1000 for _, ms in trips)
         assert any("is up" in text and not is_urgent for text, is_urgent in logged)
         (link,) = other.links.links.mesh.node.links.values()
         link.transport.pause()  # type: ignore[attr-defined]

@@ -127,12 +127,15 @@ def test_a_channel_between_two_nodes(pair: Site) -> None:
 
 
 def test_a_full_channel_says_so(pair: Site) -> None:
-    assert (
-        pair.run("local sent = 0 while sides[1]:send(('x'):rep(60000)) do sent = sent + 1 end response:write(sent)")
-        == "17"
-    )
-    assert pair.value("sides[1]:send('more')") in ("nil full", "1 nil")  # behind it there is room again
-    wait_until(lambda: len(pair.of("data", 2)) >= 17, "they arrive")
+    fill = """local sent, nodes, why = -1, 1
+    while nodes do
+      sent = sent + 1
+      nodes, why = sides[1]:send(("x"):rep(60000))
+    end
+    response:write(sent, " ", why)"""
+    assert pair.run(fill) == "17 full"
+    wait_until(lambda: len(pair.of("data", 2)) == 17, "they arrive")
+    wait_until(lambda: pair.value("sides[1]:send('more')") == "1 nil", "room")
 
 
 def test_close_by_the_channel_and_by_its_name(pair: Site) -> None:
@@ -196,6 +199,18 @@ def test_a_reload_closes_what_an_application_opened(pair: Site) -> None:
     pair.calls.clear()
     pair.run(TWO + " channels()")
     pair.up()
+
+
+def test_a_channel_ends_with_the_application_that_opened_it(pair: Site) -> None:
+    """Also over the links of another one."""
+    pair.run("rawset(_G, 'links', mtls[1]) again(2, 'guest')")
+    guest = pair.server.app({".preload": "links:open('guest', print, print)"}, "guest")
+    assert guest.error is None, guest.error
+    wait_until(lambda: len(pair.of("status", 2)) == 2, "the guest")
+    guest.unload()
+    wait_until(lambda: len(pair.of("status", 2)) == 3, "its end")
+    assert pair.of("status", 2)[-1][1] is False
+    assert pair.value("mtls[1]:isopen('guest'), mtls[1]:isopen('chat')") == "false true"
 
 
 CREATE_MTL, CREATE_CLUSTER = "require'smq.mtl'.create", "require'smq.cluster'.create"
@@ -359,6 +374,8 @@ def test_round_trips_are_told_in_milliseconds(site: Site) -> None:
     for address, ms in site.of("trip"):
         assert address == b"127.0.0.1"
         assert 0 < ms < 2000
+    (link,) = mesh.node.links.values()
+    assert any(ms == link.round_trip_s * 1000 for _, ms in site.of("trip"))
     assert any(b"is up" in text and not urgent for text, urgent in site.of("log"))
 
 
@@ -413,17 +430,28 @@ def test_a_port_that_is_taken(site: Site) -> None:
 
 
 def test_who_only_listens_is_told_of_links_that_come(site: Site) -> None:
-    status = "{onstatus = function(...) record('link', %d, ...) end}"
+    status = "{onstatus = function(...) record('link', %d, ...) end, log = function(...) record('log', ...) end}"
     site.run(f"node(1, {status % 1}) node(2, {status % 2}) join()")
     wait_until(lambda: site.of("link", 1) and site.of("link", 2), "the link")
+    logged = len(site.of("log"))
     assert site.of("link", 1) == site.of("link", 2) == [(b"127.0.0.1", True, None)]
     stranger = socket.create_connection(("127.0.0.1", int(site.value("conns[1].port"))))
     stranger.sendall(b"\0\5abc")
     assert stranger.recv(100) == b""
+    assert len(site.of("log")) == logged  # strangers fill no log
     site.run("mtls[2]:shutdown()")
     wait_until(lambda: len(site.of("link", 1)) == 2, "its end")
     assert site.of("link", 1)[1][:2] == (b"127.0.0.1", False)
     assert b"being stopped" in site.of("link", 1)[1][2]
+
+
+def test_of_an_address_that_is_listed_the_list_tells(site: Site) -> None:
+    """Else each of two nodes that list each other would be told twice."""
+    site.run("node(1, {onstatus = function(...) record('link', 1, ...) end}) node(2)")
+    site.run(f"conns[1]:add('127.0.0.1', {free_port()}) join()")
+    wait_until(lambda: site.value("conns[2]:status()['127.0.0.1']") == "true", "the link")
+    wait_until(lambda: site.of("link"), "nobody is at the address")
+    assert [up for _, up, _ in site.of("link")] == [False] * len(site.of("link"))
 
 
 def test_nodes_that_list_each_other_are_told_once(site: Site) -> None:
@@ -442,6 +470,8 @@ def test_status_of_a_list(site: Site) -> None:
     wait_until(
         lambda: site.value("conns[2]:status()['127.0.0.1'], conns[2]:status()['127.0.0.2']") == "true false", "a list"
     )
+    assert site.error("conns[2]:setlist{['127.0.0.3'] = 70000}").startswith("port: 70000")
+    assert site.value("conns[2]:status()['127.0.0.1'], conns[2]:status()['127.0.0.3']") == "true nil"
     site.run("conns[2]:setlist{}")
     wait_until(lambda: site.value("next(conns[2]:status()), mtls[2]:hascon('127.0.0.1')") == "nil false", "nobody")
 
@@ -471,4 +501,5 @@ def test_channels_over_the_links_of_the_server(site: Site) -> None:
     site.run("channel = server:open('chat', print, print)")
     site.application.unload()
     assert not mesh.node.channels
+    assert not mesh.node.closed
     cluster.close()
