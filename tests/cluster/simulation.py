@@ -489,7 +489,7 @@ def run(seed: int, actions: Iterable[Action] | None = None) -> World:
     return world
 
 
-def fails(seed: int, actions: Iterable[Action]) -> str:
+def fails(seed: int, actions: Iterable[Action], run: Callable[..., object] = run) -> str:
     """How a schedule fails; empty when it does not."""
     try:
         run(seed, actions)
@@ -498,13 +498,12 @@ def fails(seed: int, actions: Iterable[Action]) -> str:
     return ""
 
 
-def smallest(seed: int) -> list[Action]:
+def smallest(seed: int, actions: list[Action], run: Callable[..., object] = run) -> list[Action]:
     """The actions of a schedule that fails, without those that it fails without, too."""
-    actions = schedule(seed)
     at = 0
     while at < len(actions):
         fewer = actions[:at] + actions[at + 1 :]
-        if fails(seed, fewer):
+        if fails(seed, fewer, run):
             actions = fewer
         else:
             at += 1

@@ -80,6 +80,10 @@ class _Link(LinkConnection):
         RawConnection.__init__(self, peer, connections.Watcher())
         self.handshake, self.life, self.received_bytes = None, Life.OPEN, 0
 
+    @property
+    def via(self) -> str:
+        return "the target"
+
 
 @contextmanager
 def _errors_count() -> Iterator[None]:
