@@ -40,6 +40,8 @@ PER_TICK = 2
 SILENCE_S = 1.0
 WAIT_S = 30
 SLOW_S = 0.05
+BEAT_S, STILL_S, RECOVERS_S = 0.05, 0.3, 3.0
+"""This process, which has the cables, stood still for more than so long: a fault of all links, over after a while."""
 MARGIN_S = 0.25
 """Published so long before a fault, a message is where it belongs; and so long after it at the latest, interest is."""
 BOOTSTRAP = b"GET /smq.lsp HTTP/1.1\r\nHost: 127.0.0.1\r\nSimpleMQ: 1\r\n\r\n"
@@ -71,7 +73,11 @@ class Node:
         until(lambda: self.nodes() >= 0, f"node {self.number} did not start")
 
     def hub(self) -> dict[str, Any]:
-        """What the API says of its hub; empty while it does not answer."""
+        """What the API says of its hub; empty while it does not answer. Asked in a thread: the cables carry on."""
+        found: dict[str, Any] = gevent.get_hub().threadpool.apply(self._asked)
+        return found
+
+    def _asked(self) -> dict[str, Any]:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.admin_port}/api/v1/clusters", timeout=1) as answer:
                 found: list[dict[str, Any]] = [hub for row in json.load(answer) for hub in row["hubs"]]
@@ -185,9 +191,11 @@ class Fleet:
 
     Attributes:
         faults: for each pair of nodes: when a fault between them began, and when both were well again.
+        still: how often this process stood still, and with it all cables.
     """
 
-    def __init__(self, clients: int) -> None:
+    def __init__(self, clients: int, pause_s: float = 2 * SILENCE_S) -> None:
+        self._pause_s = pause_s
         self._folder = tempfile.TemporaryDirectory(prefix="smqrt-faults-")
         app = Path(self._folder.name)
         (app / ".preload").write_text("smq = require'smq.hub'.create{cluster = 'faults'}")
@@ -201,6 +209,18 @@ class Fleet:
         self.lives: list[Life] = []
         self._clients = [gevent.spawn(self._subscribe, number) for number in range(clients)]
         self.publishers: list[Publisher] = []
+        self.still = 0
+        self._heart = gevent.spawn(self._beat)
+
+    def _beat(self) -> None:
+        while True:
+            begin_s = time.monotonic()
+            gevent.sleep(BEAT_S)
+            end_s = time.monotonic()
+            if end_s - begin_s > BEAT_S + STILL_S:
+                self.still += 1
+                for pair in self.cables:
+                    self.faults[pair].append((begin_s - MARGIN_S, end_s + RECOVERS_S))
 
     def start(self) -> None:
         for starting in [gevent.spawn(node.start) for node in self.nodes]:
@@ -263,7 +283,7 @@ class Fleet:
         """Stands still for longer than others wait."""
         with self.fault(*self.pairs_of(node), frozenset((node.number,))):
             node.process.send_signal(signal.SIGSTOP)
-            gevent.sleep(2 * SILENCE_S)
+            gevent.sleep(self._pause_s)
             node.process.send_signal(signal.SIGCONT)
             gevent.sleep(0.2)
 
@@ -339,6 +359,7 @@ class Fleet:
                 counts["delivered"] += len(got)
             for publisher in self.publishers:
                 counts["due"] += self._look(life, publisher)
+        counts["stood still"] = self.still
         counts["counted as lost"] = sum(node.lost() for node in self.nodes)
         return counts
 
@@ -363,7 +384,7 @@ class Fleet:
         return not any(begin_s <= at_s <= end_s for begin_s, end_s in excused)
 
     def close(self) -> None:
-        for greenlet in (*self._clients, *[one.greenlet for one in self.publishers]):
+        for greenlet in (self._heart, *self._clients, *[one.greenlet for one in self.publishers]):
             greenlet.kill()
         for node in self.nodes:
             node.kill()
@@ -375,9 +396,16 @@ class Fleet:
 FAULTS = ("kill", "stop", "cut", "part", "hold", "one_way", "slow", "flap")
 
 
-def run(faults: list[str], rounds: int, clients: int, seed: int = 1, say: Callable[[str], object] = print) -> None:
+def run(
+    faults: list[str],
+    rounds: int,
+    clients: int,
+    pause_s: float = 2 * SILENCE_S,
+    seed: int = 1,
+    say: Callable[[str], object] = print,
+) -> None:
     """Do each of the faults so often, then judge; raises AssertionError."""
-    chance, fleet = Random(seed), Fleet(clients)
+    chance, fleet = Random(seed), Fleet(clients, pause_s)
     try:
         fleet.start()
         for number in range(rounds):
@@ -396,10 +424,11 @@ def run(faults: list[str], rounds: int, clients: int, seed: int = 1, say: Callab
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--rounds", default=1, show_default=True)
 @click.option("--clients", default=150, show_default=True)
+@click.option("--pause-s", default=2 * SILENCE_S, show_default=True, help="How long `stop` stops a process.")
 @click.argument("faults", nargs=-1, type=click.Choice(FAULTS))
-def main(rounds: int, clients: int, faults: tuple[str, ...]) -> None:
+def main(rounds: int, clients: int, pause_s: float, faults: tuple[str, ...]) -> None:
     """Three servers with clients and a ledger under FAULTS, all of them when none is named."""
-    run(list(faults or FAULTS), rounds, clients)
+    run(list(faults or FAULTS), rounds, clients, pause_s)
 
 
 if __name__ == "__main__":
