@@ -6,13 +6,11 @@
 NATS keeps the order of what one connection publishes to a subject, and loses what it can't deliver without a word: the
 place in the order shows that, and the link begins anew. The password is proved on each link as everywhere else.
 
-Everybody with rights to the subjects can say anything there in anybody's name. So the head of each message is signed,
-16 bytes of BLAKE2b: on a link with the key that only its two sides have; a hello, and the word that a link is gone,
-with one that all nodes have. A place in the order counts once, and nobody but the other side can sign one before it is
-taken; the bytes behind the head could be changed on their way by NATS servers only, and to sign them, too, would cost
-as much as all else that a node does with them. What is not signed as it should be ends no link and keeps none alive;
-before the password is proved it is heard, since a node with another password is to be told so, but then it is one of a
-hundred strangers.
+Everybody with rights to the subjects can say anything there in anybody's name. So each message is signed with 16 bytes:
+on a link by GMAC with the key that only its two sides have, over its side, its place and all of its bytes; a hello, and
+the word that a link is gone, by BLAKE2b with a key that all nodes have. GMAC takes 3 us for 64 KiB, BLAKE2b 49. What is
+not signed as it should be ends no link and keeps none alive; before the password is proved it is heard, since a node
+with another password is to be told so, but then it is one of a hundred strangers.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from hashlib import blake2b
 from hmac import compare_digest
 from typing import Any
 
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from gevent import get_hub
 
 from smqrt import nats
@@ -60,13 +59,15 @@ _HEAD = struct.Struct(f">{ID_BYTES}s8sQ")
 _FRAMES_AT = _HEAD.size + SIGNATURE_BYTES
 _HELLO = struct.Struct(f">{ID_BYTES}sQQ")
 _UNSIGNED = bytes(SIGNATURE_BYTES)
+_NONCE = struct.Struct(">?xxxQ")
+"""Which side says it, and its place: each once with a key."""
 
 FORGED = Limit("cluster_forged", "", "a message through NATS is not signed by the node in whose name it comes")
 
 
-def signature(key: bytes, head: bytes | memoryview) -> bytes:
-    """What who knows `key` puts behind the head of a message."""
-    return blake2b(head, key=key, digest_size=SIGNATURE_BYTES).digest()
+def signature(key: bytes, word: bytes) -> bytes:
+    """What who knows `key` puts behind a hello, or the word that a link is gone."""
+    return blake2b(word, key=key, digest_size=SIGNATURE_BYTES).digest()
 
 
 def portions(runs: Iterable[bytes], portion_bytes: int) -> Iterator[list[bytes | memoryview]]:
@@ -95,7 +96,7 @@ class NatsConnection(LinkConnection):
         link_id: eight bytes, the same on both sides.
     """
 
-    __slots__ = ("_backplane", "_key", "_link_id", "_subject", "_waiting", "_waiting_bytes", "came", "sent", "to")
+    __slots__ = ("_backplane", "_cipher", "_link_id", "_subject", "_waiting", "_waiting_bytes", "came", "sent", "to")
 
     def __init__(self, backplane: NatsBackplane, to: bytes, link_id: bytes) -> None:
         Outbox.__init__(self)
@@ -103,7 +104,7 @@ class NatsConnection(LinkConnection):
         self.carry, self.paused, self.torn, self.life = b"", False, 0, Life.OPEN
         self.received_bytes = self.sent = self.came = 0
         self._backplane, self.to, self._link_id = backplane, to, link_id
-        self._key = b""
+        self._cipher: AESGCM | None = None
         self._subject = backplane.inbox(to)
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
@@ -128,11 +129,15 @@ class NatsConnection(LinkConnection):
         """See `Transport` of links."""
         return self.received_bytes - len(self.carry) - self._waiting_bytes
 
-    def _signature(self, head: bytes | memoryview) -> bytes:
-        """With the key of the link, as soon as there is one."""
-        if not self._key and self.link.peer is not None:
-            self._key = self.link.session_key
-        return signature(self._key, head) if self._key else _UNSIGNED
+    def signature(self, connects: bool, place: int, content: bytes | memoryview) -> bytes:
+        """What the side that connects, or the other one, puts behind the head of a message; zeros while there is no key
+        of the link.
+        """
+        if self._cipher is None:
+            if self.link.peer is None:
+                return _UNSIGNED
+            self._cipher = AESGCM(self.link.session_key)
+        return self._cipher.encrypt(_NONCE.pack(connects, place), b"", content)
 
     # ---- reading
 
@@ -162,7 +167,8 @@ class NatsConnection(LinkConnection):
 
     def _is_next(self, place: int, message: bytes) -> bool:
         """Whether it is of the other node, and has not come already."""
-        if not compare_digest(message[_HEAD.size : _FRAMES_AT], self._signature(message[: _HEAD.size])):
+        signed = self.signature(not self.link.connects, place, memoryview(message)[_FRAMES_AT:])
+        if not compare_digest(message[_HEAD.size : _FRAMES_AT], signed):
             FORGED.refused(f"a message in the name of node {self.link.number}")
             return False
         return place >= self.came
@@ -212,8 +218,10 @@ class NatsConnection(LinkConnection):
         queue, self.queue = self.queue, []
         for pieces in portions(queue, self._backplane.portion_bytes):
             head = _HEAD.pack(self._backplane.node.id, self._link_id, self.sent)
+            content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            signed = self.signature(self.link.connects, self.sent, content)
             self.sent += 1
-            if not self._backplane.client.publish_pieces(self._subject, [head, self._signature(head), *pieces]):
+            if not self._backplane.client.publish_pieces(self._subject, [head, signed, content]):
                 get_hub().loop.run_callback(self._refused)
                 return
 

@@ -123,6 +123,10 @@ def test_what_is_forged_ends_no_link_and_is_delivered_to_nobody(nodes: tuple[Nod
         for signature in (NOTHING, signed, os.urandom(SIGNATURE_BYTES)):
             stranger.say(inbox, _HEAD.pack(node_id, link_id, place) + signature + message)
             stranger.say(inbox, _HEAD.pack(node_id, link_id, place) + signature)
+    true = other.link.transport.signature(other.link.connects, here, message)
+    stranger.say(inbox, _HEAD.pack(node_id, link_id, here) + true + message[:-1] + b"!")  # a message that was lost
+    own = one.link.transport.signature(one.link.connects, here, message)
+    stranger.say(inbox, _HEAD.pack(node_id, link_id, here) + own + message)
     for payload in recorded:  # played back
         stranger.say(inbox, payload)
     stranger.say(one.backplane.inbox(other.mesh.node.id), recorded[-1])  # to who has said it

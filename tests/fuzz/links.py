@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
 
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
 from smqrt.backplane import nats as backplane
 from smqrt.backplane.connection import LinkConnection
 from smqrt.backplane.nats import NatsBackplane
@@ -272,8 +274,8 @@ def through_nats(data: bytes) -> None:
 
 
 def _message(place: int, key: bytes, frames: bytes) -> bytes:
-    head = backplane._HEAD.pack(PEER_ID, LINK_ID, place)
-    return head + (backplane.signature(key, head) if key else bytes(backplane.SIGNATURE_BYTES)) + frames
+    head, unsigned = backplane._HEAD.pack(PEER_ID, LINK_ID, place), bytes(backplane.SIGNATURE_BYTES)
+    return head + (AESGCM(key).encrypt(backplane._NONCE.pack(True, place), b"", frames) if key else unsigned) + frames
 
 
 def _backplane(node: Node) -> NatsBackplane:
