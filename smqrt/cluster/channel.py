@@ -32,7 +32,7 @@ log = logging.getLogger("smqrt")
 WINDOW_BYTES = 1 << 20
 """What one channel of another node may not have handled yet, in frames; both sides know it."""
 LINK_BYTES = 4 << 20
-"""The same of all channels of a link together: hubs have the rest of what may wait for a node."""
+"""The same of all channels of a link together, at most a quarter of what may wait for a node: hubs have the rest."""
 TOLD_AT_ONCE = 64
 """So many events are told before other work that was put off has its turn."""
 MAX_TEXT_BYTES = 1000
@@ -90,7 +90,10 @@ class AppPeer:
     def send(self, frame: bytes) -> bool:
         """Send a message; false when the node has not handled enough of what was sent before."""
         size, link = len(frame), self.way.link
-        if self._unhandled_bytes + size > WINDOW_BYTES or link.unhandled_bytes + size > LINK_BYTES:
+        room_bytes = min(LINK_BYTES, link.node.queue_bytes // 4)
+        if self._unhandled_bytes + size > WINDOW_BYTES:
+            return False
+        if link.unhandled_bytes and link.unhandled_bytes + size > room_bytes:
             return False
         self._unhandled_bytes += size
         link.unhandled_bytes += size

@@ -27,8 +27,10 @@ IN_FLIGHT_BYTES = 4 * ACK_BYTES
 """What may be on the way to it besides, at least: an answer comes for each quarter of it."""
 RENUMBERINGS_PER_S, RENUMBERINGS_AT_ONCE = 0.1, 20
 """How often others may ask for another number: all links begin anew with it."""
-MAX_CHANNELS = 1000
-"""Of the applications of a node."""
+MAX_CHANNELS, OPENS_PER_S = 400, 4.0
+"""Of the applications of a node, and how often they may open more. So they close channels less often than another node
+bears (`link.CLOSES_PER_S`).
+"""
 
 
 class Node:
@@ -89,6 +91,7 @@ class Node:
         self.links_lost = 0
         self.closed = False
         self._complaints = LineLimit()
+        self._opens = Bucket(OPENS_PER_S, MAX_CHANNELS, clock_s())
         self.on_round_trip: Callable[[Link, float | None], object] = lambda link, seconds: None
         self.on_log: Callable[[str, bool], object] = lambda text, is_urgent: None
 
@@ -117,6 +120,9 @@ class Node:
             raise ArgumentError(f"name: the channel {shown!r} is open already; close it first, or take another name")
         if len(self.channels) >= MAX_CHANNELS:
             raise ArgumentError(f"name: {MAX_CHANNELS} channels are open already; close some before {shown!r}")
+        if self._opens.fill(self.clock_s()) < 1:
+            raise ArgumentError(f"name: channels are opened too often for {shown!r}; keep them open")
+        self._opens.tokens -= 1
         channel = AppChannel(name, on_status, on_data, self._close_channel)
         self.channels[name] = channel
         for link in self.links.values():
@@ -192,11 +198,16 @@ class Node:
         if link.peer is not None and self.links.get(link.peer.id) is link:
             del self.links[link.peer.id]
             self.links_lost += 1
-        is_urgent = code not in (0, Refusal.DUPLICATE, Refusal.SELF, Refusal.CLOSING)
-        if is_urgent:
-            self._complaints.warn(f"a link to another node: {link.why}")
-        if is_urgent or link.number:  # strangers don't get so far
-            self.on_log(f"a link to another node has ended: {link.why}", is_urgent)
+        if code not in (0, Refusal.DUPLICATE, Refusal.SELF, Refusal.CLOSING):
+            self._complain(f"a link to another node: {link.why}")
+        elif link.number:  # strangers don't get so far
+            self.on_log(f"a link to another node has ended: {link.why}", False)
+
+    def _complain(self, text: str) -> None:
+        """Strangers can cause it, too."""
+        if (others := self._complaints.others()) is not None:
+            log.warning("%s%s", text, others)
+            self.on_log(text + others, True)
 
     def look(self, ping_s: float = PING_S, silence_s: float = SILENCE_S) -> None:
         """Ping, and give up what is silent."""

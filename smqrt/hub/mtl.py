@@ -125,7 +125,8 @@ class Mtl:
         Both may block: what comes later waits for them. What they raise is logged.
 
         Raises:
-            ArgumentError: the channel is open already, or it is no name; there are 1000 channels.
+            ArgumentError: the channel is open already, or it is no name; 400 channels are open, or they are opened more
+                than 4 times a second.
             ClosedError: the links were shut down.
         """
         guard = Guard(f"the channel {name!r} opened at {calling_line()}")

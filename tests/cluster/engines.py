@@ -175,6 +175,10 @@ class Engine:
         """End a node without a word."""
         raise NotImplementedError
 
+    def stop(self, place: Place) -> None:
+        """End a node in order."""
+        self.node_of(place).close()
+
     def silence(self, one: Place, other: Place) -> None:
         """Nothing passes between two nodes any more, and neither is told."""
         raise NotImplementedError
@@ -372,6 +376,9 @@ class MeshEngine(Engine):
 
     def meet_itself(self, place: Place) -> None:
         self._meshes[place].dial("127.0.0.1", self._ports[place])
+
+    def stop(self, place: Place) -> None:
+        self._meshes[place].close()
 
     def kill(self, place: Place) -> None:
         for pair, cable in self._cables.items():

@@ -345,7 +345,7 @@ def test_who_comes_and_goes_faster_than_told_is_told_in_pairs(engine: Engine) ->
 def test_the_end_of_a_node_closes_its_channels(engine: Engine) -> None:
     one, other = ends(engine)
     one.channel.send(b"the last")
-    engine.node_of(one.place).close()
+    engine.stop(one.place)
     engine.until(lambda: other.ups == [True, False], "the other is told")
     assert other.data == [b"the last"]
     assert one.ups == [True]
@@ -374,10 +374,38 @@ def test_there_are_so_many_channels(tmp_path: Path) -> None:
     engine = MemoryEngine(tmp_path)
     one, _ = pair(engine)
     some = [End(engine, one, b"%d" % count) for count in range(MAX_CHANNELS)]
-    with pytest.raises(ArgumentError, match="1000 channels are open already; close some before 'one more'"):
+    with pytest.raises(ArgumentError, match="400 channels are open already; close some before 'one more'"):
         End(engine, one, b"one more")
     some[0].channel.close()
+    with pytest.raises(ArgumentError, match="channels are opened too often for 'one more'; keep them open"):
+        End(engine, one, b"one more")
+    engine.network.now_s += 0.25
     End(engine, one, b"one more")
+
+
+def test_whoever_opens_and_closes_all_there_may_be_keeps_the_link(tmp_path: Path) -> None:
+    engine = MemoryEngine(tmp_path)
+    one, other = pair(engine)
+    for _ in range(3):
+        some = [End(engine, one, b"%d" % count) for count in range(MAX_CHANNELS)]
+        engine.settle()
+        for side in some:
+            side.channel.close()
+        engine.settle()
+        engine.network.now_s += MAX_CHANNELS / 4
+    assert engine.node_of(other).links_lost == engine.node_of(one).links_lost == 0
+
+
+def test_a_small_queue_for_a_node_takes_one_message_at_least(tmp_path: Path) -> None:
+    engine = MemoryEngine(tmp_path)
+    one, other = ends(engine)
+    engine.node_of(one.place).queue_bytes = 1 << 16
+    assert one.channel.send(bytes(65520)) == (1, 0)
+    assert one.channel.send(b"x") == (0, 1)
+    engine.settle()
+    assert one.channel.send(b"x") == (1, 0)
+    engine.settle()
+    assert len(other.got) == 2
 
 
 def test_numbers_of_channels_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

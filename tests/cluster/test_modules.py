@@ -139,6 +139,20 @@ def test_errors_in_functions_are_logged_and_end_nothing(caplog: pytest.LogCaptur
             wait_until(lambda: one.conn.status() == {"127.0.0.1": True}, "the list is still followed")
 
 
+def test_what_is_urgent_is_told_once_a_second() -> None:
+    logged: Called = []
+    one, other = Node(log=teller(logged)), mtl.create("another password")
+    with one.links, conn.create(other, 0, intf="127.0.0.1") as there:
+        for _ in range(3):
+            one.links.commence(Stream.connect("127.0.0.1", there.port, 5))
+        wait_until(lambda: one.links.links.mesh.node.refused, "the refusal")
+        wait_until(lambda: not one.links.links.mesh.node.all_links, "all of them")
+        other.shutdown()
+    ((text, is_urgent),) = logged
+    assert "the passwords of the two nodes differ" in text
+    assert is_urgent is True
+
+
 def test_round_trips() -> None:
     trips: Called = []
     logged: Called = []
