@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from smqrt.admin import answers, merging, tracing
 from smqrt.admin.answers import Answer, Body
 from smqrt.admin.api_arguments import Arguments
-from smqrt.admin.fleet import Answers, Events, Fleet
 from smqrt.admin.metrics import Metrics
 from smqrt.admin.parts import Parts
-from smqrt.errors import ArgumentError
+from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.http.status import HttpError
 from smqrt.net.fd_channel import Message
+from smqrt.net.fleet import END, Desk, Events, Fleet, News
 from smqrt.net.worker_place import worker_of_hub
+
+log = logging.getLogger("smqrt.admin")
 
 RESTART_S = 60.0
 """What an application may take to start again in a worker."""
@@ -115,20 +119,25 @@ def _worker_of(words: list[str], arguments: Arguments) -> int | None:
     return worker_of_hub(int(number)) if number.isascii() and number.isdigit() and len(number) < 18 else None
 
 
-def answering(parts: Parts) -> Callable[[Message], Answers]:
-    """Returns what answers the questions of another worker, for this process."""
+def answer_others(desk: Desk, parts: Parts) -> None:
+    """Have a worker answer what another one, which has the admin listener, asks about it.
 
-    def reply(question: Message) -> Answers:
-        match question["do"]:
-            case "answer":
-                yield _replied(parts, question)
-            case "metrics":
-                yield {"do": "answer", "status": 200, "answer": b"".join(Metrics(parts).lines()).decode()}
-            case "trace":
-                for event in tracing.begin(question["hub"], question["peer"], question["topic"]):
-                    yield {"do": "event", "answer": event}
+    Args:
+        desk: of the worker.
+        parts: of the worker.
+    """
+    desk.answers["answer"] = partial(_replied, parts)
+    desk.answers["metrics"] = lambda question: {"do": "answer", "answer": b"".join(Metrics(parts).lines()).decode()}
+    desk.news["trace"] = _traced
 
-    return reply
+
+def _traced(question: Message) -> News:
+    try:
+        for event in tracing.begin(question["hub"], question["peer"], question["topic"]):
+            yield {"do": "event", "answer": event}
+    except SmqrtError as error:
+        log.info("a trace for another worker: %s", error)
+    yield END
 
 
 def _replied(parts: Parts, question: Message) -> Message:
