@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from itertools import count, islice
 from time import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gevent import get_hub
 
 HOLD_S = 0.2
 """So long a line waits for older ones of other workers."""
+_LOOK_S = 0.05
 
 
 class Line(NamedTuple):
@@ -113,7 +114,7 @@ class InOrder:
         self._bytes = 0
         self._number = count().__next__
         self._is_past, self._is_closed = True, False
-        self._timer = get_hub().loop.timer(HOLD_S)
+        self._timer: Any = get_hub().loop.timer(_LOOK_S, _LOOK_S)
 
     def add(self, line: Line) -> None:
         """A line has come."""
@@ -127,7 +128,7 @@ class InOrder:
             return
         while self._bytes > self._most_bytes:
             self._give(self._pop())
-        self._start()
+        self._look_again()
 
     def begin(self) -> None:
         """The past is here; a second call does nothing."""
@@ -142,23 +143,26 @@ class InOrder:
 
     def close(self) -> None:
         """Give nothing any more; a second call does nothing."""
-        self._is_closed = True
-        self._timer.stop()
-        self._timer.close()
-        self._waiting.clear()
+        if not self._is_closed:
+            self._is_closed = True
+            self._timer.stop()
+            self._timer.close()
+            self._waiting.clear()
 
     def _pop(self) -> Line:
         line = heappop(self._waiting)[-1]
         self._bytes -= len(line.data)
         return line
 
-    def _start(self) -> None:
-        if self._waiting and not self._timer.active:
-            self._timer.start(self._ripen)
-
     def _ripen(self) -> None:
         now_s = time()
         # What seems to come from the future does not wait for it: the clock was set back.
         while self._waiting and not now_s - HOLD_S < self._waiting[0][0] <= now_s:
             self._give(self._pop())
-        self._start()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        if not self._waiting:
+            self._timer.stop()
+        elif not self._timer.active:
+            self._timer.start(self._ripen)

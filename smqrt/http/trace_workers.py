@@ -115,11 +115,11 @@ class Gathering:
         self._missed, self._taken = missed, taken
         self._behind: dict[int, list[Any]] = {}
         self._awaited = set(fleet.others)
-        self._greenlets = [
+        self._greenlets: list[gevent.Greenlet[..., None]] = [
             gevent.spawn(fleet.follow, number, partial(self._question, number), partial(self._told, number))
             for number in fleet.others
         ]
-        self._greenlets.append(gevent.spawn_later(PAST_S, order.begin))
+        self._greenlets.append(gevent.spawn(self._begin))
 
     def add(self, line: Line) -> None:
         """A line of this worker."""
@@ -133,6 +133,10 @@ class Gathering:
         """Ask no more; a second call does nothing."""
         gevent.killall(self._greenlets, block=False)
         self._order.close()
+
+    def _begin(self) -> None:
+        gevent.sleep(PAST_S)
+        self._order.begin()
 
     def _question(self, number: int) -> Message:
         behind = self._behind.get(number, ["", 0])

@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Callable, Generator
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import gevent
 from gevent import socket as gsocket
@@ -109,7 +109,7 @@ class Desk:
 
 def _tell(channel: FdChannel, news: News) -> None:
     """Who waits for something to tell would not notice that nobody listens any more: that is looked for meanwhile."""
-    leaving = gevent.spawn(_end_when_gone, channel, gevent.getcurrent())
+    leaving = gevent.spawn(_end_when_gone, channel, cast("gevent.Greenlet[..., None]", gevent.getcurrent()))
     try:
         with contextlib.closing(news):
             for one in news:

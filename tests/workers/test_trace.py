@@ -244,12 +244,18 @@ def test_a_viewer_that_stands_still_frees_nothing_and_comes_again(served: Served
     assert 9000 <= len(numbers) + missed <= 9004
 
 
+def long(visit: Visit) -> None:
+    """A request that is not answered before its process ends."""
+    with pytest.raises(http.client.RemoteDisconnected):
+        visit.ask("/long.lsp")
+
+
 def test_hot_restart(served: Served, tmp_path: Path) -> None:
     (tmp_path / "app" / "slow").touch()
     old = Visit(served, 0)
     viewer = Visit(served, 2).view()  # the last that is replaced
     viewer.until("who.lsp")
-    waiting = threading.Thread(target=old.ask, args=("/long.lsp",))  # so long the old process is there
+    waiting = threading.Thread(target=long, args=(old,))  # so long the old process is there
     waiting.start()
     restarting = threading.Thread(target=command, args=("restart", "--pid", served.process.pid))
     restarting.start()
