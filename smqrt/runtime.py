@@ -334,8 +334,6 @@ class Server:
             self._report(line)
         if self._fleet is not None:
             self._fleet.desk.open()
-            if self.admin is None:
-                self._parts.lag.start()
         if self.admin is not None:
             self._report(f"admin at {self.admin.url}")
         if self.identities is not None:
@@ -390,6 +388,8 @@ class Server:
         limit_errors_of_greenlets()
         if self.admin is not None:
             self.admin.start()
+        elif self._fleet is not None and self.settings.admin.enabled:
+            self._parts.start()
         loading = gevent.spawn(self.load, specs)  # beside us: a .preload may block when we are asked to stop
         either: list[Any] = [loading, self._stopping]
         gevent.wait(either, count=1)
@@ -580,6 +580,7 @@ class Server:
             self.admin.close()
         if self._fleet is not None:
             self._fleet.desk.close()
+        self._parts.stop()
         for one in (self._access_log, self._tracing):
             if one is not None:
                 one.close()

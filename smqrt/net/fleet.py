@@ -146,14 +146,16 @@ class Fleet:
         """Their numbers."""
         return [number for number in range(self.place.count) if number != self.place.number]
 
-    def ask(self, number: int, question: Message, timeout_s: float = ANSWER_S) -> Message | None:
-        """Returns the answer of a worker; None when there is none, or there was none a moment ago. Blocks."""
+    def ask(self, number: int, question: Message, timeout_s: float | None = None) -> Message | None:
+        """Returns the answer of a worker; None when there is none, or there was none a moment ago. Blocks, for
+        `ANSWER_S` unless something else is said.
+        """
         begun_s = monotonic()
         if begun_s < self._silent_until_s.get(number, 0.0):
             return None
         try:
             with contextlib.closing(self._asked(number, question)) as channel:
-                return channel.receive(timeout_s)[0]
+                return channel.receive(timeout_s or ANSWER_S)[0]
         except (FileNotFoundError, ConnectionRefusedError):
             return None  # it is being started
         except (ChannelError, OSError) as error:
