@@ -33,7 +33,7 @@ if io:stat "slow" and mako.worker == 2 then ba.sleep(4000) end
 PAGES = {
     "who": "<?lsp response:write(tostring(mako.worker)) ?>",
     "say": "<?lsp trace(request:data'text') ?>",
-    "hold": "<?lsp trace(request:data'text') local till = ba.clock() + 60 while ba.clock() < till do end ?>",
+    "hold": "<?lsp trace(request:data'text') local till = ba.clock() + 120 while ba.clock() < till do end ?>",
     "flood": "<?lsp for n = 1, 3000 do trace('number', n, ('x'):rep(1000)) end ?>",
     "long": "<?lsp ba.sleep(6000) ?>",
 }
