@@ -16,12 +16,11 @@ import gevent
 from gevent.event import Event
 
 from smqrt.admin.access_log import AccessLog
-from smqrt.admin.fleet import Desk, Fleet
 from smqrt.admin.health import Health
 from smqrt.admin.otel import Tracing
 from smqrt.admin.parts import Parts
 from smqrt.admin.server import AdminServer
-from smqrt.admin.together import Together, answering
+from smqrt.admin.together import Together, answer_others
 from smqrt.app_spec import AppSpec
 from smqrt.backplane.process import cluster
 from smqrt.console.mount import mount as mount_console
@@ -53,6 +52,7 @@ from smqrt.mako_conf import MakoConf
 from smqrt.net import broker, keeping
 from smqrt.net.drain import close_clients, refuse_newcomers, wait_handled, wait_sent
 from smqrt.net.fd_channel import FdChannel
+from smqrt.net.fleet import Fleet
 from smqrt.net.listener_tls import ListenerTls
 from smqrt.net.log_limits import limit_errors_of_greenlets
 from smqrt.net.origins import is_loopback
@@ -119,6 +119,7 @@ class Server:
         self.live = LiveSettings(settings, report)
         self._take_over, self._worker = take_over, worker
         self.place = worker_place()
+        self._fleet = Fleet(self.place) if worker else None
         restart = replace(settings.restart, socket="") if worker else settings.restart  # that is the supervisor's
         self._restarts = Restarts(self, restart, report, self._replaced)
         self._conf = conf
@@ -154,7 +155,6 @@ class Server:
         self.applications = self._loader.all
         self.health = Health(lambda: self.state, lambda: self.applications, settings.strict)
         self._parts = self._show_operators()
-        self._desk: Desk | None = None
         self._access_log = self._open_access_log()
         self._tracing = self._open_tracing()
         hubs = smq_hub.install(self.vm, self.services, self._loader.exchanges)
@@ -195,20 +195,13 @@ class Server:
             restart=self._restart,
         )
         if self.admin is not None:
-            together = Together(parts, Fleet(self.place) if self._worker else None)
+            together = Together(parts, self._fleet)
             self.admin.mount(parts, together)
             if self.settings.admin.console:
                 self.admin.application = mount_console(together, self.admin.root)
+        elif self._fleet is not None and self.settings.admin.enabled:
+            answer_others(self._fleet.desk, parts)
         return parts
-
-    def _open_desk(self) -> Desk | None:
-        """Where another worker, which has the admin listener, asks."""
-        if self.place.is_first or not self.settings.admin.enabled:
-            return None
-        self._parts.lag.start()
-        desk = Desk(self.place, answering(self._parts))
-        desk.start()
-        return desk
 
     def _open_tracing(self) -> Tracing | None:
         settings = self.settings.otel
@@ -297,6 +290,7 @@ class Server:
             http_server=self.http,
             conf=self._conf.path if self._conf else None,
             tracelogger=self.settings.tracelogger,
+            fleet=self._fleet,
         )
 
     def port(self, scheme: str = "http") -> int:
@@ -338,7 +332,8 @@ class Server:
         ]
         for line in listening if self._worker is None else ():
             self._report(line)
-        self._desk = self._open_desk()
+        if self._fleet is not None:
+            self._fleet.desk.open()
         if self.admin is not None:
             self._report(f"admin at {self.admin.url}")
         if self.identities is not None:
@@ -393,6 +388,8 @@ class Server:
         limit_errors_of_greenlets()
         if self.admin is not None:
             self.admin.start()
+        elif self._fleet is not None and self.settings.admin.enabled:
+            self._parts.start()
         loading = gevent.spawn(self.load, specs)  # beside us: a .preload may block when we are asked to stop
         either: list[Any] = [loading, self._stopping]
         gevent.wait(either, count=1)
@@ -439,6 +436,8 @@ class Server:
 
     def _replaced(self, pid: int) -> None:
         self._systemd.replaced(pid)
+        if self._fleet is not None:
+            self._fleet.desk.close()  # the others are to ask the new process from now on
         self.end()
 
     def failed_applications(self) -> list[str]:
@@ -579,8 +578,9 @@ class Server:
         self._systemd.close()
         if self.admin is not None:
             self.admin.close()
-        if self._desk is not None:
-            self._desk.close()
+        if self._fleet is not None:
+            self._fleet.desk.close()
+        self._parts.stop()
         for one in (self._access_log, self._tracing):
             if one is not None:
                 one.close()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from smqrt.admin import clusters, snapshots
+from smqrt.admin import clusters, log_snapshots, snapshots
 from smqrt.admin.api_arguments import Arguments, known, limit_of, none, whole
 from smqrt.admin.snapshots import NotThereError
 from smqrt.errors import ArgumentError, ClosedError, CloseReason
@@ -22,7 +22,7 @@ Answer = object
 Body = dict[str, object]
 
 
-def answer(parts: Parts, words: list[str], arguments: Arguments, body: Body | None = None) -> Answer:
+def answer(parts: Parts, words: Sequence[str], arguments: Arguments, body: Body | None = None) -> Answer:
     """Answer for this process.
 
     Args:
@@ -38,11 +38,7 @@ def answer(parts: Parts, words: list[str], arguments: Arguments, body: Body | No
 
 
 def responded(give: Callable[[], Answer]) -> tuple[int, Answer]:
-    """Returns status and answer of what `give` gives; those of an error are what it says.
-
-    Raises:
-        HttpError: one with fields for the head.
-    """
+    """Returns status and answer of what `give` gives; those of an error are what it says."""
     try:
         return 200, give()
     except NotThereError as error:
@@ -51,9 +47,11 @@ def responded(give: Callable[[], Answer]) -> tuple[int, Answer]:
         return 400, {"error": str(error)}
     except ClosedError as error:
         return 409, {"error": str(error)}
+    except HttpError as error:
+        return error.status, {"error": error.detail}
 
 
-def _read(parts: Parts, words: list[str], arguments: Arguments) -> Answer:
+def _read(parts: Parts, words: Sequence[str], arguments: Arguments) -> Answer:
     match words:
         case [] | [""]:
             return {"paths": [f"/api/v1/{name}" for name in [*PLAIN, *PAGED]]}
@@ -73,7 +71,7 @@ def _read(parts: Parts, words: list[str], arguments: Arguments) -> Answer:
     raise HttpError(404, "There is no such address; /api/v1/ lists them.")
 
 
-def _act(parts: Parts, words: list[str], body: Body) -> Answer:
+def _act(parts: Parts, words: Sequence[str], body: Body) -> Answer:
     match words:
         case ["peers", name, "disconnect"]:
             return disconnect(parts, name, body)
@@ -206,4 +204,16 @@ def _closed(parts: Parts, arguments: Arguments) -> Answer:
     return snapshots.closed(parts, arguments.get("after"), limit_of(arguments), hub, arguments.get("reason", ""))
 
 
-PAGED: dict[str, Callable[[Parts, Arguments], Answer]] = {"peers": _peers, "topics": _topics, "closed": _closed}
+def _log(parts: Parts, arguments: Arguments) -> Answer:
+    known(dict(arguments), ("limit",))
+    return log_snapshots.log(parts, limit_of(arguments))
+
+
+def _traces(parts: Parts, arguments: Arguments) -> Answer:
+    known(dict(arguments), ("limit",))
+    return log_snapshots.traces(parts, limit_of(arguments))
+
+
+PAGED: dict[str, Callable[[Parts, Arguments], Answer]] = {
+    "peers": _peers, "topics": _topics, "closed": _closed, "log": _log, "traces": _traces,
+}  # fmt: skip

@@ -12,8 +12,8 @@ Answers = dict[int, Any]
 """By the number of the worker, in their order."""
 
 _SUMS = ("cpu_s", "memory_bytes", "open_files", "open_files_limit", "connections", "hubs", "peers", "queued_bytes",
-         "lua_memory_bytes", "lua_activities")  # fmt: skip
-_WORST = ("loop_lag_s", "loop_lag_worst_s")
+         "lua_memory_bytes", "lua_activities", "log_errors", "log_warnings", "log_errors_lately")  # fmt: skip
+_WORST = ("loop_lag_s", "loop_lag_worst_s", "loop_lag_5s_s")
 _OF_A_WORKER = ("pid", "phase", "uptime_s", *_SUMS, *_WORST)
 _OF_A_LISTENER = ("accepted", "open", "refused", "given", "handshakes", "handshakes_failed")
 
@@ -79,9 +79,20 @@ def peers(answers: Answers, arguments: Arguments) -> object:
     return _page(answers, arguments, key, lambda row: str(row["id"]), is_last=bool(sort))
 
 
-def closed(answers: Answers, arguments: Arguments) -> object:
-    """Returns the last endings of all, the newest first. Their numbers are each worker's own: no page is behind."""
+def newest(answers: Answers, arguments: Arguments) -> object:
+    """Returns the last endings of connections, or lines of the log, of all, the newest first. Their numbers are each
+    worker's own: no page is behind."""
     return _page(answers, arguments, lambda row: row["at"], lambda row: str(row["number"]), is_last=True)
+
+
+def traces(answers: Answers, arguments: Arguments) -> object:
+    """Returns the last lines that each application traced, in any worker, in the order of their time."""
+    limit = int(arguments.get("limit", LIMIT))
+    lines: dict[str | None, list[Any]] = {row["app"]: [] for row in _first(answers)}
+    for number, rows in answers.items():
+        for row in rows:
+            lines.setdefault(row["app"], []).extend({**line, "worker": number} for line in row["lines"])
+    return [{"app": app, "lines": sorted(found, key=lambda one: one["at"])[-limit:]} for app, found in lines.items()]
 
 
 def _page(
@@ -113,7 +124,9 @@ MERGES: dict[str, Callable[[Answers, Arguments], object]] = {
     "limits": limits,
     "clusters": side_by_side,
     "peers": peers,
-    "closed": closed,
+    "closed": newest,
+    "log": newest,
+    "traces": traces,
 }
 """By the address below `/api/v1/`; others are answered by one worker."""
 

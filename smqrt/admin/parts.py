@@ -8,6 +8,7 @@ from pathlib import Path
 from time import time
 
 from smqrt.admin.health import Health
+from smqrt.admin.log_tail import LogTail
 from smqrt.admin.looplag import LoopLag
 from smqrt.http.server import HttpServer
 from smqrt.lua.apps import Application
@@ -28,6 +29,7 @@ class Parts:
         pipelines: gives the folder and the state of each process of pipelines.
         restart: restarts an application; may block.
         lag: how late the event loop is.
+        log: the end of the log.
         started_s: when it began, in Unix seconds.
     """
 
@@ -39,4 +41,15 @@ class Parts:
     pipelines: Callable[[], Sequence[tuple[Path, str]]]
     restart: Callable[[Application], None]
     lag: LoopLag = field(default_factory=LoopLag)
+    log: LogTail = field(default_factory=LogTail)
     started_s: float = field(default_factory=time)
+
+    def start(self) -> None:
+        """Begin to keep what operators are shown."""
+        self.lag.start()
+        self.log.start()
+
+    def stop(self) -> None:
+        """Keep nothing more; a second call does nothing."""
+        self.lag.stop()
+        self.log.stop()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from smqrt.admin.announced import announce
 from smqrt.admin.api import Api, Probes, Scraped, answer_json
-from smqrt.admin.looplag import LoopLag
 from smqrt.admin.parts import Parts
 from smqrt.admin.together import Together
 from smqrt.errors import StartError
@@ -124,7 +123,7 @@ class AdminServer:
         self.http.access = Access(Origins(), Hosts(), loopback=is_loopback(address))
         self._file: Path | None = None
         self.application: Application | None = None
-        self._lag: LoopLag | None = None
+        self._parts: Parts | None = None
 
     @property
     def url(self) -> str:
@@ -135,17 +134,17 @@ class AdminServer:
 
     def mount(self, parts: Parts, together: Together) -> None:
         """Serve what is told of a server: of this process, and of all its workers."""
-        self._lag = parts.lag
+        self._parts = parts
         for directory in (Probes(parts), Scraped(together), Api(together)):
             self.root.insert(directory)
 
     def start(self) -> None:
         """Begin to accept; and leave the address where the commands of this user find it."""
+        if self._parts is not None:
+            self._parts.start()
         self.listener.start()
         if self.application is not None:
             self.application.load()
-        if self._lag is not None:
-            self._lag.start()
         self._file = announce(self.url, self._tls.certificates[0].path if self._tls else None)
 
     def close(self) -> None:
@@ -153,11 +152,11 @@ class AdminServer:
         if self._file is not None:
             self._file.unlink(missing_ok=True)
             self._file = None
-        if self._lag is not None:
-            self._lag.stop()
         self.listener.close()
         if self.application is not None:
             self.application.unload()
+        if self._parts is not None:
+            self._parts.stop()
         self.http.close()
 
     def _bound(self, host: str, port: int | None, handshake_s: float) -> Listener:

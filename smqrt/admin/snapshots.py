@@ -36,6 +36,8 @@ from smqrt.net.origins import is_loopback
 from smqrt.net.scheduling import Turn
 
 Snapshot = dict[str, object]
+LATELY_S = 300.0
+"""What happened longer ago is no news."""
 _TOPICS_AT_ONCE = 5000
 """Between two looks at the clock: 0.3 ms of work."""
 
@@ -76,12 +78,16 @@ def server(parts: Parts) -> Snapshot:
         "open_files_limit": usage.open_files_limit,
         "loop_lag_s": round(parts.lag.last_s, 6),
         "loop_lag_worst_s": round(parts.lag.worst_s, 6),
+        "loop_lag_5s_s": round(parts.lag.worst_of(5), 6),
         "connections": open_connections.open,
         "hubs": len(brokers),
         "peers": sum(len(one.sessions) for one in brokers),
         "queued_bytes": Held.total_bytes,
         "lua_memory_bytes": parts.vm.memory_bytes(),
         "lua_activities": parts.vm.activities.blocked,
+        "log_errors": parts.log.errors,
+        "log_warnings": parts.log.warnings,
+        "log_errors_lately": parts.log.errors_since(time() - LATELY_S),
         "python": platform.python_version(),
         "gevent": gevent.__version__,
         "platform": sys.platform,
@@ -124,6 +130,7 @@ def hub(broker: GeventBroker) -> Snapshot:
     stats, went = broker.stats, traffic(broker)
     return {
         "id": broker.number,
+        "key": broker.key,
         "app": broker.app,
         "made_at": broker.made_at,
         "peers": len(broker.sessions),
@@ -366,7 +373,10 @@ def app_named(parts: Parts, name: str) -> Application:
 
 def journals(parts: Parts) -> list[Snapshot]:
     """Returns the journals that are open, with their counters (help: journal)."""
-    return [{"name": name, "path": str(one.path), **one.stats()} for name, one in list(writer.opened.items())]
+    return [
+        {"name": name, "path": str(one.path), **one.stats(), "sync_s": round(one.sync_s, 6)}
+        for name, one in list(writer.opened.items())
+    ]
 
 
 def pipelines(parts: Parts) -> list[Snapshot]:

@@ -337,7 +337,7 @@ class SharedDirectory:
 
     def __init__(self, mesh: Mesh, directory: Path) -> None:
         self._mesh, self._directory = mesh, directory
-        self._path = directory / f"{os.getpid()}-{mesh.node.id.hex()[:8]}.sock"
+        self._path = directory / f"{os.getpid()}-{_shown(mesh.node.id)}.sock"
         self._dialers: dict[Path, Dialer] = {}
         self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self._socket.setblocking(False)
@@ -371,7 +371,9 @@ class SharedDirectory:
             gevent.sleep(SCAN_S)
 
     def _look_around(self) -> None:
-        for path in [one for one in self._others() if one not in self._dialers]:
+        # A node that came later has connected already; a second link would take the place of the first.
+        linked = {_shown(node_id) for node_id in self._mesh.node.links}
+        for path in [one for one in self._others() if one not in self._dialers and _node_of(one) not in linked]:
             self._dialers[path] = Dialer(self._mesh, path.stem, partial(self._connect, path))
         for path in [one for one in self._dialers if not one.exists()]:
             self._dialers.pop(path).close()
@@ -403,3 +405,12 @@ class SharedDirectory:
             watcher.close()
         self._socket.close()
         self._path.unlink(missing_ok=True)
+
+
+def _shown(node_id: bytes) -> str:
+    """A node in the name of its socket."""
+    return node_id.hex()[:8]
+
+
+def _node_of(path: Path) -> str:
+    return path.stem.rpartition("-")[2]

@@ -8,8 +8,6 @@ from typing import Any
 
 from smqrt.admin.snapshots import Snapshot
 
-LATELY_S = 300.0
-"""What happened longer ago is no news."""
 LONG_LOOP_S = 0.1
 FEW_DAYS, FEWER_DAYS = 30, 7
 """A certificate that is good for so long only is told; for less it is urgent."""

@@ -11,10 +11,10 @@ import gevent
 
 from smqrt.admin.snapshots import Snapshot
 from smqrt.admin.together import Together
-from smqrt.console.attention import LATELY_S, Looked, things
-from smqrt.console.gauges import NAMES, Gauges, Growth, hub_name
+from smqrt.console.attention import Looked, things
+from smqrt.console.gauges import NAMES, Gauges, Growth, Seen, hub_name
 from smqrt.console.history import STEP_S, History
-from smqrt.console.log_tail import LogTail
+from smqrt.console.workers import over_workers
 
 _DAY_S = 86400
 
@@ -30,21 +30,18 @@ class Console:
 
     def __init__(self, server: Together) -> None:
         self.server = server
-        self.log = LogTail()
         self.history = History(NAMES)
         self.point: Snapshot = {}
-        self._sampled, self._now = Gauges(server, int(STEP_S)), Gauges(server, int(STEP_S))
+        self._sampled = Gauges(server, "limits")
+        self._now = Gauges(server, "listeners", "apps", "journals", "pipelines", "limits")
         self._limits, self._drops = Growth(), Growth()
         self._sampling = gevent.spawn(self._sample_for_ever)
         self._host = socket.gethostname()
-        self._seen: Snapshot = {}
         self._workers: list[int] = []
-        self._hubs: list[dict[str, Any]] = []
 
     def close(self) -> None:
         """End it; a second call does nothing."""
         self._sampling.kill()
-        self.log.close()
 
     def _sample_for_ever(self) -> None:
         while True:
@@ -55,72 +52,82 @@ class Console:
             gevent.sleep(STEP_S)
 
     def _sample(self) -> None:
-        server, hubs, now = self._sampled.look()
-        workers = [one["worker"] for one in server.get("workers", ())]
+        seen = self._sampled.look()
+        workers = [one["worker"] for one in workers_of(seen)]
         if workers != self._workers:  # sums of others than before say nothing of growth
             self._workers, self._limits, self._drops = workers, Growth(), Growth()
         at_s = time()
-        self.history.add(at_s, now)
-        self.point = {"time": round(at_s, 1), **{name: _rounded(value) for name, value in now.items()}}
-        self._drops.look({"dropped": sum(hub["dropped"] for hub in hubs)})
-        self._limits.look({str(one["name"]): reached(one) for one in self.server.look("limits")})
+        self.history.add(at_s, seen.now)
+        self.point = {"time": round(at_s, 1), **{name: _rounded(value) for name, value in seen.now.items()}}
+        self._drops.look({"dropped": sum(hub["dropped"] for hub in seen.hubs)})
+        self._limits.look({str(one["name"]): reached(one) for one in seen.also["limits"]})
 
     # ---- what all pages get, each second
 
+    def seen(self) -> Seen:
+        """Returns what there is now: what pages show at one moment costs one question to each worker."""
+        return self._now.look()
+
     def pulse(self) -> Snapshot:
-        """Returns the figures of now; the overview, asked for behind it, shows the same moment."""
-        server, hubs, now = self._now.look()
-        self._hubs = hubs
-        attention = things(self._looked(server, hubs))
-        self._seen = {"server": self._server(server), "attention": attention, "hubs": [_hub(hub) for hub in hubs]}
-        failed = sum(one["state"] == "failed" for one in self.server.look("apps"))
+        """Returns the figures of now."""
+        seen = self.seen()
         counts = {
-            "attention": len(attention),
-            "peers": now["peers"],
-            "topics": sum(hub["topics"] for hub in hubs),
-            "apps_failed": failed,
-            "errors": self.log.errors,
+            "attention": len(self._attention(seen)),
+            "peers": seen.now["peers"],
+            "topics": sum(hub["topics"] for hub in over_workers(seen.hubs)),
+            "apps_failed": sum(one["state"] == "failed" for one in seen.also["apps"]),
+            "errors": seen.server["log_errors"],
         }
-        return {"now": {name: _rounded(value) for name, value in now.items()}, "counts": counts, "point": self.point}
+        now = {name: _rounded(value) for name, value in seen.now.items()}
+        return {"now": now, "counts": counts, "point": self.point}
 
     def overview(self) -> Snapshot:
         """Returns what the overview shows beside the figures of the pulse."""
-        return {**self._seen, "listeners": self.listeners()}
+        seen = self.seen()
+        return {
+            "server": self._server(seen),
+            "attention": self._attention(seen),
+            "hubs": [_hub(hub) for hub in seen.hubs],
+            "listeners": _listeners(seen),
+        }
 
-    def _server(self, server: dict[str, Any]) -> Snapshot:
+    def _server(self, seen: Seen) -> Snapshot:
+        server = seen.server
         return {
             "version": f"smqrt {server['version']}",
             "uptime_s": int(server["uptime_s"]),
             "host": self._host,
             "pid": server["pid"],
             "state": server["phase"],
+            "workers": len(workers_of(seen)),
         }
-
-    def listeners(self) -> list[Snapshot]:
-        """Returns the listeners, with the days that their certificates are good for."""
-        return [_listener(dict(one)) for one in self.server.look("listeners")]
 
     def limits(self) -> list[dict[str, Any]]:
         """Returns the limits, with how often each was reached in the last minutes."""
-        return [
-            {**one, "lately": self._limits.of(str(one["name"]), reached(one))} for one in self.server.look("limits")
-        ]
+        return self._with_growth(self.seen())
 
-    def hubs(self) -> list[dict[str, Any]]:
-        """Returns the hubs of the applications, as the last pulse saw them: to look at 10,000 clients takes 1 ms."""
-        return self._hubs
+    def _with_growth(self, seen: Seen) -> list[dict[str, Any]]:
+        return [{**one, "lately": self._limits.of(str(one["name"]), reached(one))} for one in seen.also["limits"]]
 
-    def _looked(self, server: dict[str, Any], hubs: list[dict[str, Any]]) -> Looked:
-        return Looked(
-            server=server,
-            listeners=self.listeners(),
-            applications=self.server.look("apps"),
-            journals=self.server.look("journals"),
-            pipelines=self.server.look("pipelines"),
-            limits=self.limits(),
-            dropped_lately=self._drops.of("dropped", sum(hub["dropped"] for hub in hubs)),
-            errors_lately=self.log.errors_since(time() - LATELY_S),
+    def _attention(self, seen: Seen) -> list[Snapshot]:
+        return things(
+            Looked(
+                server=seen.server,
+                listeners=_listeners(seen),
+                applications=seen.also["apps"],
+                journals=seen.also["journals"],
+                pipelines=seen.also["pipelines"],
+                limits=self._with_growth(seen),
+                dropped_lately=self._drops.of("dropped", sum(hub["dropped"] for hub in seen.hubs)),
+                errors_lately=seen.server["log_errors_lately"],
+            )
         )
+
+
+def workers_of(seen: Seen) -> list[dict[str, Any]]:
+    """What each worker is; empty when there is one process."""
+    found: list[dict[str, Any]] = seen.server.get("workers", [])
+    return found
 
 
 def reached(limit: Any) -> int:
@@ -140,6 +147,11 @@ def _hub(hub: dict[str, Any]) -> Snapshot:
         "dropped": hub["dropped"],
         "dropped_lately": hub["dropped_per_s"] or 0,
     }
+
+
+def _listeners(seen: Seen) -> list[Snapshot]:
+    """The listeners, with the days that their certificates are good for."""
+    return [_listener(one) for one in seen.also["listeners"]]
 
 
 def _listener(one: dict[str, Any]) -> Snapshot:

@@ -3,23 +3,24 @@ attention."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
-from time import monotonic, thread_time
+from time import monotonic
 from typing import Any, NamedTuple
 
-from smqrt.admin.snapshots import Snapshot
+from smqrt.admin.snapshots import LATELY_S, Snapshot
 from smqrt.admin.together import Together
-from smqrt.console.attention import LATELY_S
 from smqrt.console.rates import Rates
-from smqrt.net.worker_place import worker_of_hub
 from smqrt.printable import printable
 
 NAMES = ("peers", "in_per_s", "out_per_s", "drops_per_s", "loop_ms", "cpu_percent", "memory_bytes")
 LOST = frozenset(("over_budget", "over_global_budget", "closed", "queue_full"))
 """Reasons of drops for which somebody misses something; that nobody subscribes is none."""
 _COST = 200
-"""Looking takes at most one in so many of all seconds: 4 ms for 10,000 clients."""
+"""Looking takes at most one in so many of all seconds, in each worker: 4 ms for 10,000 clients."""
+
+MOMENT_S = 0.5
+"""What pages are shown within so short a time is of one moment."""
 
 
 class Growth:
@@ -54,11 +55,13 @@ class Seen(NamedTuple):
         hubs: see `snapshots.hub`; with `in_per_s` and `out_per_s`, the messages that were published and their copies,
             `dropped`, those that somebody missed, and `dropped_per_s`.
         now: the figures by `NAMES`.
+        also: what else was looked at, by its name.
     """
 
     server: dict[str, Any]
     hubs: list[dict[str, Any]]
     now: dict[str, float | None]
+    also: dict[str, list[dict[str, Any]]]
 
 
 class Gauges:
@@ -66,29 +69,29 @@ class Gauges:
 
     Args:
         server: with all of its workers.
-        span_s: seconds over which the loop's latest tick is looked for.
+        also: what else is looked at, in the same question to the workers.
     """
 
-    def __init__(self, server: Together, span_s: int) -> None:
-        self._server, self._span_s = server, span_s
+    def __init__(self, server: Together, *also: str) -> None:
+        self._server, self._names = server, ("server", "hubs", *also)
         self._rates = Rates()
         self._seen: Seen | None = None
         self._rests_until_s = 0.0
 
     def look(self) -> Seen:
-        """Returns what there is now, with the rates since the look before; the same as then when looking takes long
-        and was done a short while ago.
+        """Returns what there is now, with the rates since the look before; the same as then when looking takes some
+        worker long and was done a short while ago.
         """
-        now_s, begun_s = monotonic(), thread_time()  # to wait for other workers costs nothing
+        now_s = monotonic()
         if self._seen is None or now_s >= self._rests_until_s:
-            self._seen = self._look()
-            self._rests_until_s = now_s + (thread_time() - begun_s) * _COST
+            looks = self._server.looks([((name,), {}) for name in self._names])
+            self._seen = self._made(*looks.answers)
+            self._rests_until_s = now_s + max(looks.cost_s * _COST, MOMENT_S)
         return self._seen
 
-    def _look(self) -> Seen:
+    def _made(self, server: dict[str, Any], hubs: list[dict[str, Any]], *also: list[dict[str, Any]]) -> Seen:
         self._rates.begin()
-        server: dict[str, Any] = dict(self._server.look("server"))
-        hubs: list[dict[str, Any]] = list(map(dict, self._server.look("hubs")))
+        hubs = list(map(dict, hubs))
         for hub in hubs:
             number = hub["id"]
             hub["dropped"] = lost(hub)
@@ -101,11 +104,11 @@ class Gauges:
             "in_per_s": sum(hub["in_per_s"] or 0.0 for hub in hubs),
             "out_per_s": sum(hub["out_per_s"] or 0.0 for hub in hubs),
             "drops_per_s": sum(hub["dropped_per_s"] or 0.0 for hub in hubs),
-            "loop_ms": self._server.parts.lag.worst_of(self._span_s) * 1000,
+            "loop_ms": server["loop_lag_5s_s"] * 1000,
             "cpu_percent": None if None in cpu else sum(one or 0.0 for one in cpu) * 100,
             "memory_bytes": server["memory_bytes"],
         }
-        return Seen(server, hubs, now)
+        return Seen(server, hubs, now, dict(zip(self._names[2:], also, strict=True)))
 
 
 def lost(hub: Mapping[str, Any]) -> int:
@@ -115,10 +118,11 @@ def lost(hub: Mapping[str, Any]) -> int:
 
 def hub_name(hub: Mapping[str, Any]) -> str:
     """What a hub is called: by the line that made it, which begins with its application; and by its worker."""
-    return f"{_place(hub)}, worker {hub['worker']}" if "worker" in hub else _place(hub)
+    return f"{place_of(hub)}, worker {hub['worker']}" if "worker" in hub else place_of(hub)
 
 
-def _place(hub: Mapping[str, Any]) -> str:
+def place_of(hub: Mapping[str, Any]) -> str:
+    """The line of the application that made a hub."""
     return printable(str(hub["made_at"] or hub["app"] or f"hub {hub['id']}"))
 
 
@@ -126,18 +130,3 @@ def hub_choices(hubs: list[dict[str, Any]]) -> list[Snapshot]:
     """The hubs to choose from, the one with most clients first."""
     ordered = sorted(hubs, key=lambda hub: -hub["peers"])
     return [{"id": hub["id"], "name": hub_name(hub)} for hub in ordered]
-
-
-def over_workers(hubs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The hubs, with those that all workers have made at the same line, each as its first there, second …, as one: its
-    `ids` are theirs, its `peers` all."""
-    found: dict[tuple[str, int], dict[str, Any]] = {}
-    ranks: Counter[tuple[str, int]] = Counter()
-    for hub in sorted(hubs, key=lambda one: int(one["id"])):
-        of_worker = _place(hub), worker_of_hub(hub["id"])
-        ranks[of_worker] += 1
-        key = _place(hub), ranks[of_worker]
-        one = found.setdefault(key, {"made_at": _place(hub), "id": hub["id"], "ids": [], "peers": 0})
-        one["ids"].append(hub["id"])
-        one["peers"] += hub["peers"]
-    return list(found.values())

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
-from time import monotonic, thread_time, time
+from time import monotonic, time
 from typing import Any, Generic, Protocol, TypeVar
 
-from smqrt.admin import merging, snapshots
+from smqrt.admin import merging
+from smqrt.admin.listening import TOPICS, Listener
+from smqrt.admin.log_tail import KEPT
 from smqrt.admin.snapshots import Snapshot
-from smqrt.admin.together import Together
 from smqrt.closes import Ending, ending_of
 from smqrt.console import source
-from smqrt.console.console import Console
-from smqrt.console.gauges import hub_choices, over_workers
-from smqrt.console.listening import TOPICS, Listening
-from smqrt.console.log_tail import KEPT
+from smqrt.console.console import Console, workers_of
+from smqrt.console.gauges import hub_choices
 from smqrt.console.rates import Rates
+from smqrt.console.workers import over_workers, topics_over_workers
 from smqrt.errors import ArgumentError, CloseReason, JournalError
 from smqrt.http.disks import disks
 from smqrt.journal import readers, writer
@@ -79,21 +79,22 @@ class Peers:
         self._order: Paced[tuple[int, ...]] = Paced(self._look)
         self._rates = Rates()
 
-    def _look(self, hubs: tuple[int, ...]) -> tuple[list[str], int]:
+    def _look(self, hubs: tuple[int, ...]) -> tuple[tuple[list[str], int], float]:
         asked = {"limit": str(self._first + PAGE), "search": self._search, "sort": self._sort}
-        pages = {hub: self._console.server.look("peers", hub=str(hub), **asked) for hub in hubs}
+        looks = self._console.server.looks([(("peers",), {"hub": str(hub), **asked}) for hub in hubs])
+        pages = {at: page for at, page in enumerate(looks.answers) if page is not None}
         found: Any = merging.peers(pages, asked)
-        return [one["id"] for one in found["items"][self._first :]], found["total"]
+        return ([one["id"] for one in found["items"][self._first :]], found["total"]), looks.cost_s
 
     def data(self) -> Snapshot:
         """See `View.data`."""
-        hubs = over_workers(self._console.hubs())
-        choices, hub = _chosen(hubs, next((one["id"] for one in hubs if self._hub in one["ids"]), None))
+        choices, hub = _chosen(self._console, self._hub)
         if hub is None:
             return {"hubs": choices, "rows": [], "matching": 0, "total": 0}
         ids, matching = self._order.get(tuple(hub["ids"]))
         self._rates.begin()
-        rows = [row for row in map(self._row, ids) if row is not None]
+        found = self._console.server.looks([(("peers", one), {}) for one in ids]).answers
+        rows = [peer_row(one, self._rates) for one in found if one is not None]  # others have gone since
         return {
             "hubs": choices,
             "hub": hub["id"],
@@ -102,12 +103,6 @@ class Peers:
             "reachable": min(matching, MOST_PAGES * PAGE),
             "total": hub["peers"],
         }
-
-    def _row(self, peer: str) -> Snapshot | None:
-        try:
-            return peer_row(self._console.server, peer, self._rates)
-        except ArgumentError:
-            return None  # it has gone since
 
     def close(self) -> None:
         """See `View.close`."""
@@ -124,17 +119,20 @@ class Peer:
     def data(self) -> Snapshot:
         """See `View.data`."""
         self._rates.begin()
-        subscribed = self._server.look("peers", self._id, "subscriptions", limit=str(PAGE))
-        topics = [_shown(name) for name in subscribed["items"]]
-        return {**peer_row(self._server, self._id, self._rates), "topics": topics}
+        address = ("peers", self._id)
+        asked = [(address, {}), ((*address, "subscriptions"), {"limit": str(PAGE)})]
+        peer, subscribed = self._server.looks(asked).answers
+        if peer is None or subscribed is None:
+            peer, subscribed = self._server.look(*address), {"items": []}  # says why not
+        return {**peer_row(peer, self._rates), "topics": [_shown(name) for name in subscribed["items"]]}
 
     def close(self) -> None:
         """See `View.close`."""
 
 
-def peer_row(server: Together, peer: str, rates: Rates) -> Snapshot:
-    """Returns a client, with how many bytes a second come and go. Raises ArgumentError when it is not connected."""
-    row = dict(server.look("peers", peer))
+def peer_row(found: Mapping[str, Any], rates: Rates) -> Snapshot:
+    """Returns a client, see `snapshots.peer`, with how many bytes a second come and go."""
+    row, peer = dict(found), found["id"]
     received, sent = row.pop("bytes_received"), row.pop("bytes_sent")
     connected_s: Any = row["connected_s"]
     row["connected_s"] = int(connected_s)
@@ -152,23 +150,24 @@ class Topics:
         self._console = console
         self._hub = _number(options, "hub")
         self._search = _text(options, "find")
-        self._order = Paced(self._look)
+        self._order: Paced[tuple[int, ...]] = Paced(self._look)
 
-    def _look(self, hub: int) -> Snapshot:
-        asked = {"hub": str(hub), "limit": str(SHOWN_TOPICS), "search": self._search, "sort": "subscribers"}
-        found: Snapshot = self._console.server.look("topics", **asked)
-        return found
+    def _look(self, hubs: tuple[int, ...]) -> tuple[Snapshot, float]:
+        asked = {"limit": str(SHOWN_TOPICS), "search": self._search, "sort": "subscribers"}
+        looks = self._console.server.looks([(("topics",), {"hub": str(hub), **asked}) for hub in hubs])
+        return topics_over_workers(list(filter(None, looks.answers)), SHOWN_TOPICS), looks.cost_s
 
     def data(self) -> Snapshot:
         """See `View.data`."""
-        choices, hub = _chosen(self._console.hubs(), self._hub)
+        choices, hub = _chosen(self._console, self._hub)
         if hub is None:
             return {"hubs": choices, "rows": [], "matching": 0, "total": 0}
-        found: Any = self._order.get(hub["id"])
+        found: Any = self._order.get(tuple(hub["ids"]))
         rows = [
             {**one, "name": _shown(one["name"]), "exact": _shown(one["name"]) == one["name"]} for one in found["items"]
         ]
-        return {"hubs": choices, "hub": hub["id"], "rows": rows, "matching": found["total"], "total": hub["topics"]}
+        total = hub["topics"] if self._search else max(hub["topics"], found["total"])
+        return {"hubs": choices, "hub": hub["id"], "rows": rows, "matching": found["total"], "total": total}
 
     def close(self) -> None:
         """See `View.close`."""
@@ -186,18 +185,18 @@ class Messages:
         if len(topics) > TOPICS:
             raise ArgumentError(f"topics: at most {TOPICS} can be looked at at once")
         self._topics = topics
-        self._listening: Listening | None = None
+        self._listening: Listener | None = None
         self._listens_to: object = None
 
     def data(self) -> Snapshot:
         """See `View.data`."""
-        choices, hub = _chosen([one for one in self._console.hubs() if not one.get("worker")], self._hub)
+        choices, hub = _chosen(self._console, self._hub)
         if hub is None:
             return {"hubs": choices, "messages": [], "missed": 0}
         if self._listens_to != hub["id"]:  # also when the application made its hub anew
             self.close()
             self._listens_to = hub["id"]
-            self._listening = Listening(snapshots.broker_of(hub["id"]), self._topics) if self._topics else None
+            self._listening = self._console.server.listen(hub["id"], self._topics) if self._topics else None
         messages, missed = self._listening.take() if self._listening else ([], 0)
         return {"hubs": choices, "hub": hub["id"], "messages": messages, "missed": missed}
 
@@ -220,17 +219,22 @@ class Applications:
     def data(self) -> Snapshot:
         """See `View.data`."""
         sources, self._sources = self._sources, {}
+        found = self._console.server.look("traces", limit=str(self._TRACED))
+        traces = {one["app"]: [_traced(line) for line in one["lines"]] for one in found}
+        states = {one["name"]: one for one in self._console.seen().also["apps"]}
         rows = []
-        applications = list(self._console.server.parts.applications)
-        for application, row in zip(applications, self._console.server.look("apps"), strict=False):
+        for application in self._console.server.parts.applications:
+            row = states.get(application.name)
+            if row is None:
+                continue  # it has come since
             error = printable(row["error"] or "", lines=True)
             key = (application.uri, error)
             if error:
                 self._sources[key] = sources.get(key) or source.around(application.path, error)
-            traced = self._console.log.traces(application.path.resolve())[-self._TRACED :]
             named = {"id": application.name or "-", "name": _app_name(application), "error": error or None}
+            traced = traces.get(application.name, [])
             rows.append({**row, **named, "source": self._sources.get(key), "traces": traced})
-        return {"rows": rows, "traces": self._console.log.traces(None)[-self._TRACED :]}
+        return {"rows": rows, "traces": traces[None]}
 
     def close(self) -> None:
         """See `View.close`."""
@@ -240,19 +244,23 @@ def _app_name(application: Any) -> str:
     return str(application.name or application.path.resolve().stem)
 
 
+def _traced(line: Mapping[str, Any]) -> str:
+    return f"w{line['worker']}: {line['text']}" if "worker" in line else str(line["text"])
+
+
 class Journals:
     """The journals, who reads them and how far behind, and the processes of pipelines."""
 
     def __init__(self, console: Console, options: Options) -> None:
         self._console = console
-        self._order: Paced[int] = Paced(lambda _: _readers())
+        self._order: Paced[int] = Paced(lambda _: (_readers(), 0.0))
 
     def data(self) -> Snapshot:
         """See `View.data`."""
-        server = self._console.server
+        also = self._console.seen().also
         readers = self._order.get(0)
-        journals = [{**one, "sync_ms": _sync_ms(one)} for one in server.look("journals")]
-        return {"journals": journals, "readers": readers, "pipelines": server.look("pipelines")}
+        journals = [{**one, "sync_ms": _sync_ms(one)} for one in also["journals"]]
+        return {"journals": journals, "readers": readers, "pipelines": also["pipelines"]}
 
     def close(self) -> None:
         """See `View.close`."""
@@ -278,8 +286,7 @@ class Clusters:
 
 def _sync_ms(row: Mapping[str, Any]) -> float | None:
     """How long the disk takes to keep what was written, on average."""
-    journal = None if row.get("worker") else writer.opened.get(str(row["name"]))  # another worker's is not known here
-    return round(journal.sync_s / row["syncs"] * 1000, 3) if journal and row["syncs"] else None
+    return round(row["sync_s"] / row["syncs"] * 1000, 3) if row["syncs"] else None
 
 
 def _readers() -> list[Snapshot]:
@@ -307,14 +314,15 @@ def _limits(console: Console) -> Snapshot:
 
 def _closes(console: Console) -> Snapshot:
     counts: dict[str, int] = {}
-    for hub in console.hubs():
+    hubs = console.seen().hubs
+    for hub in hubs:
         for reason, count in hub["closes"].items():
             counts[reason] = counts.get(reason, 0) + count
     reasons = [_reason(CloseReason[name.upper()], count) for name, count in counts.items()]
     reasons.sort(key=lambda row: (not row["is_trouble"], -row["count"]))
     found = console.server.look("closed", limit=str(SHOWN_CLOSES))
-    hubs = {hub["id"] for hub in console.hubs()}
-    rows = [_closed(one) for one in found["items"] if one["hub"] in hubs]
+    shown = {hub["id"] for hub in hubs}
+    rows = [_closed(one) for one in found["items"] if one["hub"] in shown]
     return {"total": sum(counts.values()), "reasons": reasons, "rows": rows}
 
 
@@ -337,15 +345,30 @@ def _closed(one: Mapping[str, Any]) -> Snapshot:
     return {**known, "reason": reason, **shown}
 
 
-def _log(console: Console) -> Snapshot:
-    rows = []
-    for entry, _ in zip(console.log.newest_first(), range(SHOWN_ENTRIES), strict=False):
-        row = {"number": entry.number, "at_s": entry.at_s, "level": entry.level, "logger": entry.logger}
-        rows.append({**row, "text": entry.text[:_ENTRY_CHARACTERS]})
-    return {"rows": rows, "errors": console.log.errors, "warnings": console.log.warnings, "kept": KEPT}
+class Log:
+    """The last errors and warnings; they are asked for when there are new ones."""
 
+    _CHARACTERS = 800
 
-_ENTRY_CHARACTERS = 800
+    def __init__(self, console: Console, options: Options) -> None:
+        self._console = console
+        self._counts: list[tuple[int, int, int]] = []
+        self._rows: list[Snapshot] = []
+
+    def data(self) -> Snapshot:
+        """See `View.data`."""
+        seen = self._console.seen()
+        counts = [(one["pid"], one["log_errors"], one["log_warnings"]) for one in workers_of(seen) or [seen.server]]
+        if counts != self._counts:
+            found = self._console.server.look("log", limit=str(SHOWN_ENTRIES))
+            self._rows = [{**one, "text": one["text"][: self._CHARACTERS]} for one in found["items"]]
+            self._counts = counts
+        whole = seen.server
+        return {"rows": self._rows, "errors": whole["log_errors"], "warnings": whole["log_warnings"], "kept": KEPT}
+
+    def close(self) -> None:
+        """See `View.close`."""
+
 
 VIEWS: dict[str, Callable[[Console, Options], View]] = {
     "overview": lambda console, options: Plain(console.overview),
@@ -358,15 +381,19 @@ VIEWS: dict[str, Callable[[Console, Options], View]] = {
     "clusters": Clusters,
     "limits": lambda console, options: Plain(lambda: _limits(console)),
     "closes": lambda console, options: Plain(lambda: _closes(console)),
-    "log": lambda console, options: Plain(lambda: _log(console)),
+    "log": Log,
 }
 """By the name that a page asks for."""
 
 
 class Paced(Generic[T]):
-    """Remembers what `look(argument)` gave, for `ORDER_S` seconds, or longer when looking takes long."""
+    """Remembers what `look(argument)` gave, for `ORDER_S` seconds, or longer when looking takes long.
 
-    def __init__(self, look: Callable[[T], Any]) -> None:
+    Args:
+        look: gives something, and how many seconds of CPU that took the worker that needed most.
+    """
+
+    def __init__(self, look: Callable[[T], tuple[Any, float]]) -> None:
         self._look = look
         self._argument: T | None = None
         self._until_s = 0.0
@@ -374,18 +401,19 @@ class Paced(Generic[T]):
 
     def get(self, argument: T) -> Any:
         """What `look` gives for `argument`, or gave a short while ago."""
-        now_s, begun_s = monotonic(), thread_time()
+        now_s = monotonic()
         if argument != self._argument or now_s >= self._until_s:
-            self._found, self._argument = self._look(argument), argument
-            self._until_s = now_s + max(ORDER_S, (thread_time() - begun_s) * _COST)
+            (self._found, cost_s), self._argument = self._look(argument), argument
+            self._until_s = now_s + max(ORDER_S, cost_s * _COST)
         return self._found
 
 
-def _chosen(hubs: list[dict[str, Any]], number: int | None) -> tuple[list[Snapshot], dict[str, Any] | None]:
-    """The hubs to choose from, and the one with a number, or else the first of them."""
+def _chosen(console: Console, number: int | None) -> tuple[list[Snapshot], dict[str, Any] | None]:
+    """The hubs to choose from, over all workers, and the one with a number, or else the first of them."""
+    hubs = over_workers(console.seen().hubs)
     choices = hub_choices(hubs)
-    by_number = {hub["id"]: hub for hub in hubs}
-    return choices, by_number.get(number) or (by_number[choices[0]["id"]] if choices else None)
+    by_number = {one: hub for hub in hubs for one in hub["ids"]}
+    return choices, by_number.get(number or 0) or (by_number[choices[0]["id"]] if choices else None)
 
 
 def _shown(text: str) -> str:

@@ -5,19 +5,20 @@
                                  byte 3: another viewer has taken over
     GET                          the page
 
-What viewers don't take is bounded and counted; nobody who traces ever waits for them.
+What viewers don't take is bounded and counted; nobody who traces ever waits for them. A server with several workers has
+one trace and one viewer: see `smqrt.http.trace_workers`.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from html import escape
 from importlib import resources
+from time import monotonic, time
 
 import gevent
 from gevent import get_hub
@@ -27,7 +28,11 @@ from smqrt.errors import ProtocolError, StreamError
 from smqrt.http.message import Request
 from smqrt.http.server import HttpServer
 from smqrt.http.status import reason
+from smqrt.http.trace_lines import InOrder, Line, Lines
+from smqrt.http.trace_workers import TAKEN, Claim, FarViewer, Gathering, behind_of
 from smqrt.http.tree import Directory
+from smqrt.net.fd_channel import Message
+from smqrt.net.fleet import Fleet, News
 from smqrt.net.handover import websocket_key
 from smqrt.net.stream import Stream
 from smqrt.wire import websocket
@@ -83,6 +88,7 @@ class TraceLogger(Directory):
         name, priority: see `Directory`.
         server: whose requests can be shown; None when there are none.
         logger: what is shown, with all below it.
+        fleet: the workers of the server; None when this process is alone.
 
     Attributes:
         options: what is shown of requests.
@@ -90,15 +96,22 @@ class TraceLogger(Directory):
     """
 
     def __init__(
-        self, name: str = NAME, priority: int = 0, server: HttpServer | None = None, logger: str = "smqrt"
+        self,
+        name: str = NAME,
+        priority: int = 0,
+        server: HttpServer | None = None,
+        logger: str = "smqrt",
+        fleet: Fleet | None = None,
     ) -> None:
         super().__init__(name, priority)
         self.options = TraceOptions()
         self.left_out = 0
         self._server = server
-        self._history = _Lines(HISTORY_BYTES)
-        self._waiting = _Lines(WAITING_BYTES)
-        self._viewer: _Viewer | None = None
+        self._fleet, self._label = fleet, f"{fleet.place.label}: " if fleet else ""
+        self._history = Lines(HISTORY_BYTES)
+        self._waiting = Lines(WAITING_BYTES)
+        self._viewer: _Viewer | FarViewer | None = None
+        self._gathering: Gathering | None = None
         self._flushing = False
         self._logger = logging.getLogger(logger)
         self._handler = _Handler(self)
@@ -109,7 +122,7 @@ class TraceLogger(Directory):
 
     @property
     def taken(self) -> bool:
-        """Whether somebody looks."""
+        """Whether somebody looks, at whatever worker."""
         return self._viewer is not None
 
     def configure(self, options: Mapping[str, bool]) -> None:
@@ -128,21 +141,39 @@ class TraceLogger(Directory):
         self.unlink()
         if self._server is not None:
             self._server.observers = tuple(one for one in self._server.observers if one is not self)
+        if self._gathering is not None:
+            self._gathering.give_all()
+        self._flush()
         if self._viewer is not None:
-            self._viewer.end(b"")
+            self._viewer.end()
 
     # What is shown
 
-    def show(self, text: str) -> None:
-        """Show a text: a record of the log, or a request. Callable from everywhere, never blocks."""
+    def show(self, text: str, at_s: float | None = None) -> None:
+        """Show a text: a record of the log, or a request. Callable from everywhere, never blocks.
+
+        Args:
+            text: one line, or several that belong together.
+            at_s: when that was, in Unix seconds; None for now.
+        """
+        at_s = time() if at_s is None else at_s
         if _thread_id() != self._thread:
-            self._loop.run_callback_threadsafe(self.show, text)
+            self._loop.run_callback_threadsafe(self.show, text, at_s)
             return
-        line = text.encode("utf-8", "backslashreplace")[:LINE_BYTES] + b"\n"
+        if self._label:
+            text = "\n".join(self._label + one for one in text.split("\n"))
+        line = Line(at_s, text.encode("utf-8", "backslashreplace")[:LINE_BYTES] + b"\n")
         self._history.add(line)
-        if self._viewer is None:
-            return
+        if self._gathering is not None:
+            self._gathering.add(line)
+        elif self._viewer is not None:
+            self._give(line)
+
+    def _give(self, line: Line) -> None:
         self.left_out += self._waiting.add(line)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
         if not self._flushing:
             self._flushing = True
             self._loop.run_callback(self._flush)
@@ -152,9 +183,7 @@ class TraceLogger(Directory):
         self._flushing = False
         viewer = self._viewer
         while viewer is not None and self._waiting and viewer.takes():
-            missing = self._waiting.take_left_out()
-            note = b"... %d lines were left out: this viewer is too slow\n" % missing if missing else b""
-            viewer.send(LINES + note + self._waiting.take(FRAME_BYTES))
+            viewer.show(self._waiting.take(FRAME_BYTES), self._waiting.take_left_out())
 
     # Requests
 
@@ -212,19 +241,59 @@ class TraceLogger(Directory):
         taken = request.detach()
         taken.watcher.close()
         stream = Stream(taken.transport, taken.data)
-        before, self._viewer = self._viewer, _Viewer(self, stream)
-        if before is not None:
-            before.end(TAKEN_OVER)
+        viewer = _Viewer(self, stream, (monotonic(), self._fleet.place.number if self._fleet else 0))
+        self._seat(viewer)
         stream.push_or_forget(websocket.switching_protocols(key))
-        self._waiting = self._history.copy(WAITING_BYTES)
-        self._viewer.send(HELLO + b"smqrt\n")
+        viewer.send(HELLO + b"smqrt\n")
+        if self._fleet is None:
+            self._waiting = self._history.copy(WAITING_BYTES)
+        else:
+            self._gathering = self._gather(self._fleet, viewer)
         self._flush()
 
-    def forget(self, viewer: _Viewer) -> None:
+    def _gather(self, fleet: Fleet, viewer: _Viewer) -> Gathering:
+        order = InOrder(self._give, HISTORY_BYTES, WAITING_BYTES)
+        for line in self._history:
+            order.add(line)
+        return Gathering(fleet, self.baseuri, viewer.claim, order, self._missed, lambda: viewer.end(is_taken=True))
+
+    def _missed(self, lines: int) -> None:
+        self.left_out += lines
+        self._waiting.miss(lines)
+
+    def lines(self, question: Message) -> News:
+        """Yields the lines of this worker for a viewer of another one; see `smqrt.http.trace_workers`."""
+        when_s, number = question["claim"]
+        waiting = self._history.copy(WAITING_BYTES, behind_of(question))
+        viewer = FarViewer((when_s, number), waiting.take(WAITING_BYTES), waiting.take_left_out())
+        if not self._seat(viewer):
+            yield TAKEN
+            return
+        try:
+            yield from viewer.news(lambda: self._history.added - len(self._waiting), self._flush)
+        finally:
+            self.forget(viewer)
+
+    def _seat(self, viewer: _Viewer | FarViewer) -> bool:
+        """Whether the place is the viewer's now: the latest has it."""
+        before = self._viewer
+        if before is not None and before.claim > viewer.claim:
+            return False
+        if before is not None:
+            before.end(is_taken=True)
+            self.forget(before)
+        self._viewer = viewer
+        return True
+
+    def forget(self, viewer: _Viewer | FarViewer) -> None:
         """Called by a viewer that is gone."""
-        if self._viewer is viewer:
-            self._viewer = None
-            self._waiting = _Lines(WAITING_BYTES)
+        if self._viewer is not viewer:
+            return
+        self._viewer = None
+        self._waiting = Lines(WAITING_BYTES)
+        if self._gathering is not None:
+            self._gathering.close()
+            self._gathering = None
 
 
 @cache
@@ -234,49 +303,6 @@ def _page() -> str:
 
 def _shown(name: str, value: str) -> str:
     return f"{value[:_SHOWN]}…" if name.lower() in _SECRET and len(value) > _SHOWN else value
-
-
-class _Lines:
-    """Lines that wait, of so many bytes together: when more come, the oldest go and are counted."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._lines: deque[bytes] = deque()
-        self._bytes = self._left_out = 0
-
-    def __bool__(self) -> bool:
-        return bool(self._lines)
-
-    def copy(self, most_bytes: int) -> _Lines:
-        """The same lines with room for more."""
-        copy = _Lines(most_bytes)
-        copy._lines, copy._bytes = self._lines.copy(), self._bytes
-        return copy
-
-    def add(self, line: bytes) -> int:
-        """Add a line; give how many went."""
-        self._lines.append(line)
-        self._bytes += len(line)
-        before = self._left_out
-        while self._bytes > self._most_bytes:
-            self._bytes -= len(self._lines.popleft())
-            self._left_out += 1
-        return self._left_out - before
-
-    def take_left_out(self) -> int:
-        """How many went since this was asked last."""
-        left_out, self._left_out = self._left_out, 0
-        return left_out
-
-    def take(self, most_bytes: int) -> bytes:
-        """Take lines from the front, about so many bytes, and at least one."""
-        parts: list[bytes] = []
-        size = 0
-        while self._lines and (not parts or size + len(self._lines[0]) <= most_bytes):
-            parts.append(self._lines.popleft())
-            size += len(parts[-1])
-        self._bytes -= size
-        return b"".join(parts)
 
 
 class _Handler(logging.Handler):
@@ -289,7 +315,7 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler.emit`."""
         try:
-            self._owner.show(self.format(record))
+            self._owner.show(self.format(record), record.created)
         except Exception:
             self.handleError(record)
 
@@ -297,8 +323,8 @@ class _Handler(logging.Handler):
 class _Viewer:
     """The connection of one viewer, and the greenlet that reads from it."""
 
-    def __init__(self, owner: TraceLogger, stream: Stream) -> None:
-        self._owner, self._stream = owner, stream
+    def __init__(self, owner: TraceLogger, stream: Stream, claim: Claim) -> None:
+        self._owner, self._stream, self.claim = owner, stream, claim
         self._codec = websocket.WebSocketCodec(max_message_bytes=_MAX_MESSAGE_BYTES)
         stream.queue_limit_bytes = QUEUE_BYTES
         self._waits = False
@@ -318,23 +344,28 @@ class _Viewer:
     def _room(self, _value: None, error: BaseException | None) -> None:
         self._waits = False
         if error is not None:
-            self.end(b"")
+            self.end()
         else:
             self._owner._flush()
+
+    def show(self, lines: list[Line], missed: int) -> None:
+        """Show lines, and how many were left out before them."""
+        note = b"... %d lines were left out: this viewer is too slow\n" % missed if missed else b""
+        self.send(LINES + note + b"".join(line.data for line in lines))
 
     def send(self, payload: bytes) -> None:
         """Send a frame; a connection that fails ends by itself."""
         try:
             self._stream.push(self._codec.message(payload, is_text=False))
         except StreamError:
-            self.end(b"")
+            self.end()
 
-    def end(self, last: bytes) -> None:
-        """Send a last frame, unless it is empty, and close."""
+    def end(self, is_taken: bool = False) -> None:
+        """Close, with a frame that says so when another viewer has the place."""
         self._owner.forget(self)
         if not self._stream.closed:
-            frame = self._codec.message(last, is_text=False) if last else b""
-            self._stream.push_or_forget(frame + self._codec.close(1000 if last else 1001))
+            frame = self._codec.message(TAKEN_OVER, is_text=False) if is_taken else b""
+            self._stream.push_or_forget(frame + self._codec.close(1000 if is_taken else 1001))
             self._stream.close(graceful=True)
 
     def _read(self) -> None:
@@ -348,4 +379,4 @@ class _Viewer:
                 self._stream.push_or_forget(codec.take_replies())
         except (StreamError, ProtocolError):
             pass  # gone, or no WebSocket
-        self.end(b"")
+        self.end()

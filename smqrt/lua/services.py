@@ -17,6 +17,7 @@ from smqrt.http.resources import Io
 from smqrt.http.server import HttpServer
 from smqrt.http.tree import ResourceReader, Root
 from smqrt.net.contexts import ClientTls, ServerTls
+from smqrt.net.fleet import Fleet
 
 JSON_VALUES = 1 << 18
 
@@ -50,6 +51,7 @@ class Services:
         could not, None when it did.
     conf: the file mako.conf that is in force.
     tracelogger: whether the trace logger is wanted, whatever that file says.
+    fleet: the workers of the server; None when this process is alone.
     """
 
     root: Root = field(default_factory=Root)
@@ -76,6 +78,7 @@ class Services:
     load_certificates: Callable[[bool], str | None] | None = None
     conf: Path | None = None
     tracelogger: bool = False
+    fleet: Fleet | None = None
 
     def scope_of(self, application: int | None) -> AppScope | None:
         """What belongs to the application whose code is running.

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
+import gevent
 import pytest
 
+from smqrt.backplane import mesh
 from smqrt.backplane.process import ClusterPlan, ProcessCluster
 from smqrt.broker.state import Hooks
 from smqrt.errors import ArgumentError
 from smqrt.net.broker import GeventBroker, HubOptions
 from smqrt.net.contexts import ClientTls
+from tests.cluster.cut import Cable
+from tests.cluster.engines import Client
 from tests.conftest import free_port
 from tests.nats.server import NatsServer
 from tests.nats.server import cluster as nats_cluster
@@ -52,6 +57,59 @@ def links(one: ProcessCluster) -> int:
 def why(one: ProcessCluster) -> str:
     (dialer,) = one.opened().dialers
     return dialer.why
+
+
+def test_processes_that_share_a_directory_keep_the_link_that_the_later_one_made(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh, "SCAN_S", 0.05)
+    for number in range(6):  # which of two links is kept is by the random ids
+        folder = tmp_path / f"n{number}"
+        folder.mkdir(mode=0o700)
+        both = [start(directory=folder)]
+        gevent.sleep(0.1)
+        both.append(start(directory=folder))
+        wait_until(lambda both=both: all(links(one) == 1 for one in both))
+        made = [next(iter(one.opened().node.links.values())) for one in both]
+        gevent.sleep(0.3)
+        assert [next(iter(one.opened().node.links.values()), None) for one in both] == made
+        # And another one when it breaks, whoever made it.
+        made[0].lose("the test cuts it")
+        wait_until(lambda both=both, made=made: all(links(one) == 1 for one in both) and made[1] is not link(both[1]))
+
+
+def link(one: ProcessCluster) -> object:
+    return next(iter(one.opened().node.links.values()), None)
+
+
+def test_hubs_are_joined_when_it_is_waited_for(start: Start) -> None:
+    """What a worker does before it takes clients."""
+    address = f"127.0.0.1:{free_port()}"
+    first = start(listen=address)
+    cable = Cable(int(address.partition(":")[2]))
+    cable.delay_s = 0.1
+    second = start(nodes=(f"127.0.0.1:{cable.port}",))
+    hubs = [GeventBroker(Hooks(), HubOptions()) for _ in range(2)]
+    try:
+        listener = Client(hubs[0])
+        for number in range(9000):  # the first half second of what there is to say
+            listener.subscribe(b"topic%05d" % number)
+        listener.subscribe(b"news")
+        for one, broker in zip((first, second), hubs, strict=True):
+            one.join(broker, HubOptions(cluster="chat"))
+        second.wait_until_joined(20)
+        hubs[1].publish(b"hello", b"news")
+        wait_until(lambda: listener.data == [b"hello"])
+        # Where there is nobody, nobody waits for ever.
+        first.close()
+        wait_until(lambda: links(second) == 0)
+        begun_s = monotonic()
+        second.wait_until_joined(0.2)
+        assert 0.2 <= monotonic() - begun_s < 5
+    finally:
+        cable.close()
+        for broker in hubs:
+            broker.close()
 
 
 def test_both_sides_show_a_certificate_of_the_authority(start: Start, tmp_path: Path) -> None:

@@ -14,14 +14,16 @@ import gevent
 import pytest
 
 from smqrt import hub
+from smqrt.admin.listening import KEPT, Listening
+from smqrt.admin.log_tail import LogTail
+from smqrt.admin.together import Looks
 from smqrt.app_folder import AppScope, running_app
 from smqrt.console import source
-from smqrt.console.gauges import Gauges, over_workers
-from smqrt.console.listening import KEPT, Listening
-from smqrt.console.log_tail import LogTail
+from smqrt.console.gauges import Gauges
 from smqrt.console.rates import Rates
 from smqrt.console.views import Paced, _shown
 from smqrt.console.watching import MOST_PAGES, Watching
+from smqrt.console.workers import over_workers, topics_over_workers
 from smqrt.errors import ArgumentError
 from smqrt.net.broker import GeventBroker
 from tests.waiting import let_others_run, wait_until
@@ -140,9 +142,11 @@ def test_what_a_page_subscribes_to_is_bounded(broker: GeventBroker, names: list[
 @pytest.fixture
 def tail() -> Iterator[LogTail]:
     made = LogTail()
+    made.start()
+    made.start()
     yield made
-    made.close()
-    made.close()
+    made.stop()
+    made.stop()
 
 
 def test_errors_and_traces_are_kept(tail: LogTail, tmp_path: Path) -> None:
@@ -161,7 +165,10 @@ def test_errors_and_traces_are_kept(tail: LogTail, tmp_path: Path) -> None:
     traces.info("nobody's")
     with running_app(AppScope(tmp_path)):
         traces.info("mine")
-    assert (tail.traces(None), tail.traces(tmp_path)) == (["nobody's"], ["mine"])
+    assert [[one.text for one in tail.traces(folder)] for folder in (None, tmp_path)] == [["nobody's"], ["mine"]]
+    tail.stop()
+    log.warning("third")
+    assert tail.warnings == 1
 
 
 # ---- who looks
@@ -281,13 +288,11 @@ def test_pages_are_bounded(pages: Pages) -> None:
 
 def test_an_order_that_takes_long_is_looked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, asked = [0.0], []
-    for clock in ("monotonic", "thread_time"):
-        monkeypatch.setattr(f"smqrt.console.views.{clock}", lambda: now_s[0])
+    monkeypatch.setattr("smqrt.console.views.monotonic", lambda: now_s[0])
 
-    def look(hub: int) -> int:
+    def look(hub: int) -> tuple[int, float]:
         asked.append(hub)
-        now_s[0] += 0.2
-        return hub
+        return hub, 0.2
 
     paced = Paced(look)
     for _ in range(60):
@@ -301,23 +306,26 @@ def test_an_order_that_takes_long_is_looked_for_less_often(monkeypatch: pytest.M
 
 
 def test_rates_are_those_of_hubs_and_what_takes_long_rests(smq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s, looks = [100.0], []
-    for clock in ("monotonic", "thread_time"):
-        monkeypatch.setattr(f"smqrt.console.gauges.{clock}", lambda: now_s[0])
-    answers: dict[str, Callable[[], Any]] = {
-        "server": lambda: looks.append(now_s[0]) or SERVER,  # type: ignore[func-returns-value]
-        "hubs": lambda: [dict(HUB)],
-    }
-    parts: Any = SimpleNamespace(lag=SimpleNamespace(worst_of=lambda span_s: 0.02))
-    server: Any = SimpleNamespace(parts=parts, look=lambda name: answers[name]())
-    gauges = Gauges(server, 5)
+    now_s, cost_s, asked = [100.0], [0.001], []
+    monkeypatch.setattr("smqrt.console.gauges.monotonic", lambda: now_s[0])
+
+    def looks(addresses: Any) -> Looks:
+        asked.append([words[0] for words, _ in addresses])
+        return Looks([SERVER, [HUB], [{"name": "lua"}]], cost_s[0])
+
+    server: Any = SimpleNamespace(looks=looks)
+    gauges = Gauges(server, "limits")
     gauges._rates = Rates(lambda: now_s[0])
     assert gauges.look().now["in_per_s"] == 0
     now_s[0] += 2
     monkeypatch.setitem(HUB, "messages", 300)
     seen = gauges.look()
     assert (seen.now["in_per_s"], seen.now["loop_ms"], seen.hubs[0]["dropped"]) == (100.0, 20.0, 3)
-    answers["server"] = lambda: now_s.__setitem__(0, now_s[0] + 0.1) or SERVER
+    assert (seen.also, asked) == ({"limits": [{"name": "lua"}]}, [["server", "hubs", "limits"]] * 2)
+    now_s[0] += 0.4
+    assert gauges.look() is seen, "that is the same moment"
+    # What takes a worker long is done less often, whichever worker that is.
+    cost_s[0] = 0.1
     now_s[0] += 1
     first = gauges.look()
     now_s[0] += 15
@@ -326,7 +334,7 @@ def test_rates_are_those_of_hubs_and_what_takes_long_rests(smq: Any, monkeypatch
     assert gauges.look() is not first
 
 
-SERVER = {"cpu_s": 1.0, "memory_bytes": 1 << 20}
+SERVER = {"cpu_s": 1.0, "memory_bytes": 1 << 20, "loop_lag_5s_s": 0.02}
 HUB: dict[str, Any] = {
     "id": 1, "peers": 2, "messages": 100, "copies": 50, "drops": {"unrouted": 9, "over_budget": 2, "closed": 1},
 }  # fmt: skip
@@ -334,18 +342,32 @@ HUB: dict[str, Any] = {
 
 def test_hubs_of_all_workers_that_belong_together_are_one() -> None:
     rows = [
-        {"id": number, "made_at": made_at, "app": "shop", "peers": peers}
-        for number, made_at, peers in (
-            (1, "shop/.preload:1", 3),
-            (2, "shop/.preload:1", 1),
-            (1_000_001, "shop/.preload:1", 4),
-            (1_000_003, "shop/.preload:1", 2),
-            (1_000_004, "other/.preload:1", 5),
+        {"id": number, "key": key, "made_at": f"{key}/.preload:1", "app": "shop", "peers": peers, "topics": peers}
+        for number, key, peers in (
+            (1, "shop/1", 3),
+            (2, "shop/2", 1),
+            (1_000_001, "shop/1", 4),
+            (1_000_003, "shop/2", 2),
+            (1_000_004, "other/1", 5),
         )
     ]
-    found = [(one["made_at"], one["ids"], one["peers"]) for one in over_workers(rows)]
+    found = [(one["made_at"], one["ids"], one["peers"], one["topics"]) for one in over_workers(rows)]
     assert found == [
-        ("shop/.preload:1", [1, 1_000_001], 7),
-        ("shop/.preload:1", [2, 1_000_003], 3),
-        ("other/.preload:1", [1_000_004], 5),
+        ("shop/1/.preload:1", [1, 1_000_001], 7, 4),
+        ("shop/2/.preload:1", [2, 1_000_003], 3, 2),
+        ("other/1/.preload:1", [1_000_004], 5, 5),
     ]
+
+
+def test_topics_of_all_workers_that_have_the_same_name_are_one() -> None:
+    def page(total: int, **subscribers: int) -> dict[str, Any]:
+        items = [{"name": name, "id": 7, "subscribers": n, "observers": 1} for name, n in subscribers.items()]
+        return {"items": items, "after": None, "total": total}
+
+    found = topics_over_workers([page(3, lamp=1, door=2), page(2, lamp=4, bell=3)], 2)
+    assert [(one["name"], one["subscribers"], one["observers"]) for one in found["items"]] == [
+        ("lamp", 5, 2),
+        ("bell", 3, 1),
+    ]
+    assert found["total"] == 3
+    assert topics_over_workers([], 2) == {"items": [], "total": 0}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gevent import socket
 from gevent.ssl import SSLContext
 
@@ -10,10 +12,12 @@ from smqrt.wire.websocket import WebSocketCodec, WebSocketMessage
 
 
 class Client:
-    """A WebSocket client on a gevent socket."""
+    """A WebSocket client on a gevent socket, or on another one that is connected."""
 
-    def __init__(self, port: int, path: str = "/ws.lsp", headers: str = "", tls: SSLContext | None = None) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+    def __init__(
+        self, port: int, path: str = "/ws.lsp", headers: str = "", tls: SSLContext | None = None, sock: Any = None
+    ) -> None:
+        self.sock = sock or socket.create_connection(("127.0.0.1", port), timeout=5)
         if tls:
             self.sock = tls.wrap_socket(self.sock)
         key = websocket.new_key()

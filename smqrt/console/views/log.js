@@ -6,11 +6,10 @@ import * as format from "../format.js";
 const KINDS = {ERROR: ["bad", "error"], CRITICAL: ["bad", "critical"], WARNING: ["warn", "warning"]};
 
 export function log({live, place, ready, say: tell}) {
-    const list = h("ol", {class: "entries"});
+    const list = h("ol", {class: "entries"}), shown = new Map();
     const none = empty("Nothing has gone wrong", "Errors and warnings of the server since its start are shown here, the last 200.");
     const part = section("Errors and warnings", {}, h("p", {class: "soft"}, "The newest first"));
     part.append(list, none);
-    let newest = 0;
     live.watch("log", {}, data => {
         if (!part.isConnected) {
             ready();
@@ -18,18 +17,21 @@ export function log({live, place, ready, say: tell}) {
         }
         tell(`${format.plural(data.errors, "error")}, ${format.plural(data.warnings, "warning")}`);
         none.hidden = Boolean(data.rows.length);
-        for (const row of [...data.rows].reverse()) {
-            if (row.number <= newest) continue;
-            newest = row.number;
-            list.prepend(entry(row));
+        for (const row of data.rows) {
+            const key = `${row.worker} ${row.number} ${row.at}`;
+            if (!shown.has(key)) shown.set(key, {at: row.at, element: entry(row)});
         }
-        while (list.childElementCount > data.kept) list.lastElementChild.remove();
+        const rows = [...shown].sort(([, one], [, other]) => one.at < other.at ? 1 : one.at > other.at ? -1 : 0);
+        for (const [key] of rows.splice(data.kept)) shown.delete(key);
+        const elements = rows.map(([, one]) => one.element);
+        if (elements.some((one, index) => one !== list.children[index])) list.replaceChildren(...elements);
     });
 }
 
-function entry({at_s: at, level, logger, text}) {
+function entry({at: moment, level, logger, text, worker}) {
+    const at = Date.parse(moment) / 1000, whose = worker === undefined ? logger : `worker ${worker} · ${logger}`;
     const [kind, word] = KINDS[level] ?? ["off", level.toLowerCase()], [first, ...rest] = text.split("\n");
     const more = rest.length && h("details", {}, h("summary", {}, `${rest.length} more lines`), h("pre", {}, foreign(rest.join("\n"))));
     return h("li", {}, h("time", {title: format.moment(at)}, format.time(at)), mark(kind, word),
-        h("div", {}, h("pre", {}, foreign(first)), more || null, h("span", {class: "small soft"}, logger)));
+        h("div", {}, h("pre", {}, foreign(first)), more || null, h("span", {class: "small soft"}, whose)));
 }

@@ -53,7 +53,8 @@ export function overview({live, history, place, ready, say: tell}) {
             draw();
         }
         const {server} = data;
-        tell(`${server.version} · up ${format.duration(server.uptime_s)} · ${server.host} · process ${server.pid}${server.state === "serving" ? "" : ` · ${server.state}`}`);
+        const who = server.workers ? `${server.workers} workers` : `process ${server.pid}`;
+        tell(`${server.version} · up ${format.duration(server.uptime_s)} · ${server.host} · ${who}${server.state === "serving" ? "" : ` · ${server.state}`}`);
         listAttention(attention, data.attention);
         listeners.update(data.listeners);
         hubs.update(data.hubs);

@@ -5,7 +5,7 @@
     const MOST_LINES = 5000; // on the page; the oldest go
     const RETRY_MS = 2000;
     const BAD = /\b(error|failed|traceback|exception)\b/i;
-    const HEADER = /^[<>] /; // of a request or an answer
+    const HEADER = /^(w\d+: )?[<>] /; // of a request or an answer
     const find = id => document.getElementById(id);
     const [state, lines, filter, hold, take] = ["state", "lines", "filter", "hold", "take"].map(find);
     const service = new URL(document.body.dataset.service, location.href);

@@ -1,15 +1,23 @@
-"""A subscriber inside the server: what comes to some topics of a hub is shown on a page."""
+"""A subscriber inside the server: what comes to some topics of a hub, of this worker or of another one, is shown on a
+page.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from time import time
+from typing import Protocol
+
+import gevent
 
 from smqrt.admin.snapshots import Snapshot
 from smqrt.broker.broker import MAX_ID, Broker
 from smqrt.broker.outbox import Outbox
 from smqrt.broker.topics import Topic
-from smqrt.errors import ArgumentError
+from smqrt.errors import ArgumentError, ClosedError
+from smqrt.net.fd_channel import Message
+from smqrt.net.fleet import END, Fleet, News
 from smqrt.printable import printable
 from smqrt.wire import smq
 
@@ -19,6 +27,16 @@ NAME_CHARACTERS = 256
 KEPT = 30
 """Messages between two looks at them, which is a second; further ones are only counted."""
 _SHOWN_BYTES = 512
+QUESTION = "listen"
+_LOOK_S = 0.5
+"""So often another worker is told what came."""
+
+
+class Listener(Protocol):
+    """What `Listening` and `FarListening` are."""
+
+    def take(self) -> tuple[list[Snapshot], int]: ...
+    def close(self) -> None: ...
 
 
 class Listening(Outbox):
@@ -90,6 +108,68 @@ class Listening(Outbox):
                 "cut": len(data) > _SHOWN_BYTES,
             }
         )
+
+
+class FarListening:
+    """The same at a hub that only another worker has. Arguments as `Listening`; what is wrong with them is said by
+    `take`.
+
+    Args:
+        fleet: the workers.
+        worker: which one has the hub.
+        hub: its number.
+        destinations: see `Listening`.
+    """
+
+    def __init__(self, fleet: Fleet, worker: int, hub: int, destinations: Sequence[str | int]) -> None:
+        question: Message = {"do": QUESTION, "hub": hub, "topics": list(destinations)}
+        self._kept: list[Snapshot] = []
+        self._missed = self._number = 0
+        self._why = ""
+        self._following = gevent.spawn(fleet.follow, worker, lambda: question, self._told)
+
+    def close(self) -> None:
+        """Ask no more; a second call does nothing."""
+        self._following.kill(block=False)
+
+    def take(self) -> tuple[list[Snapshot], int]:
+        """See `Listening.take`. Raises ArgumentError for what that raises when it is made."""
+        if self._why:
+            raise ArgumentError(self._why)
+        taken, self._kept = self._kept, []
+        missed, self._missed = self._missed, 0
+        return taken, missed
+
+    def _told(self, said: Message) -> None:
+        self._why = said["why"]
+        self._missed += said["missed"]
+        for message in said["messages"]:
+            if len(self._kept) >= KEPT:
+                self._missed += 1
+                continue
+            self._number += 1
+            self._kept.append({**message, "number": self._number})
+
+
+def listened(hub: Callable[[int], Broker], question: Message) -> News:
+    """Yields what `FarListening` of another worker asks for.
+
+    Args:
+        hub: gives one of this worker by its number; raises ArgumentError.
+        question: what is asked.
+    """
+    try:
+        listening = Listening(hub(question["hub"]), question["topics"])
+    except (ArgumentError, ClosedError) as error:
+        yield {"do": "messages", "messages": [], "missed": 0, "why": str(error)}
+        yield END
+        return
+    with closing(listening):
+        while True:
+            messages, missed = listening.take()
+            if messages or missed:
+                yield {"do": "messages", "messages": messages, "missed": missed, "why": ""}
+            gevent.sleep(_LOOK_S)
 
 
 def _topic(broker: Broker, destination: str | int) -> Topic:

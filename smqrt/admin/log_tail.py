@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from smqrt.app_folder import current_app
 from smqrt.printable import printable
@@ -19,6 +20,18 @@ _APPLICATIONS = 256
 """Applications whose traces are kept apart."""
 _TRACES = "smqrt.trace"
 _LOST_AT = logging.WARNING
+
+
+class Traced(NamedTuple):
+    """A line of trace.
+
+    Attributes:
+        at_s: when, in Unix seconds.
+        text: safe to show.
+    """
+
+    at_s: float
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +54,8 @@ class Entry:
 
 
 class LogTail(logging.Handler):
-    """Keeps the last errors and warnings, and the last traces of each application. Takes records from any thread.
+    """Keeps the last errors and warnings, and the last traces of each application, between `start` and `stop`. Takes
+    records from any thread.
 
     Attributes:
         errors, warnings: how many there were.
@@ -51,19 +65,24 @@ class LogTail(logging.Handler):
         super().__init__(logging.INFO)
         self.errors = self.warnings = 0
         self._entries: deque[Entry] = deque(maxlen=KEPT)
-        self._traces: dict[Path | None, deque[str]] = {}
+        self._traces: dict[Path | None, deque[Traced]] = {}
         self._error_times_s: deque[float] = deque(maxlen=KEPT)
         self._logger = logging.getLogger("smqrt")
+        self._last_resort: logging.Handler | None = None
+
+    def start(self) -> None:
+        """Take records; a second call does nothing."""
+        if self in self._logger.handlers:
+            return
         # logging's last resort prints only while there is no handler at all.
         self._last_resort = None if self._logger.hasHandlers() else logging.lastResort
         for handler in filter(None, (self, self._last_resort)):
             self._logger.addHandler(handler)
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Take no more records; a second call does nothing."""
         for handler in filter(None, (self, self._last_resort)):
             self._logger.removeHandler(handler)
-        super().close()
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler.emit`."""
@@ -83,7 +102,7 @@ class LogTail(logging.Handler):
         """How many errors there were since a time, of those that are kept."""
         return sum(one >= at_s for one in list(self._error_times_s))
 
-    def traces(self, folder: Path | None) -> list[str]:
+    def traces(self, folder: Path | None) -> list[Traced]:
         """The last lines that the application in `folder` traced; None is for those that belong to none."""
         return list(self._traces.get(folder, ()))
 
@@ -103,4 +122,4 @@ class LogTail(logging.Handler):
         if folder not in self._traces and len(self._traces) >= _APPLICATIONS:
             folder = None
         lines = self._traces.setdefault(folder, deque(maxlen=KEPT))
-        lines.append(printable(record.getMessage()[:_TRACE_CHARACTERS]))
+        lines.append(Traced(record.created, printable(record.getMessage()[:_TRACE_CHARACTERS])))

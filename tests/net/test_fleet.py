@@ -1,0 +1,183 @@
+"""Questions between workers, over real sockets: who is silent is left out, who comes back is asked again."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import gevent
+import pytest
+from gevent import socket
+
+from smqrt.admin.together import Together
+from smqrt.errors import ArgumentError
+from smqrt.net import fleet
+from smqrt.net.fd_channel import Message
+from smqrt.net.fleet import END, KIND, Fleet, News
+from smqrt.net.worker_place import WorkerPlace
+from tests.waiting import wait_until
+
+Make = Callable[..., Fleet]
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """A folder with a short name: paths of Unix sockets are bounded."""
+    with tempfile.TemporaryDirectory(prefix="f-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def make(directory: Path) -> Iterator[Make]:
+    """Makes worker N of three."""
+    made: list[Fleet] = []
+
+    def make_one(number: int, **answers: Callable[[Message], Message]) -> Fleet:
+        one = Fleet(WorkerPlace(number, 3, b"", directory))
+        one.desk.answers.update(answers)
+        made.append(one)
+        return one
+
+    yield make_one
+    for one in made:
+        one.desk.close()
+        one.desk.close()
+
+
+def says(text: str) -> Callable[[Message], Message]:
+    return lambda question: {"do": "answer", "answer": [text, question["of"]]}
+
+
+def test_all_are_asked_and_those_that_are_there_answer(make: Make) -> None:
+    first, second = make(0), make(1, name=says("second"))
+    second.desk.open()
+    assert first.others == [1, 2]
+    assert first.ask_all({"do": "name", "of": 5}) == {1: {"do": "answer", "answer": ["second", 5]}}
+    make(2, name=says("third")).desk.open()
+    assert first.ask_all({"do": "name", "of": 6})[2]["answer"] == ["third", 6]
+    assert first.ask(1, {"do": "what nobody knows"}) is None
+    # Another process in its place, as at a hot restart.
+    make(1, name=says("another")).desk.open()
+    second.desk.close()
+    assert (first.ask(1, {"do": "name", "of": 7}) or {})["answer"] == ["another", 7]
+
+
+class Silent:
+    """A worker that is held: its kernel takes connections, nobody answers."""
+
+    def __init__(self, directory: Path, number: int) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(WorkerPlace(number, 3, b"", directory).socket_path(number, KIND)))
+        self._socket.listen(16)
+        self.questions = 0
+        self._counting = gevent.spawn(self._count)
+
+    def _count(self) -> None:
+        self._taken = []
+        while True:
+            self._taken.append(self._socket.accept())
+            self.questions += 1
+
+    def close(self) -> None:
+        self._counting.kill()
+        self._socket.close()
+
+
+def test_a_worker_that_is_silent_is_asked_once_and_left_out_for_a_time(
+    make: Make, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [0.0]
+    monkeypatch.setattr(fleet, "ANSWER_S", 0.3)
+    monkeypatch.setattr(fleet, "QUESTION_S", 0.2)
+    monkeypatch.setattr(fleet, "monotonic", lambda: monotonic() + now_s[0])
+    first, silent = make(0), Silent(directory, 1)
+    make(2, name=says("third")).desk.open()
+    question = {"do": "name", "of": 1}
+    begun_s = monotonic()
+    assert list(first.ask_all(question)) == [2]
+    assert 0.2 < monotonic() - begun_s < 2
+    begun_s = monotonic()
+    for _ in range(50):
+        assert list(first.ask_all(question)) == [2]
+    assert monotonic() - begun_s < 0.2 * 50, "nobody waits for it any more"
+    assert silent.questions == 1
+    # It is asked again, and once again only as long as it is silent.
+    now_s[0] += fleet.SILENT_S
+    for _ in range(5):
+        assert list(first.ask_all(question)) == [2]
+    assert silent.questions == 2
+    silent.close()
+    make(1, name=says("awake")).desk.open()
+    assert list(first.ask_all(question)) == [2]
+    now_s[0] += fleet.SILENT_S
+    assert list(first.ask_all(question)) == [1, 2]
+
+
+def test_news_are_told_until_one_hangs_up_and_come_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "AGAIN_S", 0.05)
+    told: list[Any] = []
+    open_news: list[int] = []
+
+    def news(number: int) -> Callable[[Message], News]:
+        def tell(question: Message) -> News:
+            open_news.append(number)
+            try:
+                for count in range(100):
+                    yield {"do": "news", "answer": [number, count, question["of"]]}
+                    gevent.sleep(0.01)
+                yield END
+            finally:
+                open_news.remove(number)
+
+        return tell
+
+    first, second = make(0), make(1)
+    second.desk.news["news"] = news(1)
+    asked = iter(range(10))
+    following = gevent.spawn(first.follow, 1, lambda: {"do": "news", "of": next(asked)}, lambda said: told.append(said))
+    gevent.sleep(0.1)
+    second.desk.open()  # it was not there at first
+    wait_until(lambda: len(told) > 3)
+    second.desk.close()
+    wait_until(lambda: not open_news)
+    another = make(1)
+    another.desk.news["news"] = news(2)
+    another.desk.open()
+    wait_until(lambda: told[-1]["answer"][0] == 2, told)
+    assert told[-1]["answer"][2] > told[0]["answer"][2], "asked anew"
+    following.kill()
+    wait_until(lambda: not open_news, "who has nobody to tell stops")
+    # What is complete is not asked for again.
+    another.desk.news["news"] = lambda question: (one for one in ({"do": "news", "answer": 1}, END))
+    assert list(first.events([1], {"do": "news"})) == [1]
+
+
+def test_a_look_at_several_addresses_is_one_question(make: Make) -> None:
+    asked: list[Any] = []
+
+    def answers(question: Message) -> Message:
+        asked.append([words for words, _ in question["asked"]])
+        found = {"limits": [LIMIT], "clusters": [{"node": "far"}], "hubs": {"id": 2_000_001}}
+        return {"do": "answers", "answers": [(200, found[words[0]]) for words, _ in question["asked"]], "cost_s": 0.25}
+
+    first = make(0)
+    make(2, answers=answers).desk.open()
+    parts: Any = None
+    together = Together(parts, first)
+    looks = together.looks(
+        [(("limits",), {}), (("clusters",), {}), (("hubs", "2000001"), {}), (("hubs", "1000001"), {})]
+    )
+    assert asked == [[["limits"], ["clusters"], ["hubs", "2000001"]]]
+    limits, clusters, hub, nobody = looks.answers
+    assert limits[0]["reached"] == 7
+    assert [one["node"] for one in clusters] == ["far"]
+    assert (hub, nobody) == ({"id": 2_000_001}, None)
+    assert looks.cost_s >= 0.25, "that of the worker that needed most"
+    with pytest.raises(ArgumentError, match="Worker 1 does not answer"):
+        together.look("hubs", "1000001")
+
+
+LIMIT = {"name": "x", "rule": "", "setting": "", "reached": 7, "last": None, "last_at": None}

@@ -1,0 +1,96 @@
+"""Hubs of workers are one: a worker takes clients once its hubs are joined with those of the others, and observers are
+told the subscribers of all.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from smqrt.wire.smq import Type, with_id
+from tests.conftest import Served, free_port
+from tests.device import Device
+from tests.waiting import wait_until
+from tests.workers.test_operators import asked
+from tests.workers.test_workers import app, payload, workers_of
+
+__all__ = ["app"]
+
+pytestmark = pytest.mark.servers
+
+Serve = Callable[..., Served]
+UIDS = [b"device%02d" % number for number in range(10)]
+
+
+def connected(served: Served, *uids: bytes) -> list[tuple[Device, int]]:
+    """Clients, and which worker each is at."""
+    address = "127.0.0.1", served.port
+    devices = [Device(address).start(target="/smq.lsp").connect(uid) for uid in uids]
+    workers = {one["uid"]: one["worker"] for one in asked(served, "api/v1/peers?limit=100")["items"]}
+    return [(one, workers[uid.decode()]) for one, uid in zip(devices, uids, strict=True)]
+
+
+def test_a_worker_takes_clients_when_its_hubs_are_joined(serve: Serve, app: Path) -> None:
+    preload = app / ".preload"
+    preload.write_text(preload.read_text() + "trace('loaded')\n")
+    served = serve(app, "--workers", "2", "--hosts", "*")
+    pids = workers_of(served)
+    listener = next(one for one, worker in connected(served, *UIDS) if worker == 0)
+    topic = listener.subscribe(b"news")
+    begun = served.output.count("loaded")
+
+    os.kill(pids[0], signal.SIGSTOP)  # it can't say what it has
+    os.kill(pids[1], signal.SIGKILL)
+    wait_until(lambda: served.output.count("loaded") > begun)
+    time.sleep(0.4)
+    assert "w1: process" not in served.output, "it waits"
+    os.kill(pids[0], signal.SIGCONT)
+    served.wait_for(r"^w1: process \d+ serves$")
+
+    def publishes() -> bool:
+        ((device, worker),) = connected(served, b"the first one")
+        device.publish(topic, b"from worker %d" % worker)
+        return worker == 1
+
+    wait_until(publishes)
+    while payload(listener) != b"from worker 1":
+        pass
+
+
+WITH_NODES = ("--cluster-password", "of the test", "--cluster-listen")
+
+
+@pytest.mark.parametrize(
+    ("has_nodes", "option", "counts"),
+    [(False, "", "all"), (True, "", "own"), (True, "cluster", "all"), (False, "node", "own")],
+    ids=["workers alone", "with nodes", "with nodes, of the cluster", "workers alone, of the node"],
+)
+def test_whose_subscribers_are_observed(serve: Serve, app: Path, has_nodes: bool, option: str, counts: str) -> None:
+    preload = app / ".preload"
+    if option:
+        preload.write_text(preload.read_text().replace("create {", f'create {{observe = "{option}",'))
+    served = serve(
+        app, "--workers", "2", "--hosts", "*", *([*WITH_NODES, f"127.0.0.1:{free_port()}"] if has_nodes else [])
+    )
+    clients = connected(served, *UIDS)
+    topics = [one.subscribe(b"news") for one, _ in clients]
+    at = [worker for _, worker in clients]
+    assert set(at) == {0, 1}, "all clients are at one worker"
+    for (device, worker), topic in zip(clients, topics, strict=True):
+        device.send(with_id(Type.OBSERVE, topic))
+        expected = len(clients) if counts == "all" else at.count(worker)
+        seen: list[int] = []
+        while expected not in seen:
+            packet = device.receive()
+            assert packet[0] == Type.CHANGE, packet
+            seen.append(int.from_bytes(packet[5:9], "big"))
+            assert max(seen) <= expected, f"more than there are: {seen}"
+    # And nothing else comes behind it.
+    time.sleep(0.3)
+    for device, _ in clients:
+        device.expect_nothing()
