@@ -157,6 +157,20 @@ class LinkConnection(RawConnection):
         self.received_bytes += held + got
         self.link.heard(self.link.node.clock_s())
 
+    def on_data_waiting(self) -> None:
+        """See `RawConnection.on_data_waiting`."""
+        held = len(self.carry)
+        self.received_bytes -= held  # what is in work is not worked off
+        super().on_data_waiting()
+        self.received_bytes += held
+        if not self.life.over:
+            self.link.heard(self.link.node.clock_s())
+
+    def _receive_more(self) -> None:
+        held = len(self.carry)
+        super()._receive_more()
+        self.received_bytes += len(self.carry) - held
+
     def route(self, size: int) -> int:
         """Work off the frames in `chars[:size]`; gives how many bytes that were."""
         try:

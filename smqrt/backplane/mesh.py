@@ -281,7 +281,8 @@ class Dialer:
         end_s = time.monotonic() + self._mesh._silence_s + 1
         while not self._has_link(link) and not self._ended.is_set() and time.monotonic() < end_s:
             self._ended.wait(0.02)
-        self.is_self = link.peer is not None and link.peer.id == self._mesh.node.id
+        node = self._mesh.node
+        self.is_self = link.peer is not None and (link.peer.id, link.peer.epoch) == (node.id, node.epoch)
         if self._ended.is_set() and not self._has_link(link) and not self.is_self:
             self._report(False, link.why)
         return link

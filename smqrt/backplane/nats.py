@@ -47,7 +47,8 @@ HELLO_S = 1.0
 SILENCE_S = 3.0
 PING_S = 2.0
 RETRY_S = 10.0
-"""A node that refused a link, or was refused one, is left alone for so long."""
+"""A node that refused a link, or was refused one, is left alone for so long, unless it says with a signature that it is
+there: whoever does not know the password could have had it refused."""
 SIGNATURE_BYTES = 16
 WAITING_BYTES = 16 << 20
 """What may wait here for handlers that are behind, of one node."""
@@ -257,7 +258,7 @@ class NatsBackplane:
         self.node, self._site, self._hello_s = node, site, hello_s
         self._key = blake2b(b"smqrt nats", key=node.key, digest_size=32).digest()
         self._connections: dict[tuple[bytes, bytes], NatsConnection] = {}
-        self._heard: dict[bytes, tuple[int, int]] = {}
+        self._heard: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
         """The newest word of each node that is linked: since when it is alive, and which word it was."""
         self._said = 0
         self._left_alone: OrderedDict[bytes, float] = OrderedDict()
@@ -317,6 +318,9 @@ class NatsBackplane:
         """The node of a link has said so; what was recorded of it counts for nothing."""
         assert link.peer is not None
         self._heard[link.peer.id] = epoch, said
+        self._heard.move_to_end(link.peer.id)
+        if len(self._heard) > MAX_NODE:
+            self._heard.popitem(last=False)
         if epoch > link.peer.epoch:
             self._meet(link.peer.id)
         elif epoch == link.peer.epoch and isinstance(link.transport, NatsConnection):
@@ -378,8 +382,6 @@ class NatsBackplane:
         """A link has ended."""
         if self._connections.get(connection.key) is connection:
             del self._connections[connection.key]
-        if connection.to not in self.node.links:
-            self._heard.pop(connection.to, None)
         if connection.link.state is LinkState.CLOSED and connection.link.is_refused:
             self._leave_alone(connection.to)
 

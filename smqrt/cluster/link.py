@@ -21,6 +21,7 @@ from smqrt.broker.topics import Route
 from smqrt.cluster.way import Way, count_messages
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.limits import Bucket
+from smqrt.printable import printable
 from smqrt.wire import link as wire
 from smqrt.wire import smq
 from smqrt.wire.link import Hello, Packet, Refusal
@@ -539,8 +540,8 @@ class Link:
         self._end(text, code, in_order=True)
 
     def _refused(self, packet: bytes) -> None:
-        code = packet[1] if len(packet) > 1 and packet[1] in _REFUSALS else 0
-        self._end(f"refused: {packet[2 : 2 + WHY_BYTES].decode('utf-8', 'replace')}", code)
+        is_code = len(packet) > 1 and packet[1] in _REFUSALS and self.state is not LinkState.GREETING
+        self._end(f"refused: {printable(packet[2 : 2 + WHY_BYTES])}", packet[1] if is_code else 0)
 
     def fail(self, error: ProtocolError) -> None:
         """End the link because the other side broke a rule."""

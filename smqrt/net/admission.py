@@ -137,6 +137,11 @@ class ConnectionLimit:
         self._count(sock, host)
         return sock
 
+    @property
+    def is_rated(self) -> bool:
+        """Whether only so many may come in a second."""
+        return self._rate is not None or self._per_address_per_s is not None
+
     def room(self) -> int:
         """How many connections more there may be."""
         return (self.limit or _most()) - self.open

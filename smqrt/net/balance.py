@@ -13,13 +13,14 @@ import mmap
 import os
 import socket
 import struct
+import sys
 import termios
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from gevent import get_hub
 
-from smqrt.net.admission import open_connections
+from smqrt.net.admission import CONNECTIONS, open_connections
 from smqrt.net.readiness import READ
 
 SLACK, SLACK_SHARE = 3, 32
@@ -29,7 +30,10 @@ TAKEN_AT_ONCE = 64
 WAITING_BYTES = 16 * 768
 """What may be on its way to one worker: 16 connections, of which the kernel counts each so. A worker that something
 holds gets no more."""
+MOST_ON_THE_WAY = 1000
 _MESSAGE_BYTES = 512
+_ANCILLARY_BYTES = socket.CMSG_LEN(4)
+"""One descriptor. `socket.recv_fds` takes no notice of its flags in Python 3.11."""
 _CELL_BYTES = 4
 
 
@@ -64,7 +68,6 @@ class BalanceSockets:
 
     def close(self) -> None:
         """Close them in this process."""
-        self._cells.release()
         os.close(self._table)
         for one in (one for pair in self._pairs for one in pair):
             one.close()
@@ -112,7 +115,7 @@ class Balance:
             return False
         message = json.dumps([name, *address]).encode()
         try:
-            if _waiting_bytes(self._senders[to]) > WAITING_BYTES:
+            if _waiting_bytes(self._senders[to]) > WAITING_BYTES or len(message) > _MESSAGE_BYTES:
                 return False
             socket.send_fds(self._senders[to], [message], [fd])
         except OSError:
@@ -150,28 +153,29 @@ class Balance:
     def _watch(self) -> None:
         for number, watcher in enumerate(self._watchers):
             if self._accepting and number in self._takes_for:
-                watcher.start(self._readable, self._inboxes[number], watcher)
+                watcher.start(self._readable, self._inboxes[number])
             else:
                 watcher.stop()
 
-    def _readable(self, inbox: socket.socket, watcher: Any) -> None:
-        for _ in range(TAKEN_AT_ONCE):
-            try:
-                message, fds, _, _ = socket.recv_fds(inbox, _MESSAGE_BYTES, 1)
-            except OSError:
-                return
-            if not message:
-                watcher.stop()  # the supervisor has gone, and so have all others
-                return
-            for fd in fds:
-                self._take(fd, *json.loads(message))
+    def _readable(self, inbox: socket.socket) -> None:
+        for fd, name, address in _received(inbox, TAKEN_AT_ONCE):
+            take = self._takers.get(name)
+            if take is None:
+                os.close(fd)  # of a port that this worker was started without
+            else:
+                take(fd, address)
 
-    def _take(self, fd: int, name: str, *address: Any) -> None:
-        take = self._takers.get(name)
-        if take is None:
-            os.close(fd)  # of a port that this worker was started without
-            return
-        take(fd, address)
+    def leave(self) -> None:
+        """Be given no more connections."""
+        self._accepts[self._number] = 0
+
+    def turn_away(self, say_busy: Callable[[str, int], object]) -> None:
+        """Nobody takes what is on its way to this worker any more: have `say_busy` called with the listener's name and
+        the descriptor of each, which is its own from then on.
+        """
+        for number in self._takes_for:
+            for fd, name, _ in _received(self._inboxes[number], MOST_ON_THE_WAY):
+                say_busy(name, fd)
 
     def close(self) -> None:
         """Give and take no more. A second call does nothing."""
@@ -181,6 +185,21 @@ class Balance:
         self._watchers = []
         for one in (*self._inboxes, *self._senders):
             one.close()
+
+
+def _received(inbox: socket.socket, most: int) -> Iterator[tuple[int, str, tuple[Any, ...]]]:
+    """Connections that have been given: the descriptor, the name of the listener and the address of the client."""
+    for _ in range(most):
+        try:
+            message, ancillary, _, _ = inbox.recvmsg(_MESSAGE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        except OSError:
+            return  # there are no more
+        if not ancillary:
+            CONNECTIONS.refused("a connection of another worker", "there are no descriptors left")
+            continue
+        ((_, _, fd),) = ancillary
+        name, *address = json.loads(message)
+        yield int.from_bytes(fd, sys.byteorder), name, tuple(address)
 
 
 def _waiting_bytes(sender: socket.socket) -> int:

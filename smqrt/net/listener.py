@@ -206,16 +206,17 @@ class Listener:
         """
         self.stop()
         while self._accepted:
-            self._say_busy(self._accepted.popleft()[0])
+            self.say_busy(self._accepted.popleft()[0])
         for sock in () if self.leaves_queue else (*self._sockets, *self._others):
             for _ in range(_WAITING_AT_MOST):
                 try:
                     fd, _ = sock._accept()  # type: ignore[attr-defined]
                 except OSError:
                     break
-                self._say_busy(fd)
+                self.say_busy(fd)
 
-    def _say_busy(self, fd: int) -> None:
+    def say_busy(self, fd: int) -> None:
+        """Tell a client that the server stops: 503, or just the end of a TLS connection."""
         with contextlib.closing(_socket.socket(self._family, self._type, 0, fd)) as client:
             _say_busy(client, b"" if self._handshakes else BUSY)
 
@@ -278,7 +279,7 @@ class Listener:
                 break
 
     def _pass_on(self, fd: int, address: Address, may_go: bool = True) -> None:
-        if may_go and self.balance is not None and self.balance.gives(self.name, fd, address):
+        if may_go and self._gives(fd, address):
             self.counts.given += 1
             return
         client = open_connections.admit(self._family, self._type, fd, address)
@@ -296,6 +297,14 @@ class Listener:
         except Exception:
             log.exception("error while taking a connection from %s", address)
             client.close()
+
+    def _gives(self, fd: int, address: Address) -> bool:
+        """Whether another worker has got a connection. Not where limits are divided among workers by the kernel's hash:
+        the newcomers of all would meet those of one.
+        """
+        if self.balance is None or self.max_connections or open_connections.is_rated:
+            return False
+        return self.balance.gives(self.name, fd, address)
 
     def _refuse(self, client: Admitted, address: Address) -> None:
         self.counts.refused += 1

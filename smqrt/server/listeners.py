@@ -58,7 +58,7 @@ class Listeners(Mapping[str, Listener]):
         self._http, self._handshake_s, self._conf = http, settings.tls.handshake_s, conf
         self._settings, self._balance = settings, balance
         self._given: Mapping[str, PortSockets] = given or {}
-        self._is_closed = False
+        self._is_closed = self._is_last = False
         self._listeners: dict[str, Listener] = {}
         self._tls: dict[str, ListenerTls] = {}
         self._beside: dict[str, Listener] = {}  # not a port of the server, but its certificates are looked after here
@@ -127,6 +127,7 @@ class Listeners(Mapping[str, Listener]):
 
     def leave_nobody(self) -> None:
         """The server ends: nobody serves these ports next."""
+        self._is_last = True
         for name, listener in self._listeners.items():
             listener.leaves_queue = self._given[name].is_kept if name in self._given else False
 
@@ -143,8 +144,12 @@ class Listeners(Mapping[str, Listener]):
 
     def turn_away(self) -> None:
         """Accept no more, and tell those who wait that the server stops."""
+        if self._balance is not None:
+            self._balance.leave()
         for listener in self._listeners.values():
             listener.turn_away()
+        if self._balance is not None and self._is_last:
+            self._balance.turn_away(lambda name, fd: self._listeners[name].say_busy(fd))
 
     def close(self) -> None:
         """Accept no more."""

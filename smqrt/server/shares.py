@@ -18,7 +18,7 @@ SHARED: tuple[Path, ...] = (
     ("limits", "handshakes_per_address"),
     ("limits", "queues_bytes"),
 )
-"""Settings of the whole server; `max_connections` of listeners is one, too. The kernel spreads connections evenly."""
+"""Settings of the whole server; `max_connections` of listeners is one, too. Connections are spread evenly."""
 
 
 def shared(settings: Settings, place: WorkerPlace) -> Settings:

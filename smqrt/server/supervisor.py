@@ -74,7 +74,7 @@ class Supervisor:
         self.settings, self.count, self.report = settings, count, report
         self._reload = reload
         self._ports = open_for_workers(settings, conf, count)
-        self._balance = BalanceSockets(count)
+        self._balance = _balance_sockets(count)
         self._directory = _private_directory()
         secret = os.urandom(SECRET_BYTES)
         self._places = [WorkerPlace(number, count, secret, self._directory) for number in range(count)]
@@ -301,6 +301,13 @@ class Supervisor:
             self._exit_code = self._exit_code or 1
         elif not self._exit_code and any(one.exit_code for one in everybody if one.is_ready):
             self._exit_code = 1
+
+
+def _balance_sockets(count: int) -> BalanceSockets:
+    try:
+        return BalanceSockets(count)
+    except OSError as error:
+        raise StartError(f"What workers share can't be opened: {error.strerror}; raise ulimit -n.") from None
 
 
 def _private_directory() -> Path:

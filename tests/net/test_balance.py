@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from smqrt.net.balance import BalanceSockets
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from smqrt.net.balance import Balance, BalanceSockets
 from smqrt.net.fd_channel import MOST_FDS
 from smqrt.settings import MOST_WORKERS
+
+ADDRESS = ("127.0.0.1", 1234)
 
 
 def test_as_many_workers_as_there_may_be_get_its_descriptors() -> None:
@@ -15,3 +23,56 @@ def test_as_many_workers_as_there_may_be_get_its_descriptors() -> None:
         assert max(map(len, lists)) <= MOST_FDS
     finally:
         sockets.close()
+
+
+@pytest.fixture
+def workers() -> Iterator[list[Balance]]:
+    """Three, of which the first has 10 connections and the last one does not accept any."""
+    sockets = BalanceSockets(3)
+    made = [Balance(number, *([os.dup(fd) for fd in fds] for fds in sockets.filenos())) for number in range(3)]
+    sockets.accepting([0, 1])
+    made[0]._open[0] = 10
+    yield made
+    for one in made:
+        one.close()
+    sockets.close()
+
+
+def connection() -> tuple[int, socket.socket]:
+    """A descriptor, as an accepted connection is one, and its other end."""
+    ours, client = socket.socketpair()
+    return ours.detach(), client
+
+
+def test_who_has_more_gives_to_who_accepts_and_has_fewest(workers: list[Balance]) -> None:
+    giver, taker, _ = workers
+    clients = []
+    while True:
+        fd, client = connection()
+        clients.append(client)
+        if not giver.gives("http", fd, ADDRESS):
+            break
+    os.close(fd)
+    assert len(clients) == 8, "7 were given, and 3 more than the other has one keeps"
+    told: list[tuple[str, int]] = []
+    taker.turn_away(lambda name, fd: told.append((name, fd)))
+    assert [name for name, _ in told] == ["http"] * 7
+    for (_, fd), client in zip(told, clients, strict=False):
+        assert not os.get_inheritable(fd), "children of applications do not get it"
+        os.write(fd, b"busy")
+        os.close(fd)
+        assert client.recv(10) == b"busy"
+
+
+def test_who_leaves_is_given_nothing(workers: list[Balance]) -> None:
+    giver, taker, _ = workers
+    fd, _ = connection()
+    taker.leave()
+    assert not giver.gives("http", fd, ADDRESS)
+    os.close(fd)
+
+
+def test_what_does_not_fit_a_message_stays(workers: list[Balance]) -> None:
+    fd, _ = connection()
+    assert not workers[0].gives("x" * 600, fd, ADDRESS)
+    os.close(fd)

@@ -162,6 +162,22 @@ def test_a_worker_that_stands_still_is_not_given_connections_for_long(serve: Ser
     wait_until(lambda: who(served) == "1", served.lines)
 
 
+def test_who_is_on_the_way_to_a_worker_when_the_server_ends_is_told(serve: Serve, app: Path) -> None:
+    served = serve(app, "--workers", "2")
+    held = workers_of(served)[1]
+    os.kill(held, signal.SIGSTOP)
+    clients = [socket.create_connection(("127.0.0.1", served.port), timeout=10) for _ in range(100)]
+    for one in clients:
+        one.sendall(b"GET /who.lsp HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    time.sleep(0.5)
+    served.process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    os.kill(held, signal.SIGCONT)
+    answers = Counter(one.recv(1000).partition(b" ")[2][:3] for one in clients)
+    assert answers.keys() <= {b"200", b"503"}, answers
+    assert served.process.wait(20) == 0
+
+
 def test_rolling_restart(serve: Serve, app: Path, tmp_path: Path) -> None:
     door = tmp_path / "restart.sock"
     served = serve(app, "--workers", "2", "--hosts", "*", "--restart-socket", door)
