@@ -42,6 +42,17 @@ def test_an_echo_is_not_taken_for_this_node_for_ever(monkeypatch: pytest.MonkeyP
         other.close()
 
 
+def test_two_nodes_with_the_same_fixed_number_are_told_so() -> None:
+    one, other = Mesh(KEY, 7), Mesh(KEY, 7)
+    try:
+        dialer = one.dial("127.0.0.1", other.listen("127.0.0.1", 0).address[1])
+        wait_until(lambda: "fixed number 7" in dialer.why)
+        assert not dialer.is_self
+    finally:
+        one.close()
+        other.close()
+
+
 OUTAGE_S = 6.5
 """Who doubles what it waits would wait 6.4 s then."""
 HEALS_S = 5.0

@@ -197,6 +197,18 @@ def test_wrong_passwords_do_not_fill_the_log(port: Port) -> None:
     assert 1 <= len([line for line in port.lines() if "passwords" in line]) <= MAX_LINES
 
 
+def test_a_stranger_writes_no_line_of_its_own_into_the_log(port: Port) -> None:
+    peer = port.peer()
+    peer.say(bytes((Packet.REFUSED, Refusal.PASSWORD)) + b"evil\nERROR a forged line")
+    assert peer.ended()
+    peer = port.peer().greeted()
+    peer.say(bytes((Packet.REFUSED, Refusal.PASSWORD)) + b"evil\nERROR a forged line")
+    assert peer.ended()
+    wait_until(lambda: any("evil" in line for line in port.lines()), port.lines)
+    assert all("evil" in line for line in port.besieged.served.lines if "a forged line" in line)
+    assert port.status()["refused"] == {"password": 1}, "who has not said Hello refuses nothing"
+
+
 # ---- proofs
 
 
