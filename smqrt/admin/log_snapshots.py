@@ -10,6 +10,9 @@ from smqrt.admin.paging import LIMIT, check_limit
 from smqrt.admin.parts import Parts
 from smqrt.admin.snapshots import Snapshot, iso
 
+ORDERED = "microseconds"
+"""Times of lines are so exact, since those of several workers are put in their order."""
+
 
 def log(parts: Parts, limit: int = LIMIT) -> Snapshot:
     """Returns the last errors and warnings of the log, the newest first, as a page that has none behind it.
@@ -27,7 +30,13 @@ def log(parts: Parts, limit: int = LIMIT) -> Snapshot:
 
 
 def _entry(one: Entry) -> Snapshot:
-    return {"number": one.number, "at": iso(one.at_s), "level": one.level, "logger": one.logger, "text": one.text}
+    return {
+        "number": one.number,
+        "at": iso(one.at_s, ORDERED),
+        "level": one.level,
+        "logger": one.logger,
+        "text": one.text,
+    }
 
 
 def traces(parts: Parts, limit: int = LIMIT) -> list[Snapshot]:
@@ -47,4 +56,4 @@ def traces(parts: Parts, limit: int = LIMIT) -> list[Snapshot]:
 
 
 def _lines(parts: Parts, folder: Path | None, limit: int) -> list[Snapshot]:
-    return [{"at": iso(one.at_s), "text": one.text} for one in parts.log.traces(folder)[-limit:]]
+    return [{"at": iso(one.at_s, ORDERED), "text": one.text} for one in parts.log.traces(folder)[-limit:]]

@@ -51,9 +51,9 @@ def text(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
-def iso(at_s: float) -> str:
-    """Returns a time in Unix seconds as ISO 8601 in UTC, with milliseconds."""
-    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def iso(at_s: float, unit: str = "milliseconds") -> str:
+    """Returns a time in Unix seconds as ISO 8601 in UTC, with milliseconds or `unit`."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec=unit).replace("+00:00", "Z")
 
 
 # ---- the server

@@ -166,7 +166,7 @@ class Topics:
         rows = [
             {**one, "name": _shown(one["name"]), "exact": _shown(one["name"]) == one["name"]} for one in found["items"]
         ]
-        total = hub["topics"] if self._search else max(hub["topics"], found["total"])
+        total = hub["topics"] if self._search else found["total"]
         return {"hubs": choices, "hub": hub["id"], "rows": rows, "matching": found["total"], "total": total}
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ def test_the_file_manager(tmp_path: Path, serve: Any, new_page: Callable[..., An
     expect(page.get_by_role("heading", name="Replace")).to_be_visible()
     page.get_by_role("button", name="Replace").click()
     expect(page.locator("#ask")).to_be_hidden()
-    page.wait_for_function("!document.querySelector('#uploads li')")
+    expect(page.locator("#uploads li")).to_have_count(0)
     assert (folder / "new/dropped %41#.txt").read_text() == "again"
 
     # back, a name that would like to be code
