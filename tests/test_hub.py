@@ -19,9 +19,10 @@ from gevent import socket
 from gevent.event import Event
 
 from smqrt import hub
+from smqrt.app_folder import AppScope, running_app
 from smqrt.broker import server_client
 from smqrt.broker.outbox import Drop
-from smqrt.errors import ArgumentError
+from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.net.namestore import SqliteNames
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
@@ -914,6 +915,22 @@ def test_a_name_is_safe_when_its_ack_is_sent(tmp_path: Path) -> None:
             int(word) for word in line.split()
         ]
     assert len(list(smq.topics())) == len(list(smq.subtopics())) == 7
+
+
+def test_a_hub_that_could_not_be_made_leaves_its_number_to_the_next(tmp_path: Path) -> None:
+    """Another process, of the same server, could perhaps make it: the hubs behind it are found by their numbers."""
+    (tmp_path / "names.db").write_text("this is no database" * 100)
+    with running_app(AppScope(tmp_path, "shop")), hub.create() as first:
+        for wrong in (
+            {"persist": tmp_path / "names.db"},
+            {"journal": tmp_path / "names.db"},
+            {"cluster": "nats://x/y"},
+        ):
+            with pytest.raises(SmqrtError):
+                hub.create(**wrong)
+        with hub.create() as second, hub.create(name="2b") as named, hub.create() as third:
+            keys = [one._broker.key for one in (first, second, named, third)]
+    assert keys == ["shop/1", "shop/2", "shop/2b", "shop/3"]
 
 
 def _garbage(file: Path) -> None:

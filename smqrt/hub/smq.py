@@ -145,7 +145,7 @@ class Smq:
             cluster.join(self._broker, options)
             self._journal = HubJournal(self._broker, journal)
         except BaseException:
-            self._broker.close()  # its `persist` file may be wanted by the next
+            self._broker.abandon()  # its `persist` file may be wanted by the next
             raise
         self._broker.server.answers = self._requests.take
         if "onmsg" in callbacks:

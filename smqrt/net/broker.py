@@ -278,7 +278,7 @@ class GeventBroker(SucceedingBroker):
         self._files: list[HubFile] = []
         store: NameStore | None = None
         if options.persist and not succession.is_waiting:
-            store = SqliteNames(worker_place().own_file(options.persist))
+            store = self._stored_names(options.persist)
         super().__init__(
             hooks,
             random_u32=random_u32,
@@ -306,12 +306,19 @@ class GeventBroker(SucceedingBroker):
             if isinstance(store, SqliteNames):
                 self.keep_values_in(store)
         except ArgumentError:
-            self.close()
+            self.abandon()
             raise
         _brokers.add(self)
         if self.number:  # operators log in again
             succession.add(self)
         keeping.claim(self)
+
+    def _stored_names(self, persist: str) -> SqliteNames:
+        try:
+            return SqliteNames(worker_place().own_file(persist))
+        except ArgumentError:
+            succession.give_back(self.key)
+            raise
 
     def keep_clients(self) -> None:
         """The application ends: keep its clients for when it starts again, if that was asked for; blocks then."""
@@ -445,6 +452,11 @@ class GeventBroker(SucceedingBroker):
         self._check_open()
         check_size(data)
         return datapath.inlet.put(len(data), self.publish, data, topic, subtopic, ptid)
+
+    def abandon(self) -> None:
+        """Close, since the hub could not be made; what it would have had is for the next one."""
+        self.close()
+        succession.give_back(self.key)
 
     def close(self) -> None:
         """As `Broker.close`; first what threads have handed in is published."""

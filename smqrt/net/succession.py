@@ -91,6 +91,14 @@ class Succession:
             if key not in self._hubs:
                 return key
 
+    def give_back(self, key: str) -> None:
+        """The hub with that key, the last one, could not be made: its number is the next one's. In another process it
+        could perhaps be made, and the hubs behind it are to have the same keys there.
+        """
+        app = app_folder.current_app.get()
+        if app and key.endswith(f"/{app.hubs_made}"):
+            app.hubs_made -= 1
+
     def names_for(self, key: str) -> Record | None:
         """The names of the hub that this one goes on for; None for a new one."""
         return self.names.get(key)

@@ -105,7 +105,7 @@ class LuaBroker:
             cluster.join(self.broker, options)
             self._journal = HubJournal(self.broker, journal)
         except BaseException:
-            self.broker.close()  # its `persist` file may be wanted by the next
+            self.broker.abandon()  # its `persist` file may be wanted by the next
             raise
 
     def close(self) -> None:
