@@ -128,19 +128,24 @@ class ConnectionLimit:
         self._rate = None if self._per_s is None else _bucket(self._per_s)
         self._rates: OrderedDict[str, Bucket] = OrderedDict()
 
-    def admit(self, family: int, kind: int, fd: int, address: tuple[str, *tuple[int, ...]]) -> Admitted | None:
-        """The socket of a connection that was accepted; None when it was one too many, and is closed."""
+    def admit(
+        self, family: int, kind: int, fd: int, address: tuple[str, *tuple[int, ...]], is_given: bool = False
+    ) -> Admitted | None:
+        """The socket of a connection that was accepted; None when it was one too many, and is closed. Of one that
+        another worker has given, that one has looked after the rates.
+        """
         sock, host = Admitted(family, kind, 0, fd), address[0]
         sock.setblocking(False)
-        if self._refused(sock, host):
+        if self._refused(sock, host, is_given):
             return None
         self._count(sock, host)
         return sock
 
-    @property
-    def is_rated(self) -> bool:
-        """Whether only so many may come in a second."""
-        return self._rate is not None or self._per_address_per_s is not None
+    def may_come(self, host: str) -> bool:
+        """Whether the rates let one more connection of an address in, which is spent then: for one that is admitted by
+        another worker.
+        """
+        return _is_own(host) or not self._too_fast(host)
 
     def room(self) -> int:
         """How many connections more there may be."""
@@ -195,13 +200,13 @@ class ConnectionLimit:
             return False
         return not (_is_own(host) or self.proxies.has(host))
 
-    def _refused(self, sock: Admitted, host: str) -> bool:
+    def _refused(self, sock: Admitted, host: str, is_given: bool) -> bool:
         """Whether the connection was one too many, and was closed."""
         if self.open >= (self.limit or _most()):
             limit, rule = CONNECTIONS, f"{self.open} connections are open, and ulimit -n may allow no more"
         elif self._has_too_many(host):
             limit, rule = PER_ADDRESS, f"{self.per_address} connections of {host} are open"
-        elif (self._rate or self._per_address_per_s) and not _is_own(host) and (over := self._too_fast(host)):
+        elif not (is_given or _is_own(host)) and (over := self._too_fast(host)):
             limit, rule = over, ""
         else:
             return False
@@ -216,6 +221,8 @@ class ConnectionLimit:
 
     def _too_fast(self, host: str) -> Limit | None:
         """The rate that one more connection of a stranger would exceed; it is counted when there is none."""
+        if self._rate is None and self._per_address_per_s is None:
+            return None
         now_s = monotonic()
         own = self._bucket_of(host)
         if own is not None and own.fill(now_s) < 1:

@@ -117,6 +117,8 @@ class Balance:
         try:
             if _waiting_bytes(self._senders[to]) > WAITING_BYTES or len(message) > _MESSAGE_BYTES:
                 return False
+            if not open_connections.may_come(address[0]):
+                return False  # and is refused here
             socket.send_fds(self._senders[to], [message], [fd])
         except OSError:
             return False  # there is no memory for it, or too many descriptors are on their way

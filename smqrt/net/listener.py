@@ -265,7 +265,7 @@ class Listener:
 
     def take(self, fd: int, address: Address) -> None:
         """Serve a connection that another worker has accepted."""
-        self._accepted.append((fd, address, False))
+        self._accepted.append((fd, address, True))
         if not self._taking.active:
             self._take()
 
@@ -278,11 +278,11 @@ class Listener:
                 self._taking.start(self._take)
                 break
 
-    def _pass_on(self, fd: int, address: Address, may_go: bool = True) -> None:
-        if may_go and self._gives(fd, address):
+    def _pass_on(self, fd: int, address: Address, is_given: bool = False) -> None:
+        if not is_given and self._gives(fd, address):
             self.counts.given += 1
             return
-        client = open_connections.admit(self._family, self._type, fd, address)
+        client = open_connections.admit(self._family, self._type, fd, address, is_given)
         if client is None:
             self.counts.refused += 1
             return
@@ -299,10 +299,10 @@ class Listener:
             client.close()
 
     def _gives(self, fd: int, address: Address) -> bool:
-        """Whether another worker has got a connection. Not where limits are divided among workers by the kernel's hash:
-        the newcomers of all would meet those of one.
+        """Whether another worker has got a connection. Not where the listener has a limit of its own, of which each
+        worker has a share: the newcomers of all would meet that of one.
         """
-        if self.balance is None or self.max_connections or open_connections.is_rated:
+        if self.balance is None or self.max_connections:
             return False
         return self.balance.gives(self.name, fd, address)
 
