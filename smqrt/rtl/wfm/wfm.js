@@ -80,16 +80,18 @@ function question(title, text, yes) {
     input.parentElement.hidden = text === undefined;
     input.required = text !== undefined;
     input.value = text ?? "";
-    dialog.returnValue = "";
     dialog.showModal();
     if (text === undefined) $("yes").focus();
     else input.setSelectionRange(0, text.lastIndexOf(".") > 0 ? text.lastIndexOf(".") : text.length);
-    return new Promise((resolve) => {
-        dialog.onclose = () => resolve(dialog.returnValue === "yes" ? input.value : null);
+    return new Promise((resolve) => { // the event "close" comes late, and could be that of the question before
+        dialog.querySelector("form").onsubmit = () => resolve(input.value);
+        dialog.oncancel = () => resolve(null);
+        $("cancel").onclick = () => {
+            resolve(null);
+            dialog.close();
+        };
     });
 }
-
-$("cancel").onclick = () => $("ask").close("");
 
 // Whether a name can be given: one that would be a path is none.
 function free(name) {
