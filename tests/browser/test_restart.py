@@ -5,6 +5,8 @@ without a Disconnect, which would tell them not to come back, and come back.
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import shutil
 import socket
 import struct
@@ -21,6 +23,7 @@ from tests.conftest import REPOSITORY, Served
 from tests.waiting import wait_until
 
 WAIT_S = 30
+WORKERS = int(os.environ.get("SMQRT_WORKERS", "1"))
 
 
 class RawDevice:
@@ -89,10 +92,11 @@ def page(chromium: Any) -> Iterator[Any]:
 
 
 def anew(served: Served, app: Path) -> None:
-    """Change the application's code."""
-    preload = next(app.glob(".preload*"))
+    """Change the application's code; wait until it has started anew in every worker."""
+    preload, ok = next(app.glob(".preload*")), rf"app {app.name} at .*: ok"
+    begun = len(re.findall(ok, served.output))
     preload.write_text(preload.read_text() + "\n\n")
-    served.wait_for(rf"app {app.name} at .*: ok[\s\S]*app {app.name} at .*: ok")
+    wait_until(lambda: len(re.findall(ok, served.output)) == begun + WORKERS, served.lines, WAIT_S)
 
 
 def test_everybody_comes_back(
