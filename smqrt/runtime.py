@@ -413,6 +413,7 @@ class Server:
         try:
             if self._take_over:
                 self._prepare()
+                cluster.wait_until_joined(JOIN_S)  # so that clients come to a hub that the other nodes know
                 self._take_over.take(self.http, self.failed_applications())
             self._restarts.open()
         except StartError as error:

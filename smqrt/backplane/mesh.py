@@ -32,6 +32,7 @@ from smqrt.net import datapath
 from smqrt.net.contexts import ClientTls, ServerTls, Trust
 from smqrt.net.listener import Listener
 from smqrt.net.stream import Stream
+from smqrt.net.succession import succession
 from smqrt.net.tls import Transport
 from smqrt.net.workers import in_thread
 from smqrt.wire import link as wire
@@ -112,6 +113,7 @@ class Mesh:
         node: what is known of the others.
         dialers: look for nodes at addresses.
         on_accepted: called with a link that somebody else makes, before it is up.
+        has_begun: whether it looks for other nodes.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class Mesh:
             clock_ns=time.time_ns,
             number=number,
             queue_bytes=queue_bytes,
+            predecessors=succession.nodes,
         )
         self._ping_s, self._silence_s, self._queue_bytes = ping_s, silence_s, queue_bytes
         loop: Any = get_hub().loop
@@ -141,7 +144,23 @@ class Mesh:
         self._last_closers: list[Callable[[], object]] = []
         self.dialers: list[Dialer] = []
         self.on_accepted: Callable[[Link], object] = lambda link: None
+        self.has_begun = not number
+        self._to_begin: list[Callable[[], object]] = []
+        # Two processes with one number: others would give up their links to the one that still serves.
+        succession.when_over(self._begin)
         open_meshes.append(self)
+
+    def _begin(self) -> None:
+        self.has_begun = True
+        for start in self._to_begin:
+            start()
+        self._to_begin.clear()
+
+    def _when_begun(self, start: Callable[[], object]) -> None:
+        if self.has_begun:
+            start()
+        else:
+            self._to_begin.append(start)
 
     def _look(self) -> None:
         self.node.look(self._ping_s, self._silence_s)
@@ -160,7 +179,7 @@ class Mesh:
         """
         listener = Listener(host, port, self.accepted, context)
         listener.name, listener.max_handshakes = "the links of nodes", MAX_STRANGERS
-        listener.start()
+        self._when_begun(listener.start)
         self._closers.append(listener.close)
         return listener
 
@@ -185,11 +204,13 @@ class Mesh:
         """
         dialer = Dialer(self, f"{host}:{port}", partial(_connect, host, port, tls, any_name))
         self.dialers.append(dialer)
+        self._when_begun(dialer.start)
         return dialer
 
     def meet_through_nats(self, servers: str, site: str = "smqrt", **options: Any) -> NatsBackplane:
         """Join all nodes of a site that use the same NATS; see `NatsBackplane`."""
         backplane = NatsBackplane(self.node, servers, site, **options)
+        self._when_begun(backplane.begin)
         self._last_closers.append(backplane.close)
         return backplane
 
@@ -200,6 +221,7 @@ class Mesh:
             OSError: it can't be used.
         """
         shared = SharedDirectory(self, directory)
+        self._when_begun(shared.start)
         self._closers.append(shared.close)
 
     def close(self) -> None:
@@ -207,6 +229,7 @@ class Mesh:
         if self.node.closed:
             return
         open_meshes.remove(self)
+        self._to_begin.clear()
         for closer in (*self._closers, *[one.close for one in self.dialers]):
             closer()
         self.node.close()
@@ -250,7 +273,11 @@ class Dialer:
         self._link: Link | None = None
         self._mesh, self._connect = mesh, connect
         self._ended = Event()
-        self._greenlet: Any = gevent.spawn(self._run)
+        self._greenlet: Any = None
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._greenlet = gevent.spawn(self._run)
 
     def _run(self) -> None:
         wait_s = FIRST_RETRY_S
@@ -315,7 +342,8 @@ class Dialer:
 
     def close(self) -> None:
         """Connect no more."""
-        self._greenlet.kill(block=False)
+        if self._greenlet is not None:
+            self._greenlet.kill(block=False)
         self.up = False
 
     def disconnect(self) -> None:
@@ -346,8 +374,12 @@ class SharedDirectory:
         self._socket.listen(128)
         loop: Any = get_hub().loop
         self._watcher, self._pause = loop.io(self._socket.fileno(), 1), loop.timer(ACCEPT_PAUSE_S)
+        self._greenlet: Any = None
+
+    def start(self) -> None:
+        """Connect to the others, and let them connect."""
         self._watcher.start(self._accept)
-        self._greenlet: Any = gevent.spawn(self._scan)
+        self._greenlet = gevent.spawn(self._scan)
 
     def _accept(self) -> None:
         try:
@@ -375,7 +407,8 @@ class SharedDirectory:
         # A node that came later has connected already; a second link would take the place of the first.
         linked = {_shown(node_id) for node_id in self._mesh.node.links}
         for path in [one for one in self._others() if one not in self._dialers and _node_of(one) not in linked]:
-            self._dialers[path] = Dialer(self._mesh, path.stem, partial(self._connect, path))
+            dialer = self._dialers[path] = Dialer(self._mesh, path.stem, partial(self._connect, path))
+            dialer.start()
         for path in [one for one in self._dialers if not one.exists()]:
             self._dialers.pop(path).close()
 
@@ -398,7 +431,8 @@ class SharedDirectory:
 
     def close(self) -> None:
         """Take the socket away, and connect no more."""
-        self._greenlet.kill(block=False)
+        if self._greenlet is not None:
+            self._greenlet.kill(block=False)
         for dialer in self._dialers.values():
             dialer.close()
         for watcher in (self._watcher, self._pause):

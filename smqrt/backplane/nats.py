@@ -265,12 +265,16 @@ class NatsBackplane:
         self._told_gone: set[bytes] = set()
         self._answered_s = 0.0
         self.client = nats.connect(servers, self._on_state, echo=False, reconnect_queue_bytes=0, **options)
-        self.client.subscribe(f"smqrt.{site}.hello", self._on_hello)
-        self.client.subscribe(self.inbox(node.id), self._on_message)
         loop: Any = get_hub().loop
         self._timer = loop.timer(hello_s, hello_s)
         self._timer.ref = False
+
+    def begin(self) -> None:
+        """Be there for the others."""
+        self.client.subscribe(f"smqrt.{self._site}.hello", self._on_hello)
+        self.client.subscribe(self.inbox(self.node.id), self._on_message)
         self._timer.start(self._say_hello)
+        self._say_hello()
 
     def inbox(self, node_id: bytes) -> str:
         """The subject of what is for a node."""
@@ -285,7 +289,7 @@ class NatsBackplane:
 
     def _say_hello(self) -> None:
         self._told_gone.clear()
-        if self.client.connected:
+        if self.client.connected and self._timer.active:
             self._answered_s = time.monotonic()
             self.client.publish(f"smqrt.{self._site}.hello", self.hello())
 

@@ -144,7 +144,7 @@ class ProcessCluster:
         `within_s`, since there may be no such hub.
         """
         end_s = monotonic() + within_s
-        while self.mesh is not None and monotonic() < end_s:
+        while self.mesh is not None and self.mesh.has_begun and monotonic() < end_s:
             members = self.mesh.node.members.values()
             if all(one.remotes and all(node.synced for node in one.remotes) for one in members):
                 return

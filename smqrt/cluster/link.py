@@ -329,6 +329,8 @@ class Link:
         if peer.newest < oldest or peer.oldest > newest:
             theirs, mine = f"{peer.oldest} to {peer.newest}", f"{oldest} to {newest}"
             self.refuse(Refusal.VERSION, f"that node speaks versions {theirs} of the link, this one {mine}; update one")
+        elif (peer.id, peer.epoch) in self.node.predecessors:
+            self.refuse(Refusal.SELF, "that is the process whose place this one takes")
         elif peer.id == self.node.id:
             self._refuse_self(peer)
         else:

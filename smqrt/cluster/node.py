@@ -44,6 +44,8 @@ class Node:
         number: a fixed number of the node, 0 to draw one.
         versions: the oldest and the newest version of the link that it speaks.
         queue_bytes: what may wait for one other node; as much again, and `IN_FLIGHT_BYTES` at least, may be on its way.
+        predecessors: ids and epochs of nodes whose clients will come here with their ETIDs: a link to one of them would
+            say that it has them.
 
     Attributes:
         id: 16 bytes; of a fixed number, the same after each start.
@@ -71,11 +73,12 @@ class Node:
         number: int = 0,
         versions: tuple[int, int] = (OLDEST_VERSION, VERSION),
         queue_bytes: int = QUEUE_BYTES,
+        predecessors: frozenset[tuple[bytes, int]] = frozenset(),
     ) -> None:
         if not 0 <= number <= MAX_NODE:
             raise ArgumentError(f"node: {number}; a node's number is 1 to {MAX_NODE}, 0 to draw one")
         self.key, self.random, self.clock_s, self._clock_ns = key, random, clock_s, clock_ns
-        self.versions, self.epoch = versions, clock_ns()
+        self.versions, self.epoch, self.predecessors = versions, clock_ns(), predecessors
         self.is_fixed = bool(number)
         self.number = number or self._draw(())
         fixed_id = blake2b(number.to_bytes(2, "big"), key=key, digest_size=ID_BYTES).digest()

@@ -7,7 +7,7 @@ its hubs. So the hub that an application makes in the next process, or when it s
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 from weakref import WeakValueDictionary
 
@@ -53,11 +53,14 @@ class Succession:
 
     Attributes:
         is_waiting: another process has the files of the hubs still.
+        nodes: the ids and epochs of that process in clusters: this one is to have no links to it.
     """
 
     def __init__(self) -> None:
         # By key: what the hub that goes on for another one has to know before its application makes a topic.
         self.is_waiting = False
+        self.nodes: frozenset[tuple[bytes, int]] = frozenset()
+        self._when_over: list[Callable[[], object]] = []
         self._hubs: WeakValueDictionary[str, SucceedingBroker] = WeakValueDictionary()
         self.names: dict[str, Record] = {}
         self._without_application = 0
@@ -114,9 +117,16 @@ class Succession:
 
     # ---- in the process that takes over
 
-    def expect(self, names: dict[str, Record]) -> None:
+    def expect(self, names: dict[str, Record], nodes: Iterable[tuple[bytes, int]]) -> None:
         """Hubs with these keys will be taken over; their files are another process's until then."""
-        self.names, self.is_waiting = names, True
+        self.names, self.nodes, self.is_waiting = names, frozenset(nodes), True
+
+    def when_over(self, call: Callable[[], object]) -> None:
+        """Call when nothing is waited for any more: now, or when `end` is called."""
+        if self.is_waiting:
+            self._when_over.append(call)
+        else:
+            call()
 
     def end(self) -> None:
         """Nothing is waited for any more; hubs that go on for none open their files."""
@@ -127,6 +137,9 @@ class Succession:
                     broker.open_files()
                 except SmqrtError as error:
                     log.error("a hub goes on without its file: %s", error)
+        calls, self._when_over = self._when_over, []
+        for call in calls:
+            call()
 
 
 succession = Succession()

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import gevent
 
+from smqrt.backplane.mesh import open_meshes
 from smqrt.broker.session import Session
 from smqrt.broker.snapshot import names_of, values_of
 from smqrt.http.server import HttpServer
@@ -137,6 +138,7 @@ class HandOver:
                 "pid": os.getpid(),
                 "listeners": [[*one.asked_for, len(one.filenos())] for one in listeners],
                 "hubs": {one.key: names_of(one) for one in succession.hubs()},
+                "nodes": [[one.node.id, one.node.epoch] for one in open_meshes],
                 "failed": list(self._server.failed_applications()),
             },
             [fd for one in listeners for fd in one.filenos()],

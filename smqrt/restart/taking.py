@@ -54,6 +54,7 @@ class TakeOver:
             pid, failed, hubs = welcome["pid"], welcome["failed"], welcome["hubs"]
             listeners = list(_listeners(welcome["listeners"], fds))
             self._failed_before = {str(one).partition(":")[0] for one in failed}
+            nodes = [(bytes(node_id), int(epoch)) for node_id, epoch in welcome.get("nodes", ())]  # older ones say none
             if type(pid) is not int or pid <= 0 or not isinstance(hubs, dict):
                 raise TypeError("pid or hubs")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
@@ -63,7 +64,7 @@ class TakeOver:
         self.pid = pid
         for asked_for, sockets in listeners:
             inherited.add(asked_for, sockets)
-        succession.expect(hubs)
+        succession.expect(hubs, nodes)
 
     def _welcome(self) -> tuple[Message, list[int]]:
         message, fds = self._channel.receive(HELLO_S)

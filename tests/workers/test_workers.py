@@ -35,6 +35,7 @@ smq = require "smq.hub".create {
    onconnect = function(etid, info) smq:publish(tostring(info.restored), "met", etid) end,
 }
 if io:stat "wrong" and mako.worker == 1 then error "no luck" end
+if io:stat "slow" then ba.sleep(400) end
 """
 PAGES = {
     "who": "<?lsp response:write(tostring(mako.worker)) ?>",
@@ -187,6 +188,7 @@ def test_rolling_restart(serve: Serve, app: Path, tmp_path: Path) -> None:
         for number, kind in enumerate([RAW, WS] * 6)
     ]
     topics = [one.subscribe(b"news") for one in devices]
+    (app / "slow").touch()  # so that a new process meets all others before it takes clients
     done = command("restart", "--pid", served.process.pid)
     replaced = ", ".join(str(pids[number]) for number in range(2))
     assert done.stdout == f"processes {replaced} have been replaced\n", done.stderr
@@ -195,6 +197,8 @@ def test_rolling_restart(serve: Serve, app: Path, tmp_path: Path) -> None:
     assert set(workers_of(served).values()).isdisjoint(pids.values())
     they_hear_each_other(devices, topics[0])
     assert {who(served) for _ in range(20)} == {"0", "1"}
+
+    (app / "slow").unlink()
 
     # An application that fails in a new worker: the old one goes on, and the command says why.
     (app / "wrong").touch()
