@@ -159,7 +159,9 @@ class ProcessCluster:
 
 
 def _with_workers(plan: ClusterPlan, place: WorkerPlace) -> ClusterPlan:
-    """The workers of a server are joined, with all their hubs. Each takes links over the network at its own port."""
+    """The workers of a server are joined, with all their hubs. Each takes links over the network at its own port, and a
+    fixed number is that of the first.
+    """
     if place.directory is None or place.count == 1:
         return plan
     listen = plan.listen
@@ -168,7 +170,10 @@ def _with_workers(plan: ClusterPlan, place: WorkerPlace) -> ClusterPlan:
         listen = f"{host}:{port + place.number}"
     directory = place.directory / "links"
     directory.mkdir(mode=0o700, exist_ok=True)
-    return replace(plan, hubs=True, workers=True, directory=directory, secret=place.secret, listen=listen)
+    number = plan.number and plan.number + place.number
+    return replace(
+        plan, hubs=True, workers=True, directory=directory, secret=place.secret, listen=listen, number=number
+    )
 
 
 def _servers_and_name(cluster: str, key: str) -> tuple[str, str]:

@@ -385,6 +385,8 @@ class ArrivingHub:
     def begin(self) -> None:
         """All are here: go on where they were, and tell the application of each."""
         self.forget_prepared()
+        if self.refused:
+            log.error("%d clients could not go on, since others have their ids here; they come back", self.refused)
         if self.broker.cluster is not None:
             self.broker.cluster.resync()
         onconnect = self.broker.hooks.onconnect

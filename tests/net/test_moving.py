@@ -259,6 +259,18 @@ def test_records_that_were_sent_ahead_are_forgotten_with_the_attempt(make_site: 
     assert device.subscribe(b"a")
 
 
+def test_a_client_whose_uid_is_taken_there_comes_back_and_the_log_says_so(
+    make_site: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    site, other = make_site(), make_site()
+    device, stays = site.device(b"device"), site.device(b"stays-1")
+    other.device(b"device")
+    move(site, other)
+    device.expect_end()
+    assert "1 clients could not go on" in caplog.text
+    assert stays.subscribe(b"a")
+
+
 def test_what_changed_meanwhile_is_told(make_site: Any) -> None:
     site, other = make_site(), make_site()
     observer = site.device(b"observer")

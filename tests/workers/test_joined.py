@@ -17,7 +17,7 @@ from tests.conftest import Served, free_port
 from tests.device import Device
 from tests.waiting import wait_until
 from tests.workers.test_operators import asked
-from tests.workers.test_workers import app, payload, workers_of
+from tests.workers.test_workers import app, payload, they_hear_each_other, workers_of
 
 __all__ = ["app"]
 
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.servers
 
 Serve = Callable[..., Served]
 UIDS = [b"device%02d" % number for number in range(10)]
+FIXED = 5
 
 
 def connected(served: Served, *uids: bytes) -> list[tuple[Device, int]]:
@@ -94,3 +95,18 @@ def test_whose_subscribers_are_observed(serve: Serve, app: Path, has_nodes: bool
     time.sleep(0.3)
     for device, _ in clients:
         device.expect_nothing()
+
+
+def test_workers_of_a_node_with_a_fixed_number_have_the_next_ones(serve: Serve, app: Path) -> None:
+    served = serve(app, "--workers", "2", "--hosts", "*", "--cluster-node", FIXED)
+    found = connected(served, *UIDS)
+    assert {(worker, one.etid >> 21) for one, worker in found} == {(0, FIXED), (1, FIXED + 1)}
+    devices = [one for one, _ in found]
+    topic = [one.subscribe(b"news") for one in devices][0]
+    they_hear_each_other(devices, topic)
+    served.process.send_signal(signal.SIGUSR2)
+    served.wait_for(r"^restart: 2 new workers serve, with 10 clients$", 30)
+    they_hear_each_other(devices, topic)
+    later = connected(served, *[b"later%d" % number for number in range(6)])
+    assert {(worker, one.etid >> 21) for one, worker in later} == {(0, FIXED), (1, FIXED + 1)}
+    assert "fixed number" not in served.output
