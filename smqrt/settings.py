@@ -432,7 +432,7 @@ class ClusterSettings:
     cert: str | None = option(None, optional(path()), "This node's certificate with its chain, a PEM file.")
     key: str | None = option(None, optional(path()), "Its key. When not given: in the same file.")
     credentials: str | None = option(None, optional(path()), "File with a user's credentials for NATS (`.creds`).")
-    node: int = option(0, whole(0, 1023), "A fixed number for this node, and the next ones for further workers; 0 draws one that is free.")
+    node: int = option(0, whole(0, 1023), "A fixed number for this node; workers have the next ones. 0: draw one.")
     hubs: bool = option(
         False,
         switch(),

@@ -2,7 +2,7 @@
 
     new                                  old
     hello {version, pid}            ──▶
-                                    ◀──  welcome {version, pid, listeners, hubs, nodes, failed} and the listening sockets
+                                    ◀──  welcome {version, pid, listeners, hubs, nodes, failed} and listening sockets
     (loads the applications)
     ready {hubs}, or failed {why}   ──▶
                                          (while all are served on:)
