@@ -8,6 +8,7 @@ import re
 import signal
 from pathlib import Path
 
+from tests.cli import test_serve
 from tests.conftest import START_S, Served
 from tests.device import RAW, Device
 from tests.waiting import wait_until
@@ -27,11 +28,7 @@ PAGE = "<?lsp app.smq:connect(request) ?>"
 
 def application(folder: Path, preload: str = PRELOAD, **pages: str) -> Path:
     """Makes an application with a hub at `/smq.lsp`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / ".preload").write_text(preload)
-    for name, text in {"smq": PAGE, **pages}.items():
-        (folder / f"{name}.lsp").write_text(text)
-    return folder
+    return test_serve.application(folder, preload, **{"smq": PAGE, **pages})
 
 
 class HotServed(Served):

@@ -17,6 +17,7 @@ import pytest
 
 from smqrt.wire import smq as wire
 from smqrt.wire import websocket
+from tests.cli.test_serve import application
 from tests.conftest import Served
 from tests.device import WS, Device
 from tests.waiting import wait_until
@@ -43,12 +44,7 @@ PAGES = {
 @pytest.fixture
 def served(serve: Callable[..., Served], tmp_path: Path) -> Served:
     """A server with two workers, of which one has a hub of its own."""
-    folder = tmp_path / "app"
-    folder.mkdir()
-    (folder / ".preload").write_text(PRELOAD)
-    for name, text in PAGES.items():
-        (folder / f"{name}.lsp").write_text(text)
-    return serve(folder, "--workers", "2", "--hosts", "*")
+    return serve(application(tmp_path / "app", PRELOAD, **PAGES), "--workers", "2", "--hosts", "*")
 
 
 class Page:

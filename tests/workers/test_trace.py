@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_serve import application
 from tests.conftest import Served
 from tests.lua.websocket_client import Client
 from tests.waiting import wait_until
@@ -42,12 +43,7 @@ PAGES = {
 @pytest.fixture
 def served(serve: Callable[..., Served], tmp_path: Path) -> Served:
     """A server with three workers that trace what they are asked to."""
-    folder = tmp_path / "app"
-    folder.mkdir()
-    (folder / ".preload").write_text(PRELOAD)
-    for name, text in PAGES.items():
-        (folder / f"{name}.lsp").write_text(text)
-    return serve(folder, "--workers", "3", "--hosts", "*")
+    return serve(application(tmp_path / "app", PRELOAD, **PAGES), "--workers", "3", "--hosts", "*")
 
 
 class Visit(visit.Visit):

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from smqrt.wire import smq as wire
+from tests.cli.test_serve import application
 from tests.conftest import Served
 from tests.device import RAW, WS, Device
 from tests.waiting import wait_until
@@ -47,12 +48,7 @@ PAGES = {
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
     """An application with a hub at `/smq.lsp`, and `/who.lsp` that says which worker answers."""
-    folder = tmp_path / "app"
-    folder.mkdir()
-    (folder / ".preload").write_text(PRELOAD)
-    for name, text in PAGES.items():
-        (folder / f"{name}.lsp").write_text(text)
-    return folder
+    return application(tmp_path / "app", PRELOAD, **PAGES)
 
 
 def who(served: Served, page: str = "/who.lsp") -> str:
@@ -146,14 +142,20 @@ def test_connections_are_spread_evenly_also_after_a_worker_has_died(serve: Serve
     assert served.stop() == 0
 
 
-def test_a_worker_that_stands_still_is_not_given_connections_for_long(serve: Serve, app: Path) -> None:
-    served = serve(app, "--workers", "2")
+def held_with_requests(served: Served, count: int) -> tuple[int, list[socket.socket]]:
+    """Holds worker 1 and asks so many times; gives its process, and the connections half a second later."""
     held = workers_of(served)[1]
     os.kill(held, signal.SIGSTOP)
-    clients = [socket.create_connection(("127.0.0.1", served.port), timeout=10) for _ in range(200)]
+    clients = [socket.create_connection(("127.0.0.1", served.port), timeout=10) for _ in range(count)]
     for one in clients:
         one.sendall(b"GET /who.lsp HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     time.sleep(0.5)
+    return held, clients
+
+
+def test_a_worker_that_stands_still_is_not_given_connections_for_long(serve: Serve, app: Path) -> None:
+    served = serve(app, "--workers", "2")
+    held, clients = held_with_requests(served, 200)
     served_at_once = len(select.select(clients, [], [], 0)[0])
     assert served_at_once >= 200 / 2 - 40, "16 are on their way to it, half of the others are in its own queue"
     served.wait_for(rf"w1 \(process {held}\) is held; others accept its connections")
@@ -165,12 +167,7 @@ def test_a_worker_that_stands_still_is_not_given_connections_for_long(serve: Ser
 
 def test_who_is_on_the_way_to_a_worker_when_the_server_ends_is_told(serve: Serve, app: Path) -> None:
     served = serve(app, "--workers", "2")
-    held = workers_of(served)[1]
-    os.kill(held, signal.SIGSTOP)
-    clients = [socket.create_connection(("127.0.0.1", served.port), timeout=10) for _ in range(100)]
-    for one in clients:
-        one.sendall(b"GET /who.lsp HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-    time.sleep(0.5)
+    held, clients = held_with_requests(served, 100)
     served.process.send_signal(signal.SIGTERM)
     time.sleep(0.2)
     os.kill(held, signal.SIGCONT)
