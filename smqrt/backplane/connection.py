@@ -82,7 +82,8 @@ class LinkConnection(RawConnection):
     link: Link
 
     def __init__(self, sock: Transport) -> None:
-        super().__init__(sock, get_hub().loop.io(sock.fileno(), READ))
+        # Read before clients: what another worker has told before its client was answered is known before others ask.
+        super().__init__(sock, get_hub().loop.io(sock.fileno(), READ, priority=1))
         self.handshake = None
         self.life = Life.OPEN
         self.budget_bytes = QUEUE_BYTES

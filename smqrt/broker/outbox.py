@@ -42,6 +42,10 @@ CHORES_S = 0.004
 
 dirty: list[Outbox] = []
 """Outboxes with something to send in this turn. A plain list, because appending to it is on the path of every run."""
+ahead: dict[Outbox, None] = {}
+"""Of those, the ways to other nodes that are flushed before all others: a client that has its answer may have one of
+another worker publish at once, and that worker is to know by then what this client subscribes to.
+"""
 backlog: deque[Outbox] = deque()
 """Outboxes that a turn had no time for. While there are some, publishers that send in bulk are not read."""
 
@@ -103,6 +107,10 @@ class Outbox:
     def put_view(self, view: memoryview) -> None:
         """Send or queue a large run whose memory is reused after the call."""
         self.put(bytes(view))
+
+    def flush_ahead(self) -> None:
+        """Flush, and what that is handed to as well."""
+        self.flush()
 
     def reply(self, packet: bytes) -> None:
         """Queue a control packet, in order with the messages."""
@@ -257,11 +265,21 @@ def _stopped_clock() -> float:
     return 0.0
 
 
+def _flush_ahead() -> None:
+    ways = list(ahead)
+    ahead.clear()
+    for way in ways:
+        if way.queue:
+            way.flush_ahead()
+
+
 def flush_dirty(clock: Callable[[], float] = _stopped_clock) -> bool:
     """End a turn: work off a portion of what was put off, then flush every outbox that got something, also what
     handlers of the server's client write meanwhile; true when something is left for the next turn. `clock` gives
     seconds; when it stands still, everything is done at once.
     """
+    if ahead:
+        _flush_ahead()
     if len(dirty) == 1 and not backlog and not _chores:  # nearly every turn of a broker that is not busy
         outbox = dirty.pop()
         if outbox.queue and outbox.life is not BLOCKED:

@@ -12,7 +12,7 @@ from typing import Any
 
 from smqrt.broker.broker import Broker
 from smqrt.broker.last_values import TopicValues
-from smqrt.broker.outbox import Drop, put_off
+from smqrt.broker.outbox import Drop, ahead, put_off
 from smqrt.broker.state import BrokerClient
 from smqrt.broker.topics import Route, Topic
 from smqrt.cluster.interest import Interest
@@ -230,6 +230,7 @@ class Member:
             for frame in [smq.frame(packet) for packet in packets]:
                 for node in self.remotes:
                     node.way.put(frame)
+            ahead.update(dict.fromkeys(node.way for node in self.remotes))
 
     def _key(self, topic: Topic) -> Key:
         return self._numbers.topic(topic.name or b"")

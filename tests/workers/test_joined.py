@@ -26,6 +26,7 @@ pytestmark = pytest.mark.servers
 Serve = Callable[..., Served]
 UIDS = [b"device%02d" % number for number in range(10)]
 FIXED = 5
+ANSWERS = 1000
 
 
 def connected(served: Served, *uids: bytes) -> list[tuple[Device, int]]:
@@ -110,3 +111,19 @@ def test_workers_of_a_node_with_a_fixed_number_have_the_next_ones(serve: Serve, 
     later = connected(served, *[b"later%d" % number for number in range(6)])
     assert {(worker, one.etid >> 21) for one, worker in later} == {(0, FIXED), (1, FIXED + 1)}
     assert "fixed number" not in served.output
+
+
+def test_who_has_an_answer_is_known_to_all_workers(serve: Serve, app: Path) -> None:
+    """What one process promises: publish to a topic, or to a client, from the moment in which that has its answer."""
+    served = serve(app, "--workers", "2", "--hosts", "*")
+    found = connected(served, *UIDS)
+    speaker, listener = (next(one for one, worker in found if worker == number) for number in range(2))
+    for number in range(ANSWERS):
+        topic = listener.subscribe(b"topic%d" % number)
+        speaker.publish(topic, b"%d" % number)
+        assert payload(listener) == b"%d" % number
+    for number in range(ANSWERS // 5):
+        client = Device(("127.0.0.1", served.port)).start(target="/smq.lsp").connect(b"client%d" % number)
+        speaker.publish(client.etid, b"to you")
+        assert payload(client) == b"to you"
+        client.close()
