@@ -40,9 +40,10 @@ SHAPES = [
 ]
 """Windows that keep all processes busy: a worker with little to do has fewer messages in each turn, and what a turn
 costs is divided by fewer."""
-PARTLY_BUSY = [
+OTHER_SHAPES = [
     Shape("fan10-idle", "1 to 10, few on their way", f"--subs 10 --size {SIZE_BYTES} --batch 1 --window 64"),
     Shape("pairs-idle", "100 pairs, one at a time", f"{PAIRS} --batch 1 --window 1"),
+    Shape("fan1000-full", "1 to 1000, 8,000 on their way", f"--subs 1000 --size {SIZE_BYTES} --batch 1 --window 8000"),
     Shape("pairs-rate", "100 pairs, 20,000 messages/s", f"{PAIRS} --batch 1 --window 0 --rate 20000"),
 ]
 """Beside them, without a bar."""
@@ -231,7 +232,7 @@ def workers(options: argparse.Namespace) -> Iterator[Figure]:
         raise SystemExit(f"workers need the fast generator, and this is {generator.name}")
     with ExitStack() as ending:
         servers = {"one process": ended(ending), "two workers": ended(ending, "--workers", "2")}
-        for shape in SHAPES + PARTLY_BUSY:
+        for shape in SHAPES + OTHER_SHAPES:
             yield from workers_at(generator, shape, servers, options)
 
 
