@@ -51,11 +51,11 @@ TUNED_NATS = "NATS with GOMEMLIMIT"
 NATS: dict[str, dict[str, str]] = {"NATS": {}, TUNED_NATS: {"GOGC": "off", "GOMEMLIMIT": "256MiB"}}
 """By default nats-server spends half of its time in clearing its few MiB of memory; see the manual of clusters."""
 MANY_CLIENTS = 100
-TLS_CLIENTS = 16
-"""So many that a worker has several handshakes under way, as the one process has: with 4, each turn of a worker's loop is
-for one of them, and handshakes of two workers seem to cost 1.15 times as much.
-"""
 """With fewer the kernel can't spread them evenly."""
+TLS_CLIENTS = 16
+"""So many that a worker has several handshakes under way, as the one process has: with 4, a turn of a worker's loop is for
+one of them, and handshakes of two workers seem to cost 1.15 times as much.
+"""
 
 
 def main(words: Sequence[str] | None = None) -> int:
