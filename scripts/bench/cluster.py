@@ -53,8 +53,8 @@ NATS: dict[str, dict[str, str]] = {"NATS": {}, TUNED_NATS: {"GOGC": "off", "GOME
 MANY_CLIENTS = 100
 """With fewer the kernel can't spread them evenly."""
 TLS_CLIENTS = 16
-"""So many that a worker has several handshakes under way, as the one process has: with 4, a turn of a worker's loop is for
-one of them, and handshakes of two workers seem to cost 1.15 times as much.
+"""So many that a worker has several handshakes under way, as the one process has: with 4, a turn of a worker's loop is
+for one of them, and handshakes of two workers seem to cost 1.15 times as much.
 """
 
 
