@@ -30,7 +30,7 @@ from smqrt.cluster.strangers import MAX_STRANGERS
 from smqrt.errors import StreamError
 from smqrt.net import datapath
 from smqrt.net.contexts import ClientTls, ServerTls, Trust
-from smqrt.net.listener import Listener
+from smqrt.net.listener import Listener, open_listeners
 from smqrt.net.stream import Stream
 from smqrt.net.succession import succession
 from smqrt.net.tls import Transport
@@ -113,7 +113,7 @@ class Mesh:
         node: what is known of the others.
         dialers: look for nodes at addresses.
         on_accepted: called with a link that somebody else makes, before it is up.
-        has_begun: whether it looks for other nodes.
+        has_begun: whether there may be links.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Mesh:
             clock_ns=time.time_ns,
             number=number,
             queue_bytes=queue_bytes,
-            predecessors=succession.nodes,
+            predecessors=succession.predecessors,
         )
         self._ping_s, self._silence_s, self._queue_bytes = ping_s, silence_s, queue_bytes
         loop: Any = get_hub().loop
@@ -146,8 +146,8 @@ class Mesh:
         self.on_accepted: Callable[[Link], object] = lambda link: None
         self.has_begun = not number
         self._to_begin: list[Callable[[], object]] = []
-        # Two processes with one number: others would give up their links to the one that still serves.
-        succession.when_over(self._begin)
+        if number:  # of two processes with one number, others would give up their links to the one that still serves
+            succession.when_left(self._begin)
         open_meshes.append(self)
 
     def _begin(self) -> None:
@@ -179,7 +179,7 @@ class Mesh:
         """
         listener = Listener(host, port, self.accepted, context)
         listener.name, listener.max_handshakes = "the links of nodes", MAX_STRANGERS
-        self._when_begun(listener.start)
+        self._when_begun(lambda: listener.start() if listener in open_listeners else None)
         self._closers.append(listener.close)
         return listener
 
@@ -270,14 +270,16 @@ class Dialer:
         self.address, self.up, self.why = address, False, "not connected yet"
         self.is_self = False
         self.on_status: Callable[[bool, str], object] = lambda up, why: None
+        self._is_closed = False
         self._link: Link | None = None
         self._mesh, self._connect = mesh, connect
         self._ended = Event()
         self._greenlet: Any = None
 
     def start(self) -> None:
-        """Begin to connect."""
-        self._greenlet = gevent.spawn(self._run)
+        """Begin to connect, unless it is closed already."""
+        if not self._is_closed:
+            self._greenlet = gevent.spawn(self._run)
 
     def _run(self) -> None:
         wait_s = FIRST_RETRY_S
@@ -342,6 +344,7 @@ class Dialer:
 
     def close(self) -> None:
         """Connect no more."""
+        self._is_closed = True
         if self._greenlet is not None:
             self._greenlet.kill(block=False)
         self.up = False
@@ -370,14 +373,14 @@ class SharedDirectory:
         self._dialers: dict[Path, Dialer] = {}
         self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self._socket.setblocking(False)
-        self._socket.bind(str(self._path))
-        self._socket.listen(128)
         loop: Any = get_hub().loop
         self._watcher, self._pause = loop.io(self._socket.fileno(), 1), loop.timer(ACCEPT_PAUSE_S)
         self._greenlet: Any = None
 
     def start(self) -> None:
-        """Connect to the others, and let them connect."""
+        """Connect to the others, and let them connect. Raises OSError when the folder can't be used."""
+        self._socket.bind(str(self._path))
+        self._socket.listen(128)
         self._watcher.start(self._accept)
         self._greenlet = gevent.spawn(self._scan)
 

@@ -226,6 +226,11 @@ class NatsConnection(LinkConnection):
                 get_hub().loop.run_callback(self._refused)
                 return
 
+    def flush_ahead(self) -> None:
+        """See `Outbox`."""
+        self.flush()
+        self._backplane.client.flush_ahead()
+
     def _refused(self) -> None:
         self.link.lose("the queue for NATS is full; the link begins anew", Drop.LINK_SLOW)
 

@@ -20,6 +20,7 @@ from smqrt.cluster.node import PING_S, QUEUE_BYTES, SILENCE_S
 from smqrt.errors import ArgumentError
 from smqrt.net.broker import GeventBroker, HubOptions
 from smqrt.net.worker_place import WorkerPlace, worker_place
+from smqrt.wire.ids import MAX_NODE
 
 log = logging.getLogger("smqrt")
 
@@ -168,6 +169,8 @@ def _with_workers(plan: ClusterPlan, place: WorkerPlace) -> ClusterPlan:
     if listen:
         host, port = address(listen)
         listen = f"{host}:{port + place.number}"
+    if plan.number and plan.number + place.count - 1 > MAX_NODE:
+        raise ArgumentError(f"cluster.node: {plan.number}; with {place.count} workers it is {MAX_NODE + 1 - place.count} at most")
     directory = place.directory / "links"
     directory.mkdir(mode=0o700, exist_ok=True)
     number = plan.number and plan.number + place.number

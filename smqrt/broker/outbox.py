@@ -290,6 +290,8 @@ def flush_dirty(clock: Callable[[], float] = _stopped_clock) -> bool:
         _chores.work(clock)
     until_s = clock() + FLUSH_S
     for _ in range(ROUNDS_PER_TURN):
+        if ahead:
+            _flush_ahead()
         if not dirty:
             break
         if len(dirty) > FLUSHED_AT_ONCE:

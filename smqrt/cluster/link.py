@@ -146,7 +146,7 @@ class ChannelWay(Way):
         self.flush()
         outbox = self.link.transport.outbox
         if outbox.queue and outbox.life is not BLOCKED:
-            outbox.flush()
+            outbox.flush_ahead()
 
     def resume(self) -> None:
         """See `Outbox`."""

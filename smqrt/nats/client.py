@@ -15,6 +15,7 @@ from gevent import Timeout, get_hub
 from gevent.event import AsyncResult, Event
 from greenlet import getcurrent
 
+from smqrt.broker.outbox import BLOCKED
 from smqrt.errors import ClosedError, NatsError, NoAnswer, StreamError
 from smqrt.limits import LineLimit
 from smqrt.nats.connection import NatsConnection
@@ -203,6 +204,11 @@ class NatsClient:
     def publish_pieces(self, subject: str, pieces: Sequence[bytes | memoryview]) -> bool:
         """Send a message whose payload is in pieces; see `publish`."""
         return self._send(nats.pub_pieces(subject, pieces), sum(map(len, pieces)))
+
+    def flush_ahead(self) -> None:
+        """Write what waits now, not at the end of the turn."""
+        if self._outbox.queue and self._outbox.life is not BLOCKED:
+            self._outbox.flush()
 
     def _send(self, entry: bytes, size_bytes: int) -> bool:
         outbox, counters, connection = self._outbox, self._counters, self._connection

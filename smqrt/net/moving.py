@@ -386,7 +386,7 @@ class ArrivingHub:
         """All are here: go on where they were, and tell the application of each."""
         self.forget_prepared()
         if self.refused:
-            log.error("%d clients could not go on, since others have their ids here; they come back", self.refused)
+            log.error("clients that could not go on, since others have their ETIDs or uids here: %d", self.refused)
         if self.broker.cluster is not None:
             self.broker.cluster.resync()
         onconnect = self.broker.hooks.onconnect

@@ -53,14 +53,15 @@ class Succession:
 
     Attributes:
         is_waiting: another process has the files of the hubs still.
-        nodes: the ids and epochs of that process in clusters: this one is to have no links to it.
+        predecessors: the ids and epochs of that process in clusters: this one is to have no links to it.
     """
 
     def __init__(self) -> None:
         # By key: what the hub that goes on for another one has to know before its application makes a topic.
         self.is_waiting = False
-        self.nodes: frozenset[tuple[bytes, int]] = frozenset()
-        self._when_over: list[Callable[[], object]] = []
+        self.predecessors: frozenset[tuple[bytes, int]] = frozenset()
+        self._has_left = True
+        self._when_left: list[Callable[[], object]] = []
         self._hubs: WeakValueDictionary[str, SucceedingBroker] = WeakValueDictionary()
         self.names: dict[str, Record] = {}
         self._without_application = 0
@@ -119,14 +120,25 @@ class Succession:
 
     def expect(self, names: dict[str, Record], nodes: Iterable[tuple[bytes, int]]) -> None:
         """Hubs with these keys will be taken over; their files are another process's until then."""
-        self.names, self.nodes, self.is_waiting = names, frozenset(nodes), True
+        self.names, self.predecessors = names, frozenset(nodes)
+        self.is_waiting, self._has_left = True, False
 
-    def when_over(self, call: Callable[[], object]) -> None:
-        """Call when nothing is waited for any more: now, or when `end` is called."""
-        if self.is_waiting:
-            self._when_over.append(call)
-        else:
+    def when_left(self, call: Callable[[], object]) -> None:
+        """Call when the other process has left its clusters; at once when there is none."""
+        if self._has_left:
             call()
+        else:
+            self._when_left.append(call)
+
+    def left(self) -> None:
+        """The other process has left its clusters, or is gone. A second call does nothing."""
+        self._has_left = True
+        calls, self._when_left = self._when_left, []
+        for call in calls:
+            try:
+                call()
+            except Exception:
+                log.exception("a part of a cluster could not begin")
 
     def end(self) -> None:
         """Nothing is waited for any more; hubs that go on for none open their files."""
@@ -137,9 +149,6 @@ class Succession:
                     broker.open_files()
                 except SmqrtError as error:
                     log.error("a hub goes on without its file: %s", error)
-        calls, self._when_over = self._when_over, []
-        for call in calls:
-            call()
 
 
 succession = Succession()

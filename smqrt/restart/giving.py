@@ -117,7 +117,15 @@ class HandOver:
             raise
         for listener in listeners:
             listener.close()
+        self._leave_clusters()
         self._late = gevent.spawn(self._pass_on_late)
+
+    def _leave_clusters(self) -> None:
+        """Fixed numbers are the new process's from now on: two with one number would end each other's links."""
+        for mesh in [one for one in open_meshes if one.node.is_fixed]:
+            mesh.close()
+        with contextlib.suppress(ChannelError):
+            self._channel.send({"do": "left"})
 
     def _greet(self) -> None:
         hello = expect(self._channel, "hello", self._load_s)

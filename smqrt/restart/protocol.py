@@ -19,6 +19,7 @@
                                     ◀──  http {connections} and their sockets
                                     ◀──  done
     serving                         ──▶
+                                    ◀──  left: it is in no cluster any more by a number that is fixed
                                     ◀──  late {key, frames}, until the old process ends
 
 `abort {why}` of the old one ends it all. Silence and a connection that ends mean that the other process is gone.

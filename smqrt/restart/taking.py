@@ -213,7 +213,8 @@ class TakeOver:
         self.moved += arriving.clients
 
     def take_late(self) -> bool:
-        """Publish what the applications of the old process still publish, until it ends; blocks. False when it has
+        """Publish what the applications of the old process still publish, until it ends; and join the clusters that it
+        leaves. Blocks. False when it has
         changed its mind, because it did not hear from this one in time: then this one has to end.
         """
         try:
@@ -223,11 +224,14 @@ class TakeOver:
                 if message["do"] == "abort":
                     log.error("restart: the other process goes on, and this one ends: %s", message.get("why"))
                     return False
+                if message["do"] == "left":
+                    succession.left()
                 broker = succession.find(message["key"]) if message["do"] == "late" else None
                 if broker is not None:
                     for tid, ptid, frame in message["frames"]:
                         broker.server.publish(tid, ptid, frame)
         except ChannelError:
+            succession.left()
             return True
         finally:
             self._channel.close()

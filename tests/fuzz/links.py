@@ -282,7 +282,9 @@ def _backplane(node: Node) -> NatsBackplane:
     connect = backplane.nats.connect
     backplane.nats.connect = lambda *_, **__: _Client()  # type: ignore[assignment, return-value]
     try:
-        return NatsBackplane(node, "nats://nowhere")
+        found = NatsBackplane(node, "nats://nowhere")
+        found.begin()
+        return found
     finally:
         backplane.nats.connect = connect
 

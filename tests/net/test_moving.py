@@ -259,7 +259,7 @@ def test_records_that_were_sent_ahead_are_forgotten_with_the_attempt(make_site: 
     assert device.subscribe(b"a")
 
 
-def test_a_client_whose_uid_is_taken_there_comes_back_and_the_log_says_so(
+def test_a_client_whose_id_is_taken_there_comes_back_and_the_log_says_so(
     make_site: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     site, other = make_site(), make_site()
@@ -267,7 +267,7 @@ def test_a_client_whose_uid_is_taken_there_comes_back_and_the_log_says_so(
     other.device(b"device")
     move(site, other)
     device.expect_end()
-    assert "1 clients could not go on" in caplog.text
+    assert "others have their ETIDs or uids here: 1" in caplog.text
     assert stays.subscribe(b"a")
 
 
