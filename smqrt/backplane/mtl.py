@@ -166,7 +166,7 @@ class Mtl(Links):
             status: told when the link is up, and when it ends.
 
         Returns:
-            False when that can't be: it is closed then, since these links are, or another process still has their number.
+            False when that can't be: these links are closed, or another process still has their number.
         """
         if self.mesh.node.closed or not self.mesh.has_begun:
             sock.close()

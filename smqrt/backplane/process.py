@@ -169,8 +169,9 @@ def _with_workers(plan: ClusterPlan, place: WorkerPlace) -> ClusterPlan:
     if listen:
         host, port = address(listen)
         listen = f"{host}:{port + place.number}"
-    if plan.number and plan.number + place.count - 1 > MAX_NODE:
-        raise ArgumentError(f"cluster.node: {plan.number}; with {place.count} workers it is {MAX_NODE + 1 - place.count} at most")
+    most = MAX_NODE + 1 - place.count
+    if plan.number > most:
+        raise ArgumentError(f"cluster.node: {plan.number}; with {place.count} workers it is {most} at most")
     directory = place.directory / "links"
     directory.mkdir(mode=0o700, exist_ok=True)
     number = plan.number and plan.number + place.number

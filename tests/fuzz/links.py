@@ -230,6 +230,9 @@ class _Client:
     def publish_pieces(self, subject: str, pieces: list[bytes]) -> bool:
         return True
 
+    def flush_ahead(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
