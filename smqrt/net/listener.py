@@ -400,7 +400,7 @@ def _bind(host: str, port: int, backlog: int, is_shared: bool) -> _socket.socket
     if not 0 <= port <= 65535:
         raise StartError(f"cannot listen on {where}: a port is 0 to 65535")
     try:
-        # Not gevent's, which lets others run: Lua may be waiting for this, and an address of this machine takes no time.
+        # Not gevent's, which lets others run: Lua may be waiting inside, and an address of this machine takes no time.
         family, kind, protocol, _, address = _socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]

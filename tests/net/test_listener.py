@@ -17,7 +17,7 @@ from select import POLLOUT
 from typing import Any
 
 import pytest
-from gevent import monkey, socket
+from gevent import get_hub, monkey, socket
 
 from smqrt.errors import StartError
 from smqrt.net import listener as module
@@ -301,3 +301,18 @@ def test_who_waits_in_the_kernel_is_told_that_the_server_stops(sockets: int) -> 
     for client in waiting:
         assert client.recv(100).startswith(b"HTTP/1.1 503 "), "and not just a reset"
         client.close()
+
+
+def test_nobody_else_runs_while_a_port_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lua opens ports, and nobody may run while it waits inside a call: servers have gevent's sockets."""
+    monkeypatch.setattr("socket.getaddrinfo", socket.getaddrinfo)
+    ran: list[int] = []
+    loop: Any = get_hub().loop
+    timer = loop.timer(0, 0.0001)
+    timer.start(lambda: ran.append(1))
+    try:
+        listener = Listener("localhost", 0, lambda sock, address: None)
+        assert not ran
+    finally:
+        timer.close()
+    listener.close()
