@@ -226,10 +226,10 @@ class NatsConnection(LinkConnection):
                 get_hub().loop.run_callback(self._refused)
                 return
 
-    def flush_ahead(self) -> None:
+    @property
+    def carrier(self) -> Outbox:
         """See `Outbox`."""
-        self.flush()
-        self._backplane.client.flush_ahead()
+        return self._backplane.client.outbox
 
     def _refused(self) -> None:
         self.link.lose("the queue for NATS is full; the link begins anew", Drop.LINK_SLOW)

@@ -108,9 +108,10 @@ class Outbox:
         """Send or queue a large run whose memory is reused after the call."""
         self.put(bytes(view))
 
-    def flush_ahead(self) -> None:
-        """Flush, and what that is handed to as well."""
-        self.flush()
+    @property
+    def carrier(self) -> Outbox | None:
+        """The outbox that `flush` hands the queue to; None when that writes."""
+        return None
 
     def reply(self, packet: bytes) -> None:
         """Queue a control packet, in order with the messages."""
@@ -266,11 +267,13 @@ def _stopped_clock() -> float:
 
 
 def _flush_ahead() -> None:
-    ways = list(ahead)
+    outboxes: list[Outbox | None] = list(ahead)
     ahead.clear()
-    for way in ways:
-        if way.queue:
-            way.flush_ahead()
+    while outboxes:
+        full = [one for one in outboxes if one is not None and one.queue and one.life is not BLOCKED]
+        for outbox in full:
+            outbox.flush()
+        outboxes = list(dict.fromkeys(outbox.carrier for outbox in full))  # which several may share
 
 
 def flush_dirty(clock: Callable[[], float] = _stopped_clock) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from smqrt.broker.outbox import BLOCKED, Drop, Outbox, put_off
+from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.broker.topics import Route
 from smqrt.cluster.way import Way, count_messages
 from smqrt.errors import CloseReason, ProtocolError
@@ -141,12 +141,10 @@ class ChannelWay(Way):
         if runs:
             self.link.transmit(self._channel, runs)
 
-    def flush_ahead(self) -> None:
+    @property
+    def carrier(self) -> Outbox:
         """See `Outbox`."""
-        self.flush()
-        outbox = self.link.transport.outbox
-        if outbox.queue and outbox.life is not BLOCKED:
-            outbox.flush_ahead()
+        return self.link.transport.outbox
 
     def resume(self) -> None:
         """See `Outbox`."""

@@ -15,7 +15,6 @@ from gevent import Timeout, get_hub
 from gevent.event import AsyncResult, Event
 from greenlet import getcurrent
 
-from smqrt.broker.outbox import BLOCKED
 from smqrt.errors import ClosedError, NatsError, NoAnswer, StreamError
 from smqrt.limits import LineLimit
 from smqrt.nats.connection import NatsConnection
@@ -147,6 +146,7 @@ class NatsClient:
         options: as given.
         state: where it stands.
         reason: why, in one sentence.
+        outbox: what waits to be sent.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class NatsClient:
             random.shuffle(servers)
         self._pool = ServerPool(servers, options.reconnect_s, options.longest_reconnect_s, random.random)
         self._tls = options.tls or ClientTls.from_files(options.tls_ca, options.tls_cert, options.tls_key)
-        self._outbox = NatsOutbox(options.reconnect_queue_bytes)
+        self.outbox = NatsOutbox(options.reconnect_queue_bytes)
         self._counters = NatsCounters()
         self._lines = LineLimit()
         self._subscriptions: dict[bytes, Subscription] = {}
@@ -205,13 +205,8 @@ class NatsClient:
         """Send a message whose payload is in pieces; see `publish`."""
         return self._send(nats.pub_pieces(subject, pieces), sum(map(len, pieces)))
 
-    def flush_ahead(self) -> None:
-        """Write what waits now, not at the end of the turn."""
-        if self._outbox.queue and self._outbox.life is not BLOCKED:
-            self._outbox.flush()
-
     def _send(self, entry: bytes, size_bytes: int) -> bool:
-        outbox, counters, connection = self._outbox, self._counters, self._connection
+        outbox, counters, connection = self.outbox, self._counters, self._connection
         if connection is not None and size_bytes > connection.info.max_payload_bytes:
             counters.refused_large += 1
         elif self._is_closing:
@@ -257,7 +252,7 @@ class NatsClient:
     def _say(self, line: bytes) -> None:
         """Send a line over this connection, or over the one that is being made; later ones begin with all of them."""
         if self._connection is not None:
-            self._outbox.add(line)
+            self.outbox.add(line)
         elif self._late_lines is not None:
             self._late_lines.append(line)
 
@@ -299,12 +294,12 @@ class NatsClient:
     @property
     def queued_bytes(self) -> int:
         """What waits to be sent."""
-        return self._outbox.queued_bytes
+        return self.outbox.queued_bytes
 
     @property
     def counters(self) -> NatsCounters:
         """What it did so far."""
-        found = replace(self._counters, sent_bytes=self._outbox.sent_bytes)
+        found = replace(self._counters, sent_bytes=self.outbox.sent_bytes)
         if self._connection is not None:
             found.received += self._connection.messages
             found.received_bytes += self._connection.payload_bytes
@@ -365,7 +360,7 @@ class NatsClient:
             raise
         self._over.clear()
         self._counters.reconnects += self.state is NatsState.DISCONNECTED
-        connection = self._connection = NatsConnection(self, address, greeted, self._outbox, self.options, lines)
+        connection = self._connection = NatsConnection(self, address, greeted, self.outbox, self.options, lines)
         self._ready.set()
         self._tell(NatsState.CONNECTED, f"connected to {address}")
         if connection.is_open:
@@ -468,13 +463,13 @@ class NatsClient:
         self._is_closing = True
         for subscription in self._subscriptions.values():
             self._say(nats.unsub(subscription.sid))
-        is_sent = self.flush(timeout_s) if self.connected else not self._outbox.queue
+        is_sent = self.flush(timeout_s) if self.connected else not self.outbox.queue
         self._greenlet.kill(block=False)
         if self._connection is not None:
             connection = self._connection
             connection.close()
             self._forget(connection)
-        self._counters.lost += self._outbox.detach(0)
+        self._counters.lost += self.outbox.detach(0)
         self._subscriptions.clear()
         self._ready.set()
         self._tell(NatsState.CLOSED, "closed")

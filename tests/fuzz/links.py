@@ -17,7 +17,7 @@ from smqrt.backplane import nats as backplane
 from smqrt.backplane.connection import LinkConnection
 from smqrt.backplane.nats import NatsBackplane
 from smqrt.broker.broker import Broker
-from smqrt.broker.outbox import Held
+from smqrt.broker.outbox import Held, Outbox
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import HubLimits
 from smqrt.cluster.link import Link, LinkState
@@ -219,7 +219,7 @@ def _packets(data: bytes) -> Iterator[bytes]:
 class _Client:
     """What a backplane calls of its NATS client; what it publishes goes nowhere."""
 
-    connected, max_payload_bytes = True, 1 << 20
+    connected, max_payload_bytes, outbox = True, 1 << 20, Outbox()
 
     def subscribe(self, subject: str, callback: object) -> None:
         pass
@@ -229,9 +229,6 @@ class _Client:
 
     def publish_pieces(self, subject: str, pieces: list[bytes]) -> bool:
         return True
-
-    def flush_ahead(self) -> None:
-        pass
 
     def close(self) -> None:
         pass

@@ -97,7 +97,7 @@ def test_a_turn_is_one_write(nats_server: NatsServer, client: Make) -> None:
             sent.append(len(data))
             return int(transport.send(data))
 
-    one._outbox._transport = Counting()  # type: ignore[assignment]
+    one.outbox._transport = Counting()  # type: ignore[assignment]
     for _ in range(500):
         one.publish("turn", b"x" * 50)
     assert sent == []
