@@ -113,7 +113,6 @@ class Mesh:
         node: what is known of the others.
         dialers: look for nodes at addresses.
         on_accepted: called with a link that somebody else makes, before it is up.
-        has_begun: whether there may be links.
     """
 
     def __init__(
@@ -144,23 +143,20 @@ class Mesh:
         self._last_closers: list[Callable[[], object]] = []
         self.dialers: list[Dialer] = []
         self.on_accepted: Callable[[Link], object] = lambda link: None
-        self.has_begun = not number
-        self._to_begin: list[Callable[[], object]] = []
-        if number:  # of two processes with one number, others would give up their links to the one that still serves
-            succession.when_left(self._begin)
         open_meshes.append(self)
 
-    def _begin(self) -> None:
-        self.has_begun = True
-        for start in self._to_begin:
-            start()
-        self._to_begin.clear()
+    @property
+    def has_begun(self) -> bool:
+        """Whether there may be links: of two processes with one fixed number, others would give up their links to the
+        one that still serves.
+        """
+        return succession.has_left or not self.node.is_fixed
 
     def _when_begun(self, start: Callable[[], object]) -> None:
         if self.has_begun:
             start()
         else:
-            self._to_begin.append(start)
+            succession.when_left(lambda: None if self.node.closed else start())
 
     def _look(self) -> None:
         self.node.look(self._ping_s, self._silence_s)
@@ -221,15 +217,14 @@ class Mesh:
             OSError: it can't be used.
         """
         shared = SharedDirectory(self, directory)
-        self._when_begun(shared.start)
         self._closers.append(shared.close)
+        self._when_begun(shared.start)
 
     def close(self) -> None:
         """Leave all clusters, and end. A second call does nothing."""
         if self.node.closed:
             return
         open_meshes.remove(self)
-        self._to_begin.clear()
         for closer in (*self._closers, *[one.close for one in self.dialers]):
             closer()
         self.node.close()

@@ -54,13 +54,14 @@ class Succession:
     Attributes:
         is_waiting: another process has the files of the hubs still.
         predecessors: the ids and epochs of that process in clusters: this one is to have no links to it.
+        has_left: whether that process, if there is one, has left its clusters.
     """
 
     def __init__(self) -> None:
         # By key: what the hub that goes on for another one has to know before its application makes a topic.
         self.is_waiting = False
         self.predecessors: frozenset[tuple[bytes, int]] = frozenset()
-        self._has_left = True
+        self.has_left = True
         self._when_left: list[Callable[[], object]] = []
         self._hubs: WeakValueDictionary[str, SucceedingBroker] = WeakValueDictionary()
         self.names: dict[str, Record] = {}
@@ -121,18 +122,15 @@ class Succession:
     def expect(self, names: dict[str, Record], nodes: Iterable[tuple[bytes, int]]) -> None:
         """Hubs with these keys will be taken over; their files are another process's until then."""
         self.names, self.predecessors = names, frozenset(nodes)
-        self.is_waiting, self._has_left = True, False
+        self.is_waiting, self.has_left = True, False
 
     def when_left(self, call: Callable[[], object]) -> None:
-        """Call when the other process has left its clusters; at once when there is none."""
-        if self._has_left:
-            call()
-        else:
-            self._when_left.append(call)
+        """Call when the other process has left its clusters."""
+        self._when_left.append(call)
 
     def left(self) -> None:
         """The other process has left its clusters, or is gone. A second call does nothing."""
-        self._has_left = True
+        self.has_left = True
         calls, self._when_left = self._when_left, []
         for call in calls:
             try:

@@ -117,13 +117,15 @@ class HandOver:
             raise
         for listener in listeners:
             listener.close()
-        self._leave_clusters()
         self._late = gevent.spawn(self._pass_on_late)
 
     def _leave_clusters(self) -> None:
         """Fixed numbers are the new process's from now on: two with one number would end each other's links."""
         for mesh in [one for one in open_meshes if one.node.is_fixed]:
-            mesh.close()
+            try:
+                mesh.close()
+            except Exception:
+                log.exception("a cluster was not left in order")
         with contextlib.suppress(ChannelError):
             self._channel.send({"do": "left"})
 
@@ -267,6 +269,7 @@ class HandOver:
                 transport.close()
 
     def _pass_on_late(self) -> None:
+        self._leave_clusters()
         while True:
             gevent.sleep(LATE_S)
             self._pass_on()
