@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import smqrt
 from smqrt import hub
 from smqrt.broker.outbox import Outbox
 from tests.device import Site, wait_until
 
 PYTHON_CALLS = 10
 SOCKET_CALLS = 4
+PACKAGE = f"{Path(smqrt.__file__).parent}/"
+"""Not "/smqrt/": `git clone` makes a folder of that name for the whole repository, tests and all."""
 
 
 def calls_of(function: Callable[[], Any]) -> list[str]:
@@ -20,7 +24,7 @@ def calls_of(function: Callable[[], Any]) -> list[str]:
     called: list[str] = []
 
     def profile(frame: FrameType, event: str, arg: object) -> None:
-        if event == "call" and "/smqrt/" in frame.f_code.co_filename:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
             called.append(frame.f_code.co_qualname)
 
     sys.setprofile(profile)
