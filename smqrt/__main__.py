@@ -1,5 +1,18 @@
-"""`python -m smqrt` is the same as the command `smqrt`."""
+"""The command `smqrt`, also `python -m smqrt`."""
 
-from smqrt.cli import main
+import sys
 
-main()
+from smqrt import early_signals
+
+
+def main() -> None:
+    """Run the command line; see `smqrt.cli.main`."""
+    if sys.argv[1:2] in (["serve"], ["demo"]) or sys.argv[1:3] == ["pipeline", "run"]:
+        early_signals.hold()  # before the imports of the command line, which take a tenth of a second
+    from smqrt.cli import main as command_line
+
+    command_line()
+
+
+if __name__ == "__main__":
+    main()

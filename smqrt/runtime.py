@@ -67,6 +67,7 @@ from smqrt.server.listeners import Listeners
 from smqrt.server.live_settings import LiveSettings
 from smqrt.server.ports import ADMIN, admin_files
 from smqrt.server.renewal import Renewal
+from smqrt.server.signals import Signals
 from smqrt.server.supervise import Compactions, Pipelines
 from smqrt.server.systemd import Notifier
 from smqrt.server.worker import WorkerEnd
@@ -381,7 +382,7 @@ class Server:
 
     def run(self, specs: Iterable[AppSpec]) -> int:
         """Loads applications and serves them until SIGTERM, SIGINT or `mako.exit`; returns the exit code."""
-        handlers = [gevent.signal_handler(number, react) for number, react in self._reactions().items()]
+        signals = self._signals()
         if self._worker:
             self._worker.start(self)
         self._watchdog.start()
@@ -396,11 +397,10 @@ class Server:
         failure: StartError | None = None
         if loading.ready():
             loading.get()
-            failure = self._serve()
+            failure = self._serve(signals)
         else:
             loading.kill()
-        for handler in handlers:
-            handler.cancel()
+        signals.cancel()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it has nothing to read again, and would end the process
         with self._ending.within(self.settings.drain.most_s):
             self.stop()
@@ -408,7 +408,7 @@ class Server:
             raise failure
         return self._exit_code
 
-    def _serve(self) -> StartError | None:
+    def _serve(self, signals: Signals) -> StartError | None:
         """Returns why it could not, after the applications are loaded."""
         try:
             if self._take_over:
@@ -419,6 +419,7 @@ class Server:
         except StartError as error:
             return error
         self.start()
+        signals.ready()
         if self._take_over:
             gevent.spawn(self._take_late, self._take_over)
         self._stopping.wait()
@@ -455,14 +456,14 @@ class Server:
         for application in self.applications:
             self._start_pipelines(application)
 
-    def _reactions(self) -> dict[signal.Signals, Callable[[], None]]:
-        return {
+    def _signals(self) -> Signals:
+        at_once: dict[int, Callable[[], object]] = {
             signal.SIGTERM: self.end,
             signal.SIGINT: (lambda: None) if self._worker else self.end,  # Ctrl-C reaches the supervisor, too
-            signal.SIGHUP: self.reload,
             signal.SIGUSR1: self.tell_state,
-            signal.SIGUSR2: self._refuse_restart if self._worker else self._restarts.ask,
         }
+        restart = self._refuse_restart if self._worker else self._restarts.ask
+        return Signals(at_once, {signal.SIGHUP: self.reload, signal.SIGUSR2: restart})
 
     # ---- what the supervisor of workers asks for
 

@@ -10,7 +10,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "smqrt"
 ORDER = (
     "errors, options, limits + limit_settings, settings_tree, settings + closes, settings_sources + app_folder + "
-    "app_spec + printable + manual + crypto, identity, wire + logs, broker, cluster, net, message + wsgi, "
+    "app_spec + printable + manual + launch + early_signals + crypto, identity, wire + logs, broker, cluster, net, message + wsgi, "
     "http + client + mqtt + nats + gunicorn, backplane, journal, hub, app, lua, restart + mako_conf, server, admin, "
     "console, runtime, pipeline, cli"
 )

@@ -7,6 +7,7 @@ applications: each of its sub-folders is one, mounted under its name.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import logging
 import os
@@ -165,6 +166,8 @@ def _serve(
     if conf and configuration.places.get(("port",), found.fallback_place) != found.fallback_place:
         conf = replace(conf, plain_http=True)
     settings = shared(_with_certificate(configuration.settings), worker_place())
+    when_lost = _WhenLost()
+    _guard_outputs(when_lost)
     server_log = ServerLog(settings.log, worker_place().label)
     report = worker.report if worker else server_log.report(_report)
     for warning in configuration.warnings if worker is None else ():
@@ -179,7 +182,7 @@ def _serve(
         reload_log = partial(_reload_log, server_log, found)
         supervisor = Supervisor(settings, count, conf, report, reload_log)
         _tell_files(configuration.files, conf, specs, report)
-        _stop_without_reader(supervisor.over.set)
+        when_lost.stops(supervisor.over.set)
         return supervisor.run()
     with collecting_later():
         from smqrt.runtime import Server  # here: the supervisor of workers needs none of it
@@ -192,7 +195,7 @@ def _serve(
     server.live.watch(("log",), lambda found: server_log.apply(found.log))
     if worker is None:
         _tell_files(configuration.files, conf, specs, report)
-    _stop_without_reader(server.ask_to_stop)
+    when_lost.stops(server.ask_to_stop)
     return server.run(specs)
 
 
@@ -213,9 +216,11 @@ def _tell_files(
         log.warning("%s: not used by this server: %s", conf.path, ", ".join(conf.not_honoured))
 
 
-def _stop_without_reader(stop: Callable[[], None]) -> None:
-    raw = _UntilReaderLeaves(stop)
-    sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
+def _guard_outputs(when_lost: _WhenLost) -> None:
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        given = getattr(sys, name)
+        file = io.BufferedWriter(_Output(fd, when_lost))
+        setattr(sys, name, io.TextIOWrapper(file, given.encoding, given.errors, line_buffering=True))
 
 
 def _place(settings: Settings, take_over: bool) -> TakeOver | None:
@@ -236,19 +241,48 @@ def _not_read(read: Sequence[Path], specs: Sequence[AppSpec]) -> list[Path]:
     return sorted(path for path in candidates - {path.absolute() for path in read} if path.is_file())
 
 
-class _UntilReaderLeaves(io.FileIO):
-    """The standard output. When its reader goes away, as `head` does, the server stops in order, without a word."""
+class _WhenLost:
+    """Stops the server when its output is lost, also when that happened before there was a server to stop."""
 
-    def __init__(self, stop: Callable[[], None]) -> None:
-        super().__init__(1, "w", closefd=False)
+    def __init__(self) -> None:
+        self._stop: Callable[[], None] | None = None
+        self._is_lost = False
+
+    def stops(self, stop: Callable[[], None]) -> None:
+        """Call `stop` when the output is lost."""
         self._stop = stop
+        if self._is_lost:
+            stop()
+
+    def lost(self) -> None:
+        """The output is lost."""
+        self._is_lost = True
+        if self._stop:
+            self._stop()
+
+
+class _Output(io.FileIO):
+    """The standard output (`fd` 1) or error output (2); what is written after its reader is gone is dropped.
+
+    The server stops in order, with exit code 0, when the standard output lost its reader, as with `| head -1`, and when
+    the terminal was closed: then each write ends with EIO.
+    """
+
+    def __init__(self, fd: int, when_lost: _WhenLost) -> None:
+        super().__init__(fd, "w", closefd=False)
+        self._when_lost = when_lost
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data) or 0
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            self._stop()
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            if error.errno == errno.EIO or self.fileno() == 1:
+                self._when_lost.lost()
             return len(data)
 
 

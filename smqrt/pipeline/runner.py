@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from smqrt import early_signals
 from smqrt.errors import PipelineError, SmqrtError
 from smqrt.journal.remote import open_journal
 from smqrt.pipeline import checkpoint, jvm, session, sinks
@@ -143,6 +144,7 @@ class Runner:
 def _signals(stopping: threading.Event) -> Iterator[None]:
     """SIGTERM and SIGINT set the event; one more SIGINT ends the process at once, as nothing is lost by that. One more
     SIGTERM doesn't: service managers send it to all of a service, and `smqrt serve` to its pipelines besides.
+    SIGHUP, which a terminal sends when it is closed, is handled as SIGTERM, unless it is ignored (`nohup`).
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -153,7 +155,12 @@ def _signals(stopping: threading.Event) -> Iterator[None]:
             os._exit(128 + number)
         stopping.set()
 
-    earlier = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    earlier = {number: signal.signal(number, handle) for number in numbers}
+    if signal.SIGHUP in early_signals.take():
+        stopping.set()
     try:
         yield
     finally:

@@ -6,13 +6,13 @@ import contextlib
 import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable
 
 import gevent
 from gevent import subprocess
 
+from smqrt import early_signals, launch
 from smqrt.net.fd_channel import ChannelError, FdChannel, Message
 from smqrt.restart.door import RestartDoor
 from smqrt.restart.giving import HandOver, OldServer
@@ -23,7 +23,6 @@ log = logging.getLogger("smqrt")
 
 CALL_OFF_S, _LOOK_S = 2.0, 0.01
 """What a hand-over may take to end when it is called off."""
-_FOLDER = os.getcwd()  # where this process was started: applications may change to another one
 _NOT_INHERITED = (ENVIRONMENT, "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID")
 """Of the environment: they name this very process."""
 
@@ -70,9 +69,14 @@ class Restarts:
         ours, theirs = socket.socketpair(socket.AF_UNIX)
         environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
         environment[ENVIRONMENT] = str(theirs.fileno())
-        command = [sys.executable, *sys.orig_argv[1:]]
         try:
-            child = subprocess.Popen(command, env=environment, cwd=_FOLDER, pass_fds=[theirs.fileno()])
+            child = subprocess.Popen(
+                launch.COMMAND,
+                env=environment,
+                cwd=launch.FOLDER,
+                pass_fds=[theirs.fileno()],
+                preexec_fn=early_signals.block,
+            )
         except OSError as error:
             ours.close()
             self._report(f"restart: a new process can't be started: {error}")

@@ -27,6 +27,7 @@ from smqrt.server.children import Patience
 from smqrt.server.port_sockets import PortSockets, open_for_workers
 from smqrt.server.ports import ADMIN
 from smqrt.server.rolling import Rolling
+from smqrt.server.signals import Signals
 from smqrt.server.systemd import Notifier
 from smqrt.server.worker_process import WorkerProcess
 from smqrt.settings import Settings
@@ -96,18 +97,17 @@ class Supervisor:
         Raises:
             StartError: the workers can't start; one sentence.
         """
-        reactions = {
-            signal.SIGTERM: self._on_stop,
-            signal.SIGINT: self._on_stop,
-            signal.SIGHUP: lambda: gevent.spawn(self._renew),
-            signal.SIGUSR1: lambda: self._signal(signal.SIGUSR1),
-            signal.SIGUSR2: self._rolling.ask,
-        }
-        for number, react in reactions.items():
-            gevent.signal_handler(number, react)
+        signals = Signals(
+            {
+                signal.SIGTERM: self._on_stop,
+                signal.SIGINT: self._on_stop,
+                signal.SIGUSR1: lambda: self._signal(signal.SIGUSR1),
+            },
+            {signal.SIGHUP: lambda: gevent.spawn(self._renew), signal.SIGUSR2: self._rolling.ask},
+        )
         try:
             self._rolling.open()
-            greenlets = [gevent.spawn(self._begin), gevent.spawn(self._watch)]
+            greenlets = [gevent.spawn(self._begin, signals), gevent.spawn(self._watch)]
             self.over.wait()
             self._end()
             gevent.killall(greenlets)
@@ -129,7 +129,7 @@ class Supervisor:
             os._exit(1)
         self.over.set()
 
-    def _begin(self) -> None:
+    def _begin(self, signals: Signals) -> None:
         gevent.spawn(self._keep, 0)
         gevent.sleep(0)
         self._wait_ready([0])
@@ -144,6 +144,7 @@ class Supervisor:
         for line in lines:
             self.report(line)
         self._systemd.ready(f"{self.count} workers, {', '.join(lines)}")
+        signals.ready()
 
     def _wait_ready(self, numbers: range | list[int]) -> None:
         for number in numbers:

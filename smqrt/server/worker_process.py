@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from time import monotonic
@@ -14,6 +13,7 @@ import gevent
 from gevent import subprocess
 from gevent.event import AsyncResult, Event
 
+from smqrt import early_signals, launch
 from smqrt.net.fd_channel import ChannelError, ChannelSilent, FdChannel, Message
 from smqrt.net.worker_place import ENVIRONMENT, WorkerPlace
 from smqrt.restart.protocol import ENVIRONMENT as TAKE_OVER
@@ -23,7 +23,6 @@ from smqrt.server.worker import VERSION
 
 SEND_S = 2.0
 LAST_WORDS_S = 1.0
-_FOLDER = os.getcwd()  # where the server was started
 _OF_THE_SUPERVISOR = (
     TAKE_OVER,
     ENVIRONMENT,
@@ -94,12 +93,11 @@ class WorkerProcess:
         if take_over is not None:
             environment[TAKE_OVER] = str(take_over)
             inherited.append(take_over)
-        command = [sys.executable, *sys.orig_argv[1:]]
         try:
             process = subprocess.Popen(
-                command,
+                launch.COMMAND,
                 env=environment,
-                cwd=_FOLDER,
+                cwd=launch.FOLDER,
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 preexec_fn=_prepare,
@@ -231,4 +229,5 @@ class WorkerProcess:
 def _prepare() -> None:
     """In the new process, before its program: Ctrl-C is for the supervisor, which ends the workers in order."""
     end_with_parent()
+    early_signals.block()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
 import select
 import signal
 import socket
+import subprocess
+import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -142,3 +148,46 @@ def test_the_health_of_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatc
     )
     monkeypatch.setenv("SMQRT_ADMIN__ENABLED", "false")
     assert health.refused()[1] == "the admin listener is off (the setting admin.enabled), and nobody else answers."
+
+
+def open_in_terminal(*words: str | Path) -> tuple[subprocess.Popen[bytes], int]:
+    """A server in the foreground of a terminal of its own; the descriptor is the terminal's other end."""
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "smqrt", "serve", "--port", "0", "--admin-port", "0", *map(str, words)],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(slave)
+    return process, master
+
+
+@pytest.mark.parametrize("options", [[], ["--log-format", "json"], ["--workers", "2"]], ids=["text", "json", "workers"])
+def test_a_closed_terminal_ends_the_server_in_order(options: list[str], tmp_path: Path) -> None:
+    application(tmp_path / "app", 'function onunload() io:open("unloaded", "w"):close() end', index="page")
+    process, terminal = open_in_terminal(tmp_path / "app", *options)
+    try:
+        printed = b""
+        while b"listening on" not in printed:
+            printed += os.read(terminal, 4096)
+        os.close(terminal)
+        assert process.wait(60) == 0
+        assert (tmp_path / "app/unloaded").exists()
+    finally:
+        process.kill()
+
+
+def test_a_lost_error_output_alone_does_not_end_the_server(serve: Serve, tmp_path: Path) -> None:
+    app = application(tmp_path / "app", index="<?lsp trace 'said' print 'here' ?>page")
+    script = f"'{sys.executable}' -m smqrt serve --port 0 --admin-port 0 '{app}' 2> >(exec true)"
+    with subprocess.Popen(["bash", "-c", f"exec {script}"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        port = next(int(line.rsplit(":", 1)[1]) for line in process.stdout if line.startswith("listening on http:"))
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", port), 20) as sock:
+                assert b"200 OK" in get(sock)
+        process.terminate()
+        assert process.wait(20) == 0

@@ -70,13 +70,18 @@ def test_sigterm_to_everybody(terminal: Terminal) -> None:
 
 
 @pytest.mark.cluster
-def test_sigterm_to_everybody_while_spark_starts(terminal: Terminal) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["term", "hup"])
+def test_a_signal_to_everybody_while_spark_starts(terminal: Terminal, number: int) -> None:
+    """SIGHUP is what a terminal that is closed sends. Signals without a meaning here change nothing."""
     terminal.start()
     wait_until(lambda: "java" in terminal.everybody().values() or terminal.ended, "the JVM starts", START_S)
     everybody = terminal.everybody()
+    assert terminal.process
+    for other in (signal.SIGUSR1, signal.SIGUSR2):
+        terminal.process.send_signal(other)
     for pid in everybody:
         with suppress(ProcessLookupError):  # a helper that has only begun ends by itself
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, number)
     assert terminal.wait() == 0, terminal.printed
     assert not terminal.traces
     wait_until(lambda: not any(map(alive, everybody)), "nobody is left", STOP_S)
