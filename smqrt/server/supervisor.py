@@ -107,7 +107,10 @@ class Supervisor:
         )
         try:
             self._rolling.open()
-            greenlets = [gevent.spawn(self._begin, signals), gevent.spawn(self._watch)]
+            greenlets: list[gevent.Greenlet[..., None]] = [
+                gevent.spawn(self._begin, signals),
+                gevent.spawn(self._watch),
+            ]
             self.over.wait()
             self._end()
             gevent.killall(greenlets)

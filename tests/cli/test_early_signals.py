@@ -18,8 +18,8 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 
-# Sends signals to itself when the command line loads its first library, long before a port is open. Not in the processes
-# that this one starts.
+# Sends signals to itself when the command line loads its first library, long before a port is open. The processes that
+# this one starts do not.
 SENDS_SIGNALS = """
 import os, runpy, sys
 class Finder:
@@ -62,7 +62,7 @@ def test_signals_while_the_program_loads(workers: list[str], tmp_path: Path) -> 
 
 
 def test_signals_while_applications_load(serve: Callable[..., Served], tmp_path: Path) -> None:
-    """The state is printed at once, which shows what a .preload waits for; what needs a running server is done later."""
+    """The state is printed at once, as it shows what a .preload waits for; what needs a running server is done later."""
     app = application(tmp_path / "app", 'io:open("begun", "w"):close() while not io:stat"go" do ba.sleep(20) end')
     served = serve(app)
     wait_until((app / "begun").exists, served.lines)
@@ -81,7 +81,8 @@ def test_signals_while_applications_load(serve: Callable[..., Served], tmp_path:
 
 def catches(pid: int, number: int) -> bool:
     """Whether a process has a handler of its own for a signal."""
-    mask = int(next(line for line in open(f"/proc/{pid}/status") if line.startswith("SigCgt:")).split()[1], 16)
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = int(status.split("SigCgt:")[1].split()[0], 16)
     return bool(mask >> (number - 1) & 1)
 
 
