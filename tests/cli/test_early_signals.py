@@ -62,7 +62,7 @@ def test_signals_while_the_program_loads(workers: list[str], tmp_path: Path) -> 
 
 
 def test_signals_while_applications_load(serve: Callable[..., Served], tmp_path: Path) -> None:
-    """The state is printed at once, as it shows what a .preload waits for; what needs a running server is done later."""
+    """The state is printed at once: it shows what a .preload waits for. What needs a running server is done later."""
     app = application(tmp_path / "app", 'io:open("begun", "w"):close() while not io:stat"go" do ba.sleep(20) end')
     served = serve(app)
     wait_until((app / "begun").exists, served.lines)
