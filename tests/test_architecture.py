@@ -9,10 +9,10 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "smqrt"
 ORDER = (
-    "errors, options, limits + limit_settings, settings_tree, settings + closes, settings_sources + app_folder + "
-    "app_spec + printable + manual + launch + early_signals + crypto, identity, wire + logs, broker, cluster, net, "
-    "message + wsgi, http + client + mqtt + nats + gunicorn, backplane, journal, hub, app, lua, restart + mako_conf, "
-    "server, admin, console, runtime, pipeline, cli"
+    "errors, options, user_folders, limits + limit_settings, settings_tree, settings + closes, settings_sources + app_folder + "
+    "app_spec + printable + manual + launch + early_signals + crypto, identity, wire + logs, broker, "
+    "cluster, net, message + wsgi, http + client + mqtt + nats + gunicorn, backplane, journal, hub, app, lua, "
+    "restart + mako_conf, server, admin, console, runtime, pipeline, cli"
 )
 IN_THE_HUB = ("durability", "writer", "recorder", "service", "listing", "announcer")
 """The modules of the journal that run inside a hub; the others are its core, which Spark's processes load."""
@@ -111,7 +111,7 @@ def test_lupa_is_used_by_its_own_interface(module: Path) -> None:
             assert name.split(".")[0] != "ctypes", f"{module}:{line}: only {LUPAS_INSIDE.name} looks into lupa"
 
 
-ALONE = ("errors", "early_signals", "options", "settings", "printable", "pipeline", "journal", "")
+ALONE = ("errors", "early_signals", "user_folders", "options", "settings", "printable", "pipeline", "journal", "")
 
 
 @for_each_module

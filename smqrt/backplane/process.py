@@ -25,6 +25,9 @@ from smqrt.wire.ids import MAX_NODE
 log = logging.getLogger("smqrt")
 
 SECRET_BYTES = 32
+MAX_DIRECTORY_BYTES = 85
+"""Of the path of a shared directory: the path of a Unix socket has 107 at most, the names in it take 22 of them."""
+_NO_PASSWORD = "cluster: links over the network need a password; give cluster.password to all nodes"
 
 
 @dataclass(frozen=True)
@@ -78,9 +81,9 @@ class ProcessCluster:
 
     def follow(self, plan: ClusterPlan) -> None:
         """Join others as `plan` says, and the other workers of this server, from the next hub on."""
+        check_plan(plan)
         self.plan = _with_workers(plan, worker_place())
         self._key = _key(self.plan) if self.plan.joins or self.plan.password else b""
-        _link_tls(self.plan)  # says what is wrong with it before anything is served
 
     def join(self, broker: GeventBroker, options: HubOptions) -> None:
         """Take a new hub into the cluster that its options name, or into that of its key where all hubs are in one.
@@ -159,6 +162,34 @@ class ProcessCluster:
             mesh.close()
 
 
+def check_plan(plan: ClusterPlan) -> None:
+    """Check everything of a plan that can be checked before a hub is made; files are read.
+
+    Raises:
+        ArgumentError: a value can't be used, or two contradict each other; one sentence.
+        StartError: a file of the links' TLS can't be read.
+    """
+    if plan.listen:
+        address(plan.listen)
+    plain = [one for one in plan.nodes if "://" not in one]
+    for node in plain:
+        address(node)
+    if plain and len(plain) < len(plan.nodes):
+        through = next(one for one in plan.nodes if "://" in one)
+        raise ArgumentError(
+            f"cluster.nodes: {through} beside {plain[0]}; nodes find each other through NATS or at addresses, so give"
+            " one kind only"
+        )
+    if plan.directory and len(os.fsencode(plan.directory.absolute())) > MAX_DIRECTORY_BYTES:
+        raise ArgumentError(
+            f"cluster.directory: {plan.directory} is longer than {MAX_DIRECTORY_BYTES} bytes, and there are Unix"
+            " sockets in it; give a shorter path"
+        )
+    if plan.joins and not plan.directory and not plan.password:
+        raise ArgumentError(_NO_PASSWORD)
+    _link_tls(plan)
+
+
 def _with_workers(plan: ClusterPlan, place: WorkerPlace) -> ClusterPlan:
     """The workers of a server are joined, with all their hubs. Each takes links over the network at its own port, and a
     fixed number is that of the first.
@@ -220,7 +251,7 @@ def _key(plan: ClusterPlan) -> bytes:
     if plan.directory and not plan.password:
         return plan.secret or _secret_of(plan.directory)
     if plan.joins and not plan.password:
-        raise ArgumentError("cluster: links over the network need a password; give cluster.password to all nodes")
+        raise ArgumentError(_NO_PASSWORD)
     return key_of(plan.password.encode()) if plan.password else os.urandom(SECRET_BYTES)
 
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import click
 
-from smqrt.cli.serve import CONFIG_OPTIONS, certificate_fault, sources
-from smqrt.errors import StartError
+from smqrt.cli.serve import CONFIG_OPTIONS, sources
 from smqrt.printable import json_line, printable
-from smqrt.server.ports import ports
+from smqrt.server.startable import check_startable
 from smqrt.settings import FILE_NAME, Settings
 from smqrt.settings_sources import DEFAULT, Configuration, Sources, rows
 from smqrt.settings_tree import schema as schema_of
@@ -59,15 +58,14 @@ def _toml(name: str, value: object) -> str:
 @config.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 def check(file: Path | None) -> None:
-    """Tell all that is wrong with FILE, ./smqrt.toml by default, and with the variables SMQRT_...
+    """Tell what is wrong with FILE, ./smqrt.toml by default, and with the variables SMQRT_...
 
-    Exit code 1 when something is wrong.
+    Everything is checked that `smqrt serve` checks before it opens a port: also the files that settings name, which
+    must be there. Exit code 1 when something is wrong.
     """
     path = file or (Path(FILE_NAME) if Path(FILE_NAME).is_file() else None)
     found = Sources(environment=os.environ, file=path).read()
-    if fault := certificate_fault(found.settings):
-        raise StartError(fault)
-    ports(found.settings)
+    check_startable(found.settings)
     for warning in found.warnings:
         click.echo(printable(warning), err=True)
     click.echo(printable(_summary(path, found)))

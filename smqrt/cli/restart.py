@@ -14,6 +14,7 @@ import click
 from smqrt.errors import StartError
 from smqrt.net.fd_channel import ChannelError, FdChannel
 from smqrt.net.worker_place import ENVIRONMENT as WORKER
+from smqrt.restart.protocol import check_socket_path
 from smqrt.settings import FILE_NAME
 from smqrt.settings_sources import Sources
 
@@ -45,6 +46,7 @@ def _configured(config: str | None) -> str:
 
 
 def _by_socket(path: str, wait_s: float) -> None:
+    check_socket_path("restart.socket", path)
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.connect(path)

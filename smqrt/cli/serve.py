@@ -34,6 +34,7 @@ from smqrt.restart.protocol import ENVIRONMENT as TAKE_OVER
 from smqrt.server.cores import cores
 from smqrt.server.ports import lacks_certificate
 from smqrt.server.shares import shared
+from smqrt.server.startable import check_certificate, check_startable
 from smqrt.server.worker import WorkerEnd
 from smqrt.settings import FILE_NAME, Settings, table
 from smqrt.settings_sources import Sources
@@ -173,6 +174,8 @@ def _serve(
     for warning in configuration.warnings if worker is None else ():
         log.warning("%s", warning)
     specs = discover(apps, mounts, Path.cwd(), conf)
+    if worker is None:
+        check_startable(settings, conf)
     count = settings.workers or cores()
     if count > 1 and worker is None:
         from smqrt.server.supervisor import Supervisor  # here: one process needs none
@@ -306,23 +309,15 @@ def _pipeline_command() -> list[str] | None:
     return [sys.executable, "-m", "smqrt", "pipeline", "run", "--app"]
 
 
-def certificate_fault(settings: Settings) -> str | None:
-    """Returns what is wrong with the pair of certificate and key, None for nothing."""
-    if bool(settings.cert) == bool(settings.key):
-        return None
-    given, missing = ("--cert", "--key") if settings.cert else ("--key", "--cert")
-    return f"{given} needs {missing} too; a certificate and its private key belong together."
-
-
 def _with_certificate(settings: Settings) -> Settings:
-    if fault := certificate_fault(settings):
-        raise StartError(fault)
+    check_certificate(settings)
     if not lacks_certificate(settings):
         return settings
     try:
         cert, key = self_signed_pair(settings.host)
     except OSError as error:
-        raise StartError(f"A self-signed certificate can't be kept: {error}; give --cert and --key.") from None
+        why = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+        raise StartError(f"A self-signed certificate can't be kept: {why}; or give --cert and --key.") from None
     return replace(settings, cert=cert, key=key)
 
 

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from smqrt.errors import ArgumentError, CryptoError
+from smqrt.user_folders import config_folder
 
 SECRET_BYTES = 32
 MAX_DERIVED_BYTES = 255 * 32  # what HKDF with SHA-256 gives at most (RFC 5869)
@@ -33,10 +34,9 @@ def default_path() -> Path:
         CryptoError: "ioerror": the user has no home.
     """
     try:
-        base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    except RuntimeError:  # a user whom the system does not know, as containers have them
+        return config_folder() / "tpm.key"
+    except FileNotFoundError:
         raise CryptoError("ioerror", "this user has no home; set key_file") from None
-    return Path(base) / "smqrt" / "tpm.key"
 
 
 @dataclass

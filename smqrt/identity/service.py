@@ -131,6 +131,18 @@ class IdentityService:
         """Whether the settings ask for one."""
         return bool(settings.users or settings.acl or settings.certificate_user or bearer.is_wanted(settings))
 
+    @staticmethod
+    def check(settings: AuthSettings, revocation_lists: Sequence[str] = ()) -> None:
+        """Check the settings and read the files, as a new service does.
+
+        Raises:
+            StartError: a file can't be read or has a mistake, or nobody could ever log in; one sentence.
+        """
+        _check(settings)
+        found = _read(settings, list(revocation_lists) if settings.certificate_user else [])
+        if isinstance(found, ArgumentError):
+            raise StartError(f"{found}.")
+
     # ---- the files
 
     def paths(self) -> list[str]:

@@ -14,6 +14,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from smqrt.user_folders import cache_folder
+
 _PARTS = {
     NameOID.COMMON_NAME: "commonname",
     NameOID.COUNTRY_NAME: "country",
@@ -157,12 +159,6 @@ def _ascii(name: str) -> str:
 VALID_DAYS = 397  # what browsers accept at most
 
 
-def cache_folder() -> Path:
-    """Returns the user's cache folder for smqrt (`$XDG_CACHE_HOME/smqrt`, else `~/.cache/smqrt`)."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "smqrt"
-
-
 def self_signed_pair(host: str, folder: Path | None = None) -> tuple[str, str]:
     """Returns the paths of a certificate and its key, made when there is none that is valid for `host`.
 
@@ -171,7 +167,7 @@ def self_signed_pair(host: str, folder: Path | None = None) -> tuple[str, str]:
         folder: where the pair is kept; the user's cache folder by default.
 
     Raises:
-        OSError: the folder can't be written.
+        OSError: the folder can't be written, or there is no home folder.
     """
     folder = folder or cache_folder()
     cert, key = folder / "certificate.pem", folder / "key.pem"

@@ -191,6 +191,17 @@ def load(settings: TlsFiles, now: datetime) -> Loaded:
     raise StartError(f"{settings.what}: {fault}" if settings.what else fault)
 
 
+def check(settings: TlsFiles, now: datetime) -> None:
+    """Read the files as `load` does; without a pair only those that clients are checked against. Raises as `load`."""
+    if settings.pairs:
+        load(settings, now)
+        return
+    try:
+        _read_trust(settings, now)
+    except StartError as error:
+        raise StartError(f"{settings.what}: {error}" if settings.what else str(error)) from None
+
+
 def made(settings: TlsFiles, pairs: Sequence[Pair], trust: Trust) -> Loaded:
     """Contexts of what was read.
 

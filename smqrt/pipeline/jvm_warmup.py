@@ -24,6 +24,7 @@ from typing import Any
 
 from smqrt.errors import PipelineError
 from smqrt.pipeline import jvm
+from smqrt.user_folders import cache_folder
 
 _QUIET = "-Xlog:disable"
 """Java says nothing when an archive doesn't fit; it goes on without."""
@@ -44,11 +45,6 @@ class WarmupResult:
     size_bytes: int
     before_s: float
     after_s: float
-
-
-def cache_folder() -> Path:
-    """The cache folder: `smqrt` in XDG_CACHE_HOME, else in ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smqrt"
 
 
 def archive(found: jvm.Java) -> Path:

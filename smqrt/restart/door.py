@@ -16,7 +16,7 @@ from gevent import socket as gsocket
 from smqrt.errors import StartError
 from smqrt.limits import LineLimit
 from smqrt.net.fd_channel import ChannelError, FdChannel, Message
-from smqrt.restart.protocol import HELLO_S
+from smqrt.restart.protocol import HELLO_S, check_socket_path
 
 log = logging.getLogger("smqrt")
 
@@ -51,6 +51,7 @@ class RestartDoor:
         path = self._path
         if not path:
             return
+        check_socket_path("restart.socket", path)
         sock = gsocket.socket(socket.AF_UNIX)
         beside = f"{path}.{os.getpid()}"
         before = os.umask(0o177)

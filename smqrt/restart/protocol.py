@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import os
 
+from smqrt.errors import StartError
 from smqrt.net.fd_channel import ChannelError, FdChannel, Message
 
 VERSION = 1
@@ -39,6 +40,16 @@ ENVIRONMENT = "_SMQRT_TAKE_OVER"
 """The number of the descriptor that a new process inherits."""
 FDS_AT_ONCE = 200
 BYTES_AT_ONCE = 4 << 20
+MAX_PATH_BYTES = 107
+"""Of a Unix socket, on Linux. While it is made, it has the number of the process behind its name."""
+_NUMBER_BYTES = 8
+
+
+def check_socket_path(what: str, path: str) -> None:
+    """Raise StartError when `path` is too long for a Unix socket that is replaced by renaming; `what` names it."""
+    most = MAX_PATH_BYTES - _NUMBER_BYTES
+    if len(os.fsencode(path)) > most:
+        raise StartError(f"{what}: {path} is longer than {most} bytes, which a Unix socket has at most; shorten it.")
 
 
 class Refused(ChannelError):

@@ -16,7 +16,7 @@ from smqrt.net.fd_channel import ChannelError, FdChannel, Message
 from smqrt.net.inherited import inherited
 from smqrt.net.moving import ArrivingHub
 from smqrt.net.succession import succession
-from smqrt.restart.protocol import ENVIRONMENT, HELLO_S, VERSION, Refused
+from smqrt.restart.protocol import ENVIRONMENT, HELLO_S, VERSION, Refused, check_socket_path
 
 log = logging.getLogger("smqrt")
 
@@ -88,6 +88,7 @@ class TakeOver:
         Raises:
             StartError: there is none, or it does not want to.
         """
+        check_socket_path("restart.socket", path)
         sock = socket.socket(socket.AF_UNIX)
         try:
             sock.connect(path)

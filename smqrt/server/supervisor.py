@@ -45,8 +45,8 @@ LOOK_S = 1.0
 RELOAD_S = 30.0
 KILL_AFTER_S = 5.0
 """Beyond `drain.most_s`, which the workers watch themselves."""
-MOST_DIRECTORY_CHARS = 80
-"""The path of a Unix socket has 107 at most."""
+MOST_DIRECTORY_CHARS = 78
+"""The path of a Unix socket has 107 at most, and those of links between workers take 28 of them."""
 DIRECTORY = "smqrt-workers-"
 MEMORY = "/dev/shm"
 MEMORY_BYTES = 48 << 20

@@ -1,0 +1,93 @@
+"""Whether a server can start with its settings: what `smqrt serve` does first, and all that `smqrt config check` does.
+
+Nothing is opened or made. What only the machine can tell, such as whether a port is free, shows when the server starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from pathlib import Path
+
+from smqrt.backplane.process import check_plan
+from smqrt.broker.last_values import check_filters
+from smqrt.errors import ArgumentError, StartError
+from smqrt.identity.service import IdentityService
+from smqrt.mako_conf import MakoConf
+from smqrt.net import server_tls
+from smqrt.net.origins import Hosts, Origins
+from smqrt.net.server_tls import TlsFiles
+from smqrt.restart.protocol import check_socket_path
+from smqrt.server.applying import cluster_plan
+from smqrt.server.ports import admin_files, lacks_certificate, ports
+from smqrt.settings import AdminSettings, AuthSettings, Settings
+
+_NOT_MADE_YET = "a self-signed certificate, which is made when the server starts"
+
+
+def check_startable(settings: Settings, conf: MakoConf | None = None) -> None:
+    """Check what can be checked without a server.
+
+    Args:
+        settings: with the certificate that was made, or without any.
+        conf: what mako.conf says.
+
+    Raises:
+        StartError: the server would not start, or a part of it could not be used; one sentence.
+    """
+    check_certificate(settings)
+    check_socket_path("restart.socket", settings.restart.socket)
+    try:
+        check_plan(cluster_plan(settings.cluster))
+        Origins(settings.origins)
+        Hosts(settings.hosts.split(","))
+    except ArgumentError as error:
+        raise StartError(f"{error}.") from None
+    try:
+        check_filters(settings.topics)
+    except ArgumentError as error:
+        raise StartError(f"topics: {error}.") from None
+    for files in _tls_files(settings, conf):
+        server_tls.check(files, datetime.now(UTC))
+    _check_access_log(settings.log.access)
+    if IdentityService.is_wanted(settings.auth):
+        lists = [settings.tls.client_crl, *(one.client_crl for one in settings.listener.values())]
+        IdentityService.check(settings.auth, list(filter(None, lists)))
+    _check_admin_host(settings.admin, settings.auth)
+
+
+def check_certificate(settings: Settings) -> None:
+    """Raise StartError when there is a certificate without its key, or a key without its certificate."""
+    if bool(settings.cert) != bool(settings.key):
+        given, missing = ("--cert", "--key") if settings.cert else ("--key", "--cert")
+        raise StartError(f"{given} needs {missing} too; a certificate and its private key belong together.")
+
+
+def _tls_files(settings: Settings, conf: MakoConf | None) -> Iterator[TlsFiles]:
+    if lacks_certificate(settings):
+        settings = replace(settings, cert=_NOT_MADE_YET, key=_NOT_MADE_YET)
+    for files in filter(None, [*(one.tls for one in ports(settings, conf)), admin_files(settings)]):
+        yield replace(files, pairs=tuple(pair for pair in files.pairs if _NOT_MADE_YET not in pair))
+
+
+def _check_access_log(path: str) -> None:
+    folder = Path(path).absolute().parent
+    if path in ("", "-"):
+        return
+    if not folder.is_dir() or Path(path).is_dir() or not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise StartError(f"log.access: {path} can't be written; name a file in a folder that this user may write into.")
+
+
+def _check_admin_host(admin: AdminSettings, auth: AuthSettings) -> None:
+    try:
+        is_open = not ip_address(admin.host.strip("[]")).is_loopback
+    except ValueError:
+        return  # a name: the server looks it up when it starts
+    if admin.enabled and is_open and not auth.users:
+        raise StartError(
+            f"admin.host = {admin.host} would let everybody in who reaches this machine; name a file of users in"
+            " auth.users, or leave the admin listener on 127.0.0.1."
+        )
