@@ -14,6 +14,7 @@ from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.slow import Slow
 from smqrt.broker.state import BrokerPeer, BrokerState, Recorder, ServerPeer
 from smqrt.broker.topics import Route, Topic
+from smqrt.broker.trace import traced
 from smqrt.wire.smq import count_frames
 
 log = logging.getLogger("smqrt")
@@ -23,9 +24,7 @@ def destination(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> R
     """Where messages of `peer` to `tid` go now, the hook left aside."""
     topic = broker.topic_table.by_key.get(tid.to_bytes(4, "big")) or broker.topic_table.absent(tid)
     found = _subscribers(broker, topic, tid, ptid)
-    route = found or UnroutedRoute(broker, tid, ptid, peer)
-    if broker.last_values is not None:
-        route = _keeping(broker.last_values, broker, topic, ptid, peer, route)
+    route = _delivering(broker, topic, found, tid, ptid, peer)
     server, slow = broker.server, broker.slow
     if slow and topic and found and peer is not server and slow.of(topic.key) is Slow.WAIT:
         route = PressedRoute(broker, topic, route, peer)
@@ -37,6 +36,37 @@ def destination(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> R
     if not recorder.selects(topic):
         return SkippedRoute(recorder, route)
     return (DurableRoute if recorder.waits_for_disk else RecordedRoute)(recorder, route, peer, found is not None)
+
+
+def _delivering(
+    broker: BrokerState, topic: Topic | None, found: Route | None, tid: int, ptid: int, peer: BrokerPeer
+) -> Route:
+    """To those who were found, or to nobody, and into the last values."""
+    route = found or UnroutedRoute(broker, tid, ptid, peer)
+    if broker.last_values is not None:
+        route = _keeping(broker.last_values, broker, topic, ptid, peer, route)
+    return route
+
+
+def is_received(broker: BrokerState, topic: Topic) -> bool:
+    """Whether what the server publishes to a topic has a subscriber, here or at another node."""
+    return _subscribers(broker, topic, topic.id, broker.server.etid) is not None
+
+
+def recorded_destination(broker: BrokerState, topic: Topic) -> Route:
+    """Where messages of the server go that the journal has already."""
+    server = broker.server
+    found = _subscribers(broker, topic, topic.id, server.etid)
+    route = _delivering(broker, topic, found, topic.id, server.etid, server)
+    return traced(broker, route, topic, server) if broker.traces else route
+
+
+def is_behind(broker: BrokerState, topic: Topic) -> bool:
+    """Whether publishers of a topic have to wait: for a subscriber whose policy is `wait`, or for the server's own
+    handlers.
+    """
+    server, slow = broker.server, broker.slow
+    return (slow is not None and topic.key in slow.pressure.topics) or (topic.id in server.topics and server.behind)
 
 
 def _subscribers(broker: BrokerState, topic: Topic | None, tid: int, ptid: int) -> Route | None:

@@ -23,8 +23,8 @@ from gevent.event import Event
 
 from smqrt import app_folder
 from smqrt.broker.broker import Broker
-from smqrt.broker.outbox import Drop
-from smqrt.broker.topics import Topic
+from smqrt.broker.routes import is_behind, is_received, recorded_destination
+from smqrt.broker.topics import Route, Topic
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import committed, index, recovery, segment
 from smqrt.journal.arrow import encode, schema_message
@@ -93,22 +93,36 @@ class Outgoing:
         """
         server = self._broker.server
         etid, uid, routed = server.etid, server.uid.decode(), Flag.PIPELINE | Flag.SERVER
-        flags = [int(routed | Flag.UNROUTED), int(routed)]
+        flags: dict[int, int] = {}
         made = []
         for number, (to, payload) in enumerate(self._messages, seq):
-            flag = flags[to.topic.subscribers > 0]
+            flag = flags.get(to.topic.id)
+            if flag is None:
+                unrouted = Flag(0) if is_received(self._broker, to.topic) else Flag.UNROUTED
+                flag = flags[to.topic.id] = int(routed | unrouted)
             made.append(Row(number, now_us, to.name, to.topic.id, to.subtopic, to.stid, etid, uid, flag, payload, txn))
         return made
 
     def deliver(self) -> None:
-        """Give the messages to whoever subscribes, others having their turn meanwhile."""
+        """Publish the messages, which the journal has already; others have their turn meanwhile.
+
+        They take the way of what the server publishes: to subscribers of this and other nodes, into last values and
+        traces, to `ondrop`. The commit waits for slow subscribers and handlers as a client that publishes does, for
+        `BEHIND_S` at most.
+        """
         broker, turn = self._broker, Turn()
+        routes: dict[int, Route] = {}
+        until_s = time.monotonic() + BEHIND_S
         for to, payload in self._messages:
-            if to.topic.subscribers:
-                to.topic.deliver(smq.publish_frame(to.topic.id, broker.server.etid, to.stid, payload))
-            else:
-                broker.stats.drop(Drop.UNROUTED, 1)
-            turn.breathe()
+            topic = to.topic
+            while is_behind(broker, topic) and time.monotonic() < until_s:
+                gevent.sleep(BEHIND_LOOK_S)
+                routes.clear()
+            route = routes.get(topic.id) or routes.setdefault(topic.id, recorded_destination(broker, topic))
+            route.deliver(smq.publish_frame(topic.id, broker.server.etid, to.stid, payload))
+            # Subscribers may come and go while others have their turn, or by a hook that is called here.
+            if turn.breathe() or not topic.subscribers:
+                routes.clear()
 
 
 def _text(name: bytes) -> str:
@@ -129,6 +143,10 @@ TIDY_S = 60.0
 FOLLOW_S = 1.0
 COMMITS_LOCK = "commits.lock"
 """In the journal's folder: held by the one of several hubs that stores a commit."""
+BEHIND_S, BEHIND_LOOK_S = 30.0, 0.005
+"""How long a commit waits for subscribers and handlers that are behind, and how often it looks. Beyond, what is too
+much for their queues is dropped and counted.
+"""
 TURN_S, TURN_LOOK_S = 5.0, 0.005
 """How long a commit waits for those to other hubs of the folder, and how often it looks."""
 opened: dict[str, JournalWriter] = {}

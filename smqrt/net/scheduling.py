@@ -91,10 +91,12 @@ class Turn:
     def __init__(self) -> None:
         self._share = share()
 
-    def breathe(self) -> None:
-        """Let the others run when the share of this turn is spent."""
-        if self._share.spent():
-            self._share.wait()
+    def breathe(self) -> bool:
+        """Let the others run when the share of this turn is spent; tells whether they did."""
+        if not self._share.spent():
+            return False
+        self._share.wait()
+        return True
 
 
 # ---- deadlines
