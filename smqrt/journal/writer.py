@@ -119,9 +119,10 @@ class Outgoing:
                 gevent.sleep(BEHIND_LOOK_S)
                 routes.clear()
             route = routes.get(topic.id) or routes.setdefault(topic.id, recorded_destination(broker, topic))
+            has_hook = not topic.subscribers
             route.deliver(smq.publish_frame(topic.id, broker.server.etid, to.stid, payload))
-            # Subscribers may come and go while others have their turn, or by a hook that is called here.
-            if turn.breathe() or not topic.subscribers:
+            # Subscribers may come and go while others have their turn, or by `ondrop`, which is called here.
+            if turn.breathe() or has_hook:
                 routes.clear()
 
 
