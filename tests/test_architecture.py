@@ -9,8 +9,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "smqrt"
 ORDER = (
-    "errors, options, user_folders, limits + limit_settings, settings_tree, settings + closes, settings_sources + app_folder + "
-    "app_spec + printable + manual + launch + early_signals + crypto, identity, wire + logs, broker, "
+    "errors, options, user_folders, limits + limit_settings, settings_tree, settings + closes, settings_sources + "
+    "app_folder + app_spec + printable + manual + launch + early_signals + crypto, identity, wire + logs, broker, "
     "cluster, net, message + wsgi, http + client + mqtt + nats + gunicorn, backplane, journal, hub, app, lua, "
     "restart + mako_conf, server, admin, console, runtime, pipeline, cli"
 )
