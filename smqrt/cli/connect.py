@@ -50,13 +50,13 @@ class TimeRanOut(Failure):
     exit_code = 4
 
 
-def failure(end: ConnectionEnd | None) -> Failure:
-    """The failure that the end of a connection means."""
+def failure(end: ConnectionEnd | None, address: str = "", url: str = "") -> Failure:
+    """The failure that the end of a connection to `address` means; it names the `url` that the user gave."""
     if end is None:
         return Failure("no connection")
     if end.word == "nonsmq":
         return Failure(f"{end}; name the page that connects clients, such as {PAGES[0]}")
-    return RefusedByBroker(str(end)) if end.code else Failure(str(end))
+    return RefusedByBroker(str(end)) if end.code else Failure(str(end).replace(address, url) if address else str(end))
 
 
 _OPTIONS = (
@@ -116,7 +116,7 @@ def open_client(url: str, reconnect_delay_s: float | None = None, **connection: 
     given = {"reconnect_delay": reconnect_delay_s, **{name: connection.get(name) for name in ("uid", "info", "cafile")}}
     chosen = {name: value for name, value in given.items() if value is not None}
     credentials = credentials_for(connection)
-    first: ConnectionEnd | None = None
+    own: ConnectionEnd | None = None
     for address in addresses(url):
         try:
             client = SmqClient(
@@ -132,9 +132,10 @@ def open_client(url: str, reconnect_delay_s: float | None = None, **connection: 
         if client.wait_connected():
             return client
         if client.end is None or client.end.word != "nonsmq":
-            raise failure(client.end)
-        first = first or client.end
-    raise failure(first)
+            raise failure(client.end, address, url)
+        if address == url:
+            own = client.end
+    raise failure(own)
 
 
 def received(messages: Queue[Item | Failure], count: int | None, timeout_s: float | None) -> Iterator[Item]:
@@ -163,14 +164,18 @@ def received(messages: Queue[Item | Failure], count: int | None, timeout_s: floa
 
 
 def addresses(url: str) -> list[str]:
-    """Where the broker of a URL may be: there, and when it is an application's folder, at the pages that connect
-    clients by custom: `smq.lsp` in Lua applications, `smq` in Python ones.
+    """Where the broker of a URL may be, in the order in which it is looked for.
+
+    At the URL of an application these are first the pages that connect clients by custom, `smq.lsp` in Lua applications
+    and `smq` in Python ones: a request for the URL itself runs the application's index page, which may do anything.
     """
     parts = urlsplit(url)
-    if "." in parts.path.rpartition("/")[2]:
+    name = parts.path.rpartition("/")[2]
+    if "." in name:
         return [url]
     folder = parts.path if parts.path.endswith("/") else f"{parts.path}/"
-    return [url, *(urlunsplit(parts._replace(path=folder + page)) for page in PAGES)]
+    pages = [urlunsplit(parts._replace(path=folder + page)) for page in PAGES]
+    return [url, *pages] if name in PAGES else [*pages, url]
 
 
 def credentials_for(connection: ConnectionOptions) -> bytes:

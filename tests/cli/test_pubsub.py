@@ -174,6 +174,33 @@ def test_the_broker_of_an_application_is_found_below_its_address(server, url):
     assert sentence in wrong.stderr.decode()
 
 
+def test_the_index_page_of_an_application_is_not_run(tmp_path):
+    """Where there is a broker at `smq.lsp`, or at `smq` as in Python applications; an index page may be one itself."""
+    index, connects = "<?lsp trace('the index page runs') ?>", "<?lsp app.smq:connect(request) ?>"
+    create = 'smq = require "smq.hub".create()'
+    of_python = (
+        "from smqrt import hub\nfrom smqrt.app import dir\nsmq = hub.create()\n"
+        "dir.setfunc(lambda request, path: path == 'smq' and bool(smq.connect(request) or True))\n"
+    )
+    files = {
+        "lua": {".preload": create, "index.lsp": index, "smq.lsp": connects},
+        "python": {".preload.py": of_python, "index.lsp": index},
+        "index": {".preload": create, "index.lsp": connects},
+    }
+    for app, texts in files.items():
+        (tmp_path / app).mkdir()
+        for name, text in texts.items():
+            (tmp_path / app / name).write_text(text)
+    served = Served(tmp_path)
+    try:
+        for path in ("lua/", "lua", "lua/smq.lsp", "python/", "python", "python/smq", "index/"):
+            result = smqrt("pub", f"{served.url}/{path}", "t", "x")
+            assert result.returncode == 0, (path, result.stderr)
+        assert "the index page runs" not in served.output
+    finally:
+        served.stop()
+
+
 def test_a_file_is_one_message(url, tmp_path):
     (tmp_path / "picture").write_bytes(bytes(range(256)))
     subscriber = Subscriber(url, "f", "--count", "1")
