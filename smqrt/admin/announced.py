@@ -45,7 +45,10 @@ def announce(url: str, certificate: str | None = None) -> Path | None:
 
 
 def announced() -> list[dict[str, object]]:
-    """Returns what the servers of this user left that are still there, the newest first."""
+    """Returns what the servers of this user left that are still there, the newest first.
+
+    Of two processes of one server, as there are during a hot restart, the newer one.
+    """
     found: list[tuple[float, dict[str, object]]] = []
     with suppress(OSError):
         if folder().lstat().st_uid != os.getuid():
@@ -54,4 +57,8 @@ def announced() -> list[dict[str, object]]:
             with suppress(OSError, ValueError):
                 if path.stat().st_uid == os.getuid() and Path(f"/proc/{path.stem}").exists():
                     found.append((path.stat().st_mtime, json.loads(path.read_text("utf-8"))))
-    return [one for _, one in sorted(found, key=lambda entry: entry[0], reverse=True)]
+    newest_first = [one for _, one in sorted(found, key=lambda entry: entry[0], reverse=True)]
+    by_url: dict[object, dict[str, object]] = {}
+    for one in newest_first:
+        by_url.setdefault(one["url"], one)
+    return list(by_url.values())

@@ -25,6 +25,7 @@ _COMMANDS = {
     "pub": ("smqrt.cli.pubsub", "pub", "Publish to a topic."),
     "sub": ("smqrt.cli.pubsub", "sub", "Print what is published to topics."),
     "request": ("smqrt.cli.pubsub", "request", "Send a message and print the answer."),
+    "servers": ("smqrt.cli.admin", "servers_", "List the running servers of this user."),
     "top": ("smqrt.cli.admin", "top", "Show how a running server does, live."),
     "peers": ("smqrt.cli.admin", "peers", "List the clients of a running server."),
     "topics": ("smqrt.cli.admin", "topics", "List the topics of a running server."),

@@ -1,4 +1,4 @@
-"""`smqrt top`, `peers`, `topics` and `trace`: a running server as its operator sees it.
+"""`smqrt servers`, `top`, `peers`, `topics` and `trace`: a running server as its operator sees it.
 
 On a terminal `top` is live; piped, it writes lines. With `--json` each answer is a line of JSON.
 """
@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from smqrt.cli.admin_client import AdminClient, connection_options
+from smqrt.cli.admin_client import AdminClient, connection_options, servers
 from smqrt.cli.terminal import InterruptibleCommand
 from smqrt.printable import json_line, printable
 
@@ -34,6 +34,7 @@ _PEER_COLUMNS = (
     "queued",
     "dropped",
 )
+_SERVER_COLUMNS = ("url", "pid", "folder")
 _TOPIC_COLUMNS = ("name", "subscribers", "observers", "id")
 _HUB_COLUMNS = ("hub", "app", "peers", "topics", "subs", "in/s", "out/s", "dropped", "queued", "refused")
 _RIGHT = {"connected", "subs", "received", "sent", "queued", "dropped", "subscribers", "observers", "peers", "topics",
@@ -78,6 +79,18 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
         return
     for row in (columns, *rows):
         click.echo("\t".join(printable(str(cell)).replace("\t", "\\t") for cell in row))  # a tab would shift columns
+
+
+@click.command("servers")
+@json_option
+def servers_(as_json: bool) -> None:
+    """List the servers of this user on this machine, the newest first."""
+    found = servers()
+    if as_json:
+        for one in found:
+            click.echo(json_line(one))
+        return
+    print_table(_SERVER_COLUMNS, [[one[column] for column in _SERVER_COLUMNS] for one in found])
 
 
 @click.command(cls=InterruptibleCommand)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import ssl
+import sys
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -15,6 +16,7 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 import click
 
 from smqrt.errors import SmqrtError
+from smqrt.printable import printable
 
 PASSWORD_VARIABLE = "SMQRT_ADMIN_PASSWORD"
 TIMEOUT_S = 10.0
@@ -142,10 +144,32 @@ def connection(parts: SplitResult, timeout_s: float, ca: str | None, pinned: str
     return HTTPSConnection(host, parts.port, timeout=timeout_s, context=context)
 
 
-def _own_server() -> dict[str, object]:
+def servers() -> list[dict[str, Any]]:
+    """Return the servers of this user on this machine, the newest first: `url`, `pid` and `folder` of each."""
     from smqrt.admin.announced import announced  # here: `--help` needs none of it
 
-    found = announced()
+    return announced()
+
+
+def _own_server() -> dict[str, Any]:
+    """The server that is meant without `--url`. It is named on the error output; with several a person is asked, and a
+    script gets the newest.
+    """
+    found = servers()
     if not found:
         raise AdminError("No server of this user runs on this machine; give --url, such as http://127.0.0.1:9356/.")
-    return found[0]
+    chosen = 0
+    if len(found) > 1:
+        click.echo("Servers of this user:", err=True)
+        for number, one in enumerate(found, 1):
+            click.echo(printable(f"  {number}  {_shown(one)}"), err=True)
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            chosen = click.prompt("Which one", type=click.IntRange(1, len(found)), default=1, err=True) - 1
+        else:
+            click.echo("The newest is asked; --url names another.", err=True)
+    click.echo(printable(f"server {_shown(found[chosen])}"), err=True)
+    return found[chosen]
+
+
+def _shown(server: dict[str, Any]) -> str:
+    return f"{server['url']}, process {server['pid']}, in {server['folder']}"
