@@ -1,6 +1,7 @@
 """The folder and the command with which this process was started, for processes that replace it.
 
-They are read when this module is imported, before applications can change the working folder or the environment.
+`FOLDER` and `COMMAND` are read when this module is imported, before applications can change the working folder or the
+environment.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import sys
 
 
-def _start_folder() -> str:
+def start_folder() -> str:
     """Return $PWD when it names the working folder, else the working folder itself.
 
     Releases are often deployed behind a symbolic link, such as `current`. The kernel knows only the folder behind the
@@ -28,7 +29,7 @@ def _through(folder: str, path: str) -> str:
     return folder + path.removeprefix(actual) if path.startswith(f"{actual}/") else path
 
 
-FOLDER = _start_folder()
+FOLDER = start_folder()
 """The working folder."""
 COMMAND = [_through(FOLDER, sys.executable), *sys.orig_argv[1:]]
 """The program and its arguments."""

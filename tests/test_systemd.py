@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -240,6 +242,67 @@ def test_the_units_are_what_systemd_takes(tmp_path: Path, monkeypatch: pytest.Mo
     rated = ["systemd-analyze", "security", "--offline=true", "--threshold=20", "plain.service"]
     done = subprocess.run(rated, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
+
+
+def test_relative_files_of_the_configuration_are_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working folder of a service is another one."""
+    application(tmp_path / "releases/1/app")
+    (tmp_path / "releases/1/etc/tls").mkdir(parents=True)
+    (tmp_path / "current").symlink_to("releases/1")
+    (tmp_path / "current/etc/smqrt.toml").write_text(
+        'cert = "tls/a.pem"\nkey = "/etc/a 1.key"\nlog.access = "access.log"\n[auth]\nusers = "../users"\n'
+        '[listener.more]\nport = 0\ncertificates = [["tls/b 1.pem", "tls/b.key"], ["/etc/c.pem", "/etc/c.key"]]\n'
+    )
+    monkeypatch.chdir(tmp_path / "current")
+    current = str(tmp_path / "current")
+    monkeypatch.setenv("PWD", current)
+    made = unit("--config", "etc/smqrt.toml", "app")
+    assert made.exit_code == 0, made.output
+    assert f"serve --config {current}/etc/smqrt.toml {current}/app\n" in made.stdout, "the link stays"
+    variables = [
+        line for line in made.stdout.splitlines() if line.startswith(("Environment=SMQRT", 'Environment="SMQRT'))
+    ]
+    assert variables == [
+        f"Environment=SMQRT_CERT={current}/etc/tls/a.pem",
+        f"Environment=SMQRT_AUTH__USERS={tmp_path}/releases/1/users",
+        f'Environment="SMQRT_LISTENER__MORE__CERTIFICATES={current}/etc/tls/b 1.pem:{current}/etc/tls/b.key,'
+        '/etc/c.pem:/etc/c.key"',
+    ]
+    assert f"Warning: {current}/etc/tls/a.pem is not there." in made.stderr
+
+
+def test_files_that_the_user_of_the_service_can_not_read_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="unit-", dir="/var/tmp") as folder:
+        base = Path(folder)
+        base.chmod(0o755)
+        app = application(base / "app")
+        for name, mode in (("open.key", 0o644), ("closed.key", 0o600), ("of-a-group.key", 0o640)):
+            (base / name).touch()
+            (base / name).chmod(mode)
+        os.chown(base / "of-a-group.key", 0, grp.getgrnam("daemon").gr_gid)
+        (base / "within").mkdir(mode=0o700)
+        (base / "within/users").touch()
+        monkeypatch.chdir(base)
+
+        def warned(key: str, *words: str) -> str:
+            text = f'cert = "open.key"\nkey = "{key}"\n[auth]\nusers = "within/users"\n'
+            (base / "smqrt.toml").write_text(text)
+            made = unit(*words, app)
+            assert made.exit_code == 0
+            return made.stderr
+
+        for words in ([], ["--user", "daemon"]):
+            said = warned("closed.key", *words)
+            assert f"{base}/closed.key can't be read by the user" in said
+            assert f"{base}/within/users can't be read by the user" in said
+            assert f": {base}/within is closed to it" in said
+            assert "open.key" not in said
+        assert "of-a-group.key" in warned("of-a-group.key")
+        assert "of-a-group.key" not in warned("of-a-group.key", "--user", "daemon")
+        assert str(base) not in warned("closed.key", "--user", "root")
+        assert "there is no user nobody-here on this machine" in warned("open.key", "--user", "nobody-here")
 
 
 @pytest.mark.parametrize(

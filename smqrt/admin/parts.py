@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import time
+from time import monotonic
 
 from smqrt.admin.health import Health
 from smqrt.admin.log_tail import LogTail
@@ -30,7 +30,7 @@ class Parts:
         restart: restarts an application; may block.
         lag: how late the event loop is.
         log: the end of the log.
-        started_s: when it began, in Unix seconds.
+        began_s: when it began, on the clock of `time.monotonic`, which no change of the machine's clock moves.
     """
 
     health: Health
@@ -42,7 +42,7 @@ class Parts:
     restart: Callable[[Application], None]
     lag: LoopLag = field(default_factory=LoopLag)
     log: LogTail = field(default_factory=LogTail)
-    started_s: float = field(default_factory=time)
+    began_s: float = field(default_factory=monotonic)
 
     def start(self) -> None:
         """Begin to keep what operators are shown."""

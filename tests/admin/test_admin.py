@@ -309,3 +309,11 @@ def test_elsewhere_needs_a_login(serve: Callable[..., Served], tmp_path: Path) -
     served = serve(tmp_path, "--admin-host", "0.0.0.0")
     served.wait_for("admin.host = 0.0.0.0 would let everybody in")
     assert served.wait() == 1
+
+
+def test_the_time_since_the_start_does_not_follow_the_clock(serve: Callable[..., Served], tmp_path: Path) -> None:
+    jumps = "import time\nfrom smqrt.admin import snapshots\nsnapshots.time = lambda: time.time() - 86400\n"
+    (tmp_path / ".preload.py").write_text(jumps)
+    served = serve(tmp_path)
+    assert served.port
+    assert 0 <= api(served, "server")["uptime_s"] < 3600
