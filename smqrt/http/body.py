@@ -80,23 +80,33 @@ class BodyMemory:
         self.held_bytes -= count
 
 
-_SIZE_LINE = re.compile(rb"0*([0-9A-Fa-f]{1,8})")
+_SIZE_LINE = re.compile(rb"0*([0-9A-Fa-f]{1,8})[\t ]*(;[\t\x20-\x7e\x80-\xff]*)?")
+_UNFINISHED = re.compile(rb"(?:[0-9A-Fa-f]{1,32}[\t ]*(?:;[\t\x20-\x7e\x80-\xff]*)?)?\r?")
+_TRAILER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]++):[\t\x20-\x7e\x80-\xff]*+")
+_UNFINISHED_TRAILER = re.compile(rb"[\t\x20-\x7e\x80-\xff]*+\r?")
+_FRAMING = frozenset((b"content-length", b"transfer-encoding", b"host"))
 _CRLF = b"\r\n"
 _PIECE_BYTES = 65536
 _DECODED_BYTES = 16384  # at a time: 2,700 chunks of one byte, 4 ms
-_MAX_SIZE_LINE = 32  # digits and zeros; longer ones are an attack or extensions, which we refuse
+_MAX_DIGITS = 32  # and zeros, of a size
+_MAX_LINE = 1024  # of a size with its extensions, and of a trailer
+_MAX_IGNORED = 16384  # of extensions and trailers beyond the bytes of the body: more are sent to keep the server busy
 
 
 class ChunkedDecoder:
-    """Decodes a chunked body strictly: no extensions, no trailers, CRLF only.
+    """Decodes a chunked body (RFC 9112 §7.1): ignores extensions and blanks behind a size, drops trailers, takes CRLF
+    only. Refuses what two servers could read differently, and a trailer that is about framing.
 
-    Looks at each byte once, however small the chunks are: between two calls it keeps no more than a size line.
+    Looks at each byte a bounded number of times, however small the chunks are: between two calls it keeps no more than
+    a line.
     """
 
     def __init__(self) -> None:
         self.complete = False
-        self._kept = b""  # a size line that is not complete, or what arrived behind the end
+        self._kept = b""  # a line that is not complete, or what arrived behind the end
         self._missing = 0  # bytes of the present chunk still to come, its CRLF included
+        self._ends = False  # the last chunk came: trailers and the empty line follow
+        self._may_ignore = _MAX_IGNORED
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes off the wire and give the payload they complete.
@@ -109,7 +119,10 @@ class ChunkedDecoder:
         at, last = 0, -1
         while at != last and not self.complete:
             last = at
-            at = self._take_data(data, at, payload) if self._missing else self._take_size(data, at)
+            if self._missing:
+                at = self._take_data(data, at, payload)
+            else:
+                at = self._take_trailer(data, at) if self._ends else self._take_size(data, at)
         self._kept = data[at:]
         return b"".join(payload)
 
@@ -135,32 +148,45 @@ class ChunkedDecoder:
         return at
 
     def _take_size(self, data: bytes, at: int) -> int:
-        end = data.find(_CRLF, at, at + _MAX_SIZE_LINE + 2)
+        end = data.find(_CRLF, at, at + _MAX_LINE + 2)
         if end < 0:
-            _check_unfinished(data[at : at + _MAX_SIZE_LINE + 2])
+            _check_unfinished(data[at : at + _MAX_LINE + 2])
             return at
         match = _SIZE_LINE.fullmatch(data, at, end)
-        if match is None:
+        if match is None or match.end(1) - at > _MAX_DIGITS:
             raise BadRequest("malformed chunk size")
         size = int(match[1], 16)
-        if size == 0:
-            return self._take_end(data, at, end + 2)
-        self._missing = size + 2
+        self._may_ignore = min(self._may_ignore + size, _MAX_IGNORED)
+        if end != match.end(1):
+            self._ignore(end - match.end(1))
+        self._missing, self._ends = (size + 2, False) if size else (0, True)
         return end + 2
 
-    def _take_end(self, data: bytes, at: int, behind: int) -> int:
-        tail = data[behind : behind + 2]
-        if not _CRLF.startswith(tail):
-            raise BadRequest("trailers are not accepted")
-        if len(tail) < 2:
+    def _take_trailer(self, data: bytes, at: int) -> int:
+        end = data.find(_CRLF, at, at + _MAX_LINE + 2)
+        if end < 0:
+            if len(data) - at > _MAX_LINE + 1 or _UNFINISHED_TRAILER.fullmatch(data, at) is None:
+                raise BadRequest("malformed trailer")
             return at
-        self.complete = True
-        return behind + 2
+        if end == at:
+            self.complete = True
+            return end + 2
+        match = _TRAILER.fullmatch(data, at, end)
+        if match is None:
+            raise BadRequest("malformed trailer")
+        if match[1].lower().replace(b"_", b"-") in _FRAMING:
+            raise BadRequest("a trailer that says where the message ends")
+        self._ignore(end + 2 - at)
+        return end + 2
+
+    def _ignore(self, count: int) -> None:
+        self._may_ignore -= count
+        if self._may_ignore < 0:
+            raise BadRequest(f"more than {_MAX_IGNORED} bytes of chunk extensions and trailers")
 
 
 def _check_unfinished(line: bytes) -> None:
-    digits = line.removesuffix(b"\r")
-    if len(line) > _MAX_SIZE_LINE or (digits and _SIZE_LINE.fullmatch(digits) is None):
+    if len(line) > _MAX_LINE + 1 or _UNFINISHED.fullmatch(line) is None:
         raise BadRequest("malformed chunk size")
 
 

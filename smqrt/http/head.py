@@ -1,8 +1,13 @@
 """The head of a request: a strict grammar first, llhttp (httptools) second, our framing rules third.
 
 Whatever two servers could understand differently is refused with 400 and not repaired (design: reliability §5). The
-grammar below lets no bare CR or LF, NUL, folded line, blank before a colon, underscore in a name, or any target but
-the origin form through.
+grammar below lets no bare CR or LF, NUL, folded line, or blank before a colon through, and no target but the origin
+form and the absolute form of http and https. Two liberties of RFC 9112 are taken, and end here: an absolute target
+becomes an origin target and the Host (§3.2.2), and raw UTF-8 in a target becomes percent-encoded.
+
+A name with an underscore is a token. Servers that make variables of names (CGI, WSGI) take `Content_Length` for
+`Content-Length`: such a twin of a framing field is refused, one of a field that says who a client is is dropped, and
+so is one that comes beside the field with the dashes.
 """
 
 from __future__ import annotations
@@ -12,22 +17,32 @@ import re
 import httptools
 
 from smqrt.http.fields import QueryText
+from smqrt.http.headers import joined_fields, spelled_fields
 from smqrt.http.status import BadRequest
 
 MAX_FIELDS = 100  # browsers send about 15
 
-_HEAD = re.compile(
-    rb"[A-Z][A-Z-]{0,31} (?:/[\x21\x22\x24-\x5b\x5d-\x7e]*|\*) HTTP/1\.[01]\r\n"
-    rb"(?:[!#$%&'*+\-.^`|~0-9A-Za-z]++:[\t\x20-\x7e\x80-\xff]*+\r\n)*+\r\n"
+_LINE = (
+    rb"([A-Z][A-Z-]{0,31}) "
+    rb"((?:/|[Hh][Tt][Tt][Pp][Ss]?://)[\x21\x22\x24-\x5b\x5d-\x7e\x80-\xff]*+|\*) HTTP/1\.[01]\r\n"
 )
-_REQUEST_LINE = re.compile(rb"[A-Z][A-Z-]{0,31} (?:/[\x21\x22\x24-\x5b\x5d-\x7e]*|\*) HTTP/1\.[01]\r\n")
+_HEAD = re.compile(_LINE + rb"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t\x20-\x7e\x80-\xff]*+\r\n)*+\r\n")
+_REQUEST_LINE = re.compile(_LINE)
+_ABSOLUTE = re.compile(rb"[a-z]+://([^/?]*)(.*)", re.IGNORECASE)
+_RAW = re.compile(rb"[\x80-\xff]")
 _NEVER_IN_A_HEAD = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n|\r(?!\n|\Z)")
 _HOST = re.compile(r"(?:[0-9A-Za-z.\-_~%!$&'()*+,;=]+|\[[0-9A-Fa-f:.]+(?:%25[0-9A-Za-z.\-_~]+)?\])(?::([0-9]{1,5}))?")
 _LENGTH = re.compile(r"[0-9]{1,15}")
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})?")
 _FRAMING = frozenset(("content-length", "transfer-encoding", "expect"))
 _HANDSHAKE = ("sec-websocket-key", "sec-websocket-version")
-_SINGLE = ("host", *_FRAMING, *_HANDSHAKE)  # a second one changes what the message means
+_SINGLE = (  # a second one changes what the message means, or who sends it
+    "host", *_FRAMING, *_HANDSHAKE, "authorization", "proxy-authorization", "origin", "destination",
+)  # fmt: skip
+_ALIKE = ("content-type",)  # a second one that says something else does
+_DATES = ("if-modified-since", "if-unmodified-since")  # with more than one value they don't count: RFC 9110 §13.1
+_NO_TWIN = frozenset(("content-length", "transfer-encoding"))
+_TRUSTED = ("x-forwarded-", "x-real-", "sec-", "proxy-")
 _MAX_PORT = 65535
 NO_QUERY = QueryText()
 _MAX_RECENT = 256
@@ -39,13 +54,13 @@ class Head:
 
     Attributes:
         method: in upper case.
-        target: as sent.
+        target: as sent, but in origin form, with raw UTF-8 percent-encoded.
         path: the target's path, percent-decoded once (bytes that are no UTF-8 as surrogate escapes); begins with "/"
             ("*" for `OPTIONS *`).
         query: the part behind the first "?", as sent; gives its parameters by name.
         version: "1.0" or "1.1".
-        host: the Host header, empty without one.
-        headers: name and value in the client's order and spelling (latin-1).
+        host: the Host header, or the host of an absolute target; empty without one.
+        headers: name and value in the client's order and spelling (latin-1), line by line.
         content_length: bytes of the body, None when it is chunked.
         keep_alive: whether the client wants the connection to stay.
         expects_continue: whether it waits for `100 Continue` before it sends the body.
@@ -74,8 +89,13 @@ class Head:
         Raises:
             BadRequest: naming the rule that was broken.
         """
-        if _HEAD.fullmatch(data) is None:
+        match = _HEAD.fullmatch(data)
+        if match is None:
             raise BadRequest(_complaint(data))
+        host: str | None = None
+        if not match[2].startswith((b"/", b"*")) or not match[2].isascii():
+            target, host = _origin_form(match[1], match[2])
+            data = b"".join((data[: match.start(2)], target, data[match.end(2) :]))
         self.headers = []
         parser = httptools.HttpRequestParser(self)
         try:
@@ -88,12 +108,16 @@ class Head:
         self.version = parser.get_http_version()
         if len(self.headers) > MAX_FIELDS:
             raise BadRequest(f"more than {MAX_FIELDS} header fields", status=431)
+        if any("_" in name for name, _ in self.headers):
+            self._drop_twins()
         self._split_target()
-        self._index = {name.lower(): value for name, value in reversed(self.headers)}
+        self._index = {name.lower(): value for name, value in self.headers}
         if len(self._index) != len(self.headers):
-            self._refuse_doubles()
+            self._join_doubles()
         self.host = self._index.get("host", "")
         self._check_host()
+        if host is not None:
+            self.be_asked_for(host)
         self.keep_alive = self._wants_to_stay() if "connection" in self._index else self.version == "1.1"
         self.expects_continue = False
         self.content_length = 0
@@ -115,7 +139,8 @@ class Head:
         self._index = {**self._index, "host": host}
         self._check_host()
         self.host = host
-        self.headers = [(name, host if name.lower() == "host" else value) for name, value in self.headers]
+        others = [(name, value) for name, value in self.headers if name.lower() != "host"]
+        self.headers = [("Host", host), *others]
 
     def on_url(self, url: bytes) -> None:
         """Take the target from httptools."""
@@ -126,8 +151,16 @@ class Head:
         self.headers.append((name.decode("ascii"), value.decode("latin-1").strip(" \t")))
 
     def get(self, name: str, default: str | None = None) -> str | None:
-        """Give the first header of that name, in any letter case."""
+        """Give the header of that name, in any letter case. Several lines are one list, joined by "," (cookies by
+        "; "); of fields that have one value, the first.
+        """
         return self._index.get(name.lower(), default)
+
+    def fields(self) -> list[tuple[str, str]]:
+        """Give names and values as `get` does, each name once, in the spelling of its first line."""
+        if len(self._index) == len(self.headers):
+            return self.headers
+        return spelled_fields(self.headers, self._index)
 
     def has_any(self, names: frozenset[str]) -> bool:
         """Whether one of these headers (in lower case) is there."""
@@ -140,15 +173,37 @@ class Head:
         if path == "*" and self.method != "OPTIONS":
             raise BadRequest("the target * belongs to OPTIONS only")
 
-    def _refuse_doubles(self) -> None:
+    def _drop_twins(self) -> None:
+        names = {name.lower() for name, _ in self.headers}
+        kept: list[tuple[str, str]] = []
+        for name, value in self.headers:
+            twin = name.lower().replace("_", "-")
+            if "_" not in name:
+                kept.append((name, value))
+            elif twin in _NO_TWIN:
+                raise BadRequest(f"the header {name} could be taken for {twin.title()}: write it with '-'")
+            elif twin not in names and not twin.startswith(_TRUSTED):
+                kept.append((name, value))
+        self.headers = kept
+
+    def _join_doubles(self) -> None:
+        values: dict[str, set[str]] = {}
         names = [name.lower() for name, _ in self.headers]
+        for name, (_, value) in zip(names, self.headers, strict=True):
+            values.setdefault(name, set()).add(value)
         for name in _SINGLE:
             if names.count(name) > 1:
                 raise BadRequest(f"more than one {name.title()} header")
+        for name in _ALIKE:
+            if len(values.get(name, ())) > 1:
+                raise BadRequest(f"more than one {name.title()} header, and they differ")
+        self._index = joined_fields(self.headers)
+        for name in _DATES:
+            if names.count(name) > 1:
+                del self._index[name]
 
     def _wants_to_stay(self) -> bool:
-        lists = [value for name, value in self.headers if name.lower() == "connection"]
-        tokens = {token.strip().lower() for token in ",".join(lists).split(",")}
+        tokens = {token.strip().lower() for token in self._index["connection"].split(",")}
         return "close" not in tokens and (self.version == "1.1" or "keep-alive" in tokens)
 
     def _check_host(self) -> None:
@@ -207,6 +262,24 @@ def parse(data: bytes) -> Head:
                 _recent.clear()
             _recent[data] = head
     return head
+
+
+def _origin_form(method: bytes, target: bytes) -> tuple[bytes, str | None]:
+    """Give an absolute target, or one with raw UTF-8, as an origin target; and the host in it, None without one."""
+    host: str | None = None
+    absolute = _ABSOLUTE.fullmatch(target)
+    if absolute is not None:
+        authority, rest = absolute.groups()
+        if _HOST.fullmatch(authority.decode("latin-1")) is None:
+            raise BadRequest("malformed host in the target")
+        host = authority.decode("ascii")
+        empty = b"*" if method == b"OPTIONS" else b"/"
+        target = rest if rest.startswith(b"/") else b"/" + rest if rest else empty
+    try:
+        target.decode("utf-8")
+    except UnicodeDecodeError:
+        raise BadRequest("raw bytes in the target that are no UTF-8: percent-encode them") from None
+    return _RAW.sub(lambda match: b"%%%02X" % match[0][0], target), host
 
 
 def decode_path(path: str) -> str:

@@ -4,7 +4,7 @@ fields that have a form of their own: dates, ranges (RFC 9110 §14), cookies (RF
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate, parsedate_to_datetime
 from functools import lru_cache
@@ -17,6 +17,28 @@ _UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _MAX_KNOWN = 1024
 MAX_RANGES = 10  # more in one request are an attack; it gets the whole file
 _SPEC = re.compile(r"([0-9]{0,15})-([0-9]{0,15})")
+_ONE_VALUE = frozenset(
+    [
+        "age",
+        "content-length",
+        "content-location",
+        "content-range",
+        "content-type",
+        "date",
+        "etag",
+        "expires",
+        "from",
+        "if-range",
+        "last-modified",
+        "location",
+        "max-forwards",
+        "referer",
+        "retry-after",
+        "server",
+        "set-cookie",
+        "user-agent",
+    ]
+)
 _NONE: Mapping[str, str] = {}
 _NEVER_IN_A_COOKIE = re.compile(r"[\x00-\x1f\x7f;]")
 
@@ -100,6 +122,27 @@ class Headers:
         """Give the fields as lines of a head, without those that only the server can know."""
         kept = [fields for key, fields in self._fields.items() if key not in _FRAMING]
         return "".join([f"{name}: {value}\r\n" for fields in kept for name, value in fields]).encode("latin-1")
+
+
+def joined_fields(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Give what header lines say, by name in lower case, in the order of the first line of each.
+
+    Several lines of a name are one list with "," between (RFC 9110 §5.3), cookies with "; " (RFC 6265 §5.4). Of fields
+    with one value the first counts; a Set-Cookie can't be joined, so the first counts too.
+    """
+    lines: dict[str, list[str]] = {}
+    for name, value in pairs:
+        lines.setdefault(name.lower(), []).append(value)
+    return {
+        name: values[0] if len(values) == 1 or name in _ONE_VALUE else ("; " if name == "cookie" else ",").join(values)
+        for name, values in lines.items()
+    }
+
+
+def spelled_fields(pairs: Sequence[tuple[str, str]], fields: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Give `fields`, which `joined_fields` made of `pairs`, with names in the spelling of their first lines."""
+    names = {name.lower(): name for name, _ in reversed(pairs)}
+    return [(names[key], value) for key, value in fields.items()]
 
 
 def check_field(name: str, value: str) -> str:

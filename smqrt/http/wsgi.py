@@ -125,11 +125,9 @@ def environ_of(request: Request, base: str, relpath: str, body: io.BufferedIOBas
         environ["CONTENT_LENGTH"] = str(request.content_length)
     if (login := request.user()) is not None:
         environ["REMOTE_USER"], environ["AUTH_TYPE"] = _wsgi_text(login.name), login.kind
-    for name, value in request.headers:
-        if name.lower() not in _NEVER_PASSED_ON:  # `Head` has refused names with an underscore
-            key = "HTTP_" + name.upper().replace("-", "_")
-            joint = "; " if key == "HTTP_COOKIE" else ","
-            environ[key] = environ[key] + joint + value if key in environ else value
+    for name, value in request.fields():
+        if name.lower() not in _NEVER_PASSED_ON and "_" not in name:  # it would look like one with a dash
+            environ["HTTP_" + name.upper().replace("-", "_")] = value
     return environ
 
 

@@ -12,6 +12,7 @@ from smqrt.broker.session import Session
 from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.cluster.remote import Phantom
 from smqrt.errors import ArgumentError, CloseReason, SmqrtError
+from smqrt.http.headers import joined_fields
 from smqrt.hub.binding import is_number, text_of
 from smqrt.net import certificates
 from smqrt.net.tls import TlsTransport
@@ -116,12 +117,12 @@ class Refused(SmqrtError):
 
 
 class HeaderFields(dict[str, str]):
-    """The fields of a request's head; names are found in any case. Fields of one name are joined by commas."""
+    """The fields of a request's head; names are found in any case. Lines of one name are joined by ",", cookies by
+    "; ".
+    """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
-        super().__init__()
-        for name, value in pairs:
-            self[name.lower()] = f"{self[name]}, {value}" if name in self else value
+        super().__init__(joined_fields(pairs))
 
     def __getitem__(self, name: str) -> str:
         return super().__getitem__(name.lower())
@@ -249,7 +250,7 @@ def _of_request(request: Any) -> dict[str, Any]:
     return {
         "url": request.path,
         "data": _parameters(request.query),
-        "header": HeaderFields(request.headers),
+        "header": HeaderFields(request.fields()),
         "session": find_session(request) if find_session else None,
         "uname": None,
     }

@@ -67,20 +67,22 @@ PROBES: dict[str, bytes] = {
     "chunk size with minus": post(CHUNKED, b"-3\r\nabc\r\n0\r\n\r\n" + SMUGGLED),
     "chunk size with 0x": post(CHUNKED, b"0x3\r\nabc\r\n0\r\n\r\n" + SMUGGLED),
     "chunk size with underscore": post(CHUNKED, b"1_0\r\n0123456789abcdef\r\n0\r\n\r\n"),
-    "chunk size with blank": post(CHUNKED, b"3 \r\nabc\r\n0\r\n\r\n" + SMUGGLED),
     "chunk size behind blank": post(CHUNKED, b" 3\r\nabc\r\n0\r\n\r\n" + SMUGGLED),
     "no chunk size": post(CHUNKED, b"\r\nabc\r\n0\r\n\r\n" + SMUGGLED),
     "chunk size that overflows": post(CHUNKED, b"10000000000000003\r\nabc\r\n0\r\n\r\n" + SMUGGLED),
     "chunk size with many zeros": post(CHUNKED, b"0" * 40 + b"3\r\nabc\r\n0\r\n\r\n" + SMUGGLED),
     "chunk size that never ends": post(CHUNKED, b"0" * 4000),
-    "chunk extension": post(CHUNKED, b"3;a=b\r\nabc\r\n0\r\n\r\n" + SMUGGLED),
     "chunk extension with bare LF": post(CHUNKED, b"3;\nxx\r\nabc\r\n0\r\n\r\n" + SMUGGLED),
     "chunk line ends in LF": post(CHUNKED, b"3\nabc\r\n0\r\n\r\n" + SMUGGLED),
     "chunk line ends in CR": post(CHUNKED, b"3\rabc\r\n0\r\n\r\n" + SMUGGLED),
     "chunk longer than its size": post(CHUNKED, b"3\r\nabcd\r\n0\r\n\r\n" + SMUGGLED),
     "chunk shorter than its size": post(CHUNKED, b"5\r\nabc\r\n0\r\n\r\n" + SMUGGLED),
     "chunk ends in LF": post(CHUNKED, b"3\r\nabc\n0\r\n\r\n" + SMUGGLED),
-    "trailer": post(CHUNKED, b"0\r\nX: y\r\n\r\n" + SMUGGLED),
+    "extensions of a line without end": post(CHUNKED, b"3;" + b"a" * 2000 + b"\r\nabc\r\n0\r\n\r\n" + SMUGGLED),
+    "extension with a bare CR": post(CHUNKED, b"3;a\rb\r\nabc\r\n0\r\n\r\n" + SMUGGLED),
+    "trailer with a bare LF": post(CHUNKED, b"0\r\nX: a\nY: b\r\n\r\n" + SMUGGLED),
+    "trailer with a blank before its colon": post(CHUNKED, b"0\r\nX : y\r\n\r\n" + SMUGGLED),
+    "trailer that is a coding": post(CHUNKED, b"0\r\nTransfer_Encoding: chunked\r\n\r\n" + SMUGGLED),
     "trailer that is a length": post(CHUNKED, b"0\r\nContent-Length: 5\r\n\r\n" + SMUGGLED),
     "request as a trailer": post(CHUNKED, b"0\r\n" + SMUGGLED),
     # WebSocket handshakes
@@ -111,7 +113,8 @@ PROBES: dict[str, bytes] = {
     "DEL in a value": b"GET / HTTP/1.1\r\nHost: test\r\nX: \x7f\r\n\r\n",
     "no colon": b"GET / HTTP/1.1\r\nHost: test\r\nnonsense\r\n\r\n",
     "no name": b"GET / HTTP/1.1\r\nHost: test\r\n: value\r\n\r\n",
-    "underscore in a name": b"GET / HTTP/1.1\r\nHost: test\r\nContent_Length: 5\r\n\r\n",
+    "length with an underscore in its name": post(b"Content_Length: 5\r\n", b"abcde" + SMUGGLED),
+    "coding with an underscore in its name": post(b"transfer_Encoding: chunked\r\n", b"0\r\n\r\n" + SMUGGLED),
     "other letter in a name": "GET / HTTP/1.1\r\nHost: test\r\nÄ: 5\r\n\r\n".encode("latin-1"),
     "slash in a name": b"GET / HTTP/1.1\r\nHost: test\r\nX/Y: 5\r\n\r\n",
     "two empty lines first": b"\r\n\r\n" + GOOD,
@@ -120,8 +123,14 @@ PROBES: dict[str, bytes] = {
     "bare CR first": b"\r" + GOOD,
     "blank first": b" " + GOOD,
     # request lines
-    "absolute target": b"GET http://test/ HTTP/1.1\r\nHost: test\r\n\r\n",
-    "absolute target of another": b"GET http://other/ HTTP/1.1\r\nHost: test\r\n\r\n",
+    "two credentials": b"GET / HTTP/1.1\r\nHost: test\r\nAuthorization: a b\r\nAuthorization: c d\r\n\r\n",
+    "two origins": b"GET / HTTP/1.1\r\nHost: test\r\nOrigin: http://a\r\nOrigin: http://b\r\n\r\n",
+    "two types": post(b"Content-Type: a/b\r\nContent-Type: c/d\r\n"),
+    "absolute target without Host": b"GET http://test/ HTTP/1.1\r\n\r\n",
+    "absolute target without a host": b"GET http:///x HTTP/1.1\r\nHost: test\r\n\r\n",
+    "absolute target with user info": b"GET http://me@test/ HTTP/1.1\r\nHost: test\r\n\r\n",
+    "absolute target with a port that is none": b"GET http://test:70000/ HTTP/1.1\r\nHost: test\r\n\r\n",
+    "absolute target of another scheme": b"GET ftp://test/ HTTP/1.1\r\nHost: test\r\n\r\n",
     "authority target": b"CONNECT test:443 HTTP/1.1\r\nHost: test\r\n\r\n",
     "authority target of GET": b"GET test:443 HTTP/1.1\r\nHost: test\r\n\r\n",
     "star target of GET": b"GET * HTTP/1.1\r\nHost: test\r\n\r\n",
@@ -176,7 +185,9 @@ def test_refused_and_closed(bench: Any, name: str) -> None:
     assert seen.paths == []
 
 
-@pytest.mark.parametrize("name", ["two lengths", "length and chunked", "folded line", "bare LF in a value", "trailer"])
+@pytest.mark.parametrize(
+    "name", ["two lengths", "length and chunked", "folded line", "bare LF in a value", "trailer that is a length"]
+)
 def test_refused_behind_a_good_request(bench: Any, name: str) -> None:
     seen = Seen()
     bench.handle(seen)
@@ -237,6 +248,18 @@ def test_a_bad_chunk_that_comes_later(bench: Any, body: bytes) -> None:
     assert wire.answer().status == 400
     assert wire.ended()
     assert seen.paths == ["/"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [(b"1;" + b"a" * 900 + b"\r\nx\r\n") * 30 + b"0\r\n\r\n", b"0\r\n" + b"X: y\r\n" * 4000 + b"\r\n"],
+    ids=["extensions", "trailers"],
+)
+def test_more_that_is_ignored_than_the_limit(bench: Any, body: bytes) -> None:
+    bench.handle(Seen())
+    wire = bench.connect().send(post(CHUNKED, body + SMUGGLED))
+    assert wire.answer().status == 400
+    assert wire.ended()
 
 
 @pytest.mark.parametrize(

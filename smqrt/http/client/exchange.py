@@ -12,6 +12,9 @@ from urllib.parse import quote_from_bytes, urljoin
 import httptools
 
 from smqrt.errors import ArgumentError, StreamError
+from smqrt.http.body import ChunkedDecoder
+from smqrt.http.headers import joined_fields
+from smqrt.http.status import BadRequest
 from smqrt.wire import websocket
 from smqrt.wire.url import Url, basic_authorization, parse_url
 
@@ -210,6 +213,8 @@ class ClientResponse:
         self._head_lines = self._heads_bytes = 0
         self._interim = 0
         self._framing_bytes = 0
+        self._chunks: ChunkedDecoder | None = None  # of a chunked body
+        self._fields: dict[str, str] = {}
         self._pieces: list[bytes] = []  # of the body, while bytes are fed
         self._body, self._at = b"", 0  # not yet taken
         self._parser = httptools.HttpResponseParser(self)
@@ -236,10 +241,24 @@ class ClientResponse:
             self._join_pieces()
 
     def _feed_body(self, data: bytes) -> None:
-        self._parser.feed_data(data)
+        if self._chunks is None:
+            self._parser.feed_data(data)
+        else:
+            self._feed_chunks(self._chunks, data)
         self._framing_bytes = 0 if self._pieces else self._framing_bytes + len(data)
         if self._framing_bytes > MAX_FRAMING_BYTES:
             raise _excess(f"sent {self._framing_bytes} bytes of chunk sizes or trailers without a body")
+
+    def _feed_chunks(self, chunks: ChunkedDecoder, data: bytes) -> None:
+        """Take chunks with the server's decoder: llhttp refuses extensions and blanks that RFC 9112 §7.1 allows."""
+        try:
+            piece = chunks.feed(data)
+        except BadRequest as error:
+            raise StreamError("invalidresponse", error.detail) from None
+        if piece:
+            self._pieces.append(piece)
+        if chunks.complete:
+            self.complete, self._uninvited = True, bool(chunks.rest)
 
     def _join_pieces(self) -> None:
         if self._pieces:
@@ -274,9 +293,9 @@ class ClientResponse:
         return bool(self._body)
 
     def get(self, name: str) -> str | None:
-        """The first field of this name, in any letter case."""
-        name = name.lower()
-        return next((value for field, value in self.headers if field.lower() == name), None)
+        """The field of this name, in any letter case; several lines are one list, joined by ",". Of fields that have
+        one value, and of Set-Cookie, the first."""
+        return self._fields.get(name.lower())
 
     @property
     def announced_bytes(self) -> int:
@@ -343,9 +362,13 @@ class ClientResponse:
             self._count_interim()
             return
         self.status = status
+        self._fields = joined_fields(self.headers)
         if self._bodiless or status == _SWITCHING:
             self.complete = True
-        framed = self.get("content-length") is not None or "chunked" in (self.get("transfer-encoding") or "").lower()
+        is_chunked = "chunked" in (self.get("transfer-encoding") or "").lower()
+        if is_chunked and not self.complete and status not in (204, 304):
+            self._chunks = ChunkedDecoder()
+        framed = self.get("content-length") is not None or is_chunked
         self._until_end = not (framed or self._bodiless or status in (_SWITCHING, 204, 304))
 
     def _count_interim(self) -> None:

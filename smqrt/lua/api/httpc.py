@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 from smqrt.http.client.client import HttpClient, parse_cookies
 from smqrt.http.client.conversation import LARGE_BYTES, MAX_BODY_BYTES, HttpClientOptions, HttpConversation
 from smqrt.http.client.exchange import ClientRequest, encode, url_of
+from smqrt.http.headers import joined_fields, spelled_fields
 from smqrt.lua.api.tls import describe
 from smqrt.lua.bridge import (
     LuaOptions,
@@ -142,6 +143,11 @@ class HttpClientBinding:
         """Names and values of all fields."""
         return tuple(latin1(part) for pair in self._clients[number].headers for part in pair)
 
+    def fields(self, number: int) -> tuple[bytes, ...]:
+        """Names and values of all fields, each name once: several lines are one list."""
+        headers = self._clients[number].headers
+        return tuple(latin1(part) for pair in spelled_fields(headers, joined_fields(headers)) for part in pair)
+
     def cookies(self, number: int) -> tuple[bytes, ...]:
         """Names and values of the cookies that the response sets."""
         found = parse_cookies(self._clients[number].headers)
@@ -222,7 +228,7 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else from_utf8(value)
 
 
-_PLAIN = "create drop header headers cookies url set_timeout close"
+_PLAIN = "create drop header headers fields cookies url set_timeout close"
 _FALLIBLE = "trusted certificate cipher peername sockname"
 _BLOCKING = "request write status read read_bytes read_all drain"
 

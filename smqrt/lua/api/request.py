@@ -50,7 +50,7 @@ class RequestBinding:
         return None if value is None else latin1(value)
 
     def headers(self, handle: int) -> tuple[bytes, ...]:
-        return tuple(latin1(text) for field in self._of(handle).headers for text in field)
+        return tuple(latin1(text) for field in self._of(handle).fields() for text in field)
 
     def uri(self, handle: int) -> bytes:
         return utf8(self._of(handle).path)

@@ -243,7 +243,7 @@ class HubBinding:
         if request is None:
             return session.seed, arg, b"", 0
         query = [part.encode("utf-8", "surrogateescape") for pair in _query(request) for part in pair]
-        head = [part.encode("latin-1", "replace") for pair in request.headers for part in pair]
+        head = [part.encode("latin-1", "replace") for pair in request.fields() for part in pair]
         return session.seed, arg, request.path.encode("utf-8", "surrogateescape"), len(query), *query, *head
 
     def session(self, number: int) -> int | None:

@@ -174,7 +174,7 @@ function methods:header(name)
   local handle = handle_of(self, "header")
   local status, message = py.status(handle)
   if not status then return nil, message end
-  if name == nil then return fold(py.headers(handle)) end
+  if name == nil then return fold(py.fields(handle)) end
   return py.header(handle, arg.string(name, 1, "header"))
 end
 
