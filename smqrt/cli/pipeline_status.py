@@ -23,6 +23,7 @@ _STYLES = {
     "waiting": "green dim",
     "starting": "yellow",
     "stuck": "bold red",
+    "disk full": "bold red",
     "failed": "bold red",
     "dead": "bold red",
 }
