@@ -239,7 +239,7 @@ class ProgressWatchdog:
         if status.trouble:
             return status.trouble
         before = f"micro-batches took {usual_s:.1f} s before" if usual_s else "it is the first one"
-        why = "Its rows may be too many"
+        why = "A function of it may hang, such as a UDF that waits without a timeout; or its rows may be too many"
         if garbage_share > MOST_GARBAGE:
             why = f"The JVM collects garbage, {garbage_share:.0%} of the time: its memory is too small for these rows"
         return (
