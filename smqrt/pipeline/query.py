@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _ATTEMPTS = 3
-"""So often in a row a query may fail without a micro-batch in between. A hub that is away and a full disk don't count."""
+"""So often in a row a query may fail without a micro-batch; hubs that are away and full disks don't count."""
 _MOST_FULL_S = 5.0
 """So often it is looked whether a full disk has room."""
 FINISH_S = 30.0
