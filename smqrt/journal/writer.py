@@ -6,6 +6,7 @@ says so once, and everything goes on by itself when there is room again.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import fcntl
 import logging
@@ -500,6 +501,16 @@ def _of_worker(settings: JournalSettings | None) -> JournalSettings | None:
     if settings is None or place.is_first:
         return settings
     return replace(settings, node=f"{settings.node}-{place.label}")
+
+
+_process = os.getpid()
+
+
+@atexit.register
+def _end() -> None:
+    """A program that ends without closing its hub ends in order, too."""
+    if opened and os.getpid() == _process:
+        close_all()
 
 
 def close_all() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -336,3 +338,18 @@ def test_an_ext4_that_aborts(ext4: Ext4, tmp_path: Path, shim: Path) -> None:
     finally:
         hub.served.process.kill()
         hub.served.wait()
+
+
+PROGRAM = """
+import sys
+from smqrt import hub
+smq = hub.create(journal=sys.argv[1])
+smq.publish(b"x", "topic")
+"""
+
+
+def test_a_program_that_does_not_close_its_hub_ends_in_order(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    for end in (1, 2, 3):
+        subprocess.run([sys.executable, "-c", PROGRAM, journal], check=True, timeout=60)
+        assert seqs(Journal(journal)) == list(range(end))
