@@ -31,6 +31,8 @@ _UNTROUBLED: dict[str, Any] = {"trouble": "", "stuck_since": 0.0}
 
 LagSeconds = Callable[[str, dict[str, int]], float | None]
 """Tells for a query and the next sequence number per node how many seconds the oldest waiting row has waited."""
+LagRows = Callable[[str, dict[str, int], dict[str, int]], int | None]
+"""Tells for a query how many rows wait from one offset up to another."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +124,11 @@ class StatusWriter:
     Args:
         state: folder with one folder for each query.
         lag_seconds: how long the oldest waiting row of a query has waited; asked at most once a second for each.
+        lag_rows: how many rows wait; without it all numbers that Spark has not read count.
     """
 
-    def __init__(self, state: Path, lag_seconds: LagSeconds | None = None) -> None:
-        self._state, self._lag_seconds = state, lag_seconds
+    def __init__(self, state: Path, lag_seconds: LagSeconds | None = None, lag_rows: LagRows | None = None) -> None:
+        self._state, self._lag_seconds, self._rows_between = state, lag_seconds, lag_rows
         self._lock = threading.Lock()
         self._statuses: dict[str, Status] = {}
         self._names: dict[str, str] = {}
@@ -246,7 +249,7 @@ class StatusWriter:
         """
         name = str(progress.get("name"))
         ends = _ends(progress)
-        lag = _lag_rows(progress)
+        lag = self._lag_rows(name, progress)
         lag_s = self._lag_s(name, ends) if lag else 0.0
         with self._lock:
             if now := self._statuses.get(name):
@@ -262,6 +265,14 @@ class StatusWriter:
             if now and now.state in LIVE:
                 self._heard_s[now.name] = time.monotonic()
                 self._put(replace(now, state="waiting", rows_per_s=0.0, lag_rows=0, lag_s=0.0, **_UNTROUBLED))
+
+    def _lag_rows(self, name: str, progress: Mapping[str, Any]) -> int:
+        lag = _lag_rows(progress)
+        if not lag or self._rows_between is None:
+            return lag
+        ranges = [(_offsets(one.get("endOffset")), _offsets(one.get("latestOffset"))) for one in progress["sources"]]
+        found = [self._rows_between(name, *each) for each in ranges]
+        return lag if None in found else sum(filter(None, found))
 
     def _lag_s(self, name: str, ends: dict[str, int]) -> float | None:
         now = time.monotonic()
