@@ -611,6 +611,12 @@ def test_every_command_and_option_is_documented() -> None:
     assert not [name for name in text if f"smqrt pipeline {name}" not in text[name]]
 
 
+def test_status_takes_the_journal(smqrt: Callable[..., Result], app: Path, tmp_path: Path) -> None:
+    """As `run` does: so that silent readers of a journal elsewhere are told of."""
+    assert smqrt("status", "--journal", str(tmp_path)).stderr == smqrt("status").stderr
+    assert smqrt("status", "--journal", "http://127.0.0.1:9/rtl/journal/x", "--token", "t").exit_code == 0
+
+
 TWO = """
 from smqrt.pipeline import source, table
 @source()
