@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import signal
@@ -13,9 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import requests
 
+from tests.conftest import Served
 from tests.device import publish
 from tests.restart.hot import HotServed, application
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 
@@ -76,3 +80,43 @@ def test_the_server_ends_on_a_full_disk(small_disk: Path, tmp_path: Path) -> Non
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert '"news": 1' in ran.stdout, ran.stdout
     assert 0 < int(lost[1]) <= MESSAGES
+
+
+def test_the_access_log_goes_on_with_a_new_line(small_disk: Path, tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "page.txt").write_text("hello")
+    log = small_disk / "access.log"
+    log.write_text('{"of a server that was killed in the mid')
+    served = Served(tmp_path / "app", "--log-format", "json", "--log-access", log)
+    url = served.wait_for(r'"message": "listening on (http://[^"]+)"')[1]
+    ask(url, "before", 1)
+    wait_until(lambda: "before" in log.read_text(), served.lines)
+    fill(small_disk)
+    asked = 0
+    while "can't be written: [Errno 28]" not in served.output:
+        ask(url, "full", 20)
+        asked += 20
+    assert not log.read_text().endswith("\n"), "the disk took half a line"
+    (small_disk / "filler").unlink()
+    ask(url, "after", 1)
+    wait_until(lambda: "left out" in log.read_text(), served.lines)
+    assert served.stop() == 0
+    lines = log.read_text().splitlines()
+    whole, halves = [], []
+    for line in lines:
+        try:
+            whole.append(json.loads(line))
+        except ValueError:
+            halves.append(line)
+    assert halves[0] == lines[0]
+    assert len(halves) == 2, "of the server that was killed, and where the disk was full"
+    written = sum("full" in line.get("path", "") for line in whole)
+    [left_out] = [int(line["detail"].split()[0]) for line in whole if "left out" in line.get("detail", "")]
+    assert written + left_out == asked
+    assert "after" in whole[-2]["path"] or "after" in whole[-1]["path"]
+
+
+def ask(url: str, what: str, count: int) -> None:
+    with requests.Session() as session:
+        for _ in range(count):
+            assert session.get(f"{url}/page.txt?{what}", timeout=5).text == "hello"

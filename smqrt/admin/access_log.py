@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import stat
 import sys
 from collections import deque
 from contextlib import suppress
@@ -60,7 +61,7 @@ class AccessLog:
         self.path, self._as_json = path, as_json
         self._file = self._open()
         self._lines: deque[str] = deque()
-        self._left_out = 0
+        self._left_out, self._is_torn = 0, False
         self._more, self._closed = Event(), False
         self._threads = DiskThreads("of the access log")
         self._writer = gevent.spawn(self._work)
@@ -152,13 +153,21 @@ class AccessLog:
 
     def _write(self) -> None:
         lines = [self._lines.popleft() for _ in range(min(len(self._lines), 1000))]
-        if self._left_out:
-            count, self._left_out = self._left_out, 0
-            lines.append(self._line(iso(time()), {"detail": f"{count} lines were left out"}))
+        told, self._left_out = self._left_out, 0
+        if told:
+            lines.append(self._line(iso(time()), {"detail": f"{told} lines were left out"}))
+        data = "".join(lines).encode("utf-8", "backslashreplace")
+        error: Exception | None
         try:
-            self._threads.call(_write_all, self._file, "".join(lines).encode("utf-8", "backslashreplace"))
-        except (OSError, TimeoutError) as error:
-            LINES.refused(f"{len(lines)} lines of the access log", f"{self.path} can't be written: {error}")
+            written, error = self._threads.call(_write_lines, self._file, data, self._is_torn)
+            if written > 0:
+                self._is_torn = not data[:written].endswith(b"\n")
+        except (OSError, TimeoutError) as failed:
+            written, error = 0, failed
+        if error is not None:
+            lost = data[max(0, written) :].count(b"\n")
+            self._left_out += lost - bool(told) + told
+            LINES.refused(f"{lost} lines of the access log", f"{self.path} can't be written: {error}")
 
     def close(self) -> None:
         """Write what waits, within two seconds; a second call does nothing."""
@@ -186,10 +195,39 @@ def _quoted(value: object) -> str:
     return '"' + printable(str(value)).replace('"', "'") + '"'
 
 
-def _write_all(file: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
+def _write_lines(file: int, data: bytes, is_torn: bool) -> tuple[int, OSError | None]:
+    """Appends whole lines; where the file ends with half a line, of a disk that was full, they begin a new one.
+
+    Args:
+        file: what is appended to, perhaps by other processes too.
+        data: the lines.
+        is_torn: whether it ends with half a line, if the file can't tell.
+
+    Returns:
+        How many bytes of `data` were written, and what failed.
+    """
+    head = b"\n" if _ends_with_half(file, is_torn) else b""
+    view, written = memoryview(head + data), 0
+    try:
+        while written < len(view):
+            written += os.write(file, view[written:])
+    except OSError as error:
+        return written - len(head), error
+    return len(data), None
+
+
+def _ends_with_half(file: int, is_torn: bool) -> bool:
+    try:
+        size = os.fstat(file).st_size if stat.S_ISREG(os.fstat(file).st_mode) else 0
+        if not size:
+            return False
+        there = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return is_torn
+    try:
+        return os.pread(there, 1, size - 1) not in (b"\n", b"")
+    finally:
+        os.close(there)
 
 
 def without_query_secrets(target: str) -> str:

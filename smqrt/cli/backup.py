@@ -18,7 +18,8 @@ import click
 
 from smqrt.errors import StartError
 from smqrt.journal import files, manifest
-from smqrt.journal.verify import verify
+from smqrt.journal.recovery import DAMAGED
+from smqrt.journal.verify import VerifyReport, repair, verify
 from smqrt.printable import printable
 
 _SQLITE = b"SQLite format 3\0"
@@ -120,10 +121,22 @@ def _copy_journal(source: Path, target: Path) -> None:
     faults = []
     for _ in range(_PASSES):
         _copy_compacted(source, target)
-        faults = [fault for fault in verify(target).faults if not fault.torn]  # a torn end is mended at the start
+        report = verify(target)
+        if any(fault.torn for fault in report.faults):  # the hub was writing
+            _cut_torn_ends(target, report)
+            report = verify(target)
+        faults = report.faults
         if not faults:
             return
     raise StartError(f"The copy of {source} is not whole: {faults[0]}")
+
+
+def _cut_torn_ends(journal: Path, report: VerifyReport) -> None:
+    before = set(_below(journal))
+    repair(journal, report)
+    for path in set(_below(journal)) - before:
+        if path.name in _NOT_COPIED or path.name.endswith(DAMAGED):  # what was cut off is in the journal itself
+            path.unlink()
 
 
 def _in_order(journal: Path) -> Iterator[Path]:

@@ -27,7 +27,6 @@ from smqrt.cli.locations import (
     many,
     offsets_of,
     opened_journal,
-    rows_between,
     size,
     token_option,
     topics_option,
@@ -181,6 +180,11 @@ def verify(path: Path, repair: bool) -> None:
         click.echo(
             f"{many(report.unchecked, 'compacted file')} of an older version without checksums: not all damage shows"
         )
+    for node, gaps in report.gaps.items():
+        for first, behind in gaps[-10:]:
+            click.echo(
+                f"{node}: no message has a number from {first} to {behind - 1}: the hub was started after a crash"
+            )
     if report.faults:
         raise click.ClickException(many(len(report.faults), "fault"))
     click.echo("all is well")
@@ -342,7 +346,7 @@ def export(
     file = locations.local_folder(to, "--to", "write a file here, and copy it there")
     opened = opened_journal(path, token, cafile)
     first, last = chosen_range(opened, start, end)
-    with progress("export", rows_between(first, last)) as advance:
+    with progress("export", opened.count(first, last)) as advance:
         rows = run(opened, first, last, file, topics or None, advance)
     click.echo(f"{many(rows, 'message')} in {file} ({size(file.stat().st_size)})")
 
@@ -421,7 +425,7 @@ def replay(
     with (
         position(in_order(opened, first, last, topics or None)) as rows,
         publishing(hub, **connection) as (publish, wait, longest_bytes),
-        progress("replay", rows_between(first, last)) as advance,
+        progress("replay", opened.count(first, last)) as advance,
     ):
         played = play(counted(rows, advance), publish, wait, factor, prefix, pipelines, longest_bytes)
     click.echo(f"{many(played.published, 'message')} published")

@@ -103,11 +103,6 @@ def chosen_range(opened: Journal, start: str | None, end: str | None) -> tuple[O
     return first, last
 
 
-def rows_between(first: Offsets, last: Offsets) -> int:
-    """Returns how many rows a range has."""
-    return sum(max(0, end - first.get(node, 0)) for node, end in last.items())
-
-
 def many(count: int, what: str) -> str:
     """Returns "1 batch", "2,000 batches"."""
     plural = f"{what}es" if what.endswith("ch") else f"{what}s"

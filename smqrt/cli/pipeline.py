@@ -164,7 +164,7 @@ def run(names: tuple[str, ...], paths: PipelineLocations, metrics_port: int | No
 
 @pipeline.command()
 @_names
-@with_app
+@with_journal
 @click.option("--watch", is_flag=True, help="Go on until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per query and line.")
 def status(names: tuple[str, ...], paths: PipelineLocations, watch: bool, as_json: bool) -> None:
@@ -299,7 +299,10 @@ def optimize(names: tuple[str, ...], paths: PipelineLocations, vacuum: str | Non
     from smqrt.pipeline import tables
 
     retain = tables.retention(vacuum) if vacuum else None
-    for name, found in tables.chosen_lake_tables(paths.catalog().select(names), paths.app, paths.tables):
+    chosen = list(tables.chosen_lake_tables(paths.catalog().select(names), paths.app, paths.tables))
+    for _, found in chosen if delete else ():  # before a row is deleted anywhere
+        tables.check_condition(found, str(delete))
+    for name, found in chosen:
         click.echo(f"{name}: {tables.optimized(found, delete, retain)}")
 
 

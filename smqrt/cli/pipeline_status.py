@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from smqrt.pipeline.status import Status, read_all
+from smqrt.pipeline.status import DISK_FULL, Status, read_all
 from smqrt.printable import printable
 
 _STYLES = {
@@ -23,6 +23,7 @@ _STYLES = {
     "waiting": "green dim",
     "starting": "yellow",
     "stuck": "bold red",
+    "disk full": "bold red",
     "failed": "bold red",
     "dead": "bold red",
 }
@@ -31,6 +32,7 @@ _LEFT = ("query", "state", "watermark")
 _DISPENSABLE = ("batch", "left out", "too late", "watermark", "kept")
 """What a narrow terminal doesn't show, in this order."""
 _GAP = 2
+_UNKNOWN = "–"
 
 
 def status_table(statuses: Sequence[Status], width: int = 200) -> Table:
@@ -91,13 +93,18 @@ def _cells(status: Status) -> list[str]:
         status.state,
         str(status.batch) if status.batch >= 0 else "-",
         f"{status.rows_per_s:,.0f}",
-        f"{status.lag_rows:,} rows {status.lag_s:,.1f} s",
+        _UNKNOWN if _is_lag_unknown(status) else f"{status.lag_rows:,} rows {status.lag_s:,.1f} s",
         f"{status.batch_ms:,} ms",
         _kept(status),
         _watermark_text(status),
         f"{status.dropped_by_watermark:,}" if status.dropped_by_watermark else "",
         _left_out(status),
     ]
+
+
+def _is_lag_unknown(status: Status) -> bool:
+    """Whether nobody has told yet how far the query is behind."""
+    return status.state in ("starting", DISK_FULL) and not status.lag_rows
 
 
 def _kept(status: Status) -> str:

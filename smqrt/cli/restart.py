@@ -72,16 +72,26 @@ def _by_socket(path: str, wait_s: float) -> None:
 
 def _by_signal(pid: int, wait_s: float) -> None:
     old = workers_of(pid) or [pid]
+    if Path(f"/proc/{pid}").exists() and not _is_there(pid):
+        raise StartError(f"Process {pid} has ended already; its parent has yet to ask for its exit code.")
     try:
         os.kill(pid, signal.SIGUSR2)
     except OSError as error:
         raise StartError(f"Process {pid} can't be asked: {error.strerror}.") from None
     until_s = time.monotonic() + wait_s
-    while still := [one for one in old if Path(f"/proc/{one}").exists()]:
+    while still := [one for one in old if _is_there(one)]:
         if time.monotonic() > until_s:
             sys.exit(f"Error: process {still[0]} is there after {wait_s:g} s; its log says why it goes on.")
         time.sleep(_LOOK_S)
     click.echo(f"{_listed(old)} has ended; a new one serves" if old == [pid] else f"{_listed(old)} have been replaced")
+
+
+def _is_there(pid: int) -> bool:
+    """Whether a process runs: one that has ended stays in the list until its parent has asked for its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    except (OSError, IndexError):
+        return False
 
 
 def workers_of(pid: int) -> list[int]:

@@ -15,6 +15,8 @@ _MOST = 20
 _MANY_FILES = 0.8
 
 Row = Mapping[str, Any]
+_TROUBLED = {"failed": "has failed", "stuck": "is stuck", "disk full": "waits for room on a disk"}
+"""What is told of a query in such a state."""
 
 
 @dataclass
@@ -95,6 +97,12 @@ def _data(looked: Looked) -> Iterator[Snapshot]:
         if pipeline["state"] == "waiting":
             remedy = "The server's output has its error; it is started again by itself, ever less often."
             yield _thing("bad", f"The pipelines of {pipeline['path']} failed.", remedy, "journals")
+        for query in pipeline.get("queries", ()):
+            if query.get("state") in _TROUBLED:
+                why = str(query.get("error") or query.get("trouble") or "").partition("\n")[0]
+                what = f"The query {query.get('name')} of {pipeline['path']} {_TROUBLED[query['state']]}"
+                remedy = "`smqrt pipeline status` tells more."
+                yield _thing("bad", f"{what}: {why}" if why else f"{what}.", remedy, "journals")
     if looked.dropped_lately:
         what = f"{_counted(looked.dropped_lately, 'message')} dropped in the last five minutes."
         remedy = "Clients that do not read fast enough miss messages; sort the peers by Dropped."

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import committed, files, index, manifest, parquet_files, recovery, retention, segment
+from smqrt.journal import committed, files, index, manifest, numbers, parquet_files, recovery, retention, segment
 from smqrt.journal.files import FILE_MODE, age_s, crc32, sync_folder
 from smqrt.journal.index import remove_summary
 from smqrt.journal.json_column import TypedColumn
@@ -80,7 +80,7 @@ class CompactResult:
 
 
 class _Sealed(NamedTuple):
-    """A segment nobody appends to any more."""
+    """A segment nobody appends to any more; `end` is where the next one begins."""
 
     path: Path
     end: int
@@ -132,9 +132,8 @@ def rows_to_compact(journal: Path, options: CompactOptions = CompactOptions()) -
     """Returns how many rows `compact` would take from segments."""
     through, rows = manifest.load(journal).nodes, 0
     for folder in index.node_folders(journal):
-        last = max((one.end for one in sealed(folder, options)), default=0)
-        first = min(map(index.first_seq, index.paths(folder)), default=0)
-        rows += max(0, last - max(first, through.get(folder.name, 0)))
+        wanted = (one for one in sealed(folder, options) if one.end > through.get(folder.name, 0))
+        rows += sum(entry.rows for one in wanted for entry in index.read_index(one.path))
     return rows
 
 
@@ -225,7 +224,7 @@ class _Run:
         open_file: HourFile | None = None
         try:
             for piece in _by_hour(group):
-                if open_file is not None and open_file.hour != piece.hour:
+                if open_file is not None and (open_file.hour, open_file.next_seq) != (piece.hour, piece.first):
                     files.append(open_file.close(self._options.shred))
                     self._step("file")
                     open_file = None
@@ -297,8 +296,8 @@ class _Run:
         files.sync_folder(folder)
 
     def _is_over(self, state: Manifest, node: str, one: _Sealed) -> bool:
-        """Whether the grace of a segment is over: it counts from when the file with its last row got its name."""
-        holders = state.files(node, one.end - 1, one.end)
+        """Whether the grace of a segment is over: it counts from when the files with its rows got their names."""
+        holders = state.files(node, index.first_seq(one.path), one.end)
         return all(_age_s(self._journal / file.path) >= self._options.grace_s for file in holders)
 
 
@@ -386,7 +385,8 @@ def _batches(one: _Sealed) -> Iterator[tuple[index.BatchEntry, Any, str]]:
     entries = index.read_index(one.path)
     index.check(entries, one.path)
     reached = entries[-1].next_seq if entries else index.first_seq(one.path)
-    if reached != one.end or (entries and entries[0].first_seq != index.first_seq(one.path)):
+    follows = reached == one.end or numbers.is_gap(reached, one.end)
+    if not follows or (entries and entries[0].first_seq != index.first_seq(one.path)):
         raise _damaged(one.path, f"its batches end at {reached}, the next segment begins at {one.end}")
     if not entries:
         return

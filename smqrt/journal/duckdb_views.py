@@ -235,7 +235,15 @@ def _literal(path: str) -> str:
     return re.sub(r"([*?\[])", r"[\1]", path)
 
 
+_NO_TABLE = re.compile(r"Table with name (\S+) does not exist")
+
+
 def _sentence(error: Exception) -> str:
     """What DuckDB says, without the place in the text that it draws."""
+    if missing := _NO_TABLE.search(str(error)):
+        return (
+            f"There is no table or view {missing[1]}: the messages of the journal are in the view messages, those of "
+            "its compacted files also in compacted."
+        )
     lines = str(error).partition("\n\nLINE ")[0].split("\n")
     return " ".join(line.strip() for line in lines if line.strip()).rstrip(".") + "."

@@ -11,6 +11,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from gevent.threadpool import ThreadPool
 from smqrt.errors import JournalError
 from smqrt.journal import committed, readers, retention
 from smqrt.journal.index import BatchEntry, summary_of
+from smqrt.journal.numbers import NumberReserve
 from smqrt.journal.segment import LOCK, SegmentFile, is_open_at
 from smqrt.journal.settings import JournalSettings
 from smqrt.journal.timestamps import Clock
@@ -57,6 +59,7 @@ class Durability:
         sealed: called when the disk has finished a segment.
         kept: called with the number below which the disk has every row, when there are more of them.
         clock: gives the time of rows.
+        numbers: what rows may have.
 
     Attributes:
         segment: what is appended to.
@@ -72,8 +75,10 @@ class Durability:
         sealed: Callable[[], None],
         kept: Callable[[int], None],
         clock: Clock,
+        numbers: NumberReserve,
     ) -> None:
-        self._on_sealed, self._on_kept, self._clock = sealed, kept, clock
+        self._on_sealed, self._on_kept, self._clock, self._numbers = sealed, kept, clock, numbers
+        self._is_reserving = False
         self.segment, self.syncs, self.sync_s = segment, 0, 0.0
         self._settings, self._folder, self._lock = settings, folder, lock
         self._sealed: deque[tuple[SegmentFile, dict[str, int]]] = deque()
@@ -145,6 +150,16 @@ class Durability:
         self._told("can't be synced", error)
         if error is None:
             self._on_kept(self._open()[0].synced_seq)
+
+    def reserve(self, seq: int) -> None:
+        """Have the disk keep that more numbers are used; `seq` is that of the next row."""
+        if not self._is_reserving:
+            self._is_reserving = True
+            self._disk.ask("reserve", lambda: self._numbers.extend(seq), self._reserved)
+
+    def _reserved(self, error: Exception | None) -> None:
+        self._is_reserving = error is not None
+        self._told("can't reserve numbers", error)
 
     def seal(self, following: SegmentFile, txns: Mapping[str, int]) -> None:
         """Have the disk finish the segment, and append to the next one.
@@ -237,6 +252,7 @@ class Durability:
             )
         elif error is None and self._gone:
             self._gone = None
+            self._disk.ask("reserve", self._numbers.repeat, self._reserved)
             log.warning("the journal %s is there again", self._settings.path)
 
     # ---- removing, ending
@@ -277,14 +293,21 @@ class Durability:
         for timer in self._timers:
             timer.stop()
 
-        def finished() -> None:
-            self._disk.close()
-            self._cleaner.close()
-            closed()
+        def finished(error: Exception | None) -> None:
+            self._finished(error)
+            if error is None:
+                self._disk.close()
+                self._cleaner.close()
+                closed()
 
-        self._on_sealed = finished
+        def settle() -> None:
+            self._finish()
+            with suppress(OSError):  # the next hub goes on behind what is reserved
+                self._numbers.settle(self.segment.next_seq)
+
+        self._on_sealed = lambda: None  # of a segment that is being finished: this one is not the last
         self._sealed.append((self.segment, dict(txns)))
-        self._disk.ask("seal", self._finish, self._finished)
+        self._disk.ask("seal", settle, finished)
         self._cleaner.join(CLOSE_S)
         return self._disk.join(CLOSE_S)
 

@@ -76,7 +76,9 @@ def _last_of(journal: Journal, node: str, begin: int, end: int, count: int, topi
     window = max(_FIRST_WINDOW_ROWS, count)
     while end > begin and len(found) < count:
         start = max(begin, end - window)
-        found.extendleft(reversed([*journal.rows({node: start}, {node: end}, topics)]))
+        for part in reversed(journal.plan({node: start}, {node: end}, max_rows=max(_FIRST_WINDOW_ROWS, count))):
+            if len(found) < count:  # a window over a gap in the numbers may have very many
+                found.extendleft(reversed([row for chunk in part for row in journal.rows_of(chunk, topics)]))
         end, window = start, window * 4
     return deque(found, count)
 
@@ -195,9 +197,9 @@ def journal_stats(journal: Journal, count_topics: bool = True) -> JournalStats:
 def _readers(journal: Journal, found: JournalStats) -> None:
     begin = {node: first for node, (first, _) in found.offsets.items()}
     end = {node: last for node, (_, last) in found.offsets.items()}
-    now_us = time.time_ns() // 1000
+    now_us, count = time.time_ns() // 1000, journal.row_counter()
     for reader in readers.load(journal.path):
-        behind = found.readers[reader.name] = reader.behind(begin, end)
+        behind = found.readers[reader.name] = count(begin | dict(reader.offset), end)
         if behind and reader.silent_s(now_us) > readers.STALE_S:
             found.stale_readers[reader.name] = iso(reader.seen_us)
 

@@ -99,6 +99,11 @@ class CompactedFile:
         self._broker = ""
         self._ts_min_us, self._ts_max_us = 1 << 62, -(1 << 62)
 
+    @property
+    def next_seq(self) -> int:
+        """The number behind its last row so far."""
+        return self._first + self._rows
+
     def add(self, batch: pa.RecordBatch, broker: str) -> None:
         """Append a pyarrow batch of a segment, recorded by `broker`; its rows follow those of the one before."""
         if self._waiting and broker != self._broker:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from smqrt.journal.filters import Filter, WantedTopics
 from smqrt.journal.index import INDEX, TIMES, BatchEntry, check, parse_index
-from smqrt.journal.manifest import DataFile, Manifest, ManifestPage
+from smqrt.journal.manifest import DataFile, Manifest, ManifestPage, files_between
 
 Offsets = Mapping[str, int]
 """By node, the number of the next row: the start of a range, or its end (exclusive)."""
@@ -191,6 +191,18 @@ class Planner:
             first, through = start.get(node, 0), self._snapshot.manifest.nodes.get(node, 0)
             yield from self._parquet(node, first, last, ts_us, topics)
             yield from self._segments(node, max(first, through), last, ts_us)
+
+    def rows(self, node: str, start: int, end: int) -> int:
+        """Returns how many rows of a node there are in a range."""
+        count = 0
+        for page in self._snapshot.manifest.pages(node):
+            if start <= page.first and page.last < end:
+                count += page.rows
+            elif page.last >= start and page.first < end:
+                some = files_between(self._snapshot.manifest.read_page(page), start, end)
+                count += sum(min(end, file.last + 1) - max(start, file.first) for file in some)
+        through = self._snapshot.manifest.nodes.get(node, 0)
+        return count + sum(chunk.rows for chunk in self._segments(node, max(start, through), end, None))
 
     def files(self, node: str, start: int, end: int, ts_us: Times | None, topics: Filter | None) -> Iterator[DataFile]:
         """Yields the compacted files of a node that may have rows of a range, in the order of their numbers."""

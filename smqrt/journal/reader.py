@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, index, manifest, parquet_files, planning, tables
+from smqrt.journal import arrow, index, manifest, numbers, parquet_files, planning, tables
 from smqrt.journal import index as indexes
 from smqrt.journal.files import crc32, there
 from smqrt.journal.filters import Filter
@@ -123,6 +123,40 @@ class Journal:
             index = self._index(node, first, newest=True)
             end = max(end, first, index.end)
         return end
+
+    def count(self, start: Offsets, end: Offsets) -> int:
+        """Returns how many rows there are from `start` up to, without, `end`; see `row_counter`."""
+        return self.row_counter()(start, end)
+
+    def row_counter(self) -> Callable[[Offsets, Offsets], int]:
+        """Returns what counts the rows between two offsets, as they are now. It looks at the journal only where numbers
+        may be left out, as after a crash, and once.
+        """
+        planners: list[Planner] = []
+
+        def rows(node: str, first: int, last: int) -> int:
+            if not numbers.may_have_gap(first, last):
+                return max(0, last - first)
+            if not planners:
+                planners.append(self._planner(self._snapshot()))
+            return planners[0].rows(node, first, last)
+
+        return lambda start, end: self._again(
+            lambda: sum(rows(node, start.get(node, 0), last) for node, last in end.items())
+        )
+
+    def behind_gaps(self, start: Offsets, end: Offsets) -> dict[str, int]:
+        """Returns `start`, by node the number of the first row from there on; at most that of `end`."""
+        gaps = {node: last for node, last in end.items() if numbers.may_have_gap(start.get(node, 0), last)}
+        return dict(start) | (self._again(lambda: self._first_rows(start, gaps)) if gaps else {})
+
+    def _first_rows(self, start: Offsets, end: Offsets) -> dict[str, int]:
+        planner, found = self._planner(self._snapshot()), dict(end)
+        for node, last in end.items():
+            for chunk in planner.chunks({node: start.get(node, 0)}, {node: last}, None, None):
+                found[node] = chunk.start
+                break
+        return found
 
     def offsets_at(self, ts_us: int) -> dict[str, int]:
         """Returns, by node, the number of the first row at or after a time; the next one's when there is none.

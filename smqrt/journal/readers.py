@@ -36,10 +36,6 @@ class Reader:
     offset: Mapping[str, int]
     seen_us: int
 
-    def behind(self, begin: Mapping[str, int], end: Mapping[str, int]) -> int:
-        """Returns how many rows wait for it in a journal from `begin` to `end`."""
-        return sum(max(0, last - self.offset.get(node, begin.get(node, 0))) for node, last in end.items())
-
     def silent_s(self, now_us: int) -> float:
         """Returns for how long it has said nothing."""
         return (now_us - self.seen_us) / 1e6
@@ -78,8 +74,10 @@ def waiting(journal: Path) -> Iterator[tuple[Reader, int]]:
     """Yields the readers of a journal, and how many rows wait for each. Raises as `load`."""
     end: dict[str, int] | None = None
     for reader in load(journal):
-        end = Journal(journal).end() if end is None else end
-        yield reader, reader.behind({}, end)
+        if end is None:
+            opened = Journal(journal)
+            end, count = opened.end(), opened.row_counter()
+        yield reader, count(reader.offset, end)
 
 
 def silence(reader: Reader, behind: int, now_us: int) -> str:

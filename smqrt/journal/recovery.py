@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, committed, index, manifest, readers
+from smqrt.journal import arrow, committed, index, manifest, numbers, readers
 from smqrt.journal.files import crc32, touch
 from smqrt.journal.index import HAS_TXN, INDEX, INDEXED, REMEDY, BatchEntry, remove_summary
 
@@ -63,10 +63,32 @@ def recover(folder: Path, schema: bytes = b"") -> Recovered:
     journal = folder.parent.parent
     try:
         next_seq, removed, damages = _repair_newest(folder, schema)
-        next_seq = max(next_seq, _least_next(journal, folder.name))
-        return Recovered(next_seq, removed, committed.last_batches(journal), tuple(damages))
+        next_seq = max(next_seq, manifest.load(journal).nodes.get(folder.name, 0))
+        given, unknown = _given(folder, next_seq)
+        next_seq = next_seq if given <= next_seq else numbers.behind(given)
+        return Recovered(next_seq, removed, committed.last_batches(journal), (*damages, *unknown))
     except OSError as error:
         raise JournalError(f"{folder} can't be recovered: {error}; give this user the files.") from None
+
+
+def remove_empty(folder: Path, newest: int) -> None:
+    """Removes segments without a row at the end of a folder that `recover` has been to: crashes leave them.
+
+    Args:
+        folder: as for `recover`.
+        newest: the number that the segment begins with that stays, since it is written to.
+
+    Raises:
+        OSError: one can't be removed.
+    """
+    for path in reversed(index.paths(folder)):
+        if index.first_seq(path) == newest:
+            continue
+        if index.read_index(path):
+            break
+        path.with_suffix(INDEXED).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        remove_summary(path)
 
 
 def _repair_newest(folder: Path, schema: bytes) -> tuple[int, int, list[str]]:
@@ -84,11 +106,17 @@ def _repair_newest(folder: Path, schema: bytes) -> tuple[int, int, list[str]]:
     return next_seq, removed, damages
 
 
-def _least_next(journal: Path, node: str) -> int:
-    """Numbers below it were given: their rows are Parquet by now, or a pipeline has seen them."""
-    known = [manifest.load(journal).nodes.get(node, 0)]
-    known += [reader.offset.get(node, 0) for reader in readers.load(journal)]
-    return max(known)
+def _given(folder: Path, next_seq: int) -> tuple[int, list[str]]:
+    """Returns the number below which all that were given are, also those of rows that are lost, and what is damaged.
+
+    The readers' own reports are not synced, and few readers report: they count for journals of older versions.
+    """
+    journal, node = folder.parent.parent, folder.name
+    seen = max((reader.offset.get(node, 0) for reader in readers.load(journal)), default=0)
+    try:
+        return max(numbers.reserved(folder), seen), []
+    except JournalError as error:
+        return max(next_seq, seen) + numbers.FAR, [str(error)]
 
 
 def _repair(path: Path, schema: bytes) -> _Repaired:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, committed, index, manifest, recovery, segment
+from smqrt.journal import arrow, committed, index, manifest, numbers, recovery, segment
 from smqrt.journal.files import MAGIC, crc32, crc32_of_file
 from smqrt.journal.index import DATA, INDEX, INDEXED, BatchEntry
 from smqrt.journal.manifest import DataFile, Manifest
@@ -41,7 +41,9 @@ class JournalFault(NamedTuple):
 
 @dataclass
 class VerifyReport:
-    """What was looked at, and what is wrong with it; `unchecked` files were compacted without checksums."""
+    """What was looked at, and what is wrong with it; `unchecked` files were compacted without checksums, and `gaps`
+    are numbers (first, behind the last) that a hub left out when it was started after a crash.
+    """
 
     faults: list[JournalFault] = field(default_factory=list)
     segments: int = 0
@@ -50,6 +52,7 @@ class VerifyReport:
     files: int = 0
     file_rows: int = 0
     unchecked: int = 0
+    gaps: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
 
 def verify(journal: Path, on_file: Callable[[], None] = lambda: None) -> VerifyReport:
@@ -122,7 +125,9 @@ def _segments(folder: Path, report: VerifyReport, on_file: Callable[[], None]) -
             yield from looked_at.faults()
         except FileNotFoundError:
             continue  # compacted meanwhile
-        if before and before[1] != looked_at.first > through:
+        if before and looked_at.first > through and numbers.is_gap(before[1], looked_at.first):
+            report.gaps.setdefault(folder.name, []).append((before[1], looked_at.first))
+        elif before and before[1] != looked_at.first > through:
             what = f"begins with {looked_at.first}, {before[0].name} ends at {before[1]}: rows are missing"
             yield JournalFault(path, f"{what}; {_RESTORE}")
         before = path, looked_at.next_seq
@@ -130,7 +135,12 @@ def _segments(folder: Path, report: VerifyReport, on_file: Callable[[], None]) -
         report.batches += looked_at.batches
         report.rows += looked_at.rows
         on_file()
-    if paths and through and index.first_seq(paths[0]) > through:
+    if (
+        paths
+        and through
+        and index.first_seq(paths[0]) > through
+        and not numbers.is_gap(through, index.first_seq(paths[0]))
+    ):
         yield JournalFault(paths[0], f"is the oldest segment, but only rows below {through} are compacted; {_RESTORE}")
     for path in sorted(folder.glob("*" + INDEXED)):
         if not path.with_suffix(DATA).exists() and index.first_seq(path) >= through:
@@ -287,7 +297,7 @@ def _files(journal: Path, state: Manifest, report: VerifyReport, on_file: Callab
             yield JournalFault(journal / file.path, f"{what}; bring it back from a backup")
         on_file()
     for node in state.nodes:
-        yield from _coverage(journal, [file for file in listed if file.node == node], state)
+        yield from _coverage(journal, [file for file in listed if file.node == node], state, report)
     named = {file.path for file in listed}
     found = {str(path.relative_to(journal)) for path in (journal / "data").rglob("*.parquet")}
     if not _is_locked(journal / "compact.lock"):
@@ -297,15 +307,17 @@ def _files(journal: Path, state: Manifest, report: VerifyReport, on_file: Callab
             )
 
 
-def _coverage(journal: Path, files: list[DataFile], state: Manifest) -> Iterator[JournalFault]:
+def _coverage(journal: Path, files: list[DataFile], state: Manifest, report: VerifyReport) -> Iterator[JournalFault]:
     for before, file in pairwise(files):
-        if file.first != before.last + 1:
+        if numbers.is_gap(before.last + 1, file.first):
+            report.gaps.setdefault(file.node, []).append((before.last + 1, file.first))
+        elif file.first != before.last + 1:
             what = "rows are in two files" if file.first <= before.last else "rows are in no file"
             yield JournalFault(
                 journal / file.path, f"begins with {file.first}, {before.path} ends with {before.last}: {what}"
             )
-    if files and files[-1].last + 1 != state.nodes[files[-1].node]:
-        through = state.nodes[files[-1].node]
+    through = state.nodes[files[-1].node] if files else 0
+    if files and files[-1].last + 1 != through and not numbers.is_gap(files[-1].last + 1, through):
         yield JournalFault(
             journal / manifest.FILE, f"says that rows below {through} are compacted; files end with {files[-1].last}"
         )
@@ -356,6 +368,11 @@ def _footer_fault(path: Path, file: DataFile) -> str:
 
 def _others(journal: Path) -> Iterator[JournalFault]:
     snapshots = [journal / committed.COMMITS_FILE, *sorted((journal / "wal").glob(f"*/{committed.COMMITS_FILE}"))]
+    for folder in index.node_folders(journal):
+        try:
+            numbers.reserved(folder)
+        except JournalError as error:
+            yield JournalFault(folder / numbers.FILE, str(error).partition(f"{numbers.FILE} ")[2].rstrip("."))
     for path in [*snapshots, *sorted((journal / "readers").glob("[!.]*.json"))]:
         try:
             if path.exists() and not isinstance(json.loads(path.read_bytes()), dict):

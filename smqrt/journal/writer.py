@@ -6,6 +6,7 @@ says so once, and everything goes on by itself when there is room again.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import fcntl
 import logging
@@ -32,6 +33,7 @@ from smqrt.journal.columns import Piece
 from smqrt.journal.commit import OutRow
 from smqrt.journal.durability import RETRY_S, Durability, Unconfirmed
 from smqrt.journal.files import FILE_MODE
+from smqrt.journal.numbers import NumberReserve
 from smqrt.journal.record import Flag, Row
 from smqrt.journal.recorder import HubRecorder
 from smqrt.journal.settings import JournalSettings, parse
@@ -193,6 +195,7 @@ class JournalWriter:
             self._seal_if_long,
             lambda seq: self._recorder.kept(seq),
             self._clock,
+            self._numbers,
         )
         self._recorder = HubRecorder(
             broker, settings, lambda: self._seq, self._write, self._clock.now_us, self._durability.sync
@@ -213,7 +216,9 @@ class JournalWriter:
             log.error("%s", damage)
         self._seq, self._txns = recovered.next_seq, committed.CommittedBatches(recovered.txns)
         try:
+            self._numbers = NumberReserve(self._wal, self._seq)
             self._segment = self._begin()
+            recovery.remove_empty(self._wal, self._seq)
         except OSError as error:
             raise JournalError(f"{self._wal} can't be written: {error.strerror}; make room on the disk.") from None
 
@@ -237,6 +242,10 @@ class JournalWriter:
     ) -> None:
         if fault := self._durability.fault:
             raise fault
+        if self._numbers.is_short(self._seq + rows):
+            self._durability.reserve(self._seq + rows)
+            if self._seq + rows > self._numbers.below:
+                raise OSError(errno.ETIMEDOUT, "the disk has not kept which numbers are used")
         self._segment.append(pieces, self._seq, rows, first_us, last_us, index.HAS_TXN if commit else 0)
         if commit:  # before the segment is sealed: what is saved then has the commits of all its rows
             self._txns.note(*commit)
@@ -511,6 +520,16 @@ def _of_worker(settings: JournalSettings | None) -> JournalSettings | None:
     if settings is None or place.is_first:
         return settings
     return replace(settings, node=f"{settings.node}-{place.label}")
+
+
+_process = os.getpid()
+
+
+@atexit.register
+def _end() -> None:
+    """A program that ends without closing its hub ends in order, too."""
+    if opened and os.getpid() == _process:
+        close_all()
 
 
 def close_all() -> None:

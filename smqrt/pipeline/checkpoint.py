@@ -13,12 +13,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from smqrt.errors import PipelineError
 from smqrt.journal import locations
+from smqrt.journal.files import sync_folder
 from smqrt.journal.timestamps import parse_moment
 from smqrt.pipeline import tables
 from smqrt.pipeline.api import Declaration
@@ -225,12 +227,15 @@ class PublishGate:
         query: `<state>/<name>`.
         split, pending: as in `QueryStart`; without a split everything passes.
 
+    Attributes:
+        query: as given.
+
     The source never gives a micro-batch rows from both sides, so a batch is old or new as a whole, each time that it
     is replayed too.
     """
 
     def __init__(self, query: Path, split: Offsets | None, pending: Offsets | None = None) -> None:
-        self._query, self._split = query, split
+        self.query, self._split = query, split
         self._closes_more = pending is not None and pending != split
 
     def save_commit(self, query_id: str, batch: int) -> None:
@@ -239,23 +244,23 @@ class PublishGate:
             "query_id": query_id,
             "batch": batch,
             "start": self._start(batch),
-            "end": committed_offsets(self._query, batch),
-            "stateful": (folder(self._query) / "state").exists(),
+            "end": committed_offsets(self.query, batch),
+            "stateful": (folder(self.query) / "state").exists(),
             "before": self._start(batch - 1),
         }
         # Not lasting: after a power failure it's only needed if the checkpoint is lost.
-        write_json(self._query / _COMMIT, values, lasting=False)
+        write_json(self.query / _COMMIT, values, lasting=False)
 
     def _start(self, batch: int) -> Offsets | None:
         if batch > 0:
-            return committed_offsets(self._query, batch - 1)
-        return start_offsets(self._query) if batch == 0 else None
+            return committed_offsets(self.query, batch - 1)
+        return start_offsets(self.query) if batch == 0 else None
 
     def is_old(self, batch: int) -> bool:
         """Whether the results of micro-batch number `batch` stay unpublished."""
         if self._split is None:
             return False
-        ends = list(_ends(self._query, batch))
+        ends = list(_ends(self.query, batch))
         if any(map(self._is_beyond, ends)):
             self._split = None
             return False
@@ -263,8 +268,8 @@ class PublishGate:
 
     def rows(self, batch: int) -> int:
         """Returns how many rows of the journal a micro-batch has; the first one is counted from the beginning."""
-        before = list(_ends(self._query, batch - 1)) if batch else []
-        ends = list(_ends(self._query, batch))
+        before = list(_ends(self.query, batch - 1)) if batch else []
+        ends = list(_ends(self.query, batch))
         starts = before if len(before) == len(ends) else [{} for _ in ends]
         pairs = zip(starts, ends, strict=True)
         return sum(seq - start.get(node, 0) for start, end in pairs for node, seq in end.items())
@@ -322,6 +327,41 @@ def write_json(path: Path, values: Mapping[str, object], lasting: bool = True) -
         if lasting:
             os.fsync(file.fileno())
     fresh.rename(path)
+    if lasting:
+        sync_folder(path.parent)
+
+
+def keep_batch(query: Path, batch: int) -> None:
+    """Has the disk keep which rows a micro-batch has, before somebody else keeps its number: after a power failure
+    Spark, which syncs nothing, would give the number to other rows, and they would be taken for rows that are known.
+
+    Args:
+        query: `<state>/<name>`.
+        batch: number of the micro-batch.
+
+    Raises:
+        OSError: the disk is full or broken.
+    """
+    place = folder(query)
+    with suppress(FileNotFoundError):  # of a checkpoint elsewhere
+        _sync(place / "offsets" / str(batch))
+        sync_folder(place / "offsets")
+        identity = place, (place / "metadata").stat().st_ino
+        if identity not in _kept_identities:
+            _sync(place / "metadata")
+            for above in (place, query, query.parent, query.parent.parent):
+                with suppress(PermissionError):
+                    sync_folder(above)
+            _kept_identities.add(identity)
+
+
+_kept_identities: set[tuple[Path, int]] = set()
+"""Checkpoints whose names, and what Spark calls their queries, the disk has."""
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 # ---- folders of a table, and the rows of the journal that each was made of

@@ -171,6 +171,15 @@ class DeltaTable:
         table.cleanup_metadata()
         return len(gone)
 
+    def check_condition(self, condition: str) -> None:
+        """Says whether it is a condition of SQL for this table; errors as of `delete`."""
+        table = self._fresh()
+        try:
+            question = self._deltalake.QueryBuilder().register("t", table)
+            list(question.execute(f"select 1 from t where ({condition}) limit 0"))
+        except self._deltalake.exceptions.DeltaError as error:
+            raise PipelineError(f"{condition!r} can't be deleted from {self.location}: {one_line(error)}.") from None
+
     def delete(self, condition: str) -> int:
         """Deletes the rows that meet a condition of SQL; returns how many.
 

@@ -182,11 +182,11 @@ def _journal(options: DoctorOptions) -> Check:
     from smqrt.journal.remote import open_journal
 
     journal = open_journal(options.journal, options.token, cafile=options.cafile, retry_s=0)
-    rows = {node: end - journal.begin().get(node, 0) for node, end in journal.end().items()}
-    if not rows:
+    begin, end = journal.begin(), journal.end()
+    if not end:
         remedy = "give the hub journal=True, and publish something"
         return Check("journal", False, f"{options.journal} holds no rows", remedy)
-    return Check("journal", True, f"{options.journal}, {sum(rows.values()):,} rows of {', '.join(rows)}")
+    return Check("journal", True, f"{options.journal}, {journal.count(begin, end):,} rows of {', '.join(end)}")
 
 
 def _hub(options: DoctorOptions) -> Check:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 
@@ -36,6 +37,10 @@ _MEANINGS = {
         "the disk is full: make room where the state, the tables and spark.local.dir are; nothing is lost, and the "
         "micro-batch is done again."
     ),
+    "Disk quota exceeded": (
+        "the disk's quota is used up: make room where the state, the tables and spark.local.dir are; nothing is lost, "
+        "and the micro-batch is done again."
+    ),
     "Read-only file system": (
         "the disk can only be read: mount the one of the state, the tables and spark.local.dir for writing; nothing is "
         "lost, and the micro-batch is done again."
@@ -63,6 +68,7 @@ _MEANINGS = {
 }
 """What texts of Spark and of the system mean."""
 OUT_OF_MEMORY = "out-of-memory"
+_FULL = ("No space left on device", "Disk quota exceeded")
 _HELPER_GONE = (
     "Python worker failed to connect back",
     "Timed out while waiting for the Python worker",
@@ -196,6 +202,14 @@ def is_away(error: BaseException) -> bool:
     return isinstance(error, Unreachable) or _AWAY in f"{error} {error.__cause__}"
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether a disk is full: it is tried until there is room."""
+    causes = (error, error.__cause__)
+    if any(isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT) for one in causes):
+        return True
+    return any(word in f"{_with_causes(error)} {error.__cause__}" for word in _FULL)
+
+
 def is_helper_gone(error: BaseException) -> bool:
     """Whether one of Spark's Python helpers died, or did not start in time on a busy machine."""
     return any(word in f"{_with_causes(error)} {error.__cause__}" for word in _HELPER_GONE)
@@ -208,4 +222,4 @@ def is_too_large(error: BaseException) -> bool:
 
 def is_passing(error: BaseException) -> bool:
     """Whether what kept a query from starting may be over a little later."""
-    return is_away(error) or is_helper_gone(error)
+    return is_away(error) or is_full(error) or is_helper_gone(error)

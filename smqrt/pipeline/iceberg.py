@@ -10,7 +10,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -165,6 +165,11 @@ class IcebergTable:
         """As `DeltaTable.vacuum`, with snapshots instead of versions."""
         before = datetime.now(UTC) - retain
         return expire_snapshots(self._there(), before, _kept(reversed(self._said())))
+
+    def check_condition(self, condition: str) -> None:
+        """As `DeltaTable.check_condition`."""
+        with _condition_told(self._there(), condition):
+            list(self._there().scan(row_filter=condition, limit=0).plan_files())
 
     def delete(self, condition: str) -> int:
         """As `DeltaTable.delete`."""
@@ -344,21 +349,27 @@ def attempted(table: Table, change: Callable[[Transaction], object]) -> None:
                 ) from None
 
 
+@contextmanager
+def _condition_told(table: Table, condition: str) -> Iterator[None]:
+    from pyparsing import ParseBaseException
+
+    try:
+        yield
+    except ParseBaseException:  # it tells its whole grammar
+        raise PipelineError(f"""{condition!r} is no condition: write it like "n < 5 and k = 'a'".""") from None
+    except Exception as error:  # of its parser, of types, of columns
+        raise PipelineError(f"{condition!r} can't be deleted from {table.location()}: {error}.") from None
+
+
 def delete_rows(table: Table, condition: str) -> int:
     """Deletes the rows that meet a condition, in SQL as pyiceberg knows it; returns how many.
 
     Raises:
         PipelineError: it is none.
     """
-    from pyparsing import ParseBaseException
-
     known = {one.snapshot_id for one in table.refresh().snapshots()}
-    try:
+    with _condition_told(table, condition):
         table.delete(condition)
-    except ParseBaseException:  # it tells its whole grammar
-        raise PipelineError(f"""{condition!r} is no condition: write it like "n < 5 and k = 'a'".""") from None
-    except Exception as error:  # of its parser, of types, of columns
-        raise PipelineError(f"{condition!r} can't be deleted from {table.location()}: {error}.") from None
     new = [one.summary for one in table.refresh().snapshots() if one.snapshot_id not in known and one.summary]
     figures = [summary.additional_properties for summary in new if summary.operation.value in ("delete", "overwrite")]
     return sum(int(one.get("deleted-records", 0)) - int(one.get("added-records", 0)) for one in figures)

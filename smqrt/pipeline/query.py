@@ -18,6 +18,7 @@ from smqrt.pipeline.checkpoint import Offsets
 from smqrt.pipeline.failures import (
     is_away,
     is_final,
+    is_full,
     is_helper_gone,
     is_passing,
     planning_error,
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
 
 _DELAYS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 _ATTEMPTS = 3
-"""So often in a row a query may fail without a micro-batch in between. A hub that is away doesn't count."""
+"""So often in a row a query may fail without a micro-batch; hubs that are away and full disks don't count."""
+_MOST_FULL_S = 5.0
+"""So often it is looked whether a full disk has room."""
 FINISH_S = 30.0
 """So long a micro-batch under way may take to end when its query is to stop; else the next start does it again."""
 _WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
@@ -69,6 +72,7 @@ class Query:
     _output: str = ""
     _table: tables.LakeTable | None = None
     _reported_batch: int = -1
+    _claimed: bool = False
 
     @property
     def folder(self) -> Path:
@@ -81,10 +85,14 @@ class Query:
             self._claim()
         except PipelineError as error:
             self._fail(str(error))
+        except OSError as error:
+            if not is_full(error):
+                raise
+            self._retry_later(str(planning_error(self.plan.declaration, error)), error)
 
     def start(self) -> None:
         """Starts what was claimed; an error is reported and ends it, unless it is one that passes."""
-        if not self.over:
+        if not self.over and not self._start_at_s:
             self._start_or_retry()
 
     def poll(self) -> None:
@@ -147,10 +155,12 @@ class Query:
         self._end("stopped")
 
     def _claim(self) -> None:
+        self._claimed = False
         pid = process.running(self.folder)
         if pid is None or pid == self.context.pid:
             checkpoint.claim(self.folder, self.plan.declaration, self.plan.sources)
             self.context.status.starting(self.plan.name, self.plan.declaration.kind, self._trigger_s())
+            self._claimed = True
             return
         if self.plan.shared:
             self.over = True
@@ -255,6 +265,8 @@ class Query:
 
     def _start_or_retry(self) -> None:
         try:
+            if not self._claimed:
+                self._claim()
             self._start()
         except Exception as error:
             told = error if isinstance(error, SmqrtError) else planning_error(self.plan.declaration, error)
@@ -285,12 +297,16 @@ class Query:
 
     def _retry_later(self, message: str, cause: BaseException) -> None:
         self._failures += 1
-        if self._failures > _ATTEMPTS and not is_away(cause):
+        full = is_full(cause)
+        if self._failures > _ATTEMPTS and not (full or is_away(cause)):
             self._fail(message)
             return
-        delay_s = _DELAYS_S[min(self._failures, len(_DELAYS_S)) - 1]
+        delay_s = min(_DELAYS_S[min(self._failures, len(_DELAYS_S)) - 1], _MOST_FULL_S if full else _DELAYS_S[-1])
         self._start_at_s = time.monotonic() + delay_s
-        self._troubled(message)
+        if full:
+            self.context.status.without_room(self.plan.name, message)
+        else:
+            self._troubled(message)
         self._report_once(f"{message.rstrip('.')}. It is started again in {delay_s:g} s.", message)
 
     def _fail(self, message: str) -> None:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 
 from smqrt.errors import JournalError, SmqrtError
 from smqrt.journal import commit, locations
+from smqrt.journal.record import Flag
 from smqrt.journal.remote import open_journal
 from smqrt.pipeline import checkpoint, option_values, references, session, sinks
 from smqrt.pipeline.api import Declaration
-from smqrt.pipeline.checkpoint import QueryStart
+from smqrt.pipeline.checkpoint import Offsets, QueryStart
 from smqrt.pipeline.discover import Catalog
 from smqrt.pipeline.graph import JournalSource, QueryPlan
-from smqrt.pipeline.status import LagSeconds, StatusWriter
+from smqrt.pipeline.status import LagRows, LagSeconds, StatusWriter
 from smqrt.printable import printable
 
 if TYPE_CHECKING:
@@ -99,11 +100,19 @@ class RunContext:
         self.pid = os.getpid()
         self._address = options.journal, options.token, options.cafile
         self.journal = open_journal(*self._address[:2], cafile=options.cafile)
-        self.status = StatusWriter(options.state, lag_seconds(*self._address))
+        self.status = StatusWriter(
+            options.state, lag_seconds(*self._address), lag_rows(*self._address, ignores=self._ignores_results)
+        )
         self._rows = JournalSource(*self._address)
         tables = [each for each in catalog.declarations.values() if each.kind == "reference"]
         self.watch = references.ReferenceWatch(tables, catalog.folder, options.report)
         self.spark: SparkSession
+
+    def _ignores_results(self, name: str) -> bool:
+        """Whether a query reads nothing that pipelines have published."""
+        declaration = self.catalog.declarations.get(name)
+        read = self.catalog.walk(declaration) if declaration else []
+        return bool(read) and not any(one.options["include_pipeline"] for one in read if one.kind == "source")
 
     def commit_client(self, stopping: threading.Event, away: Callable[[str], None]) -> sinks.CommitClient:
         """Returns where results go; `stopping` ends the waiting for it, of which `away` is told."""
@@ -150,6 +159,40 @@ def lag_seconds(location: str, token: str | None = None, cafile: str | None = No
         return max(0.0, time.time() - min(waiting_us) / 1e6) if waiting_us else 0.0
 
     return seconds
+
+
+MOST_LOOKED_AT = 5000
+"""So many rows that wait are looked at, each time that Spark tells how far it is; of more, all are counted."""
+
+
+def lag_rows(
+    location: str, token: str | None = None, cafile: str | None = None, *, ignores: Callable[[str], bool]
+) -> LagRows:
+    """Returns what tells a `StatusWriter` how many rows wait for a query between two offsets.
+
+    Args:
+        location, token, cafile: as for `lag_seconds`.
+        ignores: whether a query leaves out what pipelines have published, such as its own results: that does not wait.
+
+    Raises:
+        JournalError: there is no such journal.
+    """
+    journal = open_journal(location, token, cafile=cafile, retry_s=0)
+
+    def rows(name: str, start: Offsets, end: Offsets) -> int | None:
+        try:
+            count = journal.count(start, end)
+            if not 0 < count <= MOST_LOOKED_AT or not ignores(name):
+                return count
+            chunks = (chunk for part in journal.plan(start, end) for chunk in part)
+            flags = (
+                batch.column("flags").to_pylist() for chunk in chunks for batch in journal.tables(chunk, ["flags"])
+            )
+            return sum(not flag & Flag.PIPELINE for some in flags for flag in some)
+        except (SmqrtError, OSError):
+            return None
+
+    return rows
 
 
 def _time_us(journal: Journal | RemoteJournal, node: str, seq: int) -> int | None:

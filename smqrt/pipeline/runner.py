@@ -27,6 +27,7 @@ from smqrt.pipeline.discover import Catalog
 from smqrt.pipeline.graph import QueryPlan, plans
 from smqrt.pipeline.query import Query
 from smqrt.pipeline.run_context import RunContext, RunOptions
+from smqrt.pipeline.smq_source import offsets
 from smqrt.pipeline.status import Status, StatusWriter
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Runner:
     def _watchdog(self, context: RunContext) -> ProgressWatchdog:
         options = self._options
         journal = open_journal(options.journal, options.token, cafile=options.cafile, retry_s=0)
-        return ProgressWatchdog(context.status, options.state, journal.end)
+        return ProgressWatchdog(context.status, options.state, journal.end, count=journal.count)
 
     @contextmanager
     def _session(self, wanted: list[QueryPlan]) -> Iterator[SparkSession]:
@@ -193,6 +194,7 @@ class ProgressWatchdog:
         end: of the journal.
         least_s: see `STUCK_AFTER_S`.
         java: what watches Spark's Java; found when it is not given.
+        count: of the rows between two offsets.
     """
 
     def __init__(
@@ -202,7 +204,9 @@ class ProgressWatchdog:
         end: JournalEnd,
         least_s: float = STUCK_AFTER_S,
         java: jvm.GarbageTime | None = None,
+        count: Callable[[Offsets, Offsets], int] = offsets.distance,
     ) -> None:
+        self._count = count
         self._status, self._state, self._end, self._least_s = status, state, end, least_s
         self._java = java or jvm.find_garbage_time()
 
@@ -237,7 +241,7 @@ class ProgressWatchdog:
         try:
             folder = self._state / status.name
             done = checkpoint.committed_offsets(folder) or checkpoint.start_offsets(folder)
-            return sum(max(0, seq - done.get(node, 0)) for node, seq in self._end().items()) if done else 0
+            return self._count(done, self._end()) if done else 0
         except (SmqrtError, OSError, ValueError):  # a hub that is away, a file that was just removed
             return status.lag_rows or 1
 
@@ -246,7 +250,7 @@ class ProgressWatchdog:
         if status.trouble:
             return status.trouble
         before = f"micro-batches took {usual_s:.1f} s before" if usual_s else "it is the first one"
-        why = "Its rows may be too many"
+        why = "A function of it may hang, such as a UDF that waits without a timeout; or its rows may be too many"
         if garbage_share > MOST_GARBAGE:
             why = f"The JVM collects garbage, {garbage_share:.0%} of the time: its memory is too small for these rows"
         return (

@@ -224,6 +224,7 @@ class PublishSink:
     def _publish(self, frame: DataFrame, batch: int) -> None:
         query = str(frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID))
         self._gate.save_commit(query, batch)
+        checkpoint.keep_batch(self._gate.query, batch)
         many = self._many or self._gate.rows(batch) > MANY_ROWS
         stored = publish(frame, self._hub, query, batch, many)
         self._many = stored > MANY_ROWS
@@ -301,6 +302,7 @@ class TableSink:
         """Appends one micro-batch, or does nothing when the table has it already."""
         try:
             key = f"{self._query.name}:{frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)}"
+            checkpoint.keep_batch(self._query, batch)
             self._table.append(frame, key, batch, checkpoint.committed_offsets(self._query, batch))
         except Exception as error:
             self.error = error

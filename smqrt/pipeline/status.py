@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FILE = "status.json"
-LIVE = ("starting", "running", "waiting", "stuck")
+DISK_FULL = "disk full"
+LIVE = ("starting", "running", "waiting", "stuck", DISK_FULL)
 """The states in which a process works on the query; the others are finished, stopped, failed and dead."""
 
 _LAG_EVERY_S = 1.0
@@ -30,6 +31,8 @@ _UNTROUBLED: dict[str, Any] = {"trouble": "", "stuck_since": 0.0}
 
 LagSeconds = Callable[[str, dict[str, int]], float | None]
 """Tells for a query and the next sequence number per node how many seconds the oldest waiting row has waited."""
+LagRows = Callable[[str, dict[str, int], dict[str, int]], int | None]
+"""Tells for a query how many rows wait from one offset up to another."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,8 @@ class Status:
 
     Attributes:
         name, kind: the query and what it is: publish, table or alert.
-        state: starting, running, waiting (for rows), stuck (there are rows, and it makes no progress), finished,
-            stopped, failed, or dead: its process is gone without a word.
+        state: starting, running, waiting (for rows), stuck (there are rows, and it makes no progress), disk full (it
+            waits for room), finished, stopped, failed, or dead: its process is gone without a word.
         pid: the process.
         since, updated: when the process took the query on, and when it last told something, in Unix seconds.
         query_id: Spark's identity of the query, the key of its commits.
@@ -121,10 +124,11 @@ class StatusWriter:
     Args:
         state: folder with one folder for each query.
         lag_seconds: how long the oldest waiting row of a query has waited; asked at most once a second for each.
+        lag_rows: how many rows wait; without it all numbers that Spark has not read count.
     """
 
-    def __init__(self, state: Path, lag_seconds: LagSeconds | None = None) -> None:
-        self._state, self._lag_seconds = state, lag_seconds
+    def __init__(self, state: Path, lag_seconds: LagSeconds | None = None, lag_rows: LagRows | None = None) -> None:
+        self._state, self._lag_seconds, self._rows_between = state, lag_seconds, lag_rows
         self._lock = threading.Lock()
         self._statuses: dict[str, Status] = {}
         self._names: dict[str, str] = {}
@@ -181,6 +185,13 @@ class StatusWriter:
             if (now := self._statuses.get(name)) and now.trouble != trouble:
                 self._put(replace(now, trouble=trouble))
 
+    def without_room(self, name: str, trouble: str) -> None:
+        """A query waits until a disk that is full has room."""
+        with self._lock:
+            if now := self._statuses.get(name):
+                since = now.stuck_since or time.time()
+                self._put(replace(now, state=DISK_FULL, rows_per_s=0.0, trouble=trouble, stuck_since=since))
+
     def quiet(self, least_s: float) -> list[tuple[Status, float]]:
         """Returns the queries of which nothing has been heard, though they might, for so long, and for how long."""
         with self._lock:
@@ -196,6 +207,8 @@ class StatusWriter:
         """
         with self._lock:
             now = self._statuses[name]
+            if now.state == DISK_FULL:
+                return
             if now.state in LIVE and trouble:
                 since = now.stuck_since or time.time()
                 self._put(replace(now, state="stuck", lag_rows=lag_rows, trouble=trouble, stuck_since=since))
@@ -225,7 +238,8 @@ class StatusWriter:
             if now := self._statuses.get(name):
                 self._names[query_id] = name
                 self._heard_s[name] = time.monotonic()
-                self._put(replace(now, state="waiting", query_id=query_id))
+                state = DISK_FULL if now.state == DISK_FULL else "waiting"  # until a micro-batch is done
+                self._put(replace(now, state=state, query_id=query_id))
 
     def progressed(self, progress: Mapping[str, object]) -> None:
         """Spark has done a micro-batch, or looked and found nothing.
@@ -235,7 +249,7 @@ class StatusWriter:
         """
         name = str(progress.get("name"))
         ends = _ends(progress)
-        lag = _lag_rows(progress)
+        lag = self._lag_rows(name, progress)
         lag_s = self._lag_s(name, ends) if lag else 0.0
         with self._lock:
             if now := self._statuses.get(name):
@@ -252,6 +266,14 @@ class StatusWriter:
                 self._heard_s[now.name] = time.monotonic()
                 self._put(replace(now, state="waiting", rows_per_s=0.0, lag_rows=0, lag_s=0.0, **_UNTROUBLED))
 
+    def _lag_rows(self, name: str, progress: Mapping[str, Any]) -> int:
+        lag = _lag_rows(progress)
+        if not lag or self._rows_between is None:
+            return lag
+        ranges = [(_offsets(one.get("endOffset")), _offsets(one.get("latestOffset"))) for one in progress["sources"]]
+        found = [self._rows_between(name, *each) for each in ranges]
+        return lag if None in found else sum(filter(None, found))
+
     def _lag_s(self, name: str, ends: dict[str, int]) -> float | None:
         now = time.monotonic()
         if self._lag_seconds is None or now - self._lag_asked_s.get(name, -_LAG_EVERY_S) < _LAG_EVERY_S:
@@ -262,10 +284,21 @@ class StatusWriter:
     def _put(self, status: Status) -> None:
         self._statuses[status.name] = status = replace(status, updated=time.time())
         folder = self._state / status.name
-        temporary = folder / (FILE + ".new")
-        with suppress(OSError):  # a full disk must end no query that could go on
-            temporary.write_text(json.dumps(asdict(status), indent=1), "utf-8")
+        temporary, text = folder / (FILE + ".new"), json.dumps(asdict(status), indent=1)
+        try:
+            temporary.write_text(text, "utf-8")
             temporary.rename(folder / FILE)
+        except OSError:
+            with suppress(OSError):  # a full disk must end no query that could go on
+                _overwrite(folder / FILE, text.encode())
+
+
+def _overwrite(path: Path, text: bytes) -> None:
+    """Replaces what is in a file on a disk that is full, as far as its blocks have room for it."""
+    with path.open("r+b", buffering=0) as file:
+        found = os.fstat(file.fileno())
+        if len(text) <= found.st_blocks * 512:
+            file.write(text.ljust(found.st_size))
 
 
 class _Listener:

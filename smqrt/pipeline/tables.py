@@ -248,6 +248,7 @@ class LakeTable(Protocol):
     def append(self, frame: DataFrame, query: str, batch: int, end: Offsets | None) -> int: ...
     def optimize(self, target_bytes: int | None = None) -> Joined: ...
     def vacuum(self, retain: timedelta) -> int: ...
+    def check_condition(self, condition: str) -> None: ...
     def delete(self, condition: str) -> int: ...
 
 
@@ -343,6 +344,16 @@ def chosen_lake_tables(queries: Sequence[Declaration], app: Path, root: str | No
             found = open_lake_table(query, path)
         if found is not None:
             yield query.name, found
+
+
+def check_condition(table: LakeTable, condition: str) -> None:
+    """Says whether rows can be deleted by a condition, without deleting any.
+
+    Raises:
+        PipelineError: the table is not there, or it is no condition of it.
+    """
+    with _one_sentence(table.location):
+        table.check_condition(condition)
 
 
 def optimized(table: LakeTable, condition: str | None, retain: timedelta | None) -> str:

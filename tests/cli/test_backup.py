@@ -14,11 +14,15 @@ from pathlib import Path
 import pytest
 
 from smqrt import hub
+from smqrt.journal.reader import Journal
+from tests.journal import written as rows
 
 PROGRAM = """
 import sys, gevent
 from pathlib import Path
 from smqrt import hub
+from smqrt.journal.reader import Journal
+from tests.journal import written as rows
 from smqrt.net.broker import TopicRules, set_topic_rules
 set_topic_rules(TopicRules(sync_s=0.05))
 folder = Path(sys.argv[1])
@@ -100,3 +104,23 @@ def test_what_can_not_be_copied_is_told(tmp_path: Path) -> None:
     made = smqrt("backup", tmp_path / "copy", tmp_path / "app")
     assert (made.returncode, made.stdout) == (1, "")
     assert f"{database} is damaged: " in made.stderr or f"{database} can't be copied: " in made.stderr
+
+
+def test_the_torn_end_of_a_busy_journal_is_cut_off_in_the_copy(tmp_path: Path) -> None:
+    """A hub writes batch and index while they are copied: neither need be whole, nor as far as the other."""
+    cuts = [(0, 0, 90), (20, 0, 80), (64, 0, 80), (0, 100, 80), (30, 100, 80), (640, 0, 90)]
+    for number, (cut_index, cut_data, left) in enumerate(cuts):
+        journal = tmp_path / f"journal-{number}"
+        rows.write(journal, [rows.BATCHES, [80, 90]])
+        end = journal / "wal/n1" / f"{71:020d}"
+        for path, cut in ((end.with_suffix(".idx"), cut_index), (end.with_suffix(".arrows"), cut_data)):
+            os.truncate(path, max(0, path.stat().st_size - cut))
+        before = {path: path.read_bytes() for path in sorted(journal.rglob("*")) if path.is_file()}
+        made = smqrt("backup", tmp_path / f"backup-{number}", journal)
+        assert made.returncode == 0, made.stderr
+        copy = tmp_path / f"backup-{number}" / journal.name
+        checked = smqrt("journal", "verify", copy)
+        assert (checked.returncode, checked.stderr) == (0, "")
+        assert [row.seq for row in Journal(copy).rows({}, Journal(copy).end())] == [*range(left)]
+        assert not [path for path in copy.rglob("*") if path.name == "lock" or path.suffix == ".damaged"]
+        assert before == {path: path.read_bytes() for path in sorted(journal.rglob("*")) if path.is_file()}

@@ -523,6 +523,8 @@ def test_a_line_for_a_log() -> None:
         "means stopped, batch 7, 2,013 rows/s, lag 12,000 rows 6.0 s, batch time 1,234 ms, kept 1,204 rows 2.5 MB, "
         "watermark 2026-11-20 15:14:05 UTC, too late 3, left out 9"
     )
+    assert "lag –, batch time" in status_line(Status("hot"))
+    assert "lag –, batch time" in status_line(Status("hot", state="disk full"))
     assert status_line(Status("hot", state="failed", error="no hub")) == (
         "hot failed, batch -, 0 rows/s, lag 0 rows 0.0 s, batch time 0 ms: no hub"
     )
@@ -607,6 +609,45 @@ def test_every_command_and_option_is_documented() -> None:
     ]
     assert missing == []
     assert not [name for name in text if f"smqrt pipeline {name}" not in text[name]]
+
+
+def test_status_takes_the_journal(smqrt: Callable[..., Result], app: Path, tmp_path: Path) -> None:
+    """As `run` does: so that silent readers of a journal elsewhere are told of."""
+    assert smqrt("status", "--journal", str(tmp_path)).stderr == smqrt("status").stderr
+    assert smqrt("status", "--journal", "http://127.0.0.1:9/rtl/journal/x", "--token", "t").exit_code == 0
+
+
+TWO = """
+from smqrt.pipeline import source, table
+@source()
+def rows(df): return df
+@table("a", format="FORMAT")
+def first(rows): return rows
+@table("b", format="FORMAT")
+def second(rows): return rows
+"""
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_nothing_is_deleted_when_one_table_refuses(smqrt: Callable[..., Result], app: Path, kind: str) -> None:
+    for old in (app / "pipelines").glob("*.py"):
+        old.unlink()
+    (app / "pipelines" / "two.py").write_text(TWO.replace("FORMAT", kind))
+    contents = {"a": pyarrow.table({"temp": [1.0, 2.0]}), "b": pyarrow.table({"other": [1.0]})}
+    for name, rows in contents.items():
+        place = app / ".tables"
+        place.mkdir(exist_ok=True)
+        if kind == "delta":
+            deltalake.write_deltalake(place / name, rows)
+        else:
+            catalog = SqlCatalog("smqrt", uri=f"sqlite:///{place}/iceberg.db", warehouse=place.as_uri())
+            catalog.create_namespace_if_not_exists("tables")
+            catalog.create_table(f"tables.{name}", rows.schema, location=(place / name).as_uri()).append(rows)
+    for condition in ("temp < 5", "temp <", "temp < 5) or (1 = 1"):
+        done = smqrt("optimize", "first", "second", "--delete", condition)
+        assert (done.exit_code, done.stdout) == (1, ""), done.output
+        assert f"Error: {condition!r}" in done.stderr
+    assert smqrt("optimize", "first", "--delete", "temp < 2").stdout.startswith("first: rows deleted: 1; ")
 
 
 def test_optimize(smqrt: Callable[..., Result], app: Path) -> None:

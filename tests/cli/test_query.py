@@ -145,6 +145,11 @@ def test_what_is_wrong_is_one_sentence(app: Path, tmp_path: Path) -> None:
         'Binder Error: Referenced column "nix" not found in FROM clause! Candidate bindings: "tid", "uid", "node", '
         '"ptid", "stid".',
     )
+    for table in ("plant", "message"):
+        assert refused(f"select * from {table}", app)[1] == (
+            f"There is no table or view {table}: the messages of the journal are in the view messages, those of its "
+            "compacted files also in compacted."
+        )
     assert refused("selec 1", app) == (1, 'Parser Error: syntax error at or near "selec".')
     assert refused("/* nothing */", app)[1].startswith("There is no SQL: write a question, such as ")
     assert refused("select 1", app, "--format", "parquet")[0] == 2

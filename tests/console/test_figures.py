@@ -87,6 +87,16 @@ def test_each_trouble_is_told_with_a_remedy(view: str) -> None:
     assert str(thing["remedy"]).endswith(".")
 
 
+@pytest.mark.parametrize("state", ["failed", "stuck", "disk full"])
+def test_a_query_that_does_not_go_on_is_told_of(state: str) -> None:
+    """Though the process that runs it, and others, is well."""
+    queries = [{"name": "means", "state": state, "error": "a.py:3: no\nmore"}, {"name": "out", "state": "running"}]
+    (thing,) = things(looked(pipelines=[{"path": "/srv/a", "state": "running", "queries": queries}]))
+    assert (thing["level"], thing["view"]) == ("bad", "journals")
+    assert str(thing["what"]).startswith("The query means of /srv/a ")
+    assert str(thing["what"]).endswith(": a.py:3: no")
+
+
 def test_nothing_needs_attention_when_all_is_well() -> None:
     assert things(looked()) == []
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.pipeline.run_context import lag_seconds
+from smqrt.journal import segment
+from smqrt.journal.numbers import STEP
+from smqrt.journal.record import Flag
+from smqrt.pipeline import status
+from smqrt.pipeline.run_context import lag_rows, lag_seconds
+from smqrt.pipeline.status import StatusWriter
+from tests.journal import written
 from tests.pipeline.recorded import Recorded, message
 
 
@@ -47,3 +54,26 @@ def test_a_hub_that_is_away_is_asked_once_and_not_waited_for() -> None:
 def test_no_journal(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="is no folder of a journal"):
         lag_seconds(str(tmp_path / "nowhere"))
+
+
+def test_what_pipelines_have_published_does_not_wait(tmp_path: Path) -> None:
+    """Unless the query reads that, too; nor do numbers that were left out after a crash."""
+    journal = tmp_path / "j"
+    for first in (0, STEP):
+        opened = segment.SegmentFile.open(journal / "wal/n1", first, "n1", "hub")
+        flags = [Flag.PIPELINE if number % 3 == 0 else 0 for number in range(12)]
+        rows = [one._replace(flags=int(flag)) for one, flag in zip(written.rows(first, first + 12), flags, strict=True)]
+        written.append(opened, rows)
+        opened.close()
+    end = {"n1": STEP + 12}
+    waiting = lag_rows(str(journal), ignores=lambda name: name == "hot")
+    assert waiting("hot", {"n1": 6}, end) == 4 + 8
+    assert waiting("all", {"n1": 6}, end) == 6 + 12
+    assert waiting("hot", end, end) == 0
+    board = StatusWriter(tmp_path / "state", lag_rows=waiting)
+    for name, lag in (("hot", 12), ("all", 18)):
+        board.starting(name, "publish")
+        board.progressed({"name": name, "sources": [{"endOffset": {"n1": 6}, "latestOffset": json.dumps(end)}]})
+        found = status.read(tmp_path / "state" / name)
+        assert found
+        assert found.lag_rows == lag

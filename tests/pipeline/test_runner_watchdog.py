@@ -42,11 +42,19 @@ def test_a_first_micro_batch_that_takes_long_is_no_waiting(board: StatusWriter, 
     assert (now.state, now.lag_rows, now.trouble) == ("running", 500, "")
 
 
+def test_numbers_that_were_left_out_after_a_crash_do_not_wait(board: StatusWriter, tmp_path: Path) -> None:
+    ProgressWatchdog(board, tmp_path, lambda: {"n1": 1 << 20}, 60, count=lambda start, end: 0).look()
+    now = status.read(tmp_path / NAME)
+    assert now
+    assert (now.state, now.lag_rows) == ("waiting", 0)
+
+
 def test_too_long_is_stuck_and_says_what_helps(board: StatusWriter, tmp_path: Path) -> None:
     now = looked(board, tmp_path)
     assert (now.state, now.lag_rows) == ("stuck", 500)
     assert "micro-batch 0 has been under way for 90 s" in now.trouble
     assert "max_bytes" in now.trouble
+    assert "A function of it may hang, such as a UDF" in now.trouble
     since = now.stuck_since
     assert since > 0
     assert looked(board, tmp_path).stuck_since == since

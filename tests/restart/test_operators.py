@@ -68,4 +68,13 @@ def test_the_command_says_how_it_went_and_systemd_follows(serve_hot: Serve, tmp_
     ran = smqrt("restart", "--socket", path)
     assert (ran.returncode, "No server answers at" in ran.stderr) == (1, True)
     assert "not known" in smqrt("restart").stderr
-    notify.close()
+
+
+def test_a_server_whose_parent_does_not_ask_for_its_exit_code_has_ended() -> None:
+    """A supervisor that is slow, or a container whose first process asks for none: the server is a zombie then."""
+    server = subprocess.Popen(["sleep", "60"])  # the signal ends it
+    ran = smqrt("restart", "--pid", str(server.pid), "--wait-s", "20")
+    assert (ran.returncode, ran.stdout) == (0, f"process {server.pid} has ended; a new one serves\n")
+    ran = smqrt("restart", "--pid", str(server.pid))
+    assert (ran.returncode, f"Process {server.pid} has ended already" in ran.stderr) == (1, True)
+    server.wait()

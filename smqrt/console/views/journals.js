@@ -40,6 +40,8 @@ function journalTable() {
 const STATES = {running: "good", waiting: "bad", stopped: "off", ended: "off"};
 const WORDS = {waiting: "failed, starts again"};
 
+const troubled = row => (row.queries ?? []).filter(query => ["failed", "stuck", "disk full"].includes(query.state));
+
 function pipelineTable() {
     return new Table({
         caption: "Pipelines", key: row => row.path,
@@ -47,6 +49,7 @@ function pipelineTable() {
         columns: [
             {label: "Application", signature: row => row.path, cell: row => h("span", {class: "mono"}, foreign(row.path))},
             {label: "State of its process", signature: row => row.state, cell: row => mark(STATES[row.state] ?? "off", WORDS[row.state] ?? row.state)},
+            {label: "Queries", signature: row => troubled(row).map(query => [query.name, query.state]), cell: row => troubled(row).length ? h("span", {}, ...troubled(row).map(query => mark("bad", `${query.name}: ${query.state}`))) : row.queries?.length ? mark("good", format.plural(row.queries.length, "query", "queries")) : ""},
         ],
     });
 }

@@ -362,11 +362,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return splits.pauses and at is not None and first and (self.target is None or self._moved)
 
     def _limited(self, start: Offsets, end: Offsets) -> Offsets:
+        first = self.scan.journal.behind_gaps(start, end)
         if self.options.max_rows:
-            end = offsets.limited(start, end, self.options.max_rows)
-        if not offsets.distance(start, end):
+            end = offsets.limited(first, end, self.options.max_rows)
+        if not offsets.distance(first, end):
             return end
-        end, chunks = limited_to_bytes(self.scan.plan, start, end, self.options.max_bytes or MAX_BYTES)
+        end, chunks = limited_to_bytes(self.scan.plan, first, end, self.options.max_bytes or MAX_BYTES)
         self.planned = offsets.spans(start, end), chunks
         return end
 

@@ -1,0 +1,81 @@
+"""After a power failure Spark's checkpoint may be older than what the hub or a table has: no number of a micro-batch is
+given to other rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow
+import pytest
+
+from smqrt.pipeline import checkpoint
+from smqrt.pipeline.checkpoint import PublishGate
+from smqrt.pipeline.sinks import CommitClient, PublishSink, TableSink
+
+
+class Frame:
+    """Three messages of a micro-batch."""
+
+    sparkSession = SimpleNamespace(sparkContext=SimpleNamespace(getLocalProperty=lambda name: "id"))
+
+    def toArrow(self) -> Any:
+        return pyarrow.table({"topic": ["t"] * 3, "subtopic": [None] * 3, "payload": [b"x"] * 3})
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Path:
+    query = tmp_path / "state" / "q"
+    (query / "checkpoint" / "offsets").mkdir(parents=True)
+    (query / "checkpoint" / "metadata").write_text('{"id": "id"}')
+    for batch in (2, 3):
+        text = "\n".join(["v1", "{}", json.dumps({"n1": batch * 10})])
+        (query / "checkpoint" / "offsets" / str(batch)).write_text(text)
+    return query
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files and folders that the disk was told to keep."""
+    told: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: told.append(os.readlink(f"/proc/self/fd/{fd}")))
+    return told
+
+
+def test_the_hub_gets_a_micro_batch_whose_rows_the_disk_knows(query: Path, synced: list[str]) -> None:
+    seen: list[set[str]] = []
+
+    def commit(name: str, batch: int, rows: Any) -> int:
+        seen.append(set(synced))
+        return len(rows)
+
+    sink = PublishSink(cast("CommitClient", SimpleNamespace(commit=commit, retry_s=1)), PublishGate(query, None))
+    sink(cast("Any", Frame()), 3)
+    assert sink.error is None
+    assert seen == [seen[0]]
+    assert _missing(query, seen[0]) == []
+
+
+def test_a_table_gets_a_micro_batch_whose_rows_the_disk_knows(query: Path, synced: list[str]) -> None:
+    seen: list[set[str]] = []
+    table = SimpleNamespace(append=lambda *_: seen.append(set(synced)))
+    TableSink(cast("Any", table), query)(cast("Any", Frame()), 3)
+    assert _missing(query, seen[0]) == []
+
+
+def test_what_is_decided_for_good_has_its_name_synced(tmp_path: Path, synced: list[str]) -> None:
+    checkpoint.write_json(tmp_path / "start.json", {})
+    assert synced[-1] == str(tmp_path)
+    synced.clear()
+    checkpoint.write_json(tmp_path / "start.json", {}, lasting=False)
+    assert synced == []
+
+
+def _missing(query: Path, synced: set[str]) -> list[str]:
+    place = query / "checkpoint"
+    wanted = [place / "offsets" / "3", place / "offsets", place / "metadata", place, query, query.parent]
+    return [str(path) for path in wanted if str(path) not in synced]
