@@ -194,6 +194,7 @@ def _beside(paths: PipelineLocations, found: Sequence[Status]) -> Iterator[str]:
     yield from dict.fromkeys(
         f"Spark UI of process {each.pid}: {each.ui}" for each in found if each.ui and each.state in LIVE
     )
+    yield from (f"{each.name}: {each.warning}" for each in found if each.warning)
     if "://" in paths.journal:
         return
     from smqrt.journal import readers
@@ -444,7 +445,9 @@ def _tell(checks: Generator[Check], stopping: threading.Event) -> int:
         for check in checks:
             if stopping.is_set():
                 break
-            mark = click.style("ok   ", "green") if check.ok else click.style("FAULT", "red", bold=True)
+            mark = click.style("FAULT", "red", bold=True)
+            if check.ok:
+                mark = click.style("warn ", "yellow") if check.remedy else click.style("ok   ", "green")
             click.echo(f"{mark}  {check.name:10}  {check.detail}" + (f": {check.remedy}" if check.remedy else ""))
             faults |= not check.ok
     return int(faults)

@@ -3,6 +3,7 @@
 <state>/<query>/query.json        what the checkpoint belongs to; another query with this name doesn't get it
 <state>/<query>/start.json        {"starting": {node: seq}, "split": {node: seq} or null, "pending": the same}
 <state>/<query>/commit.json       the last commit that was begun: what the hub's own list of commits is compared with
+<state>/<query>/operators.json    what the state in the checkpoint means: the stateful operators that have made it
 <state>/<query>/checkpoint        Spark's
 <state>/<query>/table.json        {"folder": where its stream writes}; a reset that keeps the table keeps these two
 <state>/<query>/backfills.json    {folder: [first, end]} of backfills, and of streams that were before this one
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 from smqrt.errors import PipelineError
 from smqrt.journal import locations
 from smqrt.journal.timestamps import parse_moment
-from smqrt.pipeline import tables
+from smqrt.pipeline import stateful_plan, tables
 from smqrt.pipeline.api import Declaration
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ Offsets = dict[str, int]
 _FORMER = {"format": "parquet"}
 """What identities of tables don't say that were written before there were others."""
 _IDENTITY, _START, _COMMIT, _CHECKPOINT = "query.json", "start.json", "commit.json", "checkpoint"
+_OPERATORS = "operators.json"
+_FORMAT = 1
+"""Of descriptions of operators: those of another format are not compared."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,35 @@ def claim(query: Path, declaration: Declaration, sources: list[str]) -> None:
             change = f"{key} was {_shown(value)} and is {_shown(now.get(key))}."
             raise PipelineError(f"{declaration.where}: {_not_ours(query, declaration)} {change}")
     write_json(query / _IDENTITY, now)
+
+
+def claim_state(query: Path, declaration: Declaration, operators: list[dict[str, Any]], spark_version: str) -> None:
+    """Makes sure that the state in the checkpoint means what the query takes it for; the first time that is noted.
+
+    Args:
+        query: `<state>/<name>`.
+        declaration: the query.
+        operators: `stateful_plan.Operator.description` of each.
+        spark_version: plans of another Spark may be written in another way, and are taken as they are.
+
+    Raises:
+        PipelineError: other operators have made it.
+    """
+    now = {"format": _FORMAT, "spark": ".".join(spark_version.split(".")[:2]), "operators": operators}
+    earlier = cast("dict[str, Any]", read_json(query / _OPERATORS) or {})
+    is_comparable = all(earlier.get(name) == now[name] for name in ("format", "spark"))
+    if is_comparable and _remembers(query) and (changed := stateful_plan.changes(earlier["operators"], operators)):
+        raise PipelineError(
+            f"{declaration.where}: {declaration.name}: its checkpoint holds the state of another version of this "
+            f"query: {'; '.join(changed)}. Write it as it was, or smqrt pipeline reset {declaration.name} forgets it, "
+            "and run --from earliest computes it again."
+        )
+    if earlier != now:
+        write_json(query / _OPERATORS, now)
+
+
+def _remembers(query: Path) -> bool:
+    return exists(query) and (last_batch(query) >= 0 or (folder(query) / "state").exists())
 
 
 def start(query: Path, journal: Journal | RemoteJournal, begin: str, quiet: bool) -> QueryStart:
@@ -290,7 +323,9 @@ def _identity(declaration: Declaration, sources: list[str]) -> dict[str, Any]:
     found = {"kind": declaration.kind, "sources": sources, "mode": options["mode"]}
     if declaration.kind != "table":
         return found
-    return found | {"path": options["path"], "format": options["format"]}
+    found |= {"path": options["path"], "format": options["format"]}
+    # Tables with commits say it themselves; folders of plain files in two layouts could not be read any more.
+    return found | ({"partition_by": list(options["partition_by"])} if options["format"] == "parquet" else {})
 
 
 def _not_ours(query: Path, declaration: Declaration) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smqrt.errors import SmqrtError
-from smqrt.pipeline import jvm
+from smqrt.pipeline import jvm, stateful_plan
 from smqrt.pipeline.failures import first_line, planning_error
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Check:
         name: what was looked at.
         ok: whether it is there.
         detail: what was found.
-        remedy: what to do about it; empty when it is ok.
+        remedy: what to do about it; with `ok` a warning, or empty.
     """
 
     name: str
@@ -251,12 +251,14 @@ def _plan(plan: QueryPlan, graph: Graph, session: SparkSession, options: DoctorO
     frame = plan.make(graph)
     try:
         _check_output(frame, plan.declaration)
+        found = stateful_plan.operators_of(frame, plan.declaration) or []
         jvm.check_streaming(session, frame, plan.declaration.options["mode"])
     except SmqrtError:
         raise
     except Exception as error:
         raise planning_error(plan.declaration, error) from error
-    return Check(plan.name, True, "can be run: " + ", ".join(frame.columns))
+    warning = stateful_plan.endless(found, plan.declaration.options["mode"])
+    return Check(plan.name, True, "can be run: " + ", ".join(frame.columns), warning)
 
 
 def _check_output(frame: DataFrame, declaration: Declaration) -> None:
