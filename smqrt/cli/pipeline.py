@@ -331,7 +331,8 @@ def test_(what: tuple[str, ...], paths: PipelineLocations, rows: Path | None, up
 @with_journal
 @click.option("--from", "start", metavar="TIME", required=True, help="Where to begin: as with run.")
 @click.option("--to", "until", metavar="TIME", default="latest", show_default=True, help="Where to end.")
-@click.option("--republish", is_flag=True, help="Publish the results; without it only tables are written.")
+@click.option("--republish", is_flag=True, help="Publish the results that are not out yet, under a new version.")
+@click.option("--replace", is_flag=True, help="Replace the rows of the range in a table; of results as --republish.")
 @click.option("--master", default="local[*]", show_default=True, help="Where Spark computes.")
 @_spark_settings
 def backfill(name: str, paths: PipelineLocations, **options: object) -> None:

@@ -5,8 +5,9 @@
 <state>/<query>/commit.json       the last commit that was begun: what the hub's own list of commits is compared with
 <state>/<query>/operators.json    what the state in the checkpoint means: the stateful operators that have made it
 <state>/<query>/checkpoint        Spark's
-<state>/<query>/table.json        {"folder": where its stream writes}; a reset that keeps the table keeps these two
+<state>/<query>/table.json        {"folder": where its stream writes, "start": from which rows on, if it has moved}
 <state>/<query>/backfills.json    {folder: [first, end]} of backfills, and of streams that were before this one
+A reset that keeps the table keeps these two.
 """
 
 from __future__ import annotations
@@ -167,7 +168,12 @@ def _save_start(query: Path, start: QueryStart) -> None:
 
 
 def start_offsets(query: Path) -> Offsets | None:
-    """Returns where a query's stream began; None when it never ran."""
+    """Returns where a query's stream began, or began to write to the folder that it writes to; None when it never
+    ran.
+    """
+    moved = read_json(query / _TABLE) or {}
+    if (start := moved.get("start")) is not None:
+        return cast("Offsets", start)
     found = saved_start(query)
     return None if found is None else dict(found.starting)
 
@@ -203,6 +209,13 @@ def last_batch(query: Path) -> int:
     """Returns the number of the last micro-batch that Spark calls done; -1 when there is none."""
     commits = folder(query) / "commits"
     names = [path.name for path in commits.iterdir()] if commits.is_dir() else []
+    return max((int(name) for name in names if name.isdecimal()), default=-1)
+
+
+def last_begun_batch(query: Path) -> int:
+    """Returns the number of the last micro-batch that Spark has begun; -1 when there is none."""
+    begun = folder(query) / "offsets"
+    names = [path.name for path in begun.iterdir()] if begun.is_dir() else []
     return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
@@ -377,10 +390,10 @@ def table_folder(query: Path) -> str | None:
     return None if found is None else str(found["folder"])
 
 
-def keep_table_folder(query: Path, folder: str) -> None:
-    """Notes the folder that a query's stream writes to."""
+def keep_table_folder(query: Path, folder: str, start: Offsets | None = None) -> None:
+    """Notes the folder that a query's stream writes to; with `start` the rows of the journal from which on it does."""
     if table_folder(query) != folder:
-        write_json(query / _TABLE, {"folder": folder})
+        write_json(query / _TABLE, {"folder": folder} | ({} if start is None else {"start": start}))
 
 
 def table_ranges(query: Path) -> Ranges:
@@ -400,7 +413,7 @@ def written_ranges(query: Path) -> Ranges:
 
 
 def _is_there(name: str) -> bool:
-    if locations.is_elsewhere(name) or tables.is_whole(Path(name)):
+    if locations.is_elsewhere(name) or tables.counts(Path(name)):
         return True
     return tables.is_lake_table(name.rpartition(tables.BACKFILL)[0])  # whose log has the rows of backfills too
 
@@ -411,6 +424,24 @@ def table_end(query: Path) -> Offsets | None:
     for _, ends in written_ranges(query).values():
         found = {node: max(found.get(node, 0), ends.get(node, 0)) for node in {*found, *ends}}
     return found or None
+
+
+def overlap(start: Offsets, end: Offsets, other: Offsets, other_end: Offsets) -> bool:
+    """Whether two ranges have rows in common; a node that an end doesn't name goes on for ever."""
+    for node, seq in end.items():
+        first, last = max(start.get(node, 0), other.get(node, 0)), min(seq, other_end.get(node, seq))
+        if first < last:
+            return True
+    return False
+
+
+def covers(start: Offsets, end: Offsets, other: Offsets, other_end: Offsets) -> bool:
+    """Whether the first range has all rows of the other one."""
+    return all(
+        start.get(node, 0) <= other.get(node, 0) and seq <= end.get(node, 0)
+        for node, seq in other_end.items()
+        if other.get(node, 0) < seq
+    )
 
 
 def offset_text(offset: Mapping[str, int]) -> str:

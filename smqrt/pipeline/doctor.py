@@ -243,11 +243,13 @@ def planned(options: DoctorOptions, session: SparkSession) -> Iterator[Check]:
         lambda reference: references.table(session, reference, catalog.folder),
     )
     for plan in plans(catalog, catalog.queries()):
-        yield _guarded(plan.name, partial(_plan, plan, graph, session), options)
+        warnings: list[Check] = []
+        yield _guarded(plan.name, partial(_plan, plan, graph, session, warnings), options)
+        yield from warnings
 
 
-def _plan(plan: QueryPlan, graph: Graph, session: SparkSession, options: DoctorOptions) -> Check:
-    """Whether Spark can run a query as a stream; no row is read for it."""
+def _plan(plan: QueryPlan, graph: Graph, session: SparkSession, warnings: list[Check], options: DoctorOptions) -> Check:
+    """Whether Spark can run a query as a stream; no row is read for it. Adds what it warns of."""
     frame = plan.make(graph)
     try:
         _check_output(frame, plan.declaration)
@@ -257,8 +259,10 @@ def _plan(plan: QueryPlan, graph: Graph, session: SparkSession, options: DoctorO
         raise
     except Exception as error:
         raise planning_error(plan.declaration, error) from error
-    warning = stateful_plan.endless(found, plan.declaration.options["mode"])
-    return Check(plan.name, True, "can be run: " + ", ".join(frame.columns), warning)
+    if warning := stateful_plan.endless(found, plan.declaration.options["mode"]):
+        what, _, remedy = warning.partition(": ")
+        warnings.append(Check(f"{plan.name} state", True, what, remedy))
+    return Check(plan.name, True, "can be run: " + ", ".join(frame.columns))
 
 
 def _check_output(frame: DataFrame, declaration: Declaration) -> None:
