@@ -27,6 +27,7 @@ from smqrt.journal import locations
 from smqrt.journal.timestamps import iso
 from smqrt.pipeline import process
 from smqrt.pipeline.status import LIVE, Status, read, read_all
+from smqrt.printable import printable
 
 if TYPE_CHECKING:
     from smqrt.pipeline.api import Declaration
@@ -194,7 +195,7 @@ def _beside(paths: PipelineLocations, found: Sequence[Status]) -> Iterator[str]:
     yield from dict.fromkeys(
         f"Spark UI of process {each.pid}: {each.ui}" for each in found if each.ui and each.state in LIVE
     )
-    yield from (f"{each.name}: {each.warning}" for each in found if each.warning)
+    yield from (f"{each.name}: {printable(each.warning)}" for each in found if each.warning)
     if "://" in paths.journal:
         return
     from smqrt.journal import readers
