@@ -52,6 +52,8 @@ _SLIDE, _LENGTH, _SHIFT = (
     re.compile(r"LongType\) - (\d+)\) %"),
 )
 _GAP = re.compile(r"cast\(([^()]+) as interval\)")
+_WINDOW_OF = re.compile(r"(?:session_)?window\(([\w.]+), [^()]*\)$")
+_PART_OF_WINDOW = ", and take window.start of the result"
 _UNITS_US = (
     (86_400_000_000, "day"),
     (3_600_000_000, "hour"),
@@ -162,7 +164,7 @@ def endless(found: Sequence[Operator], mode: str) -> str:
 def never_final(found: Sequence[Operator]) -> str:
     """Returns why groups are never final, as mode "append" needs them; nothing when they are, or Spark says it."""
     for each in found:
-        if each.kind == GROUP and each.unbounded is not None and each.watermark:
+        if each.kind == GROUP and each.watermark and (each.unbounded is not None or not each.keys):
             return f"mode='append' publishes what is final, and nothing ever is: {_without_watermark(each)}"
     return ""
 
@@ -173,8 +175,8 @@ def _without_watermark(operator: Operator) -> str:
         names = ", ".join(name if name == made else f"{name} ({made})" for name, made in operator.lost.items())
         on = ", ".join(operator.watermark)
         return (
-            f"{shown} has no key with the watermark, which {on} has and {names} has lost; group by "
-            f'F.window("{_column(operator)}", …) itself, and take window.start of the result.'
+            f"{shown} has no key with the watermark, which {on} has and {names} has lost; "
+            f"{_remedy(operator)} itself{_PART_OF_WINDOW if operator.kind == GROUP else ''}."
         )
     keys = f"by {', '.join(operator.unbounded)}" if operator.unbounded else "without a key"
     if operator.kind == JOIN:
@@ -189,8 +191,11 @@ def _without_watermark(operator: Operator) -> str:
 
 def _remedy(operator: Operator) -> str:
     if operator.kind == DISTINCT:
-        return "write dropDuplicatesWithinWatermark"
-    return f'group by F.window("{_column(operator)}", …) too'
+        return f"write dropDuplicatesWithinWatermark, or add {_column(operator)}"
+    time = next((found[1] for key in operator.keys if (found := _WINDOW_OF.match(key))), None)
+    if time is not None and not operator.lost:
+        return f"put it on the time of the windows: event_time={time!r} on the @source"
+    return f'group by F.window("{_column(operator)}", …)'
 
 
 def _column(operator: Operator) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from smqrt.pipeline import stateful_plan
+import pytest
+
+from smqrt.pipeline import fixtures, stateful_plan
 from smqrt.pipeline.doctor import DoctorOptions, planned
 from smqrt.pipeline.graph import Graph, JournalSource, QueryStart
 from tests.pipeline.applications import Application
 
+REPOSITORY = Path(__file__).parent.parent.parent
 SOURCE = "@source({source}, json='{json}', event_time='at', watermark='{watermark}')\ndef rows(df): return df\n"
 JSON = "at timestamp, k string, j string, v int, w int"
 
@@ -83,6 +87,8 @@ def test_a_description_tells_what_state_means_and_nothing_else(app: Application)
         assert stateful_plan.changes(before, described(app, text(app, body))) == [], name
     wider = text(app, WINDOWS, json=JSON + ", more double", watermark="1 minute")
     assert stateful_plan.changes(before, described(app, wider)) == [], "fields of JSON, and how late messages may be"
+    typed = described(app, text(app, WINDOWS, json=JSON.replace("k string", "k bigint")))
+    assert stateful_plan.changes(before, typed) == ["k string → k bigint"]
     for name, (old, new, told) in CHANGED.items():
         assert old in WINDOWS, name
         [found] = stateful_plan.changes(before, described(app, text(app, WINDOWS.replace(old, new))))
@@ -92,8 +98,17 @@ def test_a_description_tells_what_state_means_and_nothing_else(app: Application)
 CUSTOM = (
     "import pandas as pd\n"
     "def take(key, frames, state):\n    yield pd.DataFrame({{'k': [key[0]]}})\n"
+    "from pyspark.sql.streaming import StatefulProcessor\n"
+    "from smqrt.pipeline import stateful\n"
+    "class Last(StatefulProcessor):\n"
+    "    def init(self, handle): self.last = handle.getValueState('last', 'v int')\n"
+    "    def handleInputRows(self, key, rows, times): yield from ()\n"
     "@F.udf('string')\ndef bucket(k): return k[:1]\n"
     "@F.udf('string')\ndef tail(k): return k[1:]\n"
+)
+STATEFUL = (
+    "@publish(to='OUT/x')\n@stateful(Last, {}, schema='k string')\n"
+    "def counts(rows): return rows.select('k', 'j', 'ts')\n"
 )
 PAIRS = {
     "keys of dropDuplicates": (
@@ -135,6 +150,16 @@ PAIRS = {
         publishing("rows.groupBy('k').applyInPandasWithState(take, 'k string', 'n int', 'append', 'NoTimeout')"),
         publishing("rows.groupBy('k').applyInPandasWithState(take, 'k string', 'm int', 'append', 'NoTimeout')"),
         "struct<n:int> → struct<m:int>",
+    ),
+    "the key of @stateful": (
+        STATEFUL.format("key='k'"),
+        STATEFUL.format("key='j'"),
+        "k string → j string",
+    ),
+    "the clock of @stateful": (
+        STATEFUL.format("key='k'"),
+        STATEFUL.format("key='k', time='processing'"),
+        "timers: NoTime → timers: ProcessingTime",
     ),
     "the key of an alert": (
         "@alert(to='OUT/a', key='k', when='v > 1')\ndef counts(rows): return rows\n",
@@ -197,7 +222,15 @@ ENDLESS = {
         ["hour (date_trunc(hour, at)) has lost"],
     ),
     "no time": (publishing("rows.groupBy('k').count()"), ["groupBy by k string has no key with the watermark"]),
-    "duplicates": (publishing("rows.dropDuplicates(['k'])"), ["write dropDuplicatesWithinWatermark"]),
+    "windows of another time": (
+        publishing("rows.groupBy(F.window('ts', '1 minute')).count()"),
+        ["window(ts, 1 minute) has no key with the watermark; put it on the time of the windows: event_time='ts'"],
+    ),
+    "duplicates": (publishing("rows.dropDuplicates(['k'])"), ["write dropDuplicatesWithinWatermark, or add at"]),
+    "duplicates of an hour": (
+        publishing("rows.withColumn('hour', F.date_trunc('hour', 'at')).dropDuplicates(['k', 'hour'])"),
+        ["hour (date_trunc(hour, at)) has lost; write dropDuplicatesWithinWatermark, or add at itself."],
+    ),
     "a join": (
         publishing("rows.join(rows.select(F.col('k').alias('k2')), F.expr('k = k2'))", "append"),
         ["compares no times"],
@@ -239,6 +272,17 @@ def warned(app: Application, written: str) -> str:
     return f"{check.detail}: {check.remedy}" if check else ""
 
 
+@pytest.mark.parametrize("application", ["telemetry", "made by init"])
+def test_what_comes_with_smqrt_forgets(app: Application, application: str) -> None:
+    folder = REPOSITORY / "app_preload" / application
+    if application == "made by init":
+        folder = app.folder
+        fixtures.make_pipeline(folder / "pipelines", "per_minute")
+    checks = list(planned(DoctorOptions(folder, app.folder / ".pipelines", app.journal), app.spark))
+    assert checks
+    assert [check for check in checks if not check.ok or check.remedy] == []
+
+
 def test_a_start_warns_and_the_status_keeps_it(app: Application) -> None:
     app.write(text(app, START))
     app.send({"k": "a", "at": "2026-11-21T10:00:00Z"})
@@ -251,7 +295,10 @@ def test_a_start_warns_and_the_status_keeps_it(app: Application) -> None:
     [check] = planned(options, app.spark)
     assert not check.ok
     assert "mode='append' publishes what is final, and nothing ever is" in check.detail + check.remedy
-    assert "minute (window(at, 1 minute).start) has lost" in check.detail + check.remedy
+    assert "minute (window(at, 1 minute).start) has lost; group by F.window" in check.detail + check.remedy
+    app.write(text(app, publishing("rows.groupBy().count()", "append")), "p.py")
+    [check] = planned(options, app.spark)
+    assert "groupBy without a key has no key with the watermark; group by F.window" in check.detail + check.remedy
 
 
 def test_a_watermark_needs_its_column(app: Application) -> None:

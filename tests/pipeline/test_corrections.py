@@ -55,6 +55,27 @@ def killed(app: Application, point: str, *words: str) -> None:
     assert found.returncode == -9, found.stderr.decode()
 
 
+class Interruption(BaseException):
+    """As a kill, but in this process, which takes less time."""
+
+
+@pytest.fixture
+def interrupted(app: Application, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Does a backfill that ends at a point: `interrupted("before_replace", "kept", replace=True)`."""
+
+    def do(point: str, name: str, **options: Any) -> None:
+        def crash_at(here: str, number: int, of_worker: bool = False) -> None:
+            if here == point:
+                raise Interruption
+
+        monkeypatch.setattr(process, "crash_at", crash_at)
+        with pytest.raises(Interruption):
+            backfills.backfill(app.catalog, name, app.options(**options), app.spark)
+        monkeypatch.undo()
+
+    return do
+
+
 # ---- results on topics
 
 DOUBLED = (
@@ -98,11 +119,13 @@ def test_ranges_that_have_no_row_in_common_are_not_compared(app: Application, ba
     assert app.results() == [{"n": 1}, {"n": 1}]
 
 
-def test_a_version_that_was_killed_is_finished(app: Application, backfill: Backfill) -> None:
+def test_a_version_that_was_killed_is_finished(
+    app: Application, backfill: Backfill, interrupted: Callable[..., None]
+) -> None:
     """Before the hub has it, and behind that; with another query meanwhile, and many results as with few."""
     doubled(app, "rows.select('n')")
     app.send({"n": 1}, {"n": 2})
-    killed(app, "before_commit:0", "x", "--republish")
+    interrupted("before_commit", "x", republish=True)
     assert app.results() == []
     doubled(app, "rows.select((F.col('n') + 10).alias('n'))")
     assert backfill("x", republish=True).startswith("x: 2 published as version 1, with which an earlier call did not")
@@ -187,12 +210,14 @@ def test_rows_are_replaced_and_the_stream_goes_on(app: Application, backfill: Ba
 
 
 @pytest.mark.parametrize("table_format", FORMATS)
-def test_a_kill_leaves_the_old_rows_or_the_new_ones(app: Application, backfill: Backfill, table_format: str) -> None:
+def test_a_kill_leaves_the_old_rows_or_the_new_ones(
+    app: Application, backfill: Backfill, interrupted: Callable[..., None], table_format: str
+) -> None:
     keeps(app, table_format, "rows")
     app.send({"n": 1}, {"n": 2})
     assert app.run() == 0, app.told
     keeps(app, table_format, "rows.withColumn('n', F.col('n') * 10)")
-    killed(app, "before_replace", "kept", "--replace")
+    interrupted("before_replace", "kept", replace=True)
     assert rows(app) == [1, 2]
     if table_format == "parquet":
         killed(app, "amid_replace", "kept", "--replace")
@@ -200,7 +225,7 @@ def test_a_kill_leaves_the_old_rows_or_the_new_ones(app: Application, backfill: 
     app.send({"n": 3})
     assert app.run() == 0, app.told
     assert rows(app) == [1, 2, 30], "the query goes on nevertheless"
-    killed(app, "after_replace", "kept", "--replace")
+    interrupted("after_replace", "kept", replace=True)
     assert rows(app) == [10, 20, 30]
     assert "rows replaced in" in backfill("kept", replace=True)
     assert rows(app) == [10, 20, 30]
