@@ -27,6 +27,7 @@ from smqrt.journal import locations
 from smqrt.journal.timestamps import iso
 from smqrt.pipeline import process
 from smqrt.pipeline.status import LIVE, Status, read, read_all
+from smqrt.printable import printable
 
 if TYPE_CHECKING:
     from smqrt.pipeline.api import Declaration
@@ -194,6 +195,7 @@ def _beside(paths: PipelineLocations, found: Sequence[Status]) -> Iterator[str]:
     yield from dict.fromkeys(
         f"Spark UI of process {each.pid}: {each.ui}" for each in found if each.ui and each.state in LIVE
     )
+    yield from (f"{each.name}: {printable(each.warning)}" for each in found if each.warning)
     if "://" in paths.journal:
         return
     from smqrt.journal import readers
@@ -333,7 +335,8 @@ def test_(what: tuple[str, ...], paths: PipelineLocations, rows: Path | None, up
 @with_journal
 @click.option("--from", "start", metavar="TIME", required=True, help="Where to begin: as with run.")
 @click.option("--to", "until", metavar="TIME", default="latest", show_default=True, help="Where to end.")
-@click.option("--republish", is_flag=True, help="Publish the results; without it only tables are written.")
+@click.option("--republish", is_flag=True, help="Publish the results that are not out yet, under a new version.")
+@click.option("--replace", is_flag=True, help="Replace the rows of the range in a table; of results as --republish.")
 @click.option("--master", default="local[*]", show_default=True, help="Where Spark computes.")
 @_spark_settings
 def backfill(name: str, paths: PipelineLocations, **options: object) -> None:
@@ -447,7 +450,9 @@ def _tell(checks: Generator[Check], stopping: threading.Event) -> int:
         for check in checks:
             if stopping.is_set():
                 break
-            mark = click.style("ok   ", "green") if check.ok else click.style("FAULT", "red", bold=True)
+            mark = click.style("FAULT", "red", bold=True)
+            if check.ok:
+                mark = click.style("warn ", "yellow") if check.remedy else click.style("ok   ", "green")
             click.echo(f"{mark}  {check.name:10}  {check.detail}" + (f": {check.remedy}" if check.remedy else ""))
             faults |= not check.ok
     return int(faults)

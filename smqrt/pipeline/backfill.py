@@ -7,20 +7,23 @@ import json
 import threading
 from typing import TYPE_CHECKING
 
-from smqrt.errors import PipelineError
+from smqrt.errors import PipelineError, SmqrtError
 from smqrt.journal.remote import open_journal
-from smqrt.pipeline import checkpoint, references, session, sinks, tables
+from smqrt.pipeline import checkpoint, references, replacing, session, sinks, tables
 from smqrt.pipeline.api import Declaration
-from smqrt.pipeline.checkpoint import Offsets
+from smqrt.pipeline.checkpoint import QueryStart
+from smqrt.pipeline.corrections import Corrections
 from smqrt.pipeline.discover import Catalog
 from smqrt.pipeline.failures import planning_error
-from smqrt.pipeline.graph import Graph, JournalSource
+from smqrt.pipeline.graph import Frames, Graph, JournalSource
 from smqrt.pipeline.run_context import RunOptions
 from smqrt.pipeline.sinks import as_messages
 from smqrt.pipeline.tables import LakeTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_ONCE_MORE = "--replace computes these rows once more and puts them in the place of the old ones"
 
 
 def backfill(
@@ -33,13 +36,14 @@ def backfill(
     """Computes a query on the rows between `options.start` and `options.until`.
 
     A table's rows are written beside those of its stream, into a folder of their own that `tables.files` and
-    `tables.frame` know; what the stream or another backfill has written already can't be written again. What is
-    published is published once for each range, however often this is called.
+    `tables.frame` know; what the stream or another backfill has written already is only written again with
+    `options.replace`, in the place of what is there. Of results those are published that an earlier call has not
+    published.
 
     Args:
         catalog: the pipelines.
         name: which query.
-        options: how; `republish` must be set for queries that publish.
+        options: how; `republish` or `replace` must be set for queries that publish.
         spark: a session to use; None starts one and stops it at the end.
         stopping: ends the waiting for a hub that is away.
 
@@ -47,12 +51,12 @@ def backfill(
         0.
 
     Raises:
-        PipelineError: it publishes and `republish` isn't set, the range is empty or written already, or Spark can't
-            plan it.
+        PipelineError: it publishes and neither is set, the range is empty or written already, its rows can't be
+            replaced, or Spark can't plan it.
         JournalError: there is no such journal, or the hub is away.
     """
     [declaration] = catalog.select([name])
-    if declaration.kind != "table" and not options.republish:
+    if declaration.kind != "table" and not (options.republish or options.replace):
         raise PipelineError(
             f"{declaration.where}: {name} publishes, and old results aren't published again unasked; say --republish."
         )
@@ -71,73 +75,116 @@ class _Task:
         self, catalog: Catalog, declaration: Declaration, options: RunOptions, stopping: threading.Event
     ) -> None:
         self._catalog, self._declaration, self._options, self._stopping = catalog, declaration, options, stopping
+        self._folder = options.state / declaration.name
         journal = open_journal(options.journal, options.token, cafile=options.cafile)
         self._start = checkpoint.offsets(journal, options.start)
         self._end = checkpoint.offsets(journal, options.until or "latest", end=True)
-        self._folder = options.state / declaration.name
+        self._check_range()
+
+    def _check_range(self) -> None:
         if not any(self._start.get(node, 0) < seq for node, seq in self._end.items()):
-            raise PipelineError(f"There are no rows between {options.start} and {options.until or 'latest'}.")
+            until = self._options.until or "latest"
+            raise PipelineError(f"There are no rows between {self._options.start} and {until}.")
 
     def run(self, spark: SparkSession) -> int:
         declaration = self._declaration
-        rows = JournalSource(self._options.journal, self._options.token, self._options.cafile)
-        # Few messages are published in the order of the rows that they were made of.
-        ordered = declaration.kind != "table" and not self._are_many
-        graph = Graph(
-            self._catalog,
-            lambda source: rows.batch(spark, source, self._start, self._end, ordered),
-            lambda reference: references.table(spark, reference, self._catalog.folder),
-        )
         try:
-            frame = graph.frame(declaration)
-            self._write(frame) if declaration.kind == "table" else self._publish(frame)
-        except PipelineError:
+            if declaration.kind != "table":
+                self._publish(spark)
+            elif self._options.replace:
+                self._replace(spark)
+            else:
+                self._write(self._frame(spark))
+        except SmqrtError:
             raise
         except Exception as error:
             raise planning_error(declaration, error) from error
         return 0
 
+    def _frame(self, spark: SparkSession) -> DataFrame:
+        # Few messages are published in the order of the rows that they were made of.
+        ordered = self._declaration.kind != "table" and not self._are_many
+        return self._graph(
+            spark, lambda source: self._rows.batch(spark, source, self._start, self._end, ordered)
+        ).frame(self._declaration)
+
+    def _graph(self, spark: SparkSession, sources: Frames) -> Graph:
+        folder = self._catalog.folder
+        return Graph(self._catalog, sources, lambda reference: references.table(spark, reference, folder))
+
+    @property
+    def _rows(self) -> JournalSource:
+        return JournalSource(self._options.journal, self._options.token, self._options.cafile)
+
+    @property
+    def _location(self) -> str:
+        return tables.location(self._declaration, self._options.app, self._options.tables)
+
+    def _report(self, sentence: str) -> None:
+        self._options.report(f"{self._declaration.name}: {sentence}")
+
+    # ---- rows of a table
+
+    def _replace(self, spark: SparkSession) -> None:
+        declaration = self._declaration
+        with replacing.standing_still(self._folder, declaration):
+            end = replacing.stream_end(self._folder, declaration)
+            if end is not None:
+                start = QueryStart({}, None)
+                graph = self._graph(spark, lambda one: self._rows.stream(spark, one, start, one.name))
+                replacing.check_stateless(graph.frame(declaration), declaration)
+                self._end = {node: min(seq, end.get(node, seq)) for node, seq in self._end.items()}
+                self._check_range()
+            found = (self._start, self._end, self._key(), end)
+            replacement = replacing.Replacement(declaration, self._folder, self._location, *found)
+            self._report(replacement.apply(self._frame(spark)))
+
     def _write(self, frame: DataFrame) -> None:
-        location = tables.location(self._declaration, self._options.app, self._options.tables)
+        location = self._location
         path = f"{location}{tables.BACKFILL}{self._key()}"
         self._check_unwritten(path)
         if table := tables.open_lake_table(self._declaration, location):
             self._append(frame, table, path)
             return
+        if path in checkpoint.written_ranges(self._folder):
+            self._report(f"nothing written: an earlier backfill has done it, to {path}; {_ONCE_MORE}")
+            return
         checkpoint.add_table_range(self._folder, path, self._start, self._end)
         by = self._declaration.options["partition_by"]
         writer = sinks.partitioned(frame, self._declaration).write.mode("overwrite")
         (writer.partitionBy(*by) if by else writer).parquet(path)
-        self._options.report(f"{self._declaration.name}: written to {path}")
+        self._report(f"written to {path}")
 
     def _check_unwritten(self, path: str) -> None:
         began = checkpoint.start_offsets(self._folder)
-        if began is not None and _overlap(self._start, self._end, began, {}):
+        if began is not None and checkpoint.overlap(self._start, self._end, began, {}):
             raise PipelineError(
                 f"{self._declaration.name} has itself written rows from {json.dumps(began)} on; end with --to "
-                f"'{json.dumps(began)}', or forget them with smqrt pipeline reset {self._declaration.name}."
+                f"'{json.dumps(began)}', {_ONCE_MORE}, or forget them with smqrt pipeline reset "
+                f"{self._declaration.name}."
             )
         for other, (start, end) in checkpoint.written_ranges(self._folder).items():
-            if other != path and _overlap(self._start, self._end, start, end):
-                raise PipelineError(f"{other} holds rows of that range already; remove it, or take another range.")
+            if other != path and checkpoint.overlap(self._start, self._end, start, end):
+                raise PipelineError(f"{other} holds rows of that range already; {_ONCE_MORE}, or take another range.")
 
     def _append(self, frame: DataFrame, table: LakeTable, path: str) -> None:
-        name = self._declaration.name
         rows = sinks.partitioned(frame, self._declaration)
-        new = table.append(rows, f"backfill.{name}.{self._key()}:", 0, None)
+        new = table.append(rows, f"backfill.{self._declaration.name}.{self._key()}:", 0, None)
         checkpoint.add_table_range(self._folder, path, self._start, self._end)
-        what = "written" if new else "nothing to write, or an earlier backfill has done it,"
-        self._options.report(f"{name}: {what} to {table.location}")
+        why = "there are no rows, or an earlier backfill has written them"
+        self._report(f"written to {table.location}" if new else f"nothing written: {why}; {_ONCE_MORE}")
 
-    def _publish(self, frame: DataFrame) -> None:
+    # ---- results on topics
+
+    def _publish(self, spark: SparkSession) -> None:
         options = self._options
         hub = sinks.CommitClient(
             options.journal, options.token, options.hub_retry_s, self._stopping, cafile=options.cafile
         )
-        name = f"backfill.{self._declaration.name}.{self._key()}"
-        new = sinks.publish(as_messages(frame, self._declaration), hub, name, 0, self._are_many)
-        again = "" if new else " now: there are no results, or an earlier backfill has published them"
-        self._options.report(f"{self._declaration.name}: {new} published{again}")
+        versions = Corrections(spark, self._folder, lambda frame, key, many: sinks.publish(frame, hub, key, 0, many))
+        messages = as_messages(self._frame(spark), self._declaration)
+        for told in versions.publish(messages, self._start, self._end):
+            self._report(told)
 
     @property
     def _are_many(self) -> bool:
@@ -146,12 +193,3 @@ class _Task:
     def _key(self) -> str:
         text = json.dumps([self._start, self._end], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _overlap(start: Offsets, end: Offsets, other: Offsets, other_end: Offsets) -> bool:
-    """Whether two ranges have rows in common; a node that an end doesn't name goes on for ever."""
-    for node, seq in end.items():
-        first, last = max(start.get(node, 0), other.get(node, 0)), min(seq, other_end.get(node, seq))
-        if first < last:
-            return True
-    return False

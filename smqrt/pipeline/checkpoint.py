@@ -3,9 +3,11 @@
 <state>/<query>/query.json        what the checkpoint belongs to; another query with this name doesn't get it
 <state>/<query>/start.json        {"starting": {node: seq}, "split": {node: seq} or null, "pending": the same}
 <state>/<query>/commit.json       the last commit that was begun: what the hub's own list of commits is compared with
+<state>/<query>/operators.json    what the state in the checkpoint means: the stateful operators that have made it
 <state>/<query>/checkpoint        Spark's
-<state>/<query>/table.json        {"folder": where its stream writes}; a reset that keeps the table keeps these two
+<state>/<query>/table.json        {"folder": where its stream writes, "start": from which rows on, if it has moved}
 <state>/<query>/backfills.json    {folder: [first, end]} of backfills, and of streams that were before this one
+A reset that keeps the table keeps these two.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from smqrt.errors import PipelineError
 from smqrt.journal import locations
 from smqrt.journal.files import sync_folder
 from smqrt.journal.timestamps import parse_moment
-from smqrt.pipeline import tables
+from smqrt.pipeline import stateful_plan, tables
 from smqrt.pipeline.api import Declaration
 
 if TYPE_CHECKING:
@@ -35,6 +37,9 @@ Offsets = dict[str, int]
 _FORMER = {"format": "parquet"}
 """What identities of tables don't say that were written before there were others."""
 _IDENTITY, _START, _COMMIT, _CHECKPOINT = "query.json", "start.json", "commit.json", "checkpoint"
+_OPERATORS = "operators.json"
+_FORMAT = 1
+"""Of descriptions of operators: those of another format are not compared."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,35 @@ def claim(query: Path, declaration: Declaration, sources: list[str]) -> None:
     write_json(query / _IDENTITY, now)
 
 
+def claim_state(query: Path, declaration: Declaration, operators: list[dict[str, Any]], spark_version: str) -> None:
+    """Makes sure that the state in the checkpoint means what the query takes it for; the first time that is noted.
+
+    Args:
+        query: `<state>/<name>`.
+        declaration: the query.
+        operators: `stateful_plan.Operator.description` of each.
+        spark_version: plans of another Spark may be written in another way, and are taken as they are.
+
+    Raises:
+        PipelineError: other operators have made it.
+    """
+    now = {"format": _FORMAT, "spark": ".".join(spark_version.split(".")[:2]), "operators": operators}
+    earlier = cast("dict[str, Any]", read_json(query / _OPERATORS) or {})
+    is_comparable = all(earlier.get(name) == now[name] for name in ("format", "spark"))
+    if is_comparable and _remembers(query) and (changed := stateful_plan.changes(earlier["operators"], operators)):
+        raise PipelineError(
+            f"{declaration.where}: {declaration.name}: its checkpoint holds the state of another version of this "
+            f"query: {'; '.join(changed)}. Write it as it was, or smqrt pipeline reset {declaration.name} forgets it, "
+            "and run --from earliest computes it again."
+        )
+    if earlier != now:
+        write_json(query / _OPERATORS, now)
+
+
+def _remembers(query: Path) -> bool:
+    return exists(query) and (last_batch(query) >= 0 or (folder(query) / "state").exists())
+
+
 def start(query: Path, journal: Journal | RemoteJournal, begin: str, quiet: bool) -> QueryStart:
     """Returns where the query began; the first time that is decided here, and kept.
 
@@ -136,7 +170,12 @@ def _save_start(query: Path, start: QueryStart) -> None:
 
 
 def start_offsets(query: Path) -> Offsets | None:
-    """Returns where a query's stream began; None when it never ran."""
+    """Returns where a query's stream began, or began to write to the folder that it writes to; None when it never
+    ran.
+    """
+    moved = read_json(query / _TABLE) or {}
+    if (start := moved.get("start")) is not None:
+        return cast("Offsets", start)
     found = saved_start(query)
     return None if found is None else dict(found.starting)
 
@@ -172,6 +211,13 @@ def last_batch(query: Path) -> int:
     """Returns the number of the last micro-batch that Spark calls done; -1 when there is none."""
     commits = folder(query) / "commits"
     names = [path.name for path in commits.iterdir()] if commits.is_dir() else []
+    return max((int(name) for name in names if name.isdecimal()), default=-1)
+
+
+def last_begun_batch(query: Path) -> int:
+    """Returns the number of the last micro-batch that Spark has begun; -1 when there is none."""
+    begun = folder(query) / "offsets"
+    names = [path.name for path in begun.iterdir()] if begun.is_dir() else []
     return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
@@ -295,7 +341,9 @@ def _identity(declaration: Declaration, sources: list[str]) -> dict[str, Any]:
     found = {"kind": declaration.kind, "sources": sources, "mode": options["mode"]}
     if declaration.kind != "table":
         return found
-    return found | {"path": options["path"], "format": options["format"]}
+    found |= {"path": options["path"], "format": options["format"]}
+    # Tables with commits say it themselves; folders of plain files in two layouts could not be read any more.
+    return found | ({"partition_by": list(options["partition_by"])} if options["format"] == "parquet" else {})
 
 
 def _not_ours(query: Path, declaration: Declaration) -> str:
@@ -382,10 +430,10 @@ def table_folder(query: Path) -> str | None:
     return None if found is None else str(found["folder"])
 
 
-def keep_table_folder(query: Path, folder: str) -> None:
-    """Notes the folder that a query's stream writes to."""
+def keep_table_folder(query: Path, folder: str, start: Offsets | None = None) -> None:
+    """Notes the folder that a query's stream writes to; with `start` the rows of the journal from which on it does."""
     if table_folder(query) != folder:
-        write_json(query / _TABLE, {"folder": folder})
+        write_json(query / _TABLE, {"folder": folder} | ({} if start is None else {"start": start}))
 
 
 def table_ranges(query: Path) -> Ranges:
@@ -405,7 +453,7 @@ def written_ranges(query: Path) -> Ranges:
 
 
 def _is_there(name: str) -> bool:
-    if locations.is_elsewhere(name) or tables.is_whole(Path(name)):
+    if locations.is_elsewhere(name) or tables.counts(Path(name)):
         return True
     return tables.is_lake_table(name.rpartition(tables.BACKFILL)[0])  # whose log has the rows of backfills too
 
@@ -416,6 +464,24 @@ def table_end(query: Path) -> Offsets | None:
     for _, ends in written_ranges(query).values():
         found = {node: max(found.get(node, 0), ends.get(node, 0)) for node in {*found, *ends}}
     return found or None
+
+
+def overlap(start: Offsets, end: Offsets, other: Offsets, other_end: Offsets) -> bool:
+    """Whether two ranges have rows in common; a node that an end doesn't name goes on for ever."""
+    for node, seq in end.items():
+        first, last = max(start.get(node, 0), other.get(node, 0)), min(seq, other_end.get(node, seq))
+        if first < last:
+            return True
+    return False
+
+
+def covers(start: Offsets, end: Offsets, other: Offsets, other_end: Offsets) -> bool:
+    """Whether the first range has all rows of the other one."""
+    return all(
+        start.get(node, 0) <= other.get(node, 0) and seq <= end.get(node, 0)
+        for node, seq in other_end.items()
+        if other.get(node, 0) < seq
+    )
 
 
 def offset_text(offset: Mapping[str, int]) -> str:

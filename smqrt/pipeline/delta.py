@@ -106,19 +106,44 @@ class DeltaTable:
         process.crash_at("after_commit", batch)
         return len(files)
 
-    def _commit(self, schema: Any, files: list[lake_files.LakeFile], said: dict[str, Any]) -> None:
+    def replace(self, frame: DataFrame, query: str) -> int:
+        """Replaces all rows, in one commit; who reads the table sees the ones or the others.
+
+        Args:
+            frame: the new rows, which may be made of the old ones.
+            query: a name for the commit, as of `append`, but none that a query has.
+
+        Returns:
+            The version of the table.
+
+        Raises:
+            PipelineError: its columns don't fit those of the table.
+        """
+        said = {"query": query, "batch": 0, "end": None}
+        if _has_jar(frame.sparkSession):
+            self._append_by_spark(frame, said, "overwrite")
+        else:
+            schema = self._fitting(frame)
+            files = lake_files.written(frame, self.location, self._by)
+            process.crash_at("before_replace", 0)
+            self._commit(schema, files, said, "overwrite")
+        process.crash_at("after_replace", 0)
+        self._table.update_incremental()
+        return int(self._table.version())
+
+    def _commit(
+        self, schema: Any, files: list[lake_files.LakeFile], said: dict[str, Any], mode: str = "append"
+    ) -> None:
         from deltalake.transaction import AddAction
 
         now_ms = _now_ms()
         actions = [AddAction(one.path, one.bytes, one.values, now_ms, True, one.statistics()) for one in files]
         key = self._deltalake.Transaction(said["query"], said["batch"])
         properties = self._deltalake.CommitProperties(custom_metadata={_KEY: said}, app_transactions=[key])
-        self._table.create_write_transaction(
-            actions, "append", schema, partition_by=self._by, commit_properties=properties
-        )
+        self._table.create_write_transaction(actions, mode, schema, partition_by=self._by, commit_properties=properties)
 
-    def _append_by_spark(self, frame: DataFrame, said: dict[str, Any]) -> int:
-        writer: Any = frame.write.format("delta").mode("append").option("mergeSchema", "true")
+    def _append_by_spark(self, frame: DataFrame, said: dict[str, Any], mode: str = "append") -> int:
+        writer: Any = frame.write.format("delta").mode(mode).option("mergeSchema", "true")
         writer = writer.option("txnAppId", said["query"]).option("txnVersion", said["batch"])
         writer = writer.option("userMetadata", json.dumps({_KEY: said}))
         (writer.partitionBy(*self._by) if self._by else writer).save(self.location)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smqrt.errors import SmqrtError
-from smqrt.pipeline import jvm
+from smqrt.pipeline import jvm, stateful_plan
 from smqrt.pipeline.failures import first_line, planning_error
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Check:
         name: what was looked at.
         ok: whether it is there.
         detail: what was found.
-        remedy: what to do about it; empty when it is ok.
+        remedy: what to do about it; with `ok` a warning, or empty.
     """
 
     name: str
@@ -243,19 +243,25 @@ def planned(options: DoctorOptions, session: SparkSession) -> Iterator[Check]:
         lambda reference: references.table(session, reference, catalog.folder),
     )
     for plan in plans(catalog, catalog.queries()):
-        yield _guarded(plan.name, partial(_plan, plan, graph, session), options)
+        warnings: list[Check] = []
+        yield _guarded(plan.name, partial(_plan, plan, graph, session, warnings), options)
+        yield from warnings
 
 
-def _plan(plan: QueryPlan, graph: Graph, session: SparkSession, options: DoctorOptions) -> Check:
-    """Whether Spark can run a query as a stream; no row is read for it."""
+def _plan(plan: QueryPlan, graph: Graph, session: SparkSession, warnings: list[Check], options: DoctorOptions) -> Check:
+    """Whether Spark can run a query as a stream; no row is read for it. Adds what it warns of."""
     frame = plan.make(graph)
     try:
         _check_output(frame, plan.declaration)
+        found = stateful_plan.operators_of(frame, plan.declaration) or []
         jvm.check_streaming(session, frame, plan.declaration.options["mode"])
     except SmqrtError:
         raise
     except Exception as error:
         raise planning_error(plan.declaration, error) from error
+    if warning := stateful_plan.endless(found, plan.declaration.options["mode"]):
+        what, _, remedy = warning.partition(": ")
+        warnings.append(Check(f"{plan.name} state", True, what, remedy))
     return Check(plan.name, True, "can be run: " + ", ".join(frame.columns))
 
 

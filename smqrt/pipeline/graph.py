@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from smqrt.errors import SmqrtError
+from smqrt.errors import PipelineError, SmqrtError
 from smqrt.journal import json_column, locations
 from smqrt.journal.record import Flag
-from smqrt.pipeline import option_values, row_checks, session
+from smqrt.pipeline import option_values, row_checks, session, stateful_plan
 from smqrt.pipeline.api import DEFAULT_TRIGGER, Declaration
 from smqrt.pipeline.checkpoint import Offsets, QueryStart
 from smqrt.pipeline.discover import Catalog
@@ -78,6 +78,7 @@ class Graph:
         _check(frame)
         if declaration.kind == "source":
             frame = self._watermarked(frame, declaration)
+            self._check_watermark(frame, declaration)
         name, where = declaration.name, declaration.where
         frame, rejected = row_checks.split_expectations(frame, declaration.expectations, name, where)
         self._rejected[name] += rejected
@@ -91,9 +92,18 @@ class Graph:
             return alerts.apply(frame, declaration)
         return frame
 
+    def _check_watermark(self, frame: DataFrame, source: Declaration) -> None:
+        options = source.options
+        if options["watermark"] and source.name not in self._watermarks and options["event_time"] not in frame.columns:
+            raise PipelineError(
+                f"{source.where}: @source {source.name} has watermark={options['watermark']!r} for the column "
+                f"{options['event_time']!r}, which neither its messages nor its function have; it has "
+                f"{', '.join(frame.columns)}. Name one of these with event_time=."
+            )
+
     def _arguments(self, declaration: Declaration) -> Iterator[DataFrame]:
         if declaration.kind == "source":
-            yield self._source(declaration)
+            yield self._source(declaration).alias(f"{stateful_plan.SOURCE_ALIAS}{declaration.name}")
         elif declaration.kind == "reference":
             yield self._references(declaration)
         else:

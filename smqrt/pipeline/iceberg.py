@@ -121,6 +121,30 @@ class IcebergTable:
         process.crash_at("after_commit", batch)
         return len(files)
 
+    def replace(self, frame: DataFrame, query: str) -> int:
+        """As `DeltaTable.replace`; returns the number of the snapshot in their sequence."""
+        from pyiceberg.io.pyarrow import parquet_files_to_data_files
+
+        self._make_fit(frame)
+        files_before = self._undeleted()
+        made = lake_files.written(frame, f"{self.location}/data", self._by, keep=True)
+        process.crash_at("before_replace", 0)
+        table = self._table.refresh()
+        paths = [f"{table.location()}/data/{one.path}" for one in made]
+        fresh = list(parquet_files_to_data_files(table.io, table.metadata, iter(paths)))
+        if files_before or fresh:
+            attempted(table, lambda change: _replace(change, files_before, fresh))
+        process.crash_at("after_replace", 0)
+        return int(self._table.refresh().metadata.last_sequence_number)
+
+    def _undeleted(self) -> list[Any]:
+        tasks = list(self._table.refresh().scan().plan_files())
+        if any(task.delete_files for task in tasks):
+            raise PipelineError(
+                f"{self.location} has rows that another program has deleted: let that write its files anew first."
+            )
+        return [task.file for task in tasks]
+
     def _limit(self) -> None:
         from pyiceberg.exceptions import CommitFailedException
 

@@ -209,7 +209,12 @@ def check_streaming(spark: SparkSession, frame: DataFrame, mode: str) -> None:
     modes = java.org.apache.spark.sql.streaming.OutputMode
     output = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[mode]()
     checker = java.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
-    checker.checkForStreaming(cast(Any, frame)._jdf.queryExecution().analyzed(), output)
+    checker.checkForStreaming(analysed_plan(frame), output)
+
+
+def analysed_plan(frame: DataFrame) -> Any:
+    """Returns Spark's analysed plan of a frame, an object of Scala."""
+    return cast(Any, frame)._jdf.queryExecution().analyzed()
 
 
 def glob(spark: SparkSession, pattern: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError, SmqrtError
 from smqrt.journal import commit
-from smqrt.pipeline import checkpoint, option_values, process, resume, session, sinks, tables
+from smqrt.pipeline import checkpoint, option_values, process, resume, session, sinks, stateful_plan, tables
 from smqrt.pipeline.checkpoint import Offsets
 from smqrt.pipeline.failures import (
     is_away,
@@ -73,6 +73,7 @@ class Query:
     _table: tables.LakeTable | None = None
     _reported_batch: int = -1
     _claimed: bool = False
+    _warning: str = ""
 
     @property
     def folder(self) -> Path:
@@ -176,7 +177,9 @@ class Query:
         )
         self._references = self._references_now()
         graph = Graph(context.catalog, context.sources(self.plan, start), context.reference)
-        writer = self._writer(self.plan.make(graph), start)
+        frame = self.plan.make(graph)
+        self._check_operators(frame)
+        writer = self._writer(frame, start)
         folder = str(checkpoint.folder(self.folder))
         writer = (
             writer.queryName(self.plan.name).option("checkpointLocation", folder).trigger(**self._trigger_options())
@@ -184,6 +187,21 @@ class Query:
         # A query with a clock has something to do at any time: "what there is" would have no end.
         with _setting(context.spark, _WITHOUT_DATA, not (context.options.once and self._is_endless())):
             self.spark_query = writer.start()
+
+    def _check_operators(self, frame: Any) -> None:
+        """Refuses another query's state, and warns of one that grows for ever."""
+        declaration = self.plan.declaration
+        found = stateful_plan.operators_of(frame, declaration)
+        if found is None:
+            self._report("this Spark doesn't show its stateful operators, so a change of them isn't noticed.")
+            return
+        described = [each.description() for each in found]
+        checkpoint.claim_state(self.folder, declaration, described, self.context.spark.version)
+        warning = stateful_plan.endless(found, declaration.options["mode"])
+        if warning != self._warning:
+            self._report(f"Warning: {warning}" if warning else "")
+        self._warning = warning
+        self.context.status.warned(self.plan.name, warning)
 
     def _is_endless(self) -> bool:
         from smqrt.pipeline import alerts, processors

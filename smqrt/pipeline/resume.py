@@ -215,7 +215,7 @@ def reset(state: Path, name: str, journal: str, table: str | None) -> Iterator[s
             save_written_range(query)
     # The checkpoint goes last: after a failure in between, the same command does the rest.
     for path in [
-        *(tables.folders(Path(table)) if table else []),
+        *([*tables.folders(Path(table)), tables.versions_file(Path(table))] if table else []),
         *_marks(journal, name),
         *_state_files(query, not table),
     ]:

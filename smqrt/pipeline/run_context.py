@@ -48,6 +48,7 @@ class RunOptions:
         until: where a backfill ends, written as `start`; a stream has no end.
         once: work off what there is, then end.
         republish: also publish results of what was in the journal before a query's first start.
+        replace: a backfill replaces what there is of the range.
         trigger: the shortest time between micro-batches, instead of what the pipelines say.
         token: what the hub asks for; None takes the one in the journal's folder.
         cafile: PEM file with certificates to trust instead of the system's, for an address of TLS.
@@ -68,6 +69,7 @@ class RunOptions:
     until: str | None = None
     once: bool = False
     republish: bool = False
+    replace: bool = False
     trigger: str | None = None
     token: str | None = None
     cafile: str | None = None

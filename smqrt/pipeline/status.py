@@ -60,6 +60,7 @@ class Status:
         expectations: rows that failed one since `since`, by its name.
         ui: address of Spark's own user interface; empty when it is off.
         error: why it failed, one sentence.
+        warning: what is wrong with it although it runs, one sentence: state that grows for ever.
         trouble: what keeps it from going on, one sentence; stuck_since: since when it is stuck, Unix seconds, else 0.
     """
 
@@ -89,6 +90,7 @@ class Status:
     expectations: dict[str, int] = field(default_factory=dict)
     ui: str = ""
     error: str = ""
+    warning: str = ""
     trouble: str = ""
     stuck_since: float = 0.0
 
@@ -191,6 +193,12 @@ class StatusWriter:
             if now := self._statuses.get(name):
                 since = now.stuck_since or time.time()
                 self._put(replace(now, state=DISK_FULL, rows_per_s=0.0, trouble=trouble, stuck_since=since))
+
+    def warned(self, name: str, warning: str) -> None:
+        """Notes what is wrong with a query although it runs; empty for nothing."""
+        with self._lock:
+            if (now := self._statuses.get(name)) and now.warning != warning:
+                self._put(replace(now, warning=warning))
 
     def quiet(self, least_s: float) -> list[tuple[Status, float]]:
         """Returns the queries of which nothing has been heard, though they might, for so long, and for how long."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from smqrt.errors import PipelineError, SmqrtError
@@ -31,7 +32,16 @@ FOLDER = ".tables"
 BACKFILL = "@"
 """Between the name of a table's folder and the key of a backfill, or of a later stream: `silver/readings@3f2a…`."""
 
+VERSION = "@v."
+"""Between the name of a table's folder and the key of a backfill that replaces rows. Such a folder counts when
+`VERSIONS_FILE` says so."""
+
+VERSIONS_FILE = "@versions.json"
+"""Behind the name of a table's folder: {"version": 3, "shown": [folders with VERSION], "hidden": [other folders]}."""
+
 _LOG = "_spark_metadata"
+_EMPTY_ENTRY = "v1"
+"""An entry of `_LOG` without files: the version of its format."""
 _WHOLE = "_SUCCESS"
 """Spark writes it at last."""
 
@@ -190,12 +200,23 @@ def files(path: Path | str) -> list[Path]:
     return sorted(file for folder in _read(path) for file in _files(folder))
 
 
+def counts(folder: Path) -> bool:
+    """Whether the rows in a folder of a table are rows of the table: they are whole, and not replaced."""
+    shown, hidden = set[str](), set[str]()
+    for file in folder.parent.glob(f"*{VERSIONS_FILE}"):
+        found = _versions(file)
+        shown.update(found["shown"])
+        hidden.update(found["hidden"])
+    return is_whole(folder) and folder.name not in hidden and (VERSION not in folder.name or folder.name in shown)
+
+
 def _local(path: Path | str) -> Path:
     return locations.local_folder(path, "The table", "smqrt.pipeline.tables.frame(spark, URI) reads it with Spark")
 
 
 def _read(path: Path | str) -> list[Path]:
-    return [folder for folder in folders(path) if folder == _local(path) or is_whole(folder)]
+    replaced = versions_file(_local(path)).exists()
+    return [folder for folder in folders(path) if counts(folder) or (folder == _local(path) and not replaced)]
 
 
 def _readable(spark: SparkSession, path: Path | str) -> list[str]:
@@ -230,6 +251,77 @@ def _entries(log: Path) -> Iterator[Path]:
     yield from (log / str(number) for number in sorted(plain) if number > newest)
 
 
+# ---- versions: rows of plain files that were replaced. One file says which folders count, and is replaced as a whole
+
+
+def versions_file(path: Path) -> Path:
+    """Returns the file that says which folders of a table count, which needn't be there."""
+    return path.with_name(path.name + VERSIONS_FILE)
+
+
+def _versions(file: Path) -> dict[str, Any]:
+    try:
+        return {"version": 0, "shown": [], "hidden": []} | dict(json.loads(file.read_text("utf-8")))
+    except FileNotFoundError:
+        return {"version": 0, "shown": [], "hidden": []}
+    except (OSError, ValueError) as error:
+        raise PipelineError(f"{file} can't be read ({error}): nobody knows which folders of the table count.") from None
+
+
+def show_version(location: str, folder: str, replaced: Iterable[str]) -> int:
+    """Lets a folder count instead of others, from one moment to the next.
+
+    Args:
+        location: folder of the table.
+        folder: one with `VERSION` in its name.
+        replaced: those whose rows it replaces. They stay until the next replacement, for who reads them.
+
+    Returns:
+        The number of the version.
+    """
+    file, gone = versions_file(Path(location)), {Path(one).name for one in replaced}
+    now = _versions(file)
+    now["version"] += 1
+    now["shown"] = [*(name for name in now["shown"] if name not in gone), Path(folder).name]
+    now["hidden"] = sorted({*now["hidden"], *gone})
+    fresh = file.with_name(file.name + ".new")
+    with fresh.open("w", encoding="utf-8") as opened:
+        json.dump(now, opened)
+        opened.flush()
+        os.fsync(opened.fileno())
+    fresh.rename(file)
+    return int(now["version"])
+
+
+def remove_hidden(location: str) -> None:
+    """Removes the folders that the version before last was made of, and what interrupted replacements have left."""
+    found = _versions(versions_file(Path(location)))
+    for folder in folders(location):
+        is_leftover = VERSION in folder.name and folder.name not in found["shown"]
+        if folder.name in found["hidden"] or is_leftover:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def continue_log(folder: str, fresh: str) -> None:
+    """Makes a folder where the stream of another one can go on: Spark's sink looks for the numbers of all its
+    micro-batches in its log, whose entries here are empty.
+
+    Args:
+        folder: where it has written.
+        fresh: where it goes on.
+    """
+    log = Path(fresh) / _LOG
+    log.mkdir(parents=True)
+    for entry in (Path(folder) / _LOG).iterdir():
+        if entry.name.removesuffix(".compact").isdecimal():
+            (log / entry.name).write_text(_EMPTY_ENTRY, "utf-8")
+
+
+def folder_frame(spark: SparkSession, folder: str) -> DataFrame:
+    """Returns the rows of one folder of a table of plain files."""
+    return _read_files(spark, folder)
+
+
 # ---- tables with commits of their own: Delta's and Iceberg's
 
 LAKE_FORMATS: dict[str, type[delta.DeltaTable | iceberg.IcebergTable]] = {
@@ -246,6 +338,7 @@ class LakeTable(Protocol):
     def exists(self) -> bool: ...
     def end(self, name: str) -> Offsets | None: ...
     def append(self, frame: DataFrame, query: str, batch: int, end: Offsets | None) -> int: ...
+    def replace(self, frame: DataFrame, query: str) -> int: ...
     def optimize(self, target_bytes: int | None = None) -> Joined: ...
     def vacuum(self, retain: timedelta) -> int: ...
     def check_condition(self, condition: str) -> None: ...

@@ -206,6 +206,13 @@ def test_status_tells_what_failed_and_what_died(smqrt: Callable[..., Result], ap
     assert result.output.splitlines()[1].split()[:2] == ["means", "dead"]
 
 
+def test_status_tells_what_grows_for_ever(smqrt: Callable[..., Result], app: Path) -> None:
+    keep(app, replace(STATUS, warning="what it remembers grows for ever: groupBy by device string has no watermark."))
+    result = smqrt("status")
+    assert "means: what it remembers grows for ever: groupBy by device string has no watermark." in result.output
+    assert json.loads(smqrt("status", "--json").output)["warning"].startswith("what it remembers")
+
+
 STEERING = "\x1b]0;owned\x07\x1b[2J\x9b2J\u202e"
 SHOWN = r"\x1b]0;owned\x07\x1b[2J\x9b2J\u202e"
 

@@ -1,0 +1,476 @@
+"""The stateful operators of a query, read from Spark's analysed plan: what its checkpoint remembers, and for how long.
+
+Spark compares the types of what a checkpoint holds, not what it means: `count` and `max`, or windows of three and of
+five seconds, have the same types. So a description of the operators is kept beside the checkpoint (see `changes`).
+It is made of names of source columns, without Spark's numbers of expressions and without the names of result columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from smqrt.errors import PipelineError
+from smqrt.pipeline import jvm
+from smqrt.pipeline.api import Declaration
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SOURCE_ALIAS = "_smqrt_source_"
+"""`Graph` gives the frame of a source this alias and the source's name: below it is how this version parses messages,
+which may change with another one."""
+
+GROUP, DISTINCT, DISTINCT_WITHIN, JOIN, CUSTOM, LIMIT = "groupBy", "dropDuplicates", "dedupe", "join", "state", "limit"
+_KINDS = {
+    "Aggregate": GROUP,
+    "Distinct": DISTINCT,
+    "Deduplicate": DISTINCT,
+    "DeduplicateWithinWatermark": DISTINCT_WITHIN,
+    "Join": JOIN,
+    "GlobalLimit": LIMIT,
+    "FlatMapGroupsWithState": CUSTOM,
+    "FlatMapGroupsInPandasWithState": CUSTOM,
+    "TransformWithState": CUSTOM,
+    "TransformWithStateInPandas": CUSTOM,
+    "TransformWithStateInPySpark": CUSTOM,
+}
+_SHOWN = {DISTINCT_WITHIN: "dropDuplicatesWithinWatermark", CUSTOM: "a state by key"}
+_WATERMARK = "spark.watermarkDelayMs"
+_TIME_WINDOW, _SESSION_WINDOW = "spark.timeWindow", "spark.sessionWindow"
+_LONGEST = 200
+"""Characters of a description; longer ones keep their beginning and a hash of all."""
+_NOT_KEPT = re.compile(r"#\d+L?(?:-T\d+ms)?|, Some\([\w/+:-]*\)")
+"""Spark's numbers of expressions, and the time zone of the session."""
+_SLIDE, _LENGTH, _SHIFT = (
+    re.compile(r"% (\d+)\)"),
+    re.compile(r"\+ (\d+)\), LongType"),
+    re.compile(r"LongType\) - (\d+)\) %"),
+)
+_GAP = re.compile(r"cast\(([^()]+) as interval\)")
+_WINDOW_OF = re.compile(r"(?:session_)?window\(([\w.]+), [^()]*\)$")
+_PART_OF_WINDOW = ", and take window.start of the result"
+_UNITS_US = (
+    (86_400_000_000, "day"),
+    (3_600_000_000, "hour"),
+    (60_000_000, "minute"),
+    (1_000_000, "second"),
+    (1000, "millisecond"),
+    (1, "microsecond"),
+)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A stateful operator of a query.
+
+    Attributes:
+        kind: GROUP and the like.
+        keys: what state is kept by, in order, as functions of source columns.
+        values: what is kept of each key: aggregates, the condition of a join, what timers go by.
+        watermark: names of the source columns that have a watermark below it; its length may change.
+        unbounded: keys of which none lets Spark forget; None where state has an end, or has one of its own.
+        lost: those of `unbounded` that are computed from a column with a watermark, by the name of the column.
+        rate: of an @alert, the value whose latest ones are remembered.
+    """
+
+    kind: str
+    keys: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    watermark: tuple[str, ...] = ()
+    unbounded: tuple[str, ...] | None = None
+    lost: dict[str, str] = field(default_factory=dict)
+    rate: str = ""
+
+    def description(self) -> dict[str, Any]:
+        """Returns what is kept beside a checkpoint, as JSON."""
+        found: dict[str, Any] = {"kind": self.kind, "keys": [*self.keys], "values": [*self.values]}
+        return found | {"watermark": [*self.watermark], "rate": self.rate}
+
+
+def operators(frame: DataFrame) -> list[Operator]:
+    """Returns the stateful operators of a streaming frame, those that are nearest to its sources last."""
+    return list(_Plan(jvm.analysed_plan(frame)).operators())
+
+
+def operators_of(frame: DataFrame, declaration: Declaration) -> list[Operator] | None:
+    """Returns the operators of a query's frame; None when this Spark doesn't tell them.
+
+    Args:
+        frame: the result of the query.
+        declaration: the query.
+
+    Raises:
+        PipelineError: it publishes what is final, and nothing ever is, although its source has a watermark.
+    """
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    try:
+        found = operators(frame)
+    except Py4JError:  # a plan of another version of Spark
+        return None
+    if declaration.options["mode"] == "append" and (why := never_final(found)):
+        raise PipelineError(f"{declaration.where}: {declaration.name}: {why}")
+    rate = declaration.options.get("rate")
+    return [replace(each, rate=rate.partition(" per ")[0]) if rate and each.kind == CUSTOM else each for each in found]
+
+
+def changes(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns what has changed between two lists of `Operator.description`, "old → new"; nothing when state fits.
+
+    The length of a watermark may change, and one may be added or removed: what is remembered means the same.
+    """
+    if [one["kind"] for one in before] != [one["kind"] for one in now]:
+        return [f"{_listed(before)} → {_listed(now)}"]
+    found: list[str] = []
+    for old, new in zip(before, now, strict=True):
+        for part in ("keys", "values"):
+            found += _differing(old[part], new[part])
+        if old.get("rate") and new.get("rate") and old["rate"] != new["rate"]:
+            found.append(f"rate of {old['rate']} → rate of {new['rate']}")
+        if old["watermark"] and new["watermark"] and old["watermark"] != new["watermark"]:
+            found.append(f"watermark on {', '.join(old['watermark'])} → on {', '.join(new['watermark'])}")
+    return found
+
+
+def _differing(old: Sequence[str], new: Sequence[str]) -> list[str]:
+    if sorted(old) == sorted(new) or len(old) != len(new):
+        return [] if list(old) == list(new) else [f"{', '.join(old) or 'nothing'} → {', '.join(new) or 'nothing'}"]
+    return [f"{one} → {other}" for one, other in zip(old, new, strict=True) if one != other]
+
+
+def _listed(descriptions: Sequence[dict[str, Any]]) -> str:
+    shown = [f"{_SHOWN.get(one['kind'], one['kind'])}({', '.join(one['keys'])})" for one in descriptions]
+    return " and ".join(shown) or "no state"
+
+
+def endless(found: Sequence[Operator], mode: str) -> str:
+    """Returns a warning when state grows for ever; nothing when it doesn't, or the output mode needs all of it.
+
+    Args:
+        found: the operators.
+        mode: "append", "update" or "complete".
+    """
+    for each in found if mode != "complete" else ():
+        if each.unbounded is not None and not (mode == "append" and each.kind == GROUP):  # which Spark refuses
+            return f"what it remembers grows for ever: {_without_watermark(each)}"
+    return ""
+
+
+def never_final(found: Sequence[Operator]) -> str:
+    """Returns why groups are never final, as mode "append" needs them; nothing when they are, or Spark says it."""
+    for each in found:
+        if each.kind == GROUP and each.watermark and (each.unbounded is not None or not each.keys):
+            return f"mode='append' publishes what is final, and nothing ever is: {_without_watermark(each)}"
+    return ""
+
+
+def _without_watermark(operator: Operator) -> str:
+    shown = _SHOWN.get(operator.kind, operator.kind)
+    if operator.lost:
+        names = ", ".join(name if name == made else f"{name} ({made})" for name, made in operator.lost.items())
+        on = ", ".join(operator.watermark)
+        return (
+            f"{shown} has no key with the watermark, which {on} has and {names} has lost; "
+            f"{_remedy(operator)} itself{_PART_OF_WINDOW if operator.kind == GROUP else ''}."
+        )
+    keys = f"by {', '.join(operator.unbounded)}" if operator.unbounded else "without a key"
+    if operator.kind == JOIN:
+        return (
+            f"the join of two streams {keys} compares no times that have a watermark; give each @source a watermark=, "
+            "and the join a condition on both times."
+        )
+    if not operator.watermark:
+        return f"{shown} {keys} has no watermark; give the @source a watermark=, and {_remedy(operator)}."
+    return f"{shown} {keys} has no key with the watermark; {_remedy(operator)}."
+
+
+def _remedy(operator: Operator) -> str:
+    if operator.kind == DISTINCT:
+        return f"write dropDuplicatesWithinWatermark, or add {_column(operator)}"
+    time = next((found[1] for key in operator.keys if (found := _WINDOW_OF.match(key))), None)
+    if time is not None and not operator.lost:
+        return f"put it on the time of the windows: event_time={time!r} on the @source"
+    return f'group by F.window("{_column(operator)}", …)'
+
+
+def _column(operator: Operator) -> str:
+    """A column with the watermark; the time of arrival where there is none."""
+    return operator.watermark[0].rpartition(".")[2] if operator.watermark else "ts"
+
+
+class _Plan:
+    """One plan of Spark's, through py4j.
+
+    Args:
+        root: its LogicalPlan.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._defined: dict[int, Any] = {}
+        self._texts: dict[int, str] = {}
+        self._marked: dict[int, frozenset[str]] = {}
+        self._sources = {name for node in _nodes(root) if (name := _source_of(node))}
+
+    def operators(self) -> Iterator[Operator]:
+        nodes = list(_nodes(self._root))
+        for node in reversed(nodes):
+            self._define(node)
+        needed = {_id(one) for one in _list(self._root.output())}
+        for node in nodes:
+            needed |= _used(node, needed)
+            if (
+                node.isStreaming()
+                and (kind := _KINDS.get(node.nodeName()))
+                and (made := self._operator(node, kind, needed))
+            ):
+                yield made
+
+    def _operator(self, node: Any, kind: str, needed: set[int]) -> Operator | None:
+        watermark = tuple(sorted({name for each in _marked_below(node) for name in self._watermarks(each)}))
+        if kind == GROUP:
+            return self._group(node, needed, watermark)
+        if kind == JOIN:
+            return self._join(node, watermark)
+        if kind == CUSTOM:
+            return Operator(kind, self._texts_of(_state_keys(node)), tuple(_state_clock(node)), watermark)
+        if kind == LIMIT:
+            return Operator(kind, watermark=watermark)
+        keys = _list(node.output() if node.nodeName() == "Distinct" else node.keys())
+        texts = self._texts_of(keys)
+        open_ended = kind == DISTINCT and not any(map(_is_marked, keys))
+        return Operator(
+            kind, texts, (), watermark, texts if open_ended else None, self._lost(keys) if open_ended else {}
+        )
+
+    def _group(self, node: Any, needed: set[int], watermark: tuple[str, ...]) -> Operator:
+        keys = _list(node.groupingExpressions())
+        results = [one for one in _list(node.aggregateExpressions()) if _id(one) in needed]
+        values = dict.fromkeys(f"{self._text(one)} {_type(one)}" for each in results for one in _aggregates(each))
+        texts = self._texts_of(keys)
+        if not keys or any(map(_is_marked, keys)):
+            return Operator(GROUP, texts, tuple(values), watermark)
+        names = {
+            self._text(one.child()): str(one.name()) for one in _list(node.aggregateExpressions()) if _is_alias(one)
+        }
+        return Operator(GROUP, texts, tuple(values), watermark, texts, self._lost(keys, names))
+
+    def _join(self, node: Any, watermark: tuple[str, ...]) -> Operator | None:
+        sides = [node.left(), node.right()]
+        if not all(side.isStreaming() for side in sides):
+            return None
+        condition = [node.condition().get()] if node.condition().isDefined() else []
+        texts = tuple(map(self._text, condition))
+        used = {_id(one) for each in condition for one in _references(each) if _is_marked(one)}
+        bounded = all(used & {_id(one) for one in _list(side.output())} for side in sides)
+        kind = str(node.joinType().toString())
+        return Operator(JOIN, texts, (kind,), watermark, None if bounded else texts)
+
+    def _lost(self, keys: Sequence[Any], names: dict[str, str] | None = None) -> dict[str, str]:
+        """The keys that are made of a column with a watermark, which they have not got themselves."""
+        texts = {self._text(one): one for one in keys if self._watermarks(one)}
+        named = {text: (names or {}).get(text) or str(one.sql()).replace("`", "") for text, one in texts.items()}
+        return {named[text]: text for text in texts}
+
+    # ---- expressions as functions of source columns
+
+    def _define(self, node: Any) -> None:
+        if name := _source_of(node):
+            for one in _list(node.output()):
+                own = str(one.name())
+                self._texts[_id(one)] = f"{name}.{own}" if len(self._sources) > 1 else own
+                self._marked[_id(one)] = frozenset([self._texts[_id(one)]] if _is_marked(one) else [])
+            return
+        for number, made in _definitions(node):
+            self._defined.setdefault(number, made)
+
+    def _texts_of(self, expressions: Sequence[Any]) -> tuple[str, ...]:
+        return tuple(self._typed(one) for one in expressions)
+
+    def _typed(self, expression: Any) -> str:
+        text = self._text(expression)
+        return text if text.startswith(("window(", "session_window(")) else f"{text} {_type(expression)}"
+
+    def _text(self, expression: Any) -> str:
+        if _is_attribute(expression):
+            return self._text_of_attribute(expression)
+        text = str(expression.toString())
+        for one in _references(expression):
+            shown, is_made_of = str(one.toString()), self._text_of_attribute(one)
+            text = is_made_of.join(re.split(re.escape(shown) + r"(?!\d)", text))
+        return _short(_NOT_KEPT.sub("", text))
+
+    def _text_of_attribute(self, attribute: Any) -> str:
+        number = _id(attribute)
+        if number not in self._texts:
+            self._texts[number] = str(attribute.name())  # should it be defined by itself
+            made = self._defined.get(number)
+            if made is not None:
+                self._texts[number] = self._window(attribute, made) or self._text(made)
+        return self._texts[number]
+
+    def _window(self, attribute: Any, made: Any) -> str:
+        metadata = attribute.metadata()
+        is_time, is_session = metadata.contains(_TIME_WINDOW), metadata.contains(_SESSION_WINDOW)
+        if not (is_time or is_session):
+            return ""
+        text = str(made.toString())
+        times = ", ".join(dict.fromkeys(map(self._text, _references(made))))
+        if is_session:
+            gap = _GAP.search(text)
+            return f"session_window({times}, {gap[1]})" if gap else ""
+        slide, length, shift = (each.search(text) for each in (_SLIDE, _LENGTH, _SHIFT))
+        if not slide or not length:
+            return ""
+        parts = [times, _duration(length[1])]
+        if slide[1] != length[1]:
+            parts.append(_duration(slide[1]))
+        if shift and shift[1] != "0":
+            parts.append(f"from {_duration(shift[1])}")
+        return f"window({', '.join(parts)})"
+
+    def _watermarks(self, expression: Any) -> frozenset[str]:
+        """The source columns with a watermark of which an expression is made."""
+        references = [expression] if _is_attribute(expression) else _references(expression)
+        return reduce(frozenset.union, map(self._watermarks_of_attribute, references), frozenset())
+
+    def _watermarks_of_attribute(self, attribute: Any) -> frozenset[str]:
+        number = _id(attribute)
+        if number not in self._marked:
+            self._marked[number] = frozenset()
+            made = self._defined.get(number)
+            found = self._watermarks(made) if made is not None else frozenset()
+            own = frozenset([self._text_of_attribute(attribute)] if _is_marked(attribute) else [])
+            self._marked[number] = found or own
+        return self._marked[number]
+
+
+# ---- Scala's objects
+
+
+def _list(sequence: Any) -> list[Any]:
+    return [sequence.apply(at) for at in range(sequence.size())]
+
+
+def _nodes(root: Any) -> Iterator[Any]:
+    """Yields the nodes of a plan, down to the frames of sources."""
+    yield root
+    if not _source_of(root):
+        for child in _list(root.children()):
+            yield from _nodes(child)
+
+
+def _marked_below(node: Any) -> Iterator[Any]:
+    """Yields the columns with a watermark where it is declared."""
+    for each in _nodes(node):
+        if each.nodeName() == "EventTimeWatermark" or _source_of(each):
+            yield from filter(_is_marked, _list(each.output()))
+
+
+def _source_of(node: Any) -> str:
+    if node.nodeName() != "SubqueryAlias":
+        return ""
+    alias = str(node.alias())
+    return alias.removeprefix(SOURCE_ALIAS) if alias.startswith(SOURCE_ALIAS) else ""
+
+
+def _class(expression: Any) -> str:
+    return str(expression.getClass().getSimpleName())
+
+
+def _is_attribute(expression: Any) -> bool:
+    return _class(expression) == "AttributeReference"
+
+
+def _is_alias(expression: Any) -> bool:
+    return _class(expression) == "Alias"
+
+
+def _is_marked(expression: Any) -> bool:
+    return _is_attribute(expression) and bool(expression.metadata().contains(_WATERMARK))
+
+
+def _id(named: Any) -> int:
+    return int(named.exprId().id())
+
+
+def _type(expression: Any) -> str:
+    return str(expression.dataType().simpleString())
+
+
+def _references(expression: Any) -> list[Any]:
+    found, each = [], expression.references().iterator()
+    while each.hasNext():
+        found.append(each.next())
+    return found
+
+
+def _aggregates(expression: Any) -> Iterator[Any]:
+    if _class(expression) == "AggregateExpression":
+        yield expression
+        return
+    for child in _list(expression.children()):
+        yield from _aggregates(child)
+
+
+def _definitions(node: Any) -> Iterator[tuple[int, Any]]:
+    """Yields the numbers of what a node computes, each with the expression."""
+    name = node.nodeName()
+    if name in ("Project", "Aggregate"):
+        named = _list(node.projectList() if name == "Project" else node.aggregateExpressions())
+        yield from ((_id(one), one.child()) for one in named if _is_alias(one))
+    elif name == "Expand":  # of windows that overlap; all of its projections are the same but for the shift
+        for one, made in zip(_list(node.output()), _list(node.projections().apply(0)), strict=True):
+            if not (_is_attribute(made) and _id(made) == _id(one)):
+                yield _id(one), made
+    elif name == "Generate":
+        yield from ((_id(one), node.generator()) for one in _list(node.generatorOutput()))
+    elif name == "Union":
+        first = _list(_list(node.children())[0].output())
+        for one, made in zip(_list(node.output()), first, strict=True):
+            if _id(made) != _id(one):
+                yield _id(one), made
+
+
+def _used(node: Any, needed: set[int]) -> set[int]:
+    """Returns what a node reads, as far as its results are needed: Spark drops the others, aggregates too."""
+    if node.nodeName() == "Project":
+        made = [one for one in _list(node.projectList()) if _id(one) in needed]
+    elif node.nodeName() == "Aggregate":
+        return {_id(one) for each in _list(node.expressions()) for one in _references(each)}
+    else:
+        made = _list(node.expressions())
+        if node.nodeName() in ("Distinct", "Union"):
+            return {_id(one) for child in _list(node.children()) for one in _list(child.output())}
+    return {_id(one) for each in made for one in _references(each)}
+
+
+def _state_keys(node: Any) -> list[Any]:
+    if node.nodeName() == "TransformWithStateInPySpark":
+        return _list(_list(node.children())[0].output())[: node.groupingAttributesLen()]
+    return _list(node.groupingAttributes())
+
+
+def _state_clock(node: Any) -> Iterator[str]:
+    """What timers go by, and the columns of a state that Spark knows."""
+    is_older = node.nodeName().startswith("FlatMapGroups")
+    yield f"timers: {(node.timeout() if is_older else node.timeMode()).toString()}"
+    if node.nodeName() == "FlatMapGroupsInPandasWithState":
+        yield str(node.stateType().simpleString())
+
+
+def _duration(micros: str) -> str:
+    unit_us, unit = next((us, name) for us, name in _UNITS_US if int(micros) % us == 0)
+    count = int(micros) // unit_us
+    return f"{count} {unit}{'' if count == 1 else 's'}"
+
+
+def _short(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST // 2]}…{hashlib.sha256(text.encode()).hexdigest()[:12]}"
