@@ -198,6 +198,14 @@ class ClusterMember(Protocol):
         """Where messages of `ptid` to `tid` go: `route`, of this hub, and to other nodes; None when nobody is there."""
         ...
 
+    def paced(self, route: Route, found: Route, peer: BrokerPeer) -> Route:
+        """`route` as one on which `peer` waits for full links, when `found`, its end, leads over some."""
+        ...
+
+    def pressed(self, key: bytes, presses: bool) -> None:
+        """Clients of this hub have too much of a topic, or have no more: publishers elsewhere have to wait."""
+        ...
+
     def subscribed(self, topic: Topic) -> None:
         """A topic has one subscriber more."""
         ...

@@ -13,21 +13,26 @@ from typing import Any
 from smqrt.broker.broker import Broker
 from smqrt.broker.last_values import TopicValues
 from smqrt.broker.outbox import Drop, ahead, put_off
-from smqrt.broker.state import BrokerClient
+from smqrt.broker.slow import Pressure
+from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.broker.topics import Route, Topic
 from smqrt.cluster.interest import Interest
-from smqrt.cluster.remote import Phantom, RemoteNode
-from smqrt.cluster.way import ForwardedRoute, RenumberedRoute, Way
+from smqrt.cluster.remote import MAX_PRESSING, Phantom, RemoteNode
+from smqrt.cluster.way import ForwardedRoute, PacedRoute, RenumberedRoute, Way
 from smqrt.errors import CloseReason
 from smqrt.wire import cluster as wire
 from smqrt.wire import smq
 from smqrt.wire.cluster import Announced, Key, LinkType
-from smqrt.wire.ids import NameNumbers, node_of, server_of
+from smqrt.wire.ids import TOPIC_BIT, NameNumbers, node_of, server_of
 
 log = logging.getLogger("smqrt")
 
 SAID_AT_ONCE, SAID_BYTES = 64, 1 << 14
 """So many topics, or clients, of a snapshot are looked at before the clock is; fewer when they are large."""
+TIMERS_DIFFER_S = 0.1
+"""From clocks."""
+PRESSURE_GRACE_S = 1.0
+"""The node where a client is gives up first."""
 HELD_LOOKED_AT = 16
 """So many clients of one uid are put in the order of their age; there are as many as nodes, at most, and soon one."""
 
@@ -74,6 +79,9 @@ class Member:
         self._local: dict[int, int] = {}
         self.former_numbers: set[int] = set()
         """Of nodes whose clients have come here with their ETIDs: nobody else may have these."""
+        self._full: dict[Way, list[BrokerPeer]] = {}
+        self._given_up: set[Way] = set()
+        """Full ways for which publishers have waited for long enough."""
         self._bits = 0
         self.counts_all = False
         self._watching: dict[Key, dict[RemoteNode, int]] = {}
@@ -198,13 +206,15 @@ class Member:
                 nodes = self._to_keepers(topic, key)
         if not nodes:
             return route
-        ways = [self._put(one, tid, self._number_at(one, key, tid), ptid, public) for one in self._nodes(nodes)]
-        return ForwardedRoute(route, ways) if ways else route
+        wanting = list(self._nodes(nodes))
+        puts = [self._put(one, tid, self._number_at(one, key, tid), ptid, public) for one in wanting]
+        return ForwardedRoute(route, puts, (one.way for one in wanting)) if puts else route
 
     def _to_client(self, route: Route | None, topic: Topic, tid: int, public: int) -> Route | None:
         foreign = self.foreign.get(topic.id)
         if foreign is not None:
-            return ForwardedRoute(None, [_rewriting(foreign[1].way, tid, public)]) if public in self._local else route
+            way = foreign[1].way
+            return ForwardedRoute(None, [_rewriting(way, tid, public)], [way]) if public in self._local else route
         return RenumberedRoute(route, topic.id) if route is not None and topic.id != tid else route
 
     def _nodes(self, nodes: int) -> Iterator[RemoteNode]:
@@ -222,6 +232,99 @@ class Member:
         for node in self.remotes:
             node.way.put(smq.publish_frame(server_of(node.number), public, stid, data))
         return len(self.remotes)
+
+    def paced(self, route: Route, found: Route, peer: BrokerPeer) -> Route:
+        """See `ClusterMember`."""
+        if isinstance(found, ForwardedRoute):
+            return PacedRoute(route, found.ways, peer, self._full)
+        if isinstance(found, Topic) and found.id in self.foreign:
+            return PacedRoute(route, (self.foreign[found.id][1].way,), peer, self._full)
+        return route
+
+    # ---- publishers that wait: for a link, and for clients of other nodes
+
+    def _filled(self, node: RemoteNode) -> None:
+        """So much is on its way to a node that publishers have to wait, until it has worked off some or it takes too
+        long: no node holds them for ever.
+        """
+        way = node.way
+        if way in self._full or way in self._given_up or node.gone:
+            return
+        waiting = self._full[way] = []
+        way.wait(lambda: self._caught_up(node))
+        until_s = self.broker.clock() + Pressure.lasts_s
+        self.broker.call_later(Pressure.lasts_s, lambda: self._gives_up(way, waiting, until_s))
+
+    def _gives_up(self, way: Way, waiting: list[BrokerPeer], until_s: float) -> None:
+        if self._full.get(way) is waiting and self.broker.clock() > until_s - TIMERS_DIFFER_S:
+            self._given_up.add(way)
+            put_off(_resume(self._full.pop(way)))
+
+    def _caught_up(self, node: RemoteNode) -> None:
+        way = node.way
+        self._given_up.discard(way)
+        put_off(_resume(self._full.pop(way, [])))
+        if way.missed and not node.gone:
+            way.missed = False
+            put_off(_paced(node, self._last_values(node)))
+
+    def pressed(self, key: bytes, presses: bool) -> None:
+        """See `ClusterMember`."""
+        number = self._pressure_key(key)
+        if number is not None:
+            self._tell_pressure([number], LinkType.PRESSED if presses else LinkType.RELEASED, self.remotes)
+
+    def _pressure_key(self, key: bytes) -> Key | None:
+        topic = self.broker.topic_table.by_key.get(key)
+        if topic is None:
+            return None
+        return (self._public.get(topic.id, topic.id), 0) if topic.name is None else self._key(topic)
+
+    def _tell_pressure(self, keys: list[Key], kind: LinkType, nodes: Iterable[RemoteNode]) -> None:
+        for node in nodes:
+            if node.way.knows_pressure:
+                node.way.say(wire.keys(kind, keys))
+
+    def pressed_by(self, node: RemoteNode, key: Key) -> None:
+        """Clients of another node have too much of a topic: its publishers wait until they are released, or for as long
+        as for a client of this hub.
+        """
+        number = self._local_number(key)
+        if self.broker.slow is None or number is None or len(node.pressing) >= MAX_PRESSING:
+            return
+        node.pressing[key] = self.broker.clock()
+        self.broker.slow.pressure.press_elsewhere(node.way, number)
+        if key not in node.timed:
+            node.timed.add(key)
+            self._look_later(node, key, Pressure.lasts_s + PRESSURE_GRACE_S)
+
+    def _look_later(self, node: RemoteNode, key: Key, delay_s: float) -> None:
+        self.broker.call_later(delay_s, lambda: self._presses_too_long(node, key))
+
+    def _local_number(self, key: Key) -> bytes | None:
+        number = key[0].to_bytes(4, "big")
+        topic = self._topic_of(key)
+        if topic is not None:
+            return topic.key
+        known = self.broker.topic_table.at(number) if key[0] < TOPIC_BIT else self.broker.topic_table.by_key.get(number)
+        return number if known is None or known.name is None else None
+
+    def _presses_too_long(self, node: RemoteNode, key: Key) -> None:
+        """Release a topic, unless the node has pressed anew meanwhile: that is looked at again."""
+        most_s = Pressure.lasts_s + PRESSURE_GRACE_S
+        pressed_s = self.broker.clock() - node.pressing.get(key, -most_s)
+        node.timed.discard(key)
+        if pressed_s > most_s - TIMERS_DIFFER_S:
+            self.released_by(node, key)
+        elif pressed_s > 0:
+            node.timed.add(key)
+            self._look_later(node, key, most_s - pressed_s)
+
+    def released_by(self, node: RemoteNode, key: Key) -> None:
+        """They have not any more."""
+        number = self._local_number(key)
+        if node.pressing.pop(key, None) is not None and self.broker.slow is not None and number is not None:
+            self.broker.slow.pressure.release_elsewhere(node.way, number)
 
     # ---- what the hub does
 
@@ -289,6 +392,7 @@ class Member:
         self._bits |= bit
         node = RemoteNode(self, number, bit, way)
         self.remotes.append(node)
+        way.on_full = lambda: self._filled(node)
         put_off(_paced(node, self._snapshot(node)))
         self._forget_valued()
         self.changed(node, "joined")
@@ -299,6 +403,10 @@ class Member:
         the moment in which it is told, so that nothing old follows something new.
         """
         broker = self.broker
+        for topics in _portions(broker.slow.pressure.here() if broker.slow is not None else []):
+            pressed = [key for key in map(self._pressure_key, topics) if key is not None]
+            self._tell_pressure(pressed, LinkType.PRESSED, [node])
+            yield
         for names in _portions(list(broker.subtopic_table.by_id.items()), lambda one: len(one[1])):
             node.way.say(wire.names(LinkType.SUBTOPICS, names))
             yield
@@ -375,6 +483,9 @@ class Member:
         node.gone = True
         self.remotes.remove(node)
         node.way.end(reason, self.broker.stats.drop)
+        if self.broker.slow is not None:
+            self.broker.slow.pressure.forget(node.way)
+        self._caught_up(node)
         put_off(self._forget_node(node))
         self.changed(node, why)
 
@@ -430,6 +541,8 @@ class Member:
         """A client of another node is gone."""
         if self._phantoms.get(phantom.etid) is phantom:
             del self._phantoms[phantom.etid]
+        if phantom.node.pressing:
+            self.released_by(phantom.node, (phantom.etid, 0))
         if phantom.extra is not None and self.broker.hooks.onvanish:
             self.broker.hooks.onvanish(phantom)
         self.release(phantom)
@@ -528,6 +641,12 @@ class Member:
         self.broker.topic_table.absent = lambda number: None
         for client in self.broker.sessions.values():
             client.forget_routes()
+
+
+def _resume(waiting: list[BrokerPeer]) -> Iterator[None]:
+    for peer in waiting:
+        peer.outbox.resume()
+        yield
 
 
 def _rewriting(way: Way, tid: int, ptid: int) -> Callable[[bytes], object]:

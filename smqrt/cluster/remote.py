@@ -25,6 +25,8 @@ MAX_ROUTES = 1 << 16
 MAX_KEPT_BYTES = 1 << 30
 """What is kept of what another node says of one hub: three million clients."""
 MAX_STAMP = 1 << 63
+MAX_PRESSING = 1 << 16
+"""Topics whose publishers wait for one node."""
 MAX_SUBSCRIBERS = 1 << LOCAL_BITS
 """Of one node: each of its clients has an ETID."""
 _TOPIC_BYTES, _CLIENT_BYTES = 160, 600
@@ -89,6 +91,8 @@ class RemoteNode:
         gone: whether it is lost.
         kept_bytes: of what it has said so far.
         watched: topics whose number of subscribers it is told.
+        pressing: topics whose publishers have to wait for its clients, and since when.
+        timed: those that are looked at later.
         valued: topics whose names it was told, so that it can keep their last values.
     """
 
@@ -102,6 +106,8 @@ class RemoteNode:
         self.synced = self.gone = False
         self.watched: set[Key] = set()
         self.valued: set[Key] = set()
+        self.pressing: dict[Key, float] = {}
+        self.timed: set[Key] = set()
         self.server = Phantom(self, Announced(server_of(number), 0, SERVER_UID, b"", b""))
 
     # ---- messages from it
@@ -266,6 +272,14 @@ class RemoteNode:
             raise ProtocolError(CloseReason.SHORT_PACKET, "a last value of another node ends too soon")
         self.member.restore_value(smq.frame(bytes((smq.Type.PUBLISH,)) + packet[1:]))
 
+    def _pressed(self, packet: bytes) -> None:
+        for key in wire.parse_keys(packet):
+            self.member.pressed_by(self, key)
+
+    def _released(self, packet: bytes) -> None:
+        for key in wire.parse_keys(packet):
+            self.member.released_by(self, key)
+
     # ---- its end
 
     def forget_all(self) -> Iterator[None]:
@@ -331,4 +345,6 @@ HANDLERS: dict[int, Callable[[RemoteNode, bytes], None]] = {
     LinkType.END: RemoteNode._end,
     LinkType.TOPICS: RemoteNode._topics,
     LinkType.VALUE: RemoteNode._value,
+    LinkType.PRESSED: RemoteNode._pressed,
+    LinkType.RELEASED: RemoteNode._released,
 }

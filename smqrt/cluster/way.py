@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from smqrt.broker.outbox import Drop, Outbox
+from smqrt.broker.state import BrokerPeer
 from smqrt.broker.topics import Route
 from smqrt.wire import smq
 from smqrt.wire.cluster import rewritten
@@ -13,10 +14,24 @@ from smqrt.wire.cluster import rewritten
 class Way(Outbox):
     """The outbox of another node; each engine has its own kind. It keeps the order of what is put.
 
-    It is never full for a hub: an engine whose queue is over its limit loses the node.
+    It never refuses a hub: an engine whose queue is over its limit leaves messages out, and in the end loses the node.
+
+    Attributes:
+        on_full: called when so much waits that publishers should wait.
+        missed: whether messages were left out since that was looked at.
     """
 
-    __slots__ = ()
+    __slots__ = ("missed", "on_full")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_full: Callable[[], object] = lambda: None
+        self.missed = False
+
+    @property
+    def knows_pressure(self) -> bool:
+        """Whether the node knows `LinkType.PRESSED`."""
+        return False
 
     @property
     def is_behind(self) -> bool:
@@ -59,18 +74,56 @@ def count_messages(frames: bytes) -> int:
     return count
 
 
+class PacedRoute:
+    """A route over links: its publisher waits while one of them is full.
+
+    Args:
+        route: with what lies over the links.
+        ways: over which it leads.
+        peer: who publishes.
+        full: the ways that are full, with those who wait for them.
+    """
+
+    __slots__ = ("_deliver", "_deliver_view", "_full", "_peer", "_ways")
+
+    def __init__(
+        self, route: Route, ways: tuple[Way, ...], peer: BrokerPeer, full: dict[Way, list[BrokerPeer]]
+    ) -> None:
+        self._deliver, self._deliver_view = route.deliver, route.deliver_view
+        self._ways, self._peer, self._full = ways, peer, full
+
+    def deliver(self, run: bytes) -> bool | None:
+        """Deliver the run; true when the publisher has to wait."""
+        return self._deliver(run) or (bool(self._full) and self._wait())
+
+    def deliver_view(self, view: memoryview) -> bool | None:
+        """See `deliver`."""
+        return self._deliver_view(view) or (bool(self._full) and self._wait())
+
+    def _wait(self) -> bool:
+        for way in self._ways:
+            waiting = self._full.get(way)
+            if waiting is not None:
+                waiting.append(self._peer)
+                return True
+        return False
+
+
 class ForwardedRoute:
     """A route to subscribers here, if there are any, and to other nodes.
 
     Args:
         route: to those here.
         puts: takes a run, one for each node.
+        ways: to these nodes.
     """
 
-    __slots__ = ("_puts", "_route")
+    __slots__ = ("_puts", "_route", "ways")
 
-    def __init__(self, route: Route | None, puts: Iterable[Callable[[bytes], object]]) -> None:
-        self._route, self._puts = route, tuple(puts)
+    def __init__(
+        self, route: Route | None, puts: Iterable[Callable[[bytes], object]], ways: Iterable[Way] = ()
+    ) -> None:
+        self._route, self._puts, self.ways = route, tuple(puts), tuple(ways)
 
     def deliver(self, run: bytes) -> bool | None:
         """Deliver the run here, then forward it."""
