@@ -205,6 +205,7 @@ class Mesh:
 
     def meet_through_nats(self, servers: str, site: str = "smqrt", **options: Any) -> NatsBackplane:
         """Join all nodes of a site that use the same NATS; see `NatsBackplane`."""
+        options.setdefault("queue_bytes", max(self.node.unacked_bytes, 8 << 20))  # links have limits of their own
         backplane = NatsBackplane(self.node, servers, site, **options)
         self._when_begun(backplane.begin)
         self._last_closers.append(backplane.close)

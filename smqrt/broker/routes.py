@@ -22,15 +22,8 @@ log = logging.getLogger("smqrt")
 def destination(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> Route:
     """Where messages of `peer` to `tid` go now, the hook left aside."""
     topic = broker.topic_table.by_key.get(tid.to_bytes(4, "big")) or broker.topic_table.absent(tid)
-    found = _subscribers(broker, topic, tid, ptid)
-    route = found or UnroutedRoute(broker, tid, ptid, peer)
-    if broker.last_values is not None:
-        route = _keeping(broker.last_values, broker, topic, ptid, peer, route)
-    server, slow = broker.server, broker.slow
-    if slow and found and peer is not server and (topic is None or slow.of(topic.key) is Slow.WAIT):
-        route = PressedRoute(broker, tid if topic is None else topic.id, route, peer)  # without a name: of other nodes
-    if broker.cluster is not None and found is not None and peer is not server:
-        route = broker.cluster.paced(route, found, peer)
+    found, route = _reached(broker, topic, tid, ptid, peer)
+    server = broker.server
     if topic is not None and (topic is server.topic or topic.id in server.topics) and peer is not server:
         route = HandledRoute(server, route, peer)
     recorder = broker.recorder
@@ -39,6 +32,26 @@ def destination(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> R
     if not recorder.selects(topic):
         return SkippedRoute(recorder, route)
     return (DurableRoute if recorder.waits_for_disk else RecordedRoute)(recorder, route, peer, found is not None)
+
+
+def _reached(
+    broker: BrokerState, topic: Topic | None, tid: int, ptid: int, peer: BrokerPeer
+) -> tuple[Route | None, Route]:
+    """Who subscribes, and the way there past the journal and the server's handlers."""
+    found = _subscribers(broker, topic, tid, ptid)
+    route = found or UnroutedRoute(broker, tid, ptid, peer)
+    if broker.last_values is not None:
+        route = _keeping(broker.last_values, broker, topic, ptid, peer, route)
+    server, slow = broker.server, broker.slow
+    if slow and found and peer is not server and (topic is None or slow.of(topic.key) is Slow.WAIT):
+        route = PressedRoute(broker, tid if topic is None else topic.id, route, peer)  # without a name: of other nodes
+    if broker.cluster is not None and found is not None and peer is not server:
+
+        def deliver_later(run: bytes) -> bool | None:
+            return _reached(broker, broker.topic_table.get(tid), tid, ptid, peer)[1].deliver(run)
+
+        route = broker.cluster.paced(route, found, peer, deliver_later)
+    return found, route
 
 
 def _subscribers(broker: BrokerState, topic: Topic | None, tid: int, ptid: int) -> Route | None:

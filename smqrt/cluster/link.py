@@ -311,16 +311,19 @@ class Link:
         return self.sent_bytes - self._acked_bytes
 
     @property
+    def _waiting_bytes(self) -> int:
+        outbox = self.transport.outbox
+        return outbox.queued_bytes + (0 if outbox.carrier is None else outbox.carrier.queued_bytes)
+
+    @property
     def is_behind(self) -> bool:
         """Whether so much has not been worked off there that what can wait should; see `wait`."""
-        waits_bytes = self.transport.outbox.queued_bytes
-        return self.unacked_bytes > self.node.unacked_bytes // 4 or waits_bytes > self.node.queue_bytes // 4
+        return self.unacked_bytes > self.node.unacked_bytes // 4 or self._waiting_bytes > self.node.queue_bytes // 4
 
     @property
     def is_full(self) -> bool:
         """Whether so much has not been worked off there that publishers should wait."""
-        waits_bytes = self.transport.outbox.queued_bytes
-        return self.unacked_bytes > self.node.unacked_bytes // 2 or waits_bytes > self.node.queue_bytes // 2
+        return self.unacked_bytes > self.node.unacked_bytes // 2 or self._waiting_bytes > self.node.queue_bytes // 2
 
     def wait(self, then: Callable[[], object]) -> None:
         """Call `then` when the other side has worked off more; not when the link ends before."""

@@ -18,7 +18,7 @@ from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.broker.topics import Route, Topic
 from smqrt.cluster.interest import Interest
 from smqrt.cluster.remote import MAX_PRESSING, Phantom, RemoteNode
-from smqrt.cluster.way import ForwardedRoute, PacedRoute, RenumberedRoute, Way
+from smqrt.cluster.way import ForwardedRoute, PacedRoute, RenumberedRoute, Waiting, Way, go_on
 from smqrt.errors import CloseReason
 from smqrt.wire import cluster as wire
 from smqrt.wire import smq
@@ -79,7 +79,7 @@ class Member:
         self._local: dict[int, int] = {}
         self.former_numbers: set[int] = set()
         """Of nodes whose clients have come here with their ETIDs: nobody else may have these."""
-        self._full: dict[Way, list[BrokerPeer]] = {}
+        self._full: dict[Way, Waiting] = {}
         self._given_up: set[Way] = set()
         """Full ways for which publishers have waited for long enough."""
         self._bits = 0
@@ -233,12 +233,14 @@ class Member:
             node.way.put(smq.publish_frame(server_of(node.number), public, stid, data))
         return len(self.remotes)
 
-    def paced(self, route: Route, found: Route, peer: BrokerPeer) -> Route:
+    def paced(
+        self, route: Route, found: Route, peer: BrokerPeer, deliver_later: Callable[[bytes], bool | None]
+    ) -> Route:
         """See `ClusterMember`."""
         if isinstance(found, ForwardedRoute):
-            return PacedRoute(route, found.ways, peer, self._full)
+            return PacedRoute(route, found.ways, peer, self._full, deliver_later)
         if isinstance(found, Topic) and found.id in self.foreign:
-            return PacedRoute(route, (self.foreign[found.id][1].way,), peer, self._full)
+            return PacedRoute(route, (self.foreign[found.id][1].way,), peer, self._full, deliver_later)
         return route
 
     # ---- publishers that wait: for a link, and for clients of other nodes
@@ -250,20 +252,21 @@ class Member:
         way = node.way
         if way in self._full or way in self._given_up or node.gone:
             return
-        waiting = self._full[way] = []
+        waiting: Waiting = []
+        self._full[way] = waiting
         way.wait(lambda: self._caught_up(node))
         until_s = self.broker.clock() + Pressure.lasts_s
         self.broker.call_later(Pressure.lasts_s, lambda: self._gives_up(way, waiting, until_s))
 
-    def _gives_up(self, way: Way, waiting: list[BrokerPeer], until_s: float) -> None:
+    def _gives_up(self, way: Way, waiting: Waiting, until_s: float) -> None:
         if self._full.get(way) is waiting and self.broker.clock() > until_s - TIMERS_DIFFER_S:
             self._given_up.add(way)
-            put_off(_resume(self._full.pop(way)))
+            put_off(go_on(self._full.pop(way)))
 
     def _caught_up(self, node: RemoteNode) -> None:
         way = node.way
         self._given_up.discard(way)
-        put_off(_resume(self._full.pop(way, [])))
+        put_off(go_on(self._full.pop(way, [])))
         if way.missed and not node.gone:
             way.missed = False
             put_off(_paced(node, self._last_values(node)))
@@ -641,12 +644,6 @@ class Member:
         self.broker.topic_table.absent = lambda number: None
         for client in self.broker.sessions.values():
             client.forget_routes()
-
-
-def _resume(waiting: list[BrokerPeer]) -> Iterator[None]:
-    for peer in waiting:
-        peer.outbox.resume()
-        yield
 
 
 def _rewriting(way: Way, tid: int, ptid: int) -> Callable[[bytes], object]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Iterator
 
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.state import BrokerPeer
 from smqrt.broker.topics import Route
 from smqrt.wire import smq
 from smqrt.wire.cluster import rewritten
+
+log = logging.getLogger("smqrt")
 
 
 class Way(Outbox):
@@ -82,31 +85,58 @@ class PacedRoute:
         ways: over which it leads.
         peer: who publishes.
         full: the ways that are full, with those who wait for them.
+        deliver_later: gets a run that has waited; true when it waits again.
     """
 
-    __slots__ = ("_deliver", "_deliver_view", "_full", "_peer", "_ways")
+    __slots__ = ("_deliver", "_deliver_view", "_full", "_later", "_peer", "_ways")
 
     def __init__(
-        self, route: Route, ways: tuple[Way, ...], peer: BrokerPeer, full: dict[Way, list[BrokerPeer]]
+        self,
+        route: Route,
+        ways: tuple[Way, ...],
+        peer: BrokerPeer,
+        full: dict[Way, Waiting],
+        deliver_later: Callable[[bytes], bool | None],
     ) -> None:
         self._deliver, self._deliver_view = route.deliver, route.deliver_view
-        self._ways, self._peer, self._full = ways, peer, full
+        self._ways, self._peer, self._full, self._later = ways, peer, full, deliver_later
 
     def deliver(self, run: bytes) -> bool | None:
-        """Deliver the run; true when the publisher has to wait."""
-        return self._deliver(run) or (bool(self._full) and self._wait())
+        """Deliver the run, or keep it until there is room; true when the publisher has to wait."""
+        if self._full and self._waits(run):
+            return True
+        return self._deliver(run) or (bool(self._full) and self._waits(b""))
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""
-        return self._deliver_view(view) or (bool(self._full) and self._wait())
+        if self._full:
+            return self.deliver(bytes(view))
+        return self._deliver_view(view) or (bool(self._full) and self._waits(b""))
 
-    def _wait(self) -> bool:
+    def _waits(self, run: bytes) -> bool:
         for way in self._ways:
             waiting = self._full.get(way)
             if waiting is not None:
-                waiting.append(self._peer)
+                waiting.append((self._peer, self._later, run))
                 return True
         return False
+
+
+Waiting = list[tuple[BrokerPeer, Callable[[bytes], "bool | None"], bytes]]
+"""Who waits, what gets the run that waits with them, and that; empty when it was delivered."""
+
+
+def go_on(waiting: Waiting) -> Iterator[None]:
+    """Let publishers go on that have waited, in portions."""
+    for peer, deliver_later, run in waiting:
+        waits: bool | None = False
+        try:
+            waits = deliver_later(run) if run else False
+        except Exception:  # the others must not wait for ever
+            log.exception("error while a message was routed; it is lost")
+        if not waits:
+            peer.outbox.resume()
+        yield
 
 
 class ForwardedRoute:
