@@ -46,11 +46,7 @@ def _reached(
     if slow and found and peer is not server and (topic is None or slow.of(topic.key) is Slow.WAIT):
         route = PressedRoute(broker, tid if topic is None else topic.id, route, peer)  # without a name: of other nodes
     if broker.cluster is not None and found is not None and peer is not server:
-
-        def deliver_later(run: bytes) -> bool | None:
-            return _reached(broker, broker.topic_table.get(tid), tid, ptid, peer)[1].deliver(run)
-
-        route = broker.cluster.paced(route, found, peer, deliver_later)
+        route = broker.cluster.paced(route, found, peer)
     return found, route
 
 

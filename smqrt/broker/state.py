@@ -198,12 +198,8 @@ class ClusterMember(Protocol):
         """Where messages of `ptid` to `tid` go: `route`, of this hub, and to other nodes; None when nobody is there."""
         ...
 
-    def paced(
-        self, route: Route, found: Route, peer: BrokerPeer, deliver_later: Callable[[bytes], bool | None]
-    ) -> Route:
-        """`route` as one on which `peer` waits for full links, when `found`, its end, leads over some. A run that waits
-        is given to `deliver_later`, which is true when it waits again.
-        """
+    def paced(self, route: Route, found: Route, peer: BrokerPeer) -> Route:
+        """`route` as one on which `peer` waits for full links, when `found`, its end, leads over some."""
         ...
 
     def pressed(self, key: bytes, presses: bool) -> None:

@@ -34,7 +34,9 @@ log = logging.getLogger("smqrt")
 MAX_CHANNEL = 0xFFFF
 HANDED_AT_ONCE_BYTES = 256 << 10
 """So much of one turn is handed to a link at once."""
-LEFT_OUT = 4
+KEPT = 2
+"""So many times its queue is kept for a node beside that, of those who wait and of the server, which does not."""
+LEFT_OUT = 2
 """A node for which so many times its queue was left out since it worked off anything is lost."""
 MAX_UNOPENED = 4096
 """Hubs and channels that the other side has and this one has not."""
@@ -145,13 +147,19 @@ class ChannelWay(Way):
         queue = self.queue
         if not queue:
             dirty.append(self)
+        elif self.holds and run[2] == smq.Type.PUBLISH and self._put_bytes > KEPT * self.link.node.queue_bytes:
+            self.missed = True
+            self.link.leave_out(self._channel, [run])
+            return
         queue.append(run)
         self._put_bytes += len(run)
-        if self._put_bytes > HANDED_AT_ONCE_BYTES:
+        if self._put_bytes > HANDED_AT_ONCE_BYTES and not self.holds:
             self.flush()
 
     def flush(self) -> None:
-        """Hand the queue to the link."""
+        """Hand the queue to the link, until that is full."""
+        if self.holds:
+            return
         self._put_bytes = 0
         if not self.queue:  # that of a lost node stays
             return
@@ -160,6 +168,26 @@ class ChannelWay(Way):
             self.missed = True
         if self.link.is_full:
             self.on_full()
+
+    def go_on(self) -> None:
+        """See `Way`; what waits is handed over in parts, until the link is full again."""
+        self.holds = False
+        waiting, portion, size, at = self.queue, 0, 0, 0
+        if not waiting:
+            return
+        self.queue = []
+        while at < len(waiting) and not self.holds:
+            portion, size = at, 0
+            while at < len(waiting) and size < HANDED_AT_ONCE_BYTES:
+                size += len(waiting[at])
+                at += 1
+            self._put_bytes -= size
+            if not self.link.transmit(self._channel, waiting[portion:at]):
+                self.missed = True
+            if self.link.is_full:
+                self.on_full()
+        for run in waiting[at:]:
+            self.queue.append(run)  # that of a lost node counts it
 
     @property
     def knows_pressure(self) -> bool:
@@ -271,24 +299,36 @@ class Link:
         takes_all = True
         room_bytes = self.node.unacked_bytes - self.node.queue_bytes // 4 - self.unacked_bytes
         if sum(map(len, runs)) > room_bytes and not channel.carried.wire_name.startswith(wire.APP):
-            fitting, messages = _fitting(runs, room_bytes)
-            if messages:
-                channel.carried.count_lost(Drop.LINK_SLOW, messages)
-                takes_all = False
-                self._left_out_bytes += sum(map(len, runs)) - sum(map(len, fitting))
-            runs = fitting
+            runs, left_out = _fitting(runs, room_bytes)
+            takes_all = not left_out
+            self._count_left_out(channel, left_out)
         if channel.number != self._sending:
             self._sending = channel.number
             self._say(wire.channel(Packet.CHANNEL, channel.number))
         self.sent_bytes += sum(map(len, runs))
         self._unacked.append((self.sent_bytes, channel, runs))
-        if self.unacked_bytes > self.node.unacked_bytes or self._left_out_bytes > LEFT_OUT * self.node.queue_bytes:
-            self.lose(f"{self.unacked_bytes >> 20} MiB wait for the other node, which does not keep up", Drop.LINK_SLOW)
+        if self._is_too_slow():
             return takes_all
         outbox = self.transport.outbox
         for run in runs:
             outbox.put(run)  # in a way that a connection over its limit is noticed
         return takes_all
+
+    def leave_out(self, channel: Channel, runs: list[bytes]) -> None:
+        """Count runs that are not sent, because too much waits."""
+        self._count_left_out(channel, runs)
+        self._is_too_slow()
+
+    def _count_left_out(self, channel: Channel, runs: list[bytes]) -> None:
+        self._left_out_bytes += sum(map(len, runs))
+        if messages := sum(map(count_messages, runs)):
+            channel.carried.count_lost(Drop.LINK_SLOW, messages)
+
+    def _is_too_slow(self) -> bool:
+        is_over = self.unacked_bytes > self.node.unacked_bytes
+        if is_over or self._left_out_bytes > LEFT_OUT * self.node.queue_bytes:
+            self.lose(f"{self.unacked_bytes >> 20} MiB wait for the other node, which does not keep up", Drop.LINK_SLOW)
+        return self.state is LinkState.CLOSED
 
     @property
     def is_proven(self) -> bool:
@@ -637,16 +677,16 @@ class Link:
             put_off(_count_lost(unacked, self._acked_bytes, Drop.LINK_LOST))
 
 
-def _fitting(runs: list[bytes], room_bytes: int) -> tuple[list[bytes], int]:
-    """Those that fit, with all that are no messages, and how many messages are left out."""
+def _fitting(runs: list[bytes], room_bytes: int) -> tuple[list[bytes], list[bytes]]:
+    """Those that fit, with all that are no messages, and those that don't."""
     kept: list[bytes] = []
-    left_out = 0
+    left_out: list[bytes] = []
     for run in runs:
         if run[2] != smq.Type.PUBLISH or len(run) <= room_bytes:
             kept.append(run)
             room_bytes -= len(run)
         else:
-            left_out += count_messages(run)
+            left_out.append(run)
             room_bytes = 0  # who comes behind it in this turn does not overtake it
     return kept, left_out
 

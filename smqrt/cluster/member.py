@@ -18,7 +18,7 @@ from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.broker.topics import Route, Topic
 from smqrt.cluster.interest import Interest
 from smqrt.cluster.remote import MAX_PRESSING, Phantom, RemoteNode
-from smqrt.cluster.way import ForwardedRoute, PacedRoute, RenumberedRoute, Waiting, Way, go_on
+from smqrt.cluster.way import ForwardedRoute, PacedRoute, RenumberedRoute, Way
 from smqrt.errors import CloseReason
 from smqrt.wire import cluster as wire
 from smqrt.wire import smq
@@ -79,7 +79,7 @@ class Member:
         self._local: dict[int, int] = {}
         self.former_numbers: set[int] = set()
         """Of nodes whose clients have come here with their ETIDs: nobody else may have these."""
-        self._full: dict[Way, Waiting] = {}
+        self._full: dict[Way, list[BrokerPeer]] = {}
         self._given_up: set[Way] = set()
         """Full ways for which publishers have waited for long enough."""
         self._bits = 0
@@ -214,7 +214,7 @@ class Member:
         foreign = self.foreign.get(topic.id)
         if foreign is not None:
             way = foreign[1].way
-            return ForwardedRoute(None, [_rewriting(way, tid, public)], [way]) if public in self._local else route
+            return ForwardedRoute(None, [_rewriting(way, tid, public) if public in self._local else way.put], [way])
         return RenumberedRoute(route, topic.id) if route is not None and topic.id != tid else route
 
     def _nodes(self, nodes: int) -> Iterator[RemoteNode]:
@@ -233,15 +233,9 @@ class Member:
             node.way.put(smq.publish_frame(server_of(node.number), public, stid, data))
         return len(self.remotes)
 
-    def paced(
-        self, route: Route, found: Route, peer: BrokerPeer, deliver_later: Callable[[bytes], bool | None]
-    ) -> Route:
+    def paced(self, route: Route, found: Route, peer: BrokerPeer) -> Route:
         """See `ClusterMember`."""
-        if isinstance(found, ForwardedRoute):
-            return PacedRoute(route, found.ways, peer, self._full, deliver_later)
-        if isinstance(found, Topic) and found.id in self.foreign:
-            return PacedRoute(route, (self.foreign[found.id][1].way,), peer, self._full, deliver_later)
-        return route
+        return PacedRoute(route, found.ways, peer, self._full) if isinstance(found, ForwardedRoute) else route
 
     # ---- publishers that wait: for a link, and for clients of other nodes
 
@@ -252,21 +246,27 @@ class Member:
         way = node.way
         if way in self._full or way in self._given_up or node.gone:
             return
-        waiting: Waiting = []
-        self._full[way] = waiting
+        waiting: list[BrokerPeer] = []
+        self._full[way], way.holds = waiting, True
         way.wait(lambda: self._caught_up(node))
         until_s = self.broker.clock() + Pressure.lasts_s
         self.broker.call_later(Pressure.lasts_s, lambda: self._gives_up(way, waiting, until_s))
 
-    def _gives_up(self, way: Way, waiting: Waiting, until_s: float) -> None:
+    def _gives_up(self, way: Way, waiting: list[BrokerPeer], until_s: float) -> None:
         if self._full.get(way) is waiting and self.broker.clock() > until_s - TIMERS_DIFFER_S:
             self._given_up.add(way)
-            put_off(go_on(self._full.pop(way)))
+            way.go_on()
+            put_off(_resume(self._full.pop(way)))
 
     def _caught_up(self, node: RemoteNode) -> None:
         way = node.way
         self._given_up.discard(way)
-        put_off(go_on(self._full.pop(way, [])))
+        waiting = self._full.pop(way, [])
+        way.go_on()
+        if way in self._full:  # again, by what has waited
+            self._full[way] += waiting
+        else:
+            put_off(_resume(waiting))
         if way.missed and not node.gone:
             way.missed = False
             put_off(_paced(node, self._last_values(node)))
@@ -644,6 +644,12 @@ class Member:
         self.broker.topic_table.absent = lambda number: None
         for client in self.broker.sessions.values():
             client.forget_routes()
+
+
+def _resume(waiting: list[BrokerPeer]) -> Iterator[None]:
+    for peer in waiting:
+        peer.outbox.resume()
+        yield
 
 
 def _rewriting(way: Way, tid: int, ptid: int) -> Callable[[bytes], object]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.state import BrokerPeer
 from smqrt.broker.topics import Route
 from smqrt.wire import smq
 from smqrt.wire.cluster import rewritten
-
-log = logging.getLogger("smqrt")
 
 
 class Way(Outbox):
@@ -21,15 +18,16 @@ class Way(Outbox):
 
     Attributes:
         on_full: called when so much waits that publishers should wait.
+        holds: whether what is put waits here, since the engine's queue is full; see `go_on`.
         missed: whether messages were left out since that was looked at.
     """
 
-    __slots__ = ("missed", "on_full")
+    __slots__ = ("holds", "missed", "on_full")
 
     def __init__(self) -> None:
         super().__init__()
         self.on_full: Callable[[], object] = lambda: None
-        self.missed = False
+        self.missed = self.holds = False
 
     @property
     def knows_pressure(self) -> bool:
@@ -43,6 +41,10 @@ class Way(Outbox):
 
     def wait(self, then: Callable[[], object]) -> None:
         """Call `then` when the node has worked off more; not when it is lost before."""
+
+    def go_on(self) -> None:
+        """Hold back no more."""
+        self.holds = False
 
     def say(self, packets: Iterable[bytes]) -> None:
         """Send control packets."""
@@ -78,65 +80,39 @@ def count_messages(frames: bytes) -> int:
 
 
 class PacedRoute:
-    """A route over links: its publisher waits while one of them is full.
+    """A route over links: its publisher waits while one of them is full. What it has sent by then is delivered, so that
+    nobody else waits for that link.
 
     Args:
         route: with what lies over the links.
         ways: over which it leads.
         peer: who publishes.
         full: the ways that are full, with those who wait for them.
-        deliver_later: gets a run that has waited; true when it waits again.
     """
 
-    __slots__ = ("_deliver", "_deliver_view", "_full", "_later", "_peer", "_ways")
+    __slots__ = ("_deliver", "_deliver_view", "_full", "_peer", "_ways")
 
     def __init__(
-        self,
-        route: Route,
-        ways: tuple[Way, ...],
-        peer: BrokerPeer,
-        full: dict[Way, Waiting],
-        deliver_later: Callable[[bytes], bool | None],
+        self, route: Route, ways: tuple[Way, ...], peer: BrokerPeer, full: dict[Way, list[BrokerPeer]]
     ) -> None:
         self._deliver, self._deliver_view = route.deliver, route.deliver_view
-        self._ways, self._peer, self._full, self._later = ways, peer, full, deliver_later
+        self._ways, self._peer, self._full = ways, peer, full
 
     def deliver(self, run: bytes) -> bool | None:
-        """Deliver the run, or keep it until there is room; true when the publisher has to wait."""
-        if self._full and self._waits(run):
-            return True
-        return self._deliver(run) or (bool(self._full) and self._waits(b""))
+        """Deliver the run; true when the publisher has to wait."""
+        return self._deliver(run) or (bool(self._full) and self._waits())
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""
-        if self._full:
-            return self.deliver(bytes(view))
-        return self._deliver_view(view) or (bool(self._full) and self._waits(b""))
+        return self._deliver_view(view) or (bool(self._full) and self._waits())
 
-    def _waits(self, run: bytes) -> bool:
+    def _waits(self) -> bool:
         for way in self._ways:
             waiting = self._full.get(way)
             if waiting is not None:
-                waiting.append((self._peer, self._later, run))
+                waiting.append(self._peer)
                 return True
         return False
-
-
-Waiting = list[tuple[BrokerPeer, Callable[[bytes], "bool | None"], bytes]]
-"""Who waits, what gets the run that waits with them, and that; empty when it was delivered."""
-
-
-def go_on(waiting: Waiting) -> Iterator[None]:
-    """Let publishers go on that have waited, in portions."""
-    for peer, deliver_later, run in waiting:
-        waits: bool | None = False
-        try:
-            waits = deliver_later(run) if run else False
-        except Exception:  # the others must not wait for ever
-            log.exception("error while a message was routed; it is lost")
-        if not waits:
-            peer.outbox.resume()
-        yield
 
 
 class ForwardedRoute:
