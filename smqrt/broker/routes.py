@@ -24,7 +24,7 @@ def destination(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> R
     topic = broker.topic_table.by_key.get(tid.to_bytes(4, "big")) or broker.topic_table.absent(tid)
     found, route = _reached(broker, topic, tid, ptid, peer)
     server = broker.server
-    if topic is not None and (topic is server.topic or topic.id in server.topics) and peer is not server:
+    if topic is not None and peer is not server and (topic is server.topic or topic.id in server.topics):
         route = HandledRoute(server, route, peer)
     recorder = broker.recorder
     if recorder is None:

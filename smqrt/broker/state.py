@@ -202,6 +202,16 @@ class ClusterMember(Protocol):
         """`route` as one on which `peer` waits for full links, when `found`, its end, leads over some."""
         ...
 
+    def handles(self, topic: Topic, frame: bytes, origin: object) -> bool:
+        """Whether the server of this node handles a message that one of the cluster is to; it is sent there otherwise.
+        `origin` is the node that it came from, None for this one.
+        """
+        ...
+
+    def handles_once(self, topic: Topic, number: int) -> None:
+        """The server handles a topic once in the cluster: what is for it comes to `number`; 0 for no more."""
+        ...
+
     def pressed(self, key: bytes, presses: bool) -> None:
         """Clients of this hub have too much of a topic, or have no more: publishers elsewhere have to wait."""
         ...
@@ -264,11 +274,13 @@ class ServerPeer(BrokerPeer, Protocol):
 
     Attributes:
         topic: its own ETID's.
+        once: by the id of each topic that one server of the cluster handles, where what is for this one comes.
         behind: whether its handlers have not got all messages yet: who publishes to them has to wait.
     """
 
     topic: Topic
     topics: dict[int, Topic]
+    once: dict[int, Topic]
     behind: bool
 
     def hold(self, peer: BrokerPeer) -> bool:

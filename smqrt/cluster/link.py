@@ -195,6 +195,11 @@ class ChannelWay(Way):
         return self.link.knows_pressure
 
     @property
+    def epoch(self) -> int:
+        """See `Way`."""
+        return self.link.peer.epoch if self.link.peer is not None else 0
+
+    @property
     def carrier(self) -> Outbox:
         """See `Outbox`."""
         return self.link.transport.outbox
@@ -245,7 +250,7 @@ class Link:
         on_up, on_end: called when the handshake is over, and with the reason when it ends.
         why, code: why it ended; the code is a `Refusal`, 0 for none.
         sent_bytes: of the link.
-        knows_pressure: whether the other side knows `LinkType.PRESSED`.
+        knows_pressure: whether the other side knows the packets from `LinkType.PRESSED` on.
         unhandled_bytes: what the other node's applications have not handled yet of all that came over their channels.
     """
 

@@ -53,6 +53,7 @@ class Member:
         interest: what the other nodes want.
         counts_all: whether observers are told the subscribers of all nodes; see `count_all`.
         changed: called when a node has joined, has said all, or is gone.
+        epoch: when this node started.
         leave: takes the hub out of the cluster; the engine's.
     """
 
@@ -64,6 +65,7 @@ class Member:
         self.foreign: dict[int, tuple[Topic, RemoteNode]] = {}
         self.interest = Interest()
         self.changed: Callable[[RemoteNode, str], object] = lambda node, what: None
+        self.epoch = 0
         self.leave: Callable[[], object] = lambda: None
         self.suspend: Callable[[], object] = lambda: None
         self.resume: Callable[[], object] = lambda: None
@@ -329,6 +331,33 @@ class Member:
         if node.pressing.pop(key, None) is not None and self.broker.slow is not None and number is not None:
             self.broker.slow.pressure.release_elsewhere(node.way, number)
 
+    # ---- what one server of the cluster handles
+
+    def handles(self, topic: Topic, frame: bytes, origin: object) -> bool:
+        """See `ClusterMember`. The node of the publisher decides, alone, so that no message has two: it takes the node
+        that has run for longest of those it can reach. For nodes without such a handler the others decide.
+        """
+        key = self._key(topic)
+        if isinstance(origin, RemoteNode) and key in origin.once:
+            return False
+        nodes = [node for node in self.remotes if key in node.once]
+        oldest = min(nodes, key=_seniority, default=None)
+        if oldest is None or (self.epoch, self.number) <= _seniority(oldest):
+            return True
+        if origin is None:
+            ptid = int.from_bytes(frame[7:11], "big")
+            oldest.way.put(wire.rewritten(frame, oldest.once[key], self._public.get(ptid, ptid)))
+        return False
+
+    def handles_once(self, topic: Topic, number: int) -> None:
+        """See `ClusterMember`."""
+        self._tell_once([(*self._key(topic), number)], self.remotes)
+
+    def _tell_once(self, topics: list[tuple[int, int, int]], nodes: Iterable[RemoteNode]) -> None:
+        for node in nodes:
+            if node.way.knows_pressure:
+                node.way.say(wire.keys_and_numbers(LinkType.ONCE, topics))
+
     # ---- what the hub does
 
     def _tell(self, packets: Iterable[bytes]) -> None:
@@ -406,6 +435,8 @@ class Member:
         the moment in which it is told, so that nothing old follows something new.
         """
         broker = self.broker
+        once = ((broker.topic_table.get(tid), inbox) for tid, inbox in list(broker.server.once.items()))
+        self._tell_once([(*self._key(topic), inbox.id) for topic, inbox in once if topic is not None], [node])
         for topics in _portions(broker.slow.pressure.here() if broker.slow is not None else []):
             pressed = [key for key in map(self._pressure_key, topics) if key is not None]
             self._tell_pressure(pressed, LinkType.PRESSED, [node])
@@ -650,6 +681,10 @@ def _resume(waiting: list[BrokerPeer]) -> Iterator[None]:
     for peer in waiting:
         peer.outbox.resume()
         yield
+
+
+def _seniority(node: RemoteNode) -> tuple[int, int]:
+    return node.way.epoch, node.number
 
 
 def _rewriting(way: Way, tid: int, ptid: int) -> Callable[[bytes], object]:

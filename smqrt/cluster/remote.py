@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from smqrt.broker.last_values import LastValueRoute
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.routes import HandledRoute
+from smqrt.broker.server_client import Arrived, ServerClient
 from smqrt.broker.topics import Route, Topic
 from smqrt.cluster.way import RenumberedRoute, Way, count_messages
 from smqrt.errors import CloseReason, ProtocolError
@@ -93,6 +94,7 @@ class RemoteNode:
         watched: topics whose number of subscribers it is told.
         pressing: topics whose publishers have to wait for its clients, and since when.
         timed: those that are looked at later.
+        once: topics that its server handles once in the cluster, with the number for what it is to handle.
         valued: topics whose names it was told, so that it can keep their last values.
     """
 
@@ -108,6 +110,7 @@ class RemoteNode:
         self.valued: set[Key] = set()
         self.pressing: dict[Key, float] = {}
         self.timed: set[Key] = set()
+        self.once: dict[Key, int] = {}
         self.server = Phantom(self, Announced(server_of(number), 0, SERVER_UID, b"", b""))
 
     # ---- messages from it
@@ -130,11 +133,12 @@ class RemoteNode:
             return route
         topic.settle()
         if topic.raw or topic.ws:
-            route = topic
+            route = topic if topic.id not in broker.server.once else ArrivedRoute(broker.server, topic, self)
         values = broker.last_values
         if values is not None and values.selects(topic):
             route = LastValueRoute(values.of(topic), route, None)
-        if topic is broker.server.topic or topic.id in broker.server.topics:
+        server = broker.server
+        if topic is server.topic or topic.id in server.topics or server.is_inbox(topic.id):
             route = HandledRoute(broker.server, route, self.server)
         if topic.id != tid:
             route = RenumberedRoute(route, topic.id)
@@ -280,6 +284,15 @@ class RemoteNode:
         for key in wire.parse_keys(packet):
             self.member.released_by(self, key)
 
+    def _once(self, packet: bytes) -> None:
+        for number, check, at in wire.parse_keys_and_numbers(packet):
+            key = number, check
+            self._keep(_TOPIC_BYTES * (bool(at) - (key in self.once)))
+            if at:
+                self.once[key] = at
+            else:
+                self.once.pop(key, None)
+
     # ---- its end
 
     def forget_all(self) -> Iterator[None]:
@@ -308,6 +321,26 @@ class NobodyRoute:
     def deliver(self, run: bytes) -> None:
         """Count the run as dropped."""
         self._drop(Drop.UNROUTED, count_messages(run))
+
+    def deliver_view(self, view: memoryview) -> None:
+        """See `deliver`."""
+        self.deliver(bytes(view))
+
+
+class ArrivedRoute:
+    """A route to a topic that the server handles once in the cluster: it is to know where the messages come from."""
+
+    __slots__ = ("_node", "_server", "_topic")
+
+    def __init__(self, server: ServerClient, topic: Topic, node: RemoteNode) -> None:
+        self._server, self._topic, self._node = server, topic, node
+
+    def deliver(self, run: bytes) -> None:
+        """Deliver the run."""
+        before = len(self._server.queue)
+        self._topic.deliver(run)
+        if len(self._server.queue) > before:
+            self._server.queue[-1] = Arrived(run, self._node)
 
     def deliver_view(self, view: memoryview) -> None:
         """See `deliver`."""
@@ -347,4 +380,5 @@ HANDLERS: dict[int, Callable[[RemoteNode, bytes], None]] = {
     LinkType.VALUE: RemoteNode._value,
     LinkType.PRESSED: RemoteNode._pressed,
     LinkType.RELEASED: RemoteNode._released,
+    LinkType.ONCE: RemoteNode._once,
 }

@@ -31,8 +31,13 @@ class Way(Outbox):
 
     @property
     def knows_pressure(self) -> bool:
-        """Whether the node knows `LinkType.PRESSED`."""
+        """Whether the node knows the packets from `LinkType.PRESSED` on."""
         return False
+
+    @property
+    def epoch(self) -> int:
+        """When the node started, ns since 1970 by its clock."""
+        return 0
 
     @property
     def is_behind(self) -> bool:

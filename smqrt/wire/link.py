@@ -37,7 +37,7 @@ ABILITY = b"\xfe"
 not know it keep the name as that of a hub that they don't have.
 """
 PRESSURE = ABILITY + b"pressure"
-"""The sender knows `LinkType.PRESSED`."""
+"""The sender knows the packets from `LinkType.PRESSED` on."""
 PROOF_BYTES = 32
 
 
