@@ -22,22 +22,6 @@ log = logging.getLogger("smqrt")
 def destination(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> Route:
     """Where messages of `peer` to `tid` go now, the hook left aside."""
     topic = broker.topic_table.by_key.get(tid.to_bytes(4, "big")) or broker.topic_table.absent(tid)
-    found, route = _reached(broker, topic, tid, ptid, peer)
-    server = broker.server
-    if topic is not None and peer is not server and (topic is server.topic or topic.id in server.topics):
-        route = HandledRoute(server, route, peer)
-    recorder = broker.recorder
-    if recorder is None:
-        return route
-    if not recorder.selects(topic):
-        return SkippedRoute(recorder, route)
-    return (DurableRoute if recorder.waits_for_disk else RecordedRoute)(recorder, route, peer, found is not None)
-
-
-def _reached(
-    broker: BrokerState, topic: Topic | None, tid: int, ptid: int, peer: BrokerPeer
-) -> tuple[Route | None, Route]:
-    """Who subscribes, and the way there past the journal and the server's handlers."""
     found = _subscribers(broker, topic, tid, ptid)
     route = found or UnroutedRoute(broker, tid, ptid, peer)
     if broker.last_values is not None:
@@ -47,7 +31,14 @@ def _reached(
         route = PressedRoute(broker, tid if topic is None else topic.id, route, peer)  # without a name: of other nodes
     if broker.cluster is not None and found is not None and peer is not server:
         route = broker.cluster.paced(route, found, peer)
-    return found, route
+    if topic is not None and (topic is server.topic or topic.id in server.topics) and peer is not server:
+        route = HandledRoute(server, route, peer)
+    recorder = broker.recorder
+    if recorder is None:
+        return route
+    if not recorder.selects(topic):
+        return SkippedRoute(recorder, route)
+    return (DurableRoute if recorder.waits_for_disk else RecordedRoute)(recorder, route, peer, found is not None)
 
 
 def _subscribers(broker: BrokerState, topic: Topic | None, tid: int, ptid: int) -> Route | None:
@@ -238,7 +229,7 @@ class GuardedRoute:
         """Take those that went no further out of what `Session.several` counted as delivered to the topic."""
         table = self._broker.topic_table
         topic = table.get(self._tid)
-        if topic is not None and (topic.raw or topic.ws):
+        if topic is not None and topic.is_delivered:
             topic.messages -= swallowed - (not is_delivered)
         table.traffic.add(swallowed, size, 0)
 

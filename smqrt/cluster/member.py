@@ -206,17 +206,24 @@ class Member:
             nodes = self.interest.nodes(key)
             if self.broker.last_values is not None and self.broker.last_values.selects(topic):
                 nodes = self._to_keepers(topic, key)
-        if not nodes:
-            return route
-        wanting = list(self._nodes(nodes))
+        wanting = list(self._nodes(nodes)) if nodes else []
+        if topic is not None and topic.leads_away != (bool(wanting) and route is None):
+            topic.count()
+            topic.leads_away = not topic.leads_away
         puts = [self._put(one, tid, self._number_at(one, key, tid), ptid, public) for one in wanting]
-        return ForwardedRoute(route, puts, (one.way for one in wanting)) if puts else route
+        return self._over(route, topic, puts, [one.way for one in wanting]) if puts else route
+
+    def _over(
+        self, route: Route | None, topic: Topic | None, puts: list[Callable[[bytes], object]], ways: list[Way]
+    ) -> Route:
+        return ForwardedRoute(route, puts, ways, topic, self.broker.topic_table.traffic)
 
     def _to_client(self, route: Route | None, topic: Topic, tid: int, public: int) -> Route | None:
         foreign = self.foreign.get(topic.id)
         if foreign is not None:
             way = foreign[1].way
-            return ForwardedRoute(None, [_rewriting(way, tid, public) if public in self._local else way.put], [way])
+            topic.leads_away = True
+            return self._over(None, topic, [_rewriting(way, tid, public) if public in self._local else way.put], [way])
         return RenumberedRoute(route, topic.id) if route is not None and topic.id != tid else route
 
     def _nodes(self, nodes: int) -> Iterator[RemoteNode]:

@@ -133,7 +133,7 @@ class RemoteNode:
             return route
         topic.settle()
         if topic.raw or topic.ws:
-            route = topic if topic.id not in broker.server.once else ArrivedRoute(broker.server, topic, self)
+            route = OnceRoute(broker.server, topic, self) if topic.id in broker.server.once else ArrivedRoute(topic)
         values = broker.last_values
         if values is not None and values.selects(topic):
             route = LastValueRoute(values.of(topic), route, None)
@@ -170,6 +170,7 @@ class RemoteNode:
         topic = self.member.broker.topic_table.by_key.get(destination)
         if topic is not None and (topic.raw or topic.ws):
             topic.messages += more
+            topic.arrived += more
 
     # ---- what it says
 
@@ -328,17 +329,41 @@ class NobodyRoute:
 
 
 class ArrivedRoute:
+    """A route to a topic, whose messages are counted where they were published."""
+
+    __slots__ = ("_topic",)
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+
+    def deliver(self, run: bytes) -> None:
+        """Deliver the run."""
+        topic = self._topic
+        topic.arrived += 1
+        topic.arrived_bytes += len(run)
+        topic.deliver(run)
+
+    def deliver_view(self, view: memoryview) -> None:
+        """See `deliver`."""
+        topic = self._topic
+        topic.arrived += 1
+        topic.arrived_bytes += len(view)
+        topic.deliver_view(view)
+
+
+class OnceRoute(ArrivedRoute):
     """A route to a topic that the server handles once in the cluster: it is to know where the messages come from."""
 
-    __slots__ = ("_node", "_server", "_topic")
+    __slots__ = ("_node", "_server")
 
     def __init__(self, server: ServerClient, topic: Topic, node: RemoteNode) -> None:
-        self._server, self._topic, self._node = server, topic, node
+        super().__init__(topic)
+        self._server, self._node = server, node
 
     def deliver(self, run: bytes) -> None:
         """Deliver the run."""
         before = len(self._server.queue)
-        self._topic.deliver(run)
+        super().deliver(run)
         if len(self._server.queue) > before:
             self._server.queue[-1] = Arrived(run, self._node)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.state import BrokerPeer
-from smqrt.broker.topics import Route
+from smqrt.broker.topics import Route, Topic, Traffic
 from smqrt.wire import smq
 from smqrt.wire.cluster import rewritten
 
@@ -127,18 +127,25 @@ class ForwardedRoute:
         route: to those here.
         puts: takes a run, one for each node.
         ways: to these nodes.
+        topic: of the messages, where no route counts them; None when its name is not known here.
     """
 
     __slots__ = ("_puts", "_route", "ways")
 
     def __init__(
-        self, route: Route | None, puts: Iterable[Callable[[bytes], object]], ways: Iterable[Way] = ()
+        self,
+        route: Route | None,
+        puts: Iterable[Callable[[bytes], object]],
+        ways: Iterable[Way],
+        topic: Topic | None,
+        traffic: Traffic,
     ) -> None:
-        self._route, self._puts, self.ways = route, tuple(puts), tuple(ways)
+        self._puts, self.ways = tuple(puts), tuple(ways)
+        self._route = route or CountingRoute(topic, traffic)
 
     def deliver(self, run: bytes) -> bool | None:
         """Deliver the run here, then forward it."""
-        waits = self._route.deliver(run) if self._route else None
+        waits = self._route.deliver(run)
         for put in self._puts:
             put(run)
         return waits
@@ -146,10 +153,32 @@ class ForwardedRoute:
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`; the links keep what they send until it has arrived, so that one copy is made."""
         run = bytes(view)
-        waits = self._route.deliver_view(view) if self._route else None
+        waits = self._route.deliver_view(view)
         for put in self._puts:
             put(run)
         return waits
+
+
+class CountingRoute:
+    """A route to nobody here, of messages that other nodes get."""
+
+    __slots__ = ("_topic", "_traffic")
+
+    def __init__(self, topic: Topic | None, traffic: Traffic) -> None:
+        self._topic, self._traffic = topic, traffic
+
+    def deliver(self, run: bytes | memoryview) -> None:
+        """Count the run: its first message, since the publisher's session has counted the others of a known topic."""
+        topic = self._topic
+        if topic is None:
+            self._traffic.add(smq.count_frames(run), len(run), 0)
+        else:
+            topic.messages += 1
+            topic.bytes += len(run)
+
+    def deliver_view(self, view: memoryview) -> None:
+        """See `deliver`."""
+        self.deliver(view)
 
 
 class RenumberedRoute:
