@@ -187,7 +187,7 @@ class Broker(BrokerState):
 
     def peers(self, phantoms: object = False) -> Iterator[BrokerPeer]:
         """Every connected client and the server's own; then, when asked for, the clients of other nodes."""
-        others = self.cluster.phantoms.values() if phantoms and self.cluster is not None else ()
+        others = self.cluster.peers_elsewhere() if phantoms and self.cluster is not None else ()
         return iter([self.server, *self.sessions.values(), *others])
 
     def etid2peer(self, etid: int) -> BrokerPeer | None:

@@ -260,6 +260,12 @@ class ClusterMember(Protocol):
         """The clients of other nodes, by ETID."""
         ...
 
+    def peers_elsewhere(self) -> Iterator[BrokerPeer]:
+        """The clients of other nodes; of several with one uid only the newest, also when a lost node is not noticed
+        yet.
+        """
+        ...
+
     def end_all(self, text: bytes | None) -> None:
         """End the clients of all nodes."""
         ...

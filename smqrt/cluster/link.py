@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from smqrt.broker.outbox import Drop, Outbox, dirty, put_off
+from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.broker.topics import Route
-from smqrt.cluster.way import Way, count_messages
+from smqrt.cluster.channel_way import ChannelWay
+from smqrt.cluster.way import count_messages
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.limits import Bucket
 from smqrt.printable import printable
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("smqrt")
 
 MAX_CHANNEL = 0xFFFF
-HANDED_AT_ONCE_BYTES = 256 << 10
-"""So much of one turn is handed to a link at once."""
-KEPT = 2
-"""So many times its queue is kept for a node beside that, of those who wait and of the server, which does not."""
 LEFT_OUT = 2
 """A node for which so many times its queue was left out since it worked off anything is lost."""
 MAX_UNOPENED = 4096
@@ -126,96 +123,6 @@ class Carried(Protocol):
     def left_node(self, remote: Any, why: str, reason: Drop, /) -> None:
         """It has it no more, or can't be reached; `remote` is what `joined` gave."""
         ...
-
-
-class ChannelWay(Way):
-    """The way of one hub, or of an application's channel, to another node.
-
-    Attributes:
-        link: over which it leads.
-    """
-
-    __slots__ = ("_channel", "_put_bytes", "link")
-
-    def __init__(self, link: Link, channel: Channel) -> None:
-        super().__init__()
-        self.link, self._channel = link, channel
-        self._put_bytes = 0
-
-    def put(self, run: bytes) -> None:
-        """See `Outbox`; a turn of many messages is handed over in parts, so that the link's limits hold within it."""
-        queue = self.queue
-        if not queue:
-            dirty.append(self)
-        elif self.holds and run[2] == smq.Type.PUBLISH and self._put_bytes > KEPT * self.link.node.queue_bytes:
-            self.missed = True
-            self.link.leave_out(self._channel, [run])
-            return
-        queue.append(run)
-        self._put_bytes += len(run)
-        if self._put_bytes > HANDED_AT_ONCE_BYTES and not self.holds:
-            self.flush()
-
-    def flush(self) -> None:
-        """Hand the queue to the link, until that is full."""
-        if self.holds:
-            return
-        self._put_bytes = 0
-        if not self.queue:  # that of a lost node stays
-            return
-        runs, self.queue = self.queue, []
-        if not self.link.transmit(self._channel, runs):
-            self.missed = True
-        if self.link.is_full:
-            self.on_full()
-
-    def go_on(self) -> None:
-        """See `Way`; what waits is handed over in parts, until the link is full again."""
-        self.holds = False
-        waiting, portion, size, at = self.queue, 0, 0, 0
-        if not waiting:
-            return
-        self.queue = []
-        while at < len(waiting) and not self.holds:
-            portion, size = at, 0
-            while at < len(waiting) and size < HANDED_AT_ONCE_BYTES:
-                size += len(waiting[at])
-                at += 1
-            self._put_bytes -= size
-            if not self.link.transmit(self._channel, waiting[portion:at]):
-                self.missed = True
-            if self.link.is_full:
-                self.on_full()
-        for run in waiting[at:]:
-            self.queue.append(run)  # that of a lost node counts it
-
-    @property
-    def knows_pressure(self) -> bool:
-        """See `Way`."""
-        return self.link.knows_pressure
-
-    @property
-    def epoch(self) -> int:
-        """See `Way`."""
-        return self.link.peer.epoch if self.link.peer is not None else 0
-
-    @property
-    def carrier(self) -> Outbox:
-        """See `Outbox`."""
-        return self.link.transport.outbox
-
-    def resume(self) -> None:
-        """See `Outbox`."""
-        self.link.transport.outbox.resume()
-
-    @property
-    def is_behind(self) -> bool:
-        """See `Way`."""
-        return self.link.is_behind
-
-    def wait(self, then: Callable[[], object]) -> None:
-        """See `Way`."""
-        self.link.wait(then)
 
 
 class Channel:

@@ -13,26 +13,22 @@ from typing import Any
 from smqrt.broker.broker import Broker
 from smqrt.broker.last_values import TopicValues
 from smqrt.broker.outbox import Drop, ahead, put_off
-from smqrt.broker.slow import Pressure
 from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.broker.topics import Route, Topic
 from smqrt.cluster.interest import Interest
-from smqrt.cluster.remote import MAX_PRESSING, Phantom, RemoteNode
+from smqrt.cluster.remote import Phantom, RemoteNode
+from smqrt.cluster.waits import Waits, paced
 from smqrt.cluster.way import ForwardedRoute, PacedRoute, RenumberedRoute, Way
 from smqrt.errors import CloseReason
 from smqrt.wire import cluster as wire
 from smqrt.wire import smq
 from smqrt.wire.cluster import Announced, Key, LinkType
-from smqrt.wire.ids import TOPIC_BIT, NameNumbers, node_of, server_of
+from smqrt.wire.ids import NameNumbers, node_of, server_of
 
 log = logging.getLogger("smqrt")
 
 SAID_AT_ONCE, SAID_BYTES = 64, 1 << 14
 """So many topics, or clients, of a snapshot are looked at before the clock is; fewer when they are large."""
-TIMERS_DIFFER_S = 0.1
-"""From clocks."""
-PRESSURE_GRACE_S = 1.0
-"""The node where a client is gives up first."""
 HELD_LOOKED_AT = 16
 """So many clients of one uid are put in the order of their age; there are as many as nodes, at most, and soon one."""
 
@@ -81,9 +77,7 @@ class Member:
         self._local: dict[int, int] = {}
         self.former_numbers: set[int] = set()
         """Of nodes whose clients have come here with their ETIDs: nobody else may have these."""
-        self._full: dict[Way, list[BrokerPeer]] = {}
-        self._given_up: set[Way] = set()
-        """Full ways for which publishers have waited for long enough."""
+        self.waits = Waits(self)
         self._bits = 0
         self.counts_all = False
         self._watching: dict[Key, dict[RemoteNode, int]] = {}
@@ -106,6 +100,12 @@ class Member:
     def phantoms(self) -> Mapping[int, Phantom]:
         """The clients of the other nodes, by ETID."""
         return self._phantoms
+
+    def peers_elsewhere(self) -> Iterator[Phantom]:
+        """See `ClusterMember`."""
+        here = self.broker.uids
+        others = [one for one in self._phantoms.values() if one.newer is None and not one.node.gone]
+        return (one for one in others if one.uid not in here)
 
     @property
     def number(self) -> int:
@@ -139,7 +139,7 @@ class Member:
             if topic.observers:
                 self.observed(topic)
         for node in self.remotes:
-            put_off(_paced(node, self._snapshot(node)))
+            put_off(paced(node, self._snapshot(node)))
             self.tell_counts(node.watched, [node])
 
     # ---- topics and ETIDs of this hub
@@ -244,99 +244,11 @@ class Member:
 
     def paced(self, route: Route, found: Route, peer: BrokerPeer) -> Route:
         """See `ClusterMember`."""
-        return PacedRoute(route, found.ways, peer, self._full) if isinstance(found, ForwardedRoute) else route
-
-    # ---- publishers that wait: for a link, and for clients of other nodes
-
-    def _filled(self, node: RemoteNode) -> None:
-        """So much is on its way to a node that publishers have to wait, until it has worked off some or it takes too
-        long: no node holds them for ever.
-        """
-        way = node.way
-        if way in self._full or way in self._given_up or node.gone:
-            return
-        waiting: list[BrokerPeer] = []
-        self._full[way], way.holds = waiting, True
-        way.wait(lambda: self._caught_up(node))
-        until_s = self.broker.clock() + Pressure.lasts_s
-        self.broker.call_later(Pressure.lasts_s, lambda: self._gives_up(way, waiting, until_s))
-
-    def _gives_up(self, way: Way, waiting: list[BrokerPeer], until_s: float) -> None:
-        if self._full.get(way) is waiting and self.broker.clock() > until_s - TIMERS_DIFFER_S:
-            self._given_up.add(way)
-            way.go_on()
-            put_off(_resume(self._full.pop(way)))
-
-    def _caught_up(self, node: RemoteNode) -> None:
-        way = node.way
-        self._given_up.discard(way)
-        waiting = self._full.pop(way, [])
-        way.go_on()
-        if way in self._full:  # again, by what has waited
-            self._full[way] += waiting
-        else:
-            put_off(_resume(waiting))
-        if way.missed and not node.gone:
-            way.missed = False
-            put_off(_paced(node, self._last_values(node)))
+        return PacedRoute(route, found.ways, peer, self.waits.full) if isinstance(found, ForwardedRoute) else route
 
     def pressed(self, key: bytes, presses: bool) -> None:
         """See `ClusterMember`."""
-        number = self._pressure_key(key)
-        if number is not None:
-            self._tell_pressure([number], LinkType.PRESSED if presses else LinkType.RELEASED, self.remotes)
-
-    def _pressure_key(self, key: bytes) -> Key | None:
-        topic = self.broker.topic_table.by_key.get(key)
-        if topic is None:
-            return None
-        return (self._public.get(topic.id, topic.id), 0) if topic.name is None else self._key(topic)
-
-    def _tell_pressure(self, keys: list[Key], kind: LinkType, nodes: Iterable[RemoteNode]) -> None:
-        for node in nodes:
-            if node.way.knows_pressure:
-                node.way.say(wire.keys(kind, keys))
-
-    def pressed_by(self, node: RemoteNode, key: Key) -> None:
-        """Clients of another node have too much of a topic: its publishers wait until they are released, or for as long
-        as for a client of this hub.
-        """
-        number = self._local_number(key)
-        if self.broker.slow is None or number is None or len(node.pressing) >= MAX_PRESSING:
-            return
-        node.pressing[key] = self.broker.clock()
-        self.broker.slow.pressure.press_elsewhere(node.way, number)
-        if key not in node.timed:
-            node.timed.add(key)
-            self._look_later(node, key, Pressure.lasts_s + PRESSURE_GRACE_S)
-
-    def _look_later(self, node: RemoteNode, key: Key, delay_s: float) -> None:
-        self.broker.call_later(delay_s, lambda: self._presses_too_long(node, key))
-
-    def _local_number(self, key: Key) -> bytes | None:
-        number = key[0].to_bytes(4, "big")
-        topic = self._topic_of(key)
-        if topic is not None:
-            return topic.key
-        known = self.broker.topic_table.at(number) if key[0] < TOPIC_BIT else self.broker.topic_table.by_key.get(number)
-        return number if known is None or known.name is None else None
-
-    def _presses_too_long(self, node: RemoteNode, key: Key) -> None:
-        """Release a topic, unless the node has pressed anew meanwhile: that is looked at again."""
-        most_s = Pressure.lasts_s + PRESSURE_GRACE_S
-        pressed_s = self.broker.clock() - node.pressing.get(key, -most_s)
-        node.timed.discard(key)
-        if pressed_s > most_s - TIMERS_DIFFER_S:
-            self.released_by(node, key)
-        elif pressed_s > 0:
-            node.timed.add(key)
-            self._look_later(node, key, most_s - pressed_s)
-
-    def released_by(self, node: RemoteNode, key: Key) -> None:
-        """They have not any more."""
-        number = self._local_number(key)
-        if node.pressing.pop(key, None) is not None and self.broker.slow is not None and number is not None:
-            self.broker.slow.pressure.release_elsewhere(node.way, number)
+        self.waits.pressed(key, presses)
 
     # ---- what one server of the cluster handles
 
@@ -344,7 +256,7 @@ class Member:
         """See `ClusterMember`. The node of the publisher decides, alone, so that no message has two: it takes the node
         that has run for longest of those it can reach. For nodes without such a handler the others decide.
         """
-        key = self._key(topic)
+        key = self.key_of(topic)
         if isinstance(origin, RemoteNode) and key in origin.once:
             return False
         nodes = [node for node in self.remotes if key in node.once]
@@ -358,7 +270,7 @@ class Member:
 
     def handles_once(self, topic: Topic, number: int) -> None:
         """See `ClusterMember`."""
-        self._tell_once([(*self._key(topic), number)], self.remotes)
+        self._tell_once([(*self.key_of(topic), number)], self.remotes)
 
     def _tell_once(self, topics: list[tuple[int, int, int]], nodes: Iterable[RemoteNode]) -> None:
         for node in nodes:
@@ -374,7 +286,12 @@ class Member:
                     node.way.put(frame)
             ahead.update(dict.fromkeys(node.way for node in self.remotes))
 
-    def _key(self, topic: Topic) -> Key:
+    def public(self, etid: int) -> int:
+        """What other nodes call a client."""
+        return self._public.get(etid, etid)
+
+    def key_of(self, topic: Topic) -> Key:
+        """How other nodes know a topic with a name."""
         return self._numbers.topic(topic.name or b"")
 
     def subscribed(self, topic: Topic) -> None:
@@ -382,7 +299,7 @@ class Member:
         if not self.remotes or topic.name is None:
             return
         if topic.subscribers == 1:
-            self._tell(wire.keys(LinkType.INTEREST, [self._key(topic)]))
+            self._tell(wire.keys(LinkType.INTEREST, [self.key_of(topic)]))
         self._count_changed(topic)
 
     def unsubscribed(self, topic: Topic) -> None:
@@ -390,7 +307,7 @@ class Member:
         if not self.remotes or topic.name is None:
             return
         if not topic.subscribers:
-            self._tell(wire.keys(LinkType.NO_INTEREST, [self._key(topic)]))
+            self._tell(wire.keys(LinkType.NO_INTEREST, [self.key_of(topic)]))
         self._count_changed(topic)
 
     def entered(self, client: BrokerClient) -> None:
@@ -431,8 +348,8 @@ class Member:
         self._bits |= bit
         node = RemoteNode(self, number, bit, way)
         self.remotes.append(node)
-        way.on_full = lambda: self._filled(node)
-        put_off(_paced(node, self._snapshot(node)))
+        way.on_full = lambda: self.waits.filled(node)
+        put_off(paced(node, self._snapshot(node)))
         self._forget_valued()
         self.changed(node, "joined")
         return node
@@ -443,10 +360,9 @@ class Member:
         """
         broker = self.broker
         once = ((broker.topic_table.get(tid), inbox) for tid, inbox in list(broker.server.once.items()))
-        self._tell_once([(*self._key(topic), inbox.id) for topic, inbox in once if topic is not None], [node])
+        self._tell_once([(*self.key_of(topic), inbox.id) for topic, inbox in once if topic is not None], [node])
         for topics in _portions(broker.slow.pressure.here() if broker.slow is not None else []):
-            pressed = [key for key in map(self._pressure_key, topics) if key is not None]
-            self._tell_pressure(pressed, LinkType.PRESSED, [node])
+            self.waits.tell(topics, node)
             yield
         for names in _portions(list(broker.subtopic_table.by_id.items()), lambda one: len(one[1])):
             node.way.say(wire.names(LinkType.SUBTOPICS, names))
@@ -461,21 +377,22 @@ class Member:
             node.way.say(wire.peers(self._announced(one) for one in clients if not one.closed))
             yield
         for topics in _portions(list(broker.topic_table.by_name.values())):
-            node.way.say(wire.keys(LinkType.INTEREST, (self._key(topic) for topic in topics if topic.subscribers)))
+            node.way.say(wire.keys(LinkType.INTEREST, (self.key_of(topic) for topic in topics if topic.subscribers)))
             yield
-        yield from self._last_values(node)
+        yield from self.last_values(node)
         node.way.say([bytes((LinkType.SYNCED,))])
 
     # ---- last values
 
-    def _last_values(self, node: RemoteNode) -> Iterator[None]:
+    def last_values(self, node: RemoteNode) -> Iterator[None]:
+        """Tell a node the last values that are here."""
         for values in list(self.broker.last_values or ()):
             if values.newest:
                 self._send_values(node, values)
                 yield
 
     def _send_values(self, node: RemoteNode, values: TopicValues) -> None:
-        key = self._key(values.topic)
+        key = self.key_of(values.topic)
         self._name_topic(node, values.topic, key)
         number = node.numbers.get(key, key[0])
         for frame, _ in values.newest.values():
@@ -526,7 +443,7 @@ class Member:
         node.way.end(reason, self.broker.stats.drop)
         if self.broker.slow is not None:
             self.broker.slow.pressure.forget(node.way)
-        self._caught_up(node)
+        self.waits.caught_up(node)
         put_off(self._forget_node(node))
         self.changed(node, why)
 
@@ -583,7 +500,7 @@ class Member:
         if self._phantoms.get(phantom.etid) is phantom:
             del self._phantoms[phantom.etid]
         if phantom.node.pressing:
-            self.released_by(phantom.node, (phantom.etid, 0))
+            self.waits.released_by(phantom.node, (phantom.etid, 0))
         if phantom.extra is not None and self.broker.hooks.onvanish:
             self.broker.hooks.onvanish(phantom)
         self.release(phantom)
@@ -620,14 +537,14 @@ class Member:
 
     def observed(self, topic: Topic) -> None:
         """See `ClusterMember`."""
-        key = self._key(topic)
+        key = self.key_of(topic)
         if self.counts_all and key not in self._watching:
             self._watching[key] = {}
             self._tell(wire.keys(LinkType.WATCH, [key]))
 
     def counted(self, node: RemoteNode, key: Key, subscribers: int) -> None:
         """A node has so many subscribers of a topic."""
-        topic = self._topic_of(key)
+        topic = self.topic_of(key)
         if topic is None or not topic.observers:
             self._watching.pop(key, None)
             node.way.say(wire.keys(LinkType.UNWATCH, [key]))
@@ -642,14 +559,15 @@ class Member:
     def forget_counts(self, node: RemoteNode) -> Iterator[None]:
         """A lost node has no subscribers."""
         for key, counts in list(self._watching.items()):
-            topic = self._topic_of(key)
+            topic = self.topic_of(key)
             if counts.pop(node, 0) and topic is not None:
                 self._recount(topic, key)
             yield
 
-    def _topic_of(self, key: Key) -> Topic | None:
+    def topic_of(self, key: Key) -> Topic | None:
+        """The topic that other nodes know so, when it is there."""
         topic = self._otherwise.get(key) or self.broker.topic_table.by_key.get(key[0].to_bytes(4, "big"))
-        return topic if topic is not None and topic.name is not None and self._key(topic) == key else None
+        return topic if topic is not None and topic.name is not None and self.key_of(topic) == key else None
 
     def _count_changed(self, topic: Topic) -> None:
         if any(node.watched for node in self.remotes):
@@ -660,7 +578,7 @@ class Member:
     def _tell_counts(self) -> Iterator[None]:
         changed, self._recounted = self._recounted, {}
         for topic in changed:
-            key = self._key(topic)
+            key = self.key_of(topic)
             self.tell_counts([key], [node for node in self.remotes if key in node.watched])
             yield
 
@@ -668,7 +586,7 @@ class Member:
         """Tell nodes how many subscribe to topics here."""
         counts = []
         for key in keys:
-            topic = self._topic_of(key)
+            topic = self.topic_of(key)
             counts.append((*key, topic.subscribers if topic is not None else 0))
         for node in to:
             node.way.say(wire.keys_and_numbers(LinkType.COUNT, counts))
@@ -684,31 +602,12 @@ class Member:
             client.forget_routes()
 
 
-def _resume(waiting: list[BrokerPeer]) -> Iterator[None]:
-    for peer in waiting:
-        peer.outbox.resume()
-        yield
-
-
 def _seniority(node: RemoteNode) -> tuple[int, int]:
     return node.way.epoch, node.number
 
 
 def _rewriting(way: Way, tid: int, ptid: int) -> Callable[[bytes], object]:
     return lambda run: way.put(wire.rewritten(run, tid, ptid))
-
-
-def _paced(node: RemoteNode, steps: Iterator[None]) -> Iterator[None]:
-    """Tell a node all there is as it works that off: at once it would be more than may wait for it."""
-    for _ in steps:
-        if node.gone:
-            return
-        if node.way.queue:
-            node.way.flush()  # so that it counts
-        if node.way.is_behind:
-            node.way.wait(lambda: put_off(_paced(node, steps)))
-            return
-        yield
 
 
 def _portions(items: list[Any], size_bytes: Callable[[Any], int] = lambda one: 0) -> Iterator[list[Any]]:

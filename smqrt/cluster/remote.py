@@ -279,11 +279,11 @@ class RemoteNode:
 
     def _pressed(self, packet: bytes) -> None:
         for key in wire.parse_keys(packet):
-            self.member.pressed_by(self, key)
+            self.member.waits.pressed_by(self, key)
 
     def _released(self, packet: bytes) -> None:
         for key in wire.parse_keys(packet):
-            self.member.released_by(self, key)
+            self.member.waits.released_by(self, key)
 
     def _once(self, packet: bytes) -> None:
         for number, check, at in wire.parse_keys_and_numbers(packet):
