@@ -381,8 +381,15 @@ FAMILIES = (
         "counter",
         "smqrt_hub_messages_total",
         _HUB,
-        "Messages that clients and the server published.",
+        "Messages that clients and the server published here, each once.",
         lambda scrape: scrape.hubs(lambda one: scrape.traffic[one.number].messages),
+    ),
+    Family(
+        "counter",
+        "smqrt_hub_arrived_messages_total",
+        _HUB,
+        "Messages that came from other nodes of a cluster, or other workers; they are counted as published there.",
+        lambda scrape: scrape.hubs(lambda one: scrape.traffic[one.number].arrived),
     ),
     Family(
         "counter",

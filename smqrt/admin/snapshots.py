@@ -141,6 +141,7 @@ def hub(broker: GeventBroker) -> Snapshot:
         "last_value_bytes": broker.last_values.size_bytes if broker.last_values else 0,
         "subscriptions": stats.subscriptions,
         "messages": went.messages,
+        "arrived": went.arrived,
         "bytes": went.bytes,
         "copies": went.copies,
         "copied_bytes": went.copied_bytes,

@@ -189,7 +189,7 @@ class Mesh:
     def commence(self, sock: Transport, data: bytes, connects: bool, address: str = "an application") -> Link:
         """Make a link of a connection that came from `address`; `data` has come already."""
         connection = connection_of(sock)
-        connection.budget_bytes = self._queue_bytes
+        connection.budget_bytes = self.node.unacked_bytes  # the link's own limits come before it
         link = self.node.connected(connection, connects, None if connects else address)
         connection.serve(link, data)
         return link
@@ -205,6 +205,7 @@ class Mesh:
 
     def meet_through_nats(self, servers: str, site: str = "smqrt", **options: Any) -> NatsBackplane:
         """Join all nodes of a site that use the same NATS; see `NatsBackplane`."""
+        options.setdefault("queue_bytes", max(self.node.unacked_bytes, 8 << 20))  # links have limits of their own
         backplane = NatsBackplane(self.node, servers, site, **options)
         self._when_begun(backplane.begin)
         self._last_closers.append(backplane.close)

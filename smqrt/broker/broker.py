@@ -187,7 +187,7 @@ class Broker(BrokerState):
 
     def peers(self, phantoms: object = False) -> Iterator[BrokerPeer]:
         """Every connected client and the server's own; then, when asked for, the clients of other nodes."""
-        others = self.cluster.phantoms.values() if phantoms and self.cluster is not None else ()
+        others = self.cluster.peers_elsewhere() if phantoms and self.cluster is not None else ()
         return iter([self.server, *self.sessions.values(), *others])
 
     def etid2peer(self, etid: int) -> BrokerPeer | None:
@@ -387,8 +387,10 @@ class Broker(BrokerState):
     def _is_client(self, etid: int) -> bool:
         return etid in self.sessions or (self.cluster is not None and etid in self.cluster.phantoms)
 
-    def subscribe(self, topic: Name, handler: Handler | None = None, subtopic: Name | None = None) -> int:
-        """Receive a topic; gives its id.
+    def subscribe(
+        self, topic: Name, handler: Handler | None = None, subtopic: Name | None = None, once: bool = False
+    ) -> int:
+        """Receive a topic; gives its id. With `once` the server of one node of a cluster handles each message.
 
         Raises:
             ArgumentError: a number that is no topic's.
@@ -397,7 +399,7 @@ class Broker(BrokerState):
         if found is None or (found.name is None and found is not self.server.topic):
             raise ArgumentError(f"topic: {topic!r} is no topic's id; subscribe by name, or create the topic first")
         self._check_open()
-        self.server.subscribe(found, handler, CATCH_ALL if subtopic is None else self._subtopic(subtopic))
+        self.server.subscribe(found, handler, CATCH_ALL if subtopic is None else self._subtopic(subtopic), once)
         return found.id
 
     def unsubscribe(self, topic: Name) -> None:

@@ -26,8 +26,10 @@ def destination(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> R
     found = _subscribers(broker, topic, tid, ptid)
     route = _delivering(broker, topic, found, tid, ptid, peer)
     server, slow = broker.server, broker.slow
-    if slow and topic and found and peer is not server and slow.of(topic.key) is Slow.WAIT:
-        route = PressedRoute(broker, topic, route, peer)
+    if slow and found and peer is not server and (topic is None or slow.of(topic.key) is Slow.WAIT):
+        route = PressedRoute(broker, tid if topic is None else topic.id, route, peer)  # without a name: of other nodes
+    if broker.cluster is not None and found is not None and peer is not server:
+        route = broker.cluster.paced(route, found, peer)
     if topic is not None and (topic is server.topic or topic.id in server.topics) and peer is not server:
         route = HandledRoute(server, route, peer)
     recorder = broker.recorder
@@ -91,12 +93,12 @@ def _keeping(
 class PressedRoute:
     """A route whose publishers wait while a subscriber has more than its queue may hold."""
 
-    __slots__ = ("_broker", "_key", "_peer", "_pressure", "_route", "_topic")
+    __slots__ = ("_broker", "_key", "_peer", "_pressure", "_route", "_tid")
 
-    def __init__(self, broker: BrokerState, topic: Topic, route: Route, peer: BrokerPeer) -> None:
+    def __init__(self, broker: BrokerState, tid: int, route: Route, peer: BrokerPeer) -> None:
         assert broker.slow
-        self._broker, self._topic, self._route, self._peer = broker, topic, route, peer
-        self._key, self._pressure = topic.key, broker.slow.pressure
+        self._broker, self._tid, self._route, self._peer = broker, tid, route, peer
+        self._key, self._pressure = tid.to_bytes(4, "big"), broker.slow.pressure
 
     def deliver(self, run: bytes) -> bool | None:
         """Deliver the run, or keep it until there is room; true when the publisher has to wait."""
@@ -115,9 +117,10 @@ class PressedRoute:
 
     def _later(self, run: bytes) -> None:
         """Deliver to those who subscribe by now."""
-        broker, topic, peer = self._broker, self._topic, self._peer
-        found = _subscribers(broker, topic, topic.id, peer.etid)
-        route = found or UnroutedRoute(broker, topic.id, peer.etid, peer)
+        broker, tid, peer = self._broker, self._tid, self._peer
+        topic = broker.topic_table.at(self._key)
+        found = _subscribers(broker, topic, tid, peer.etid)
+        route = found or UnroutedRoute(broker, tid, peer.etid, peer)
         if broker.last_values is not None:
             route = _keeping(broker.last_values, broker, topic, peer.etid, peer, route)
         route.deliver(run)
@@ -256,7 +259,7 @@ class GuardedRoute:
         """Take those that went no further out of what `Session.several` counted as delivered to the topic."""
         table = self._broker.topic_table
         topic = table.get(self._tid)
-        if topic is not None and (topic.raw or topic.ws):
+        if topic is not None and topic.is_delivered:
             topic.messages -= swallowed - (not is_delivered)
         table.traffic.add(swallowed, size, 0)
 

@@ -34,18 +34,35 @@ MESSAGES_IN_A_ROW = 20
 """So many are routed before others have a turn: a hook that publishes at every message would never end."""
 
 
+class Arrived(bytes):
+    """A run that has come from another node.
+
+    Attributes:
+        origin: that node.
+    """
+
+    origin: object
+
+    def __new__(cls, run: bytes, origin: object) -> Arrived:
+        """Mark a run."""
+        arrived = super().__new__(cls, run)
+        arrived.origin = origin
+        return arrived
+
+
 class HandlerQueue:
     """Calls one handler, one message after the other, also when the handler has to wait.
 
     Args:
         handler: the handler.
         overflowed: called for each message that came while too many bytes waited for it.
+        once: whether one server of a cluster handles each message.
     """
 
-    __slots__ = ("_busy", "_handler", "_overflowed", "_waiting", "_waiting_bytes")
+    __slots__ = ("_busy", "_handler", "_overflowed", "_waiting", "_waiting_bytes", "once")
 
-    def __init__(self, handler: Handler, overflowed: Callable[[], None]) -> None:
-        self._handler, self._overflowed = handler, overflowed
+    def __init__(self, handler: Handler, overflowed: Callable[[], None], once: bool = False) -> None:
+        self._handler, self._overflowed, self.once = handler, overflowed, once
         self._busy = False
         self._waiting: deque[tuple[bytes, int, int, int]] = deque()
         self._waiting_bytes = 0
@@ -124,6 +141,9 @@ class ServerClient(Outbox):
         "extra",
         "identity",
         "broker",
+        "once",
+        "_once_default",
+        "_once_topics",
         "outbox",
         "pending",
         "topic",
@@ -144,6 +164,9 @@ class ServerClient(Outbox):
         self.topic.add(self)
         self.etid = self.topic.id
         self.topics: dict[int, Topic] = {}
+        self.once: dict[int, Topic] = {}
+        self._once_topics: dict[int, int] = {}
+        self._once_default: set[int] = set()
         self._handlers: dict[int, dict[int, HandlerQueue]] = {}
         self._default: HandlerQueue | None = None
         self._queue_size = queue_size
@@ -161,21 +184,53 @@ class ServerClient(Outbox):
         """Set the global handler, for messages without one of their own."""
         self._default = HandlerQueue(handler, self._overflowed) if handler else None
 
-    def subscribe(self, topic: Topic, handler: Handler | None, stid: int = CATCH_ALL) -> None:
+    def subscribe(self, topic: Topic, handler: Handler | None, stid: int = CATCH_ALL, once: bool = False) -> None:
         """Receive `topic`; `handler` gets the messages with the sub-topic `stid`, or all that have no handler of their
-        own.
+        own. With `once` each message is handled by one server of a cluster.
         """
+        once = once and topic is not self.topic
         if handler:
-            self._handlers.setdefault(topic.id, {})[stid] = HandlerQueue(handler, self._overflowed)
+            self._handlers.setdefault(topic.id, {})[stid] = HandlerQueue(handler, self._overflowed, once)
+        elif once:
+            self._once_default.add(topic.id)
+        if once and topic.id not in self.once:
+            self._open_inbox(topic)
         if topic is not self.topic and topic.id not in self.topics:
             self.topics[topic.id] = topic
             topic.forget_routes()  # publishers wait for handlers that are behind
             self.broker.subscribed(topic, self)
-            self.broker.greet(topic, self)
+            if not once:  # each of the servers would hand it to the one
+                self.broker.greet(topic, self)
+
+    def _open_inbox(self, topic: Topic) -> None:
+        """Have a number to which other nodes send what this server is to handle."""
+        inbox = self.once[topic.id] = self.broker.topic_table.ephemeral()
+        inbox.add(self)
+        self._once_topics[inbox.id] = topic.id
+        topic.forget_routes()
+        if self.broker.cluster is not None:
+            self.broker.cluster.handles_once(topic, inbox.id)
+
+    def is_inbox(self, number: int) -> bool:
+        """Whether what other nodes send to `number` is for this server to handle."""
+        return number in self._once_topics
+
+    def _close_inbox(self, topic: Topic) -> None:
+        self._once_default.discard(topic.id)
+        inbox = self.once.pop(topic.id, None)
+        if inbox is None:
+            return
+        del self._once_topics[inbox.id]
+        self.broker.topic_table.remove(inbox)
+        self.broker.topic_table.release(inbox)
+        inbox.forget_routes()
+        if self.broker.cluster is not None:
+            self.broker.cluster.handles_once(topic, 0)
 
     def unsubscribe(self, topic: Topic) -> None:
         """Stop receiving `topic` and forget its handlers."""
         self._handlers.pop(topic.id, None)
+        self._close_inbox(topic)
         if self.topics.pop(topic.id, None):
             topic.forget_routes()
             self.broker.unsubscribed(topic, self)
@@ -186,6 +241,9 @@ class ServerClient(Outbox):
             self.topics[topic.id] = topic
         if old in self._handlers:
             self._handlers[topic.id] = self._handlers.pop(old)
+        if old in self.once:
+            self.once[topic.id] = self.once.pop(old)
+            self._once_topics[self.once[topic.id].id] = topic.id
 
     def flush(self) -> None:
         """Call the handlers for everything in the queue: a portion now, what is left in the next turns."""
@@ -207,8 +265,10 @@ class ServerClient(Outbox):
 
     def _read(self) -> Iterator[None]:
         while self._unread:
-            for frame in smq.frames(self._unread.popleft()):
-                self._dispatch(frame)
+            run = self._unread.popleft()
+            origin = run.origin if isinstance(run, Arrived) else None
+            for frame in smq.frames(run):
+                self._dispatch(frame, origin)
                 yield
         self.behind = False
         held, self._held = self._held, []
@@ -224,16 +284,25 @@ class ServerClient(Outbox):
         self._held.append(peer)
         return True
 
-    def _dispatch(self, frame: bytes) -> None:
+    def _dispatch(self, frame: bytes, origin: object) -> None:
         tid, ptid, stid, data = smq.unpack_publish(frame)
         if tid == self.etid and self.answers(data, ptid, stid):
             return
+        is_sent_here = tid in self._once_topics
+        tid = self._once_topics.get(tid, tid)
         handlers = self._handlers.get(tid, {})
         inbox = handlers.get(stid) or handlers.get(CATCH_ALL) or self._default
+        is_once = inbox and (inbox.once or (inbox is self._default and tid in self._once_default))
+        if is_once and not is_sent_here and not self._is_ours(tid, frame, origin):
+            return
         if inbox:
             inbox.deliver(data, ptid, tid, stid)
         else:
             self.broker.log(None, f"no handler for a message to {tid} from {ptid}: dropping it")
+
+    def _is_ours(self, tid: int, frame: bytes, origin: object) -> bool:
+        cluster, topic = self.broker.cluster, self.broker.topic_table.get(tid)
+        return cluster is None or topic is None or cluster.handles(topic, frame, origin)
 
     def _overflowed(self) -> None:
         self.dropped += 1
@@ -308,10 +377,13 @@ class ServerClient(Outbox):
     def take_unhandled(self) -> list[bytes]:
         """Take away the messages that no handler has got yet, in order."""
         runs = [run for queue in self._queues() for run in queue.take()]
-        runs += [*self._unread, *(run for run in self.queue if run)]
+        runs += [run for run in [*self._unread, *self.queue] if run and not self._is_handled_elsewhere(run)]
         self._unread.clear()
         self.queue = []
         return runs
+
+    def _is_handled_elsewhere(self, run: bytes) -> bool:
+        return isinstance(run, Arrived) and int.from_bytes(run[3:7], "big") in self.once
 
     def hold_publishes(self) -> None:
         """Let what the application publishes from now on wait for `take_publishes` or `go_on_publishing`."""

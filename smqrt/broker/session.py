@@ -548,7 +548,7 @@ class Session:
         if self.meter is not None:
             self.meter.told = more + 1
         topic = self.broker.topic_table.by_key.get(key)
-        if topic is not None and (topic.raw or topic.ws):
+        if topic is not None and topic.is_delivered:
             topic.messages += more
 
     # ---- the end

@@ -268,9 +268,16 @@ class Pressure:
 
     Attributes:
         topics: by topic, those who have too much. A publisher looks here at every run.
+        told: called when a client here has too much of a topic, and with false when none has any more.
+        lasts_s: so long publishers wait for one client at a stretch.
     """
 
+    lasts_s = 10.0
+
     def __init__(self) -> None:
+        self.told: Callable[[bytes, bool], object] = lambda key, presses: None
+        self._elsewhere: set[Outbox] = set()
+        """The ways to other nodes, whose clients have too much."""
         self.topics: dict[bytes, set[Outbox]] = {}
         self._pressing: dict[Outbox, set[bytes]] = {}
         self._waiting: dict[bytes, list[tuple[BrokerPeer, Deliver, bytes]]] = {}
@@ -280,8 +287,36 @@ class Pressure:
         if outbox not in self._pressing:
             self._pressing[outbox] = set()
             outbox.presses()
-        self._pressing[outbox].add(key)
-        self.topics.setdefault(key, set()).add(outbox)
+        if key not in self._pressing[outbox]:
+            self._pressing[outbox].add(key)
+            self.topics.setdefault(key, set()).add(outbox)
+            self.told(key, True)
+
+    def press_elsewhere(self, way: Outbox, key: bytes) -> None:
+        """The publishers of a topic have to wait for clients of another node."""
+        self._elsewhere.add(way)
+        self._pressing.setdefault(way, set()).add(key)
+        self.topics.setdefault(key, set()).add(way)
+
+    def release_elsewhere(self, way: Outbox, key: bytes) -> None:
+        """They have not any more."""
+        if key in self._pressing.get(way, ()):
+            self._pressing[way].discard(key)
+            self._no_more(way, key)
+
+    def forget(self, way: Outbox) -> None:
+        """Another node is gone."""
+        self.release(way)
+        self._elsewhere.discard(way)
+
+    def forget_elsewhere(self) -> None:
+        """Other policies take the place of these."""
+        for way in list(self._elsewhere):
+            self.forget(way)
+
+    def here(self) -> list[bytes]:
+        """The topics of which a client here has too much."""
+        return [key for key, pressing in self.topics.items() if not pressing <= self._elsewhere]
 
     def wait(self, key: bytes, peer: BrokerPeer, deliver: Deliver, run: bytes = b"") -> bool:
         """Call `deliver(run)` and let `peer` go on when nobody presses on the topic any more; gives true."""
@@ -291,12 +326,17 @@ class Pressure:
     def release(self, outbox: Outbox) -> None:
         """Nobody has to wait for `outbox` any more."""
         for key in self._pressing.pop(outbox, ()):
-            pressing = self.topics[key]
-            pressing.discard(outbox)
-            if not pressing:
-                del self.topics[key]
-                if key in self._waiting:
-                    put_off(self._go_on(key))
+            self._no_more(outbox, key)
+
+    def _no_more(self, outbox: Outbox, key: bytes) -> None:
+        pressing = self.topics[key]
+        pressing.discard(outbox)
+        if outbox not in self._elsewhere and pressing <= self._elsewhere:
+            self.told(key, False)
+        if not pressing:
+            del self.topics[key]
+            if key in self._waiting:
+                put_off(self._go_on(key))
 
     def _go_on(self, key: bytes) -> Iterator[None]:
         waiting = deque(self._waiting.pop(key, ()))

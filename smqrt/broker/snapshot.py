@@ -109,7 +109,7 @@ def valued_topics(broker: Broker) -> set[int]:
 def greet_application(broker: Broker, greeted: set[int]) -> None:
     """Give the application the last values of topics it subscribed to before they came."""
     for number, topic in list(broker.server.topics.items()):
-        if number not in greeted:
+        if number not in greeted and number not in broker.server.once:
             broker.greet(topic, broker.server)
 
 

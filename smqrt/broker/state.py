@@ -198,6 +198,24 @@ class ClusterMember(Protocol):
         """Where messages of `ptid` to `tid` go: `route`, of this hub, and to other nodes; None when nobody is there."""
         ...
 
+    def paced(self, route: Route, found: Route, peer: BrokerPeer) -> Route:
+        """`route` as one on which `peer` waits for full links, when `found`, its end, leads over some."""
+        ...
+
+    def handles(self, topic: Topic, frame: bytes, origin: object) -> bool:
+        """Whether the server of this node handles a message that one of the cluster is to; it is sent there otherwise.
+        `origin` is the node that it came from, None for this one.
+        """
+        ...
+
+    def handles_once(self, topic: Topic, number: int) -> None:
+        """The server handles a topic once in the cluster: what is for it comes to `number`; 0 for no more."""
+        ...
+
+    def pressed(self, key: bytes, presses: bool) -> None:
+        """Clients of this hub have too much of a topic, or have no more: publishers elsewhere have to wait."""
+        ...
+
     def subscribed(self, topic: Topic) -> None:
         """A topic has one subscriber more."""
         ...
@@ -242,6 +260,12 @@ class ClusterMember(Protocol):
         """The clients of other nodes, by ETID."""
         ...
 
+    def peers_elsewhere(self) -> Iterator[BrokerPeer]:
+        """The clients of other nodes; of several with one uid only the newest, also when a lost node is not noticed
+        yet.
+        """
+        ...
+
     def end_all(self, text: bytes | None) -> None:
         """End the clients of all nodes."""
         ...
@@ -256,11 +280,13 @@ class ServerPeer(BrokerPeer, Protocol):
 
     Attributes:
         topic: its own ETID's.
+        once: by the id of each topic that one server of the cluster handles, where what is for this one comes.
         behind: whether its handlers have not got all messages yet: who publishes to them has to wait.
     """
 
     topic: Topic
     topics: dict[int, Topic]
+    once: dict[int, Topic]
     behind: bool
 
     def hold(self, peer: BrokerPeer) -> bool:

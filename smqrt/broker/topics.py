@@ -49,7 +49,8 @@ class Traffic:
     """What went through a hub.
 
     Attributes:
-        messages, bytes: that were published, also those that nobody subscribed to; bytes with their headers.
+        messages, bytes: that were published here, also those that nobody subscribed to; bytes with their headers.
+        arrived: messages that came from other nodes of a cluster, where they were published.
         copies, copied_bytes: that were put on the queues of subscribers, also those that were dropped there.
     """
 
@@ -57,6 +58,7 @@ class Traffic:
     bytes: int = 0
     copies: int = 0
     copied_bytes: int = 0
+    arrived: int = 0
 
     def add(self, messages: int, size: int, copies: int) -> None:
         """Count messages of `size` bytes together, each for so many subscribers."""
@@ -83,6 +85,8 @@ class Topic:
         observers: who is told of the number of subscribers, and which number each was told last.
         elsewhere: subscribers at other nodes, where the hub counts them and somebody observes.
         messages, bytes: delivered since `count` was called last.
+        arrived, arrived_bytes: those of other nodes among them.
+        leads_away: whether what is published goes to other nodes only.
     """
 
     __slots__ = (
@@ -90,12 +94,15 @@ class Topic:
         "_members",
         "_settled",
         "_traffic",
+        "arrived",
+        "arrived_bytes",
         "bytes",
         "cached",
         "elsewhere",
         "encode",
         "id",
         "key",
+        "leads_away",
         "messages",
         "name",
         "observers",
@@ -109,7 +116,8 @@ class Topic:
         self.name = name
         self.encode = encode
         self._traffic = traffic
-        self.messages = self.bytes = self.elsewhere = 0
+        self.messages = self.bytes = self.elsewhere = self.arrived = self.arrived_bytes = 0
+        self.leads_away = False
         self.raw: tuple[Outbox, ...] = ()
         self.ws: tuple[Outbox, ...] = ()
         self.observers: dict[Observer, int] = _NOBODY
@@ -121,6 +129,11 @@ class Topic:
     def subscribers(self) -> int:
         """How many clients subscribe, the server's own included."""
         return len(self.raw) + len(self.ws) if self._members is None else len(self._members)
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether what is published reaches anybody, here or at another node; good after `settle`."""
+        return bool(self.raw or self.ws or self.leads_away)
 
     @property
     def counted(self) -> int:
@@ -135,6 +148,9 @@ class Topic:
     def add(self, outbox: Outbox) -> None:
         """Let `outbox` receive what is published here."""
         self.forget_routes()  # a publisher's partitions know the sole subscriber
+        if self.leads_away:
+            self.count()
+            self.leads_away = False
         if self._members is None:
             if not self.subscribers:
                 self.raw, self.ws = ((), (outbox,)) if outbox.websocket else ((outbox,), ())
@@ -211,9 +227,12 @@ class Topic:
         this is called before it changes. So that costs nothing for each subscriber.
         """
         if self.messages:
-            copies = len(self.raw) + len(self.ws)
+            copies = 0 if self.leads_away else len(self.raw) + len(self.ws)
             self._traffic.add(self.messages, self.bytes, copies)
-            self.messages = self.bytes = 0
+            self._traffic.messages -= self.arrived
+            self._traffic.bytes -= self.arrived_bytes
+            self._traffic.arrived += self.arrived
+            self.messages = self.bytes = self.arrived = self.arrived_bytes = 0
 
     def forget_routes(self) -> None:
         """Take this topic out of every route cache, because somebody joins or leaves."""

@@ -20,7 +20,7 @@ from smqrt.broker.broker import check_size
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import Drop, put_off
 from smqrt.broker.topics import Route
-from smqrt.cluster.link import ChannelWay
+from smqrt.cluster.channel_way import ChannelWay
 from smqrt.cluster.way import count_messages
 from smqrt.errors import ArgumentError, ClosedError, CloseReason, ProtocolError
 from smqrt.wire import link as wire

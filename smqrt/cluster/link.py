@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.broker.topics import Route
-from smqrt.cluster.way import Way, count_messages
+from smqrt.cluster.channel_way import ChannelWay
+from smqrt.cluster.way import count_messages
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.limits import Bucket
 from smqrt.printable import printable
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("smqrt")
 
 MAX_CHANNEL = 0xFFFF
+LEFT_OUT = 2
+"""A node for which so many times its queue was left out since it worked off anything is lost."""
 MAX_UNOPENED = 4096
 """Hubs and channels that the other side has and this one has not."""
 MAX_NAME_BYTES = 1000
@@ -122,44 +125,6 @@ class Carried(Protocol):
         ...
 
 
-class ChannelWay(Way):
-    """The way of one hub, or of an application's channel, to another node.
-
-    Attributes:
-        link: over which it leads.
-    """
-
-    __slots__ = ("_channel", "link")
-
-    def __init__(self, link: Link, channel: Channel) -> None:
-        super().__init__()
-        self.link, self._channel = link, channel
-
-    def flush(self) -> None:
-        """Hand the queue to the link."""
-        runs, self.queue = self.queue, []
-        if runs:
-            self.link.transmit(self._channel, runs)
-
-    @property
-    def carrier(self) -> Outbox:
-        """See `Outbox`."""
-        return self.link.transport.outbox
-
-    def resume(self) -> None:
-        """See `Outbox`."""
-        self.link.transport.outbox.resume()
-
-    @property
-    def is_behind(self) -> bool:
-        """See `Way`."""
-        return self.link.is_behind
-
-    def wait(self, then: Callable[[], object]) -> None:
-        """See `Way`."""
-        self.link.wait(then)
-
-
 class Channel:
     """What a link carries of one hub of this node, or of one channel of its applications.
 
@@ -192,6 +157,7 @@ class Link:
         on_up, on_end: called when the handshake is over, and with the reason when it ends.
         why, code: why it ended; the code is a `Refusal`, 0 for none.
         sent_bytes: of the link.
+        knows_pressure: whether the other side knows the packets from `LinkType.PRESSED` on.
         unhandled_bytes: what the other node's applications have not handled yet of all that came over their channels.
     """
 
@@ -218,10 +184,11 @@ class Link:
         """By number, the names of channels whose end the other side has not heard of yet."""
         self._sending = self._last_channel = 0
         self.sent_bytes = self.unhandled_bytes = 0
-        self._acked_bytes = self._said_bytes = 0
+        self._acked_bytes = self._said_bytes = self._left_out_bytes = 0
         self._unacked: deque[Unacked] = deque()
         self._uncounted: set[int] = set()
         """Channels there that were joined, and of whose end this side has not heard."""
+        self.knows_pressure = False
         self._closes = Bucket(CLOSES_PER_S, CLOSES_AT_ONCE, now_s)
         self._waiting: list[Callable[[], object]] = []
         if connects:
@@ -234,21 +201,46 @@ class Link:
         self.sent_bytes += len(frame)
         self.transport.outbox.put(frame)
 
-    def transmit(self, channel: Channel, runs: list[bytes]) -> None:
-        """Send runs of a channel, and keep them until they have arrived."""
+    def transmit(self, channel: Channel, runs: list[bytes]) -> bool:
+        """Send runs of a channel, and keep them until they have arrived; false when messages were left out because too
+        much waits already. The last part of the queue is for what nodes tell each other, and for applications'
+        channels, which have bounds of their own.
+        """
         if self.state is not LinkState.UP:
-            return
+            return True
+        takes_all = True
+        room_bytes = self.node.unacked_bytes - self.node.queue_bytes // 4 - self.unacked_bytes
+        if sum(map(len, runs)) > room_bytes and not channel.carried.wire_name.startswith(wire.APP):
+            runs, left_out = _fitting(runs, room_bytes)
+            takes_all = not left_out
+            self._count_left_out(channel, left_out)
         if channel.number != self._sending:
             self._sending = channel.number
             self._say(wire.channel(Packet.CHANNEL, channel.number))
         self.sent_bytes += sum(map(len, runs))
         self._unacked.append((self.sent_bytes, channel, runs))
-        if self.unacked_bytes > self.node.unacked_bytes:
-            self.lose(f"{self.unacked_bytes >> 20} MiB wait for the other node, which does not keep up", Drop.LINK_SLOW)
-            return
+        if self._is_too_slow():
+            return takes_all
         outbox = self.transport.outbox
         for run in runs:
             outbox.put(run)  # in a way that a connection over its limit is noticed
+        return takes_all
+
+    def leave_out(self, channel: Channel, runs: list[bytes]) -> None:
+        """Count runs that are not sent, because too much waits."""
+        self._count_left_out(channel, runs)
+        self._is_too_slow()
+
+    def _count_left_out(self, channel: Channel, runs: list[bytes]) -> None:
+        self._left_out_bytes += sum(map(len, runs))
+        if messages := sum(map(count_messages, runs)):
+            channel.carried.count_lost(Drop.LINK_SLOW, messages)
+
+    def _is_too_slow(self) -> bool:
+        is_over = self.unacked_bytes > self.node.unacked_bytes
+        if is_over or self._left_out_bytes > LEFT_OUT * self.node.queue_bytes:
+            self.lose(f"{self.unacked_bytes >> 20} MiB wait for the other node, which does not keep up", Drop.LINK_SLOW)
+        return self.state is LinkState.CLOSED
 
     @property
     def is_proven(self) -> bool:
@@ -271,10 +263,19 @@ class Link:
         return self.sent_bytes - self._acked_bytes
 
     @property
+    def _waiting_bytes(self) -> int:
+        outbox = self.transport.outbox
+        return outbox.queued_bytes + (0 if outbox.carrier is None else outbox.carrier.queued_bytes)
+
+    @property
     def is_behind(self) -> bool:
         """Whether so much has not been worked off there that what can wait should; see `wait`."""
-        waits_bytes = self.transport.outbox.queued_bytes
-        return self.unacked_bytes > self.node.unacked_bytes // 4 or waits_bytes > self.node.queue_bytes // 4
+        return self.unacked_bytes > self.node.unacked_bytes // 4 or self._waiting_bytes > self.node.queue_bytes // 4
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much has not been worked off there that publishers should wait."""
+        return self.unacked_bytes > self.node.unacked_bytes // 2 or self._waiting_bytes > self.node.queue_bytes // 2
 
     def wait(self, then: Callable[[], object]) -> None:
         """Call `then` when the other side has worked off more; not when the link ends before."""
@@ -386,6 +387,7 @@ class Link:
     def come_up(self) -> None:
         """The handshake is over."""
         self.state = LinkState.UP
+        self._say(wire.channel(Packet.OPEN, 0, wire.PRESSURE))
         for carried in self.node.carried():
             self.open(carried)
         self.on_up(self)
@@ -421,6 +423,9 @@ class Link:
 
     def _opened(self, packet: bytes) -> None:
         number, name = wire.parse_channel(packet)
+        if name.startswith(wire.ABILITY):
+            self.knows_pressure = self.knows_pressure or name == wire.PRESSURE
+            return
         if len(name) > len(wire.APP) + MAX_NAME_BYTES or number in self._theirs:
             raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"a node opens the channel {number} once, by a short name")
         for channel in self._channels.values():
@@ -507,7 +512,8 @@ class Link:
         acked_bytes = wire.parse_u64(packet)
         if acked_bytes > self.sent_bytes:
             raise ProtocolError(CloseReason.UNKNOWN_PACKET, "a node has worked off more than there was")
-        self._acked_bytes = max(self._acked_bytes, acked_bytes)
+        if acked_bytes > self._acked_bytes:
+            self._acked_bytes, self._left_out_bytes = acked_bytes, 0
         while self._unacked and self._unacked[0][0] <= self._acked_bytes:
             self._unacked.popleft()
         if not self.is_behind:
@@ -581,6 +587,20 @@ class Link:
                 if channel.theirs == theirs:
                     runs.clear()
             put_off(_count_lost(unacked, self._acked_bytes, Drop.LINK_LOST))
+
+
+def _fitting(runs: list[bytes], room_bytes: int) -> tuple[list[bytes], list[bytes]]:
+    """Those that fit, with all that are no messages, and those that don't."""
+    kept: list[bytes] = []
+    left_out: list[bytes] = []
+    for run in runs:
+        if run[2] != smq.Type.PUBLISH or len(run) <= room_bytes:
+            kept.append(run)
+            room_bytes -= len(run)
+        else:
+            left_out.append(run)
+            room_bytes = 0  # who comes behind it in this turn does not overtake it
+    return kept, left_out
 
 
 Unacked = tuple[int, Channel, list[bytes]]

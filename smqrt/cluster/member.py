@@ -13,11 +13,12 @@ from typing import Any
 from smqrt.broker.broker import Broker
 from smqrt.broker.last_values import TopicValues
 from smqrt.broker.outbox import Drop, ahead, put_off
-from smqrt.broker.state import BrokerClient
+from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.broker.topics import Route, Topic
 from smqrt.cluster.interest import Interest
 from smqrt.cluster.remote import Phantom, RemoteNode
-from smqrt.cluster.way import ForwardedRoute, RenumberedRoute, Way
+from smqrt.cluster.waits import Waits, paced
+from smqrt.cluster.way import ForwardedRoute, PacedRoute, RenumberedRoute, Way
 from smqrt.errors import CloseReason
 from smqrt.wire import cluster as wire
 from smqrt.wire import smq
@@ -48,6 +49,7 @@ class Member:
         interest: what the other nodes want.
         counts_all: whether observers are told the subscribers of all nodes; see `count_all`.
         changed: called when a node has joined, has said all, or is gone.
+        epoch: when this node started.
         leave: takes the hub out of the cluster; the engine's.
     """
 
@@ -59,6 +61,7 @@ class Member:
         self.foreign: dict[int, tuple[Topic, RemoteNode]] = {}
         self.interest = Interest()
         self.changed: Callable[[RemoteNode, str], object] = lambda node, what: None
+        self.epoch = 0
         self.leave: Callable[[], object] = lambda: None
         self.suspend: Callable[[], object] = lambda: None
         self.resume: Callable[[], object] = lambda: None
@@ -74,6 +77,7 @@ class Member:
         self._local: dict[int, int] = {}
         self.former_numbers: set[int] = set()
         """Of nodes whose clients have come here with their ETIDs: nobody else may have these."""
+        self.waits = Waits(self)
         self._bits = 0
         self.counts_all = False
         self._watching: dict[Key, dict[RemoteNode, int]] = {}
@@ -96,6 +100,12 @@ class Member:
     def phantoms(self) -> Mapping[int, Phantom]:
         """The clients of the other nodes, by ETID."""
         return self._phantoms
+
+    def peers_elsewhere(self) -> Iterator[Phantom]:
+        """See `ClusterMember`."""
+        here = self.broker.uids
+        others = [one for one in self._phantoms.values() if one.newer is None and not one.node.gone]
+        return (one for one in others if one.uid not in here)
 
     @property
     def number(self) -> int:
@@ -129,7 +139,7 @@ class Member:
             if topic.observers:
                 self.observed(topic)
         for node in self.remotes:
-            put_off(_paced(node, self._snapshot(node)))
+            put_off(paced(node, self._snapshot(node)))
             self.tell_counts(node.watched, [node])
 
     # ---- topics and ETIDs of this hub
@@ -196,15 +206,24 @@ class Member:
             nodes = self.interest.nodes(key)
             if self.broker.last_values is not None and self.broker.last_values.selects(topic):
                 nodes = self._to_keepers(topic, key)
-        if not nodes:
-            return route
-        ways = [self._put(one, tid, self._number_at(one, key, tid), ptid, public) for one in self._nodes(nodes)]
-        return ForwardedRoute(route, ways) if ways else route
+        wanting = list(self._nodes(nodes)) if nodes else []
+        if topic is not None and topic.leads_away != (bool(wanting) and route is None):
+            topic.count()
+            topic.leads_away = not topic.leads_away
+        puts = [self._put(one, tid, self._number_at(one, key, tid), ptid, public) for one in wanting]
+        return self._over(route, topic, puts, [one.way for one in wanting]) if puts else route
+
+    def _over(
+        self, route: Route | None, topic: Topic | None, puts: list[Callable[[bytes], object]], ways: list[Way]
+    ) -> Route:
+        return ForwardedRoute(route, puts, ways, topic, self.broker.topic_table.traffic)
 
     def _to_client(self, route: Route | None, topic: Topic, tid: int, public: int) -> Route | None:
         foreign = self.foreign.get(topic.id)
         if foreign is not None:
-            return ForwardedRoute(None, [_rewriting(foreign[1].way, tid, public)]) if public in self._local else route
+            way = foreign[1].way
+            topic.leads_away = True
+            return self._over(None, topic, [_rewriting(way, tid, public) if public in self._local else way.put], [way])
         return RenumberedRoute(route, topic.id) if route is not None and topic.id != tid else route
 
     def _nodes(self, nodes: int) -> Iterator[RemoteNode]:
@@ -223,6 +242,41 @@ class Member:
             node.way.put(smq.publish_frame(server_of(node.number), public, stid, data))
         return len(self.remotes)
 
+    def paced(self, route: Route, found: Route, peer: BrokerPeer) -> Route:
+        """See `ClusterMember`."""
+        return PacedRoute(route, found.ways, peer, self.waits.full) if isinstance(found, ForwardedRoute) else route
+
+    def pressed(self, key: bytes, presses: bool) -> None:
+        """See `ClusterMember`."""
+        self.waits.pressed(key, presses)
+
+    # ---- what one server of the cluster handles
+
+    def handles(self, topic: Topic, frame: bytes, origin: object) -> bool:
+        """See `ClusterMember`. The node of the publisher decides, alone, so that no message has two: it takes the node
+        that has run for longest of those it can reach. For nodes without such a handler the others decide.
+        """
+        key = self.key_of(topic)
+        if isinstance(origin, RemoteNode) and key in origin.once:
+            return False
+        nodes = [node for node in self.remotes if key in node.once]
+        oldest = min(nodes, key=_seniority, default=None)
+        if oldest is None or (self.epoch, self.number) <= _seniority(oldest):
+            return True
+        if origin is None:
+            ptid = int.from_bytes(frame[7:11], "big")
+            oldest.way.put(wire.rewritten(frame, oldest.once[key], self._public.get(ptid, ptid)))
+        return False
+
+    def handles_once(self, topic: Topic, number: int) -> None:
+        """See `ClusterMember`."""
+        self._tell_once([(*self.key_of(topic), number)], self.remotes)
+
+    def _tell_once(self, topics: list[tuple[int, int, int]], nodes: Iterable[RemoteNode]) -> None:
+        for node in nodes:
+            if node.way.knows_pressure:
+                node.way.say(wire.keys_and_numbers(LinkType.ONCE, topics))
+
     # ---- what the hub does
 
     def _tell(self, packets: Iterable[bytes]) -> None:
@@ -232,7 +286,12 @@ class Member:
                     node.way.put(frame)
             ahead.update(dict.fromkeys(node.way for node in self.remotes))
 
-    def _key(self, topic: Topic) -> Key:
+    def public(self, etid: int) -> int:
+        """What other nodes call a client."""
+        return self._public.get(etid, etid)
+
+    def key_of(self, topic: Topic) -> Key:
+        """How other nodes know a topic with a name."""
         return self._numbers.topic(topic.name or b"")
 
     def subscribed(self, topic: Topic) -> None:
@@ -240,7 +299,7 @@ class Member:
         if not self.remotes or topic.name is None:
             return
         if topic.subscribers == 1:
-            self._tell(wire.keys(LinkType.INTEREST, [self._key(topic)]))
+            self._tell(wire.keys(LinkType.INTEREST, [self.key_of(topic)]))
         self._count_changed(topic)
 
     def unsubscribed(self, topic: Topic) -> None:
@@ -248,7 +307,7 @@ class Member:
         if not self.remotes or topic.name is None:
             return
         if not topic.subscribers:
-            self._tell(wire.keys(LinkType.NO_INTEREST, [self._key(topic)]))
+            self._tell(wire.keys(LinkType.NO_INTEREST, [self.key_of(topic)]))
         self._count_changed(topic)
 
     def entered(self, client: BrokerClient) -> None:
@@ -289,7 +348,8 @@ class Member:
         self._bits |= bit
         node = RemoteNode(self, number, bit, way)
         self.remotes.append(node)
-        put_off(_paced(node, self._snapshot(node)))
+        way.on_full = lambda: self.waits.filled(node)
+        put_off(paced(node, self._snapshot(node)))
         self._forget_valued()
         self.changed(node, "joined")
         return node
@@ -299,6 +359,11 @@ class Member:
         the moment in which it is told, so that nothing old follows something new.
         """
         broker = self.broker
+        once = ((broker.topic_table.get(tid), inbox) for tid, inbox in list(broker.server.once.items()))
+        self._tell_once([(*self.key_of(topic), inbox.id) for topic, inbox in once if topic is not None], [node])
+        for topics in _portions(broker.slow.pressure.here() if broker.slow is not None else []):
+            self.waits.tell(topics, node)
+            yield
         for names in _portions(list(broker.subtopic_table.by_id.items()), lambda one: len(one[1])):
             node.way.say(wire.names(LinkType.SUBTOPICS, names))
             yield
@@ -312,21 +377,22 @@ class Member:
             node.way.say(wire.peers(self._announced(one) for one in clients if not one.closed))
             yield
         for topics in _portions(list(broker.topic_table.by_name.values())):
-            node.way.say(wire.keys(LinkType.INTEREST, (self._key(topic) for topic in topics if topic.subscribers)))
+            node.way.say(wire.keys(LinkType.INTEREST, (self.key_of(topic) for topic in topics if topic.subscribers)))
             yield
-        yield from self._last_values(node)
+        yield from self.last_values(node)
         node.way.say([bytes((LinkType.SYNCED,))])
 
     # ---- last values
 
-    def _last_values(self, node: RemoteNode) -> Iterator[None]:
+    def last_values(self, node: RemoteNode) -> Iterator[None]:
+        """Tell a node the last values that are here."""
         for values in list(self.broker.last_values or ()):
             if values.newest:
                 self._send_values(node, values)
                 yield
 
     def _send_values(self, node: RemoteNode, values: TopicValues) -> None:
-        key = self._key(values.topic)
+        key = self.key_of(values.topic)
         self._name_topic(node, values.topic, key)
         number = node.numbers.get(key, key[0])
         for frame, _ in values.newest.values():
@@ -375,6 +441,9 @@ class Member:
         node.gone = True
         self.remotes.remove(node)
         node.way.end(reason, self.broker.stats.drop)
+        if self.broker.slow is not None:
+            self.broker.slow.pressure.forget(node.way)
+        self.waits.caught_up(node)
         put_off(self._forget_node(node))
         self.changed(node, why)
 
@@ -430,6 +499,8 @@ class Member:
         """A client of another node is gone."""
         if self._phantoms.get(phantom.etid) is phantom:
             del self._phantoms[phantom.etid]
+        if phantom.node.pressing:
+            self.waits.released_by(phantom.node, (phantom.etid, 0))
         if phantom.extra is not None and self.broker.hooks.onvanish:
             self.broker.hooks.onvanish(phantom)
         self.release(phantom)
@@ -466,14 +537,14 @@ class Member:
 
     def observed(self, topic: Topic) -> None:
         """See `ClusterMember`."""
-        key = self._key(topic)
+        key = self.key_of(topic)
         if self.counts_all and key not in self._watching:
             self._watching[key] = {}
             self._tell(wire.keys(LinkType.WATCH, [key]))
 
     def counted(self, node: RemoteNode, key: Key, subscribers: int) -> None:
         """A node has so many subscribers of a topic."""
-        topic = self._topic_of(key)
+        topic = self.topic_of(key)
         if topic is None or not topic.observers:
             self._watching.pop(key, None)
             node.way.say(wire.keys(LinkType.UNWATCH, [key]))
@@ -488,14 +559,15 @@ class Member:
     def forget_counts(self, node: RemoteNode) -> Iterator[None]:
         """A lost node has no subscribers."""
         for key, counts in list(self._watching.items()):
-            topic = self._topic_of(key)
+            topic = self.topic_of(key)
             if counts.pop(node, 0) and topic is not None:
                 self._recount(topic, key)
             yield
 
-    def _topic_of(self, key: Key) -> Topic | None:
+    def topic_of(self, key: Key) -> Topic | None:
+        """The topic that other nodes know so, when it is there."""
         topic = self._otherwise.get(key) or self.broker.topic_table.by_key.get(key[0].to_bytes(4, "big"))
-        return topic if topic is not None and topic.name is not None and self._key(topic) == key else None
+        return topic if topic is not None and topic.name is not None and self.key_of(topic) == key else None
 
     def _count_changed(self, topic: Topic) -> None:
         if any(node.watched for node in self.remotes):
@@ -506,7 +578,7 @@ class Member:
     def _tell_counts(self) -> Iterator[None]:
         changed, self._recounted = self._recounted, {}
         for topic in changed:
-            key = self._key(topic)
+            key = self.key_of(topic)
             self.tell_counts([key], [node for node in self.remotes if key in node.watched])
             yield
 
@@ -514,7 +586,7 @@ class Member:
         """Tell nodes how many subscribe to topics here."""
         counts = []
         for key in keys:
-            topic = self._topic_of(key)
+            topic = self.topic_of(key)
             counts.append((*key, topic.subscribers if topic is not None else 0))
         for node in to:
             node.way.say(wire.keys_and_numbers(LinkType.COUNT, counts))
@@ -530,21 +602,12 @@ class Member:
             client.forget_routes()
 
 
+def _seniority(node: RemoteNode) -> tuple[int, int]:
+    return node.way.epoch, node.number
+
+
 def _rewriting(way: Way, tid: int, ptid: int) -> Callable[[bytes], object]:
     return lambda run: way.put(wire.rewritten(run, tid, ptid))
-
-
-def _paced(node: RemoteNode, steps: Iterator[None]) -> Iterator[None]:
-    """Tell a node all there is as it works that off: at once it would be more than may wait for it."""
-    for _ in steps:
-        if node.gone:
-            return
-        if node.way.queue:
-            node.way.flush()  # so that it counts
-        if node.way.is_behind:
-            node.way.wait(lambda: put_off(_paced(node, steps)))
-            return
-        yield
 
 
 def _portions(items: list[Any], size_bytes: Callable[[Any], int] = lambda one: 0) -> Iterator[list[Any]]:

@@ -157,6 +157,7 @@ class Node:
             raise ArgumentError(f"name: another hub of this node is in the cluster {name!r}; give each hub its own")
         names_key = blake2b(name.encode(), key=self.key, digest_size=32).digest()
         member = Member(broker, name, names_key, self.number, lambda: self._clock_ns() // 1_000_000)
+        member.epoch = self.epoch
         member.leave = lambda: self.leave(member)
         member.suspend = lambda: self._suspend(member)
         member.resume = lambda: self._resume(member)

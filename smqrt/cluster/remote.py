@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from smqrt.broker.last_values import LastValueRoute
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.routes import HandledRoute
+from smqrt.broker.server_client import Arrived, ServerClient
 from smqrt.broker.topics import Route, Topic
 from smqrt.cluster.way import RenumberedRoute, Way, count_messages
 from smqrt.errors import CloseReason, ProtocolError
@@ -25,6 +26,8 @@ MAX_ROUTES = 1 << 16
 MAX_KEPT_BYTES = 1 << 30
 """What is kept of what another node says of one hub: three million clients."""
 MAX_STAMP = 1 << 63
+MAX_PRESSING = 1 << 16
+"""Topics whose publishers wait for one node."""
 MAX_SUBSCRIBERS = 1 << LOCAL_BITS
 """Of one node: each of its clients has an ETID."""
 _TOPIC_BYTES, _CLIENT_BYTES = 160, 600
@@ -89,6 +92,9 @@ class RemoteNode:
         gone: whether it is lost.
         kept_bytes: of what it has said so far.
         watched: topics whose number of subscribers it is told.
+        pressing: topics whose publishers have to wait for its clients, and since when.
+        timed: those that are looked at later.
+        once: topics that its server handles once in the cluster, with the number for what it is to handle.
         valued: topics whose names it was told, so that it can keep their last values.
     """
 
@@ -102,6 +108,9 @@ class RemoteNode:
         self.synced = self.gone = False
         self.watched: set[Key] = set()
         self.valued: set[Key] = set()
+        self.pressing: dict[Key, float] = {}
+        self.timed: set[Key] = set()
+        self.once: dict[Key, int] = {}
         self.server = Phantom(self, Announced(server_of(number), 0, SERVER_UID, b"", b""))
 
     # ---- messages from it
@@ -124,11 +133,12 @@ class RemoteNode:
             return route
         topic.settle()
         if topic.raw or topic.ws:
-            route = topic
+            route = OnceRoute(broker.server, topic, self) if topic.id in broker.server.once else ArrivedRoute(topic)
         values = broker.last_values
         if values is not None and values.selects(topic):
             route = LastValueRoute(values.of(topic), route, None)
-        if topic is broker.server.topic or topic.id in broker.server.topics:
+        server = broker.server
+        if topic is server.topic or topic.id in server.topics or server.is_inbox(topic.id):
             route = HandledRoute(broker.server, route, self.server)
         if topic.id != tid:
             route = RenumberedRoute(route, topic.id)
@@ -160,6 +170,7 @@ class RemoteNode:
         topic = self.member.broker.topic_table.by_key.get(destination)
         if topic is not None and (topic.raw or topic.ws):
             topic.messages += more
+            topic.arrived += more
 
     # ---- what it says
 
@@ -266,6 +277,23 @@ class RemoteNode:
             raise ProtocolError(CloseReason.SHORT_PACKET, "a last value of another node ends too soon")
         self.member.restore_value(smq.frame(bytes((smq.Type.PUBLISH,)) + packet[1:]))
 
+    def _pressed(self, packet: bytes) -> None:
+        for key in wire.parse_keys(packet):
+            self.member.waits.pressed_by(self, key)
+
+    def _released(self, packet: bytes) -> None:
+        for key in wire.parse_keys(packet):
+            self.member.waits.released_by(self, key)
+
+    def _once(self, packet: bytes) -> None:
+        for number, check, at in wire.parse_keys_and_numbers(packet):
+            key = number, check
+            self._keep(_TOPIC_BYTES * (bool(at) - (key in self.once)))
+            if at:
+                self.once[key] = at
+            else:
+                self.once.pop(key, None)
+
     # ---- its end
 
     def forget_all(self) -> Iterator[None]:
@@ -294,6 +322,50 @@ class NobodyRoute:
     def deliver(self, run: bytes) -> None:
         """Count the run as dropped."""
         self._drop(Drop.UNROUTED, count_messages(run))
+
+    def deliver_view(self, view: memoryview) -> None:
+        """See `deliver`."""
+        self.deliver(bytes(view))
+
+
+class ArrivedRoute:
+    """A route to a topic, whose messages are counted where they were published."""
+
+    __slots__ = ("_topic",)
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+
+    def deliver(self, run: bytes) -> None:
+        """Deliver the run."""
+        topic = self._topic
+        topic.arrived += 1
+        topic.arrived_bytes += len(run)
+        topic.deliver(run)
+
+    def deliver_view(self, view: memoryview) -> None:
+        """See `deliver`."""
+        topic = self._topic
+        topic.arrived += 1
+        topic.arrived_bytes += len(view)
+        topic.deliver_view(view)
+
+
+class OnceRoute(ArrivedRoute):
+    """A route to a topic that the server handles once in the cluster: it is to know where the messages come from."""
+
+    __slots__ = ("_node", "_server")
+
+    def __init__(self, server: ServerClient, topic: Topic, node: RemoteNode) -> None:
+        super().__init__(topic)
+        self._server, self._node = server, node
+
+    def deliver(self, run: bytes) -> None:
+        """Deliver the run."""
+        before = len(self._server.queue)
+        super().deliver(run)
+        if len(self._server.queue) > before:
+            self._server.queue[-1] = Arrived(run, self._node)
 
     def deliver_view(self, view: memoryview) -> None:
         """See `deliver`."""
@@ -331,4 +403,7 @@ HANDLERS: dict[int, Callable[[RemoteNode, bytes], None]] = {
     LinkType.END: RemoteNode._end,
     LinkType.TOPICS: RemoteNode._topics,
     LinkType.VALUE: RemoteNode._value,
+    LinkType.PRESSED: RemoteNode._pressed,
+    LinkType.RELEASED: RemoteNode._released,
+    LinkType.ONCE: RemoteNode._once,
 }

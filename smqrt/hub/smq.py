@@ -366,6 +366,7 @@ class Smq:
         onmsg: OnMessage | None = None,
         subtopic: Topic | None = None,
         json: bool = False,
+        once: bool = False,
     ) -> int:
         """Receive a topic and give its id.
 
@@ -374,10 +375,11 @@ class Smq:
             onmsg: `f(data, ptid, tid, subtid)`; without it the global handler gets the messages.
             subtopic: only messages with this sub-topic; without it the handler is the topic's catch-all.
             json: decode the payload; what is no JSON goes to the global handler, as bytes.
+            once: of several workers, or nodes of a cluster, that subscribe so, one handles each message.
         """
         sub = None if subtopic is None else binding.destination("subtopic", subtopic)
         handler = None if onmsg is None else self._handler("onmsg", binding.function("onmsg", onmsg), json)
-        return self._broker.subscribe(binding.destination("topic", topic), handler, sub)
+        return self._broker.subscribe(binding.destination("topic", topic), handler, sub, bool(once))
 
     def _handler(self, what: str, function: Callable[..., object], json: bool = False) -> Handler:
         no_json = LineLimit()
@@ -395,7 +397,9 @@ class Smq:
 
         return handle
 
-    def on(self, topic: Topic, subtopic: Topic | None = None) -> Callable[[OnMessageObject], OnMessageObject]:
+    def on(
+        self, topic: Topic, subtopic: Topic | None = None, once: bool = False
+    ) -> Callable[[OnMessageObject], OnMessageObject]:
         """Decorator of a function that gets the messages to a topic, each as a `Message`; see `subscribe`.
 
             @smq.on("lamp")
@@ -406,6 +410,7 @@ class Smq:
         Args:
             topic: name, id, or `"self"` for the server's own ETID.
             subtopic: only messages with this sub-topic.
+            once: see `subscribe`.
         """
 
         def register(function: OnMessageObject) -> OnMessageObject:
@@ -413,7 +418,7 @@ class Smq:
                 return function(Message(data, ptid, tid, subtid, topic, self._reply))
 
             binding.function("function", function)
-            self.subscribe(topic, onmsg, subtopic)
+            self.subscribe(topic, onmsg, subtopic, once=once)
             return function
 
         return register

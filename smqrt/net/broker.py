@@ -21,7 +21,7 @@ from smqrt.broker.last_values import LastValueLimits, LastValues, check_filters
 from smqrt.broker.meter import PublishLimits
 from smqrt.broker.outbox import Held, put_off
 from smqrt.broker.session import Session
-from smqrt.broker.slow import Slow, SlowPolicies
+from smqrt.broker.slow import Pressure, Slow, SlowPolicies
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import HubLimits, NameStore
 from smqrt.errors import ArgumentError
@@ -418,10 +418,18 @@ class GeventBroker(SucceedingBroker):
         self.slow = SlowPolicies(self.topic_table.by_key, default, by_filter) if policed else None
         if before is self.slow:
             return
+        if self.slow is not None:
+            self.slow.pressure.told = self._pressed
+        if before is not None:
+            before.pressure.forget_elsewhere()
         for session in self.sessions.values():
             session.forget_routes()
             if isinstance(session.outbox, RawConnection):
                 police(session.outbox, policed)
+
+    def _pressed(self, key: bytes, presses: bool) -> None:
+        if self.cluster is not None:
+            self.cluster.pressed(key, presses)
 
     def connect(self, request: object, arg: object = None) -> bool:
         """Turn an HTTP request into an SMQ connection; blocks until the handshake ended (specification: smq.md §2.3).
@@ -470,6 +478,7 @@ def _relimit(settings: LimitSettings) -> None:
     Held.limit_bytes = settings.queues_bytes
     datapath.STALLED_AFTER_S, datapath.PRESSES_FOR_S = settings.stalled_s, settings.slow_wait_s
     datapath.AUTHENTICATE_S = settings.authenticate_s
+    Pressure.lasts_s = settings.slow_wait_s
     handover.MAX_UNFINISHED = settings.handshakes_per_address
     for broker in opened():
         broker.relimit(settings)

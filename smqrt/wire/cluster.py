@@ -46,6 +46,14 @@ class LinkType(IntEnum):
     """`(u32 tid, u16 length, name)*`: names whose last values follow."""
     VALUE = 0x4D
     """A Publish frame without its length: a last value that the sender has."""
+    PRESSED = 0x50
+    """`(u32 tid, u32 check)*`: publishers of these have to wait for clients of the sender; for an ETID check is 0."""
+    RELEASED = 0x51
+    """The same: no more."""
+    ONCE = 0x52
+    """`(u32 tid, u32 check, u32 number)*`: the server there handles messages to these once in the cluster, and those
+    that it is to handle come to this number; 0: no more.
+    """
 
 
 class Announced(NamedTuple):

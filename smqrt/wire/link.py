@@ -32,6 +32,12 @@ APP = b"\xff"
 """The names of applications' channels begin with it on links, which those of hubs don't: these are UTF-8. A node that
 knows no such channels takes them for hubs that it does not have.
 """
+ABILITY = b"\xfe"
+"""Begins the name of a channel that is none: it says what its sender can do beyond what every node can. Nodes that do
+not know it keep the name as that of a hub that they don't have.
+"""
+PRESSURE = ABILITY + b"pressure"
+"""The sender knows the packets from `LinkType.PRESSED` on."""
 PROOF_BYTES = 32
 
 

@@ -48,3 +48,26 @@ def test_when_the_newest_goes_the_one_before_it_has_the_uid(places: tuple[Engine
     engine.settle()
     assert both.member.holder(b"the same") is None
     assert not both.member._holders
+
+
+def test_peers_lists_a_uid_once(places: tuple[Engine, Place, Place, Place]) -> None:
+    """A node that starts again lists its clients at once; that its former self is dead others notice seconds later."""
+    engine, one, other, both = places
+    one.client(b"the same")
+    other.client(b"another one")
+    engine.settle()
+    second = other.client(b"the same")
+    engine.settle()
+
+    def listed() -> list[tuple[bytes, int]]:
+        return sorted((peer.uid, peer.etid) for peer in both.hub.peers(True) if peer is not both.hub.server)
+
+    assert len(both.member.phantoms) == 3
+    assert [uid for uid, _ in listed()] == [b"another one", b"the same"]
+    assert (b"the same", second.etid) in listed()
+    here = both.client(b"the same")
+    assert (b"the same", here.etid) in listed()
+    assert len(listed()) == 2
+    assert {uid for uid, _ in listed()} == {peer.uid for peer in one.hub.peers(True) if peer is not one.hub.server} | {
+        b"another one"
+    }

@@ -14,7 +14,14 @@ def on_click(data, ptid, tid, subtid):
     smq.publish({"clicks": clicks}, "clicks")
 
 
-smq.subscribe("click", on_click)
+def on_news(news, ptid, tid, subtid):
+    global clicks
+    clicks = max(clicks, news["clicks"])
+
+
+# With several workers one of them counts; the others listen, since each may be the next one.
+smq.subscribe("click", on_click, once=True)
+smq.subscribe("clicks", on_news, json=True)
 
 
 def answer(request, relpath):

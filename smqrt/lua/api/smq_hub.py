@@ -298,9 +298,11 @@ class HubBinding:
         """Turn a request into an SMQ connection; blocks until the handshake ended."""
         self.of(number).connect(self._exchanges.request(exchange), arg)
 
-    def subscribe(self, number: int, topic: bytes | int, ref: int | None, subtopic: bytes | int | None) -> int:
+    def subscribe(
+        self, number: int, topic: bytes | int, ref: int | None, subtopic: bytes | int | None, once: bool
+    ) -> int:
         """See `Broker.subscribe`."""
-        return self.of(number).subscribe(topic, self._callback(number, ref, "onmsg"), subtopic)
+        return self.of(number).subscribe(topic, self._callback(number, ref, "onmsg"), subtopic, once)
 
     def _callback(self, number: int, ref: int | None, name: str) -> Callable[..., Any] | None:
         if not ref:

@@ -338,14 +338,14 @@ local function decoding(number, onmsg)
   end
 end
 
--- syntax: smq:subscribe(topic [,{onmsg = f, subtopic = name | number, json = bool}])   -> tid
+-- syntax: smq:subscribe(topic [,{onmsg = f, subtopic = name | number, json = bool, once = bool}])   -> tid
 function smq.subscribe(self, topic, op)
   local number = handle(self)
   op = arg.optional(arg.table, op, {}, 2, "subscribe")
   local f = arg.optional(arg["function"], op.onmsg, nil, "2.onmsg", "subscribe")
   local target, subtopic = destination(topic, 1, "subscribe"), arg.optional(destination, op.subtopic, nil, "2.subtopic", "subscribe")
   if f and op.json then f = decoding(number, f) end
-  return py.subscribe(number, target, f and ref(f), subtopic)
+  return py.subscribe(number, target, f and ref(f), subtopic, not not op.once)
 end
 
 -- syntax: smq:journal()   -> {rows = n, bytes = n, skipped = n, ...} | nil without a journal
