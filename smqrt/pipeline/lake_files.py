@@ -6,6 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from smqrt.journal import locations
+from smqrt.pipeline.column_names import column
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
@@ -78,11 +80,10 @@ def written(frame: DataFrame, table: str, partition_by: Sequence[str], keep: boo
         partition_by: columns that become folders.
         keep: have these columns in the files too.
     """
-    from pyspark.sql import functions as F
 
     if keep:
         names = [f"{_TWIN}{name}" for name in partition_by]
-        frame = frame.withColumns(dict(zip(names, map(F.col, partition_by), strict=True))) if names else frame
+        frame = frame.withColumns(dict(zip(names, map(column, partition_by), strict=True))) if names else frame
         partition_by = names
     keys = {name: value for name, value in os.environ.items() if name.startswith(_KEYS) and locations.scheme(table)}
     write = partial(_write, table=table, partition_by=tuple(partition_by), keys=keys)
@@ -162,12 +163,14 @@ def _measured(metadata: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, 
             continue
         if all(one.has_null_count for one in found):
             nulls[name] = sum(one.null_count for one in found)
-        bounds = [(one.min, one.max) for one in found if one.has_min_max]
         filled = [group for group, one in zip(groups, found, strict=True) if one.null_count != group.num_rows]
-        if len(bounds) == len(filled) and bounds:
-            low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
-            if _is_told(low) and _is_told(high):
-                least[name], greatest[name] = _shown(low, up=False), _shown(high, up=True)
+        with suppress(OverflowError, ValueError):  # a time that Python doesn't know: the column has no bounds then
+            bounds = [(one.min, one.max) for one in found if one.has_min_max]
+            if len(bounds) == len(filled) and bounds:
+                low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
+                if _is_told(low) and _is_told(high):
+                    shown = _shown(low, up=False), _shown(high, up=True)
+                    least[name], greatest[name] = shown
     return least, greatest, nulls
 
 
