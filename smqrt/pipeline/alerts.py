@@ -241,7 +241,7 @@ def apply(frame: DataFrame, declaration: Declaration) -> DataFrame:
     if clock == EVENT_TIME and processors.watermark(frame.select("ts")) is None:
         frame = frame.withWatermark("ts", "0 seconds")
     events = processors.transform(
-        _readings(frame, declaration, told).groupBy(*map(column, declaration.options["key"])),
+        _readings(frame, declaration, told).groupBy(*map(_key_name, declaration.options["key"])),
         AlertProcessor(declaration.options["key"], rules(declaration), clock),
         _event_schema(frame, declaration.options["key"]),
         str(declaration.options["mode"]).capitalize(),
@@ -376,8 +376,13 @@ def _readings(frame: DataFrame, declaration: Declaration, told: Sequence[str]) -
     columns = [each.alias(name) for name, each in zip(_INPUT, made, strict=True)]
     # Kept for its watermark, without which Spark doesn't know the time of messages.
     return frame.dropna(subset=[quoted(name) for name in options["key"]]).select(
-        *(column(name) for name in options["key"]), *columns, "ts"
+        *(column(name).alias(_key_name(name)) for name in options["key"]), *columns, "ts"
     )
+
+
+def _key_name(name: str) -> str:
+    """As it is when that goes, since the state of running queries knows it; Spark takes a dot for a struct's field."""
+    return name if not {".", "`"} & {*name} else "_key_" + "".join(f"{ord(each):x}_" for each in name)
 
 
 def _values(frame: DataFrame, keys: Sequence[str]) -> list[str]:

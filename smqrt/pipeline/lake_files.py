@@ -82,12 +82,14 @@ def written(frame: DataFrame, table: str, partition_by: Sequence[str], keep: boo
     """
 
     if keep:
-        names = [f"{_TWIN}{name}" for name in partition_by]
-        frame = frame.withColumns(dict(zip(names, map(column, partition_by), strict=True))) if names else frame
-        partition_by = names
+        twins = [f"{_TWIN}{name}" for name in partition_by]
+        frame = frame.withColumns(dict(zip(twins, map(column, partition_by), strict=True))) if twins else frame
+        partition_by = twins
     keys = {name: value for name, value in os.environ.items() if name.startswith(_KEYS) and locations.scheme(table)}
-    write = partial(_write, table=table, partition_by=tuple(partition_by), keys=keys)
-    rows = frame.mapInArrow(write, "file string")
+    names = frame.columns
+    write = partial(_write, table=table, partition_by=tuple(partition_by), keys=keys, names=names)
+    plain = frame.toDF(*(f"c{number}" for number in range(len(names))))  # mapInArrow takes a dot for a struct's
+    rows = plain.mapInArrow(write, "file string")
     return [LakeFile(**json.loads(row.file)) for row in rows.collect()]
 
 
@@ -131,11 +133,15 @@ def stored(
 
 
 def _write(
-    batches: Iterator[RecordBatch], table: str, partition_by: Sequence[str], keys: Mapping[str, str]
+    batches: Iterator[RecordBatch],
+    table: str,
+    partition_by: Sequence[str],
+    keys: Mapping[str, str],
+    names: Sequence[str] = (),
 ) -> Iterator[RecordBatch]:
     import pyarrow as pa
 
-    rows = (batch for batch in batches if batch.num_rows)
+    rows = (batch.rename_columns(list(names)) if names else batch for batch in batches if batch.num_rows)
     first = next(rows, None)
     if first is None:
         return

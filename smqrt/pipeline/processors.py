@@ -93,7 +93,7 @@ def apply(frame: DataFrame, declaration: Declaration, watermarks: Iterable[Water
     _check_columns(frame, state, begins)
     schema = _schema(state, begins)
     made = _made(state, begins)
-    frame = frame.dropna(subset=list(state.key))
+    frame = frame.dropna(subset=[quoted(name) for name in state.key])
     if state.time == "event":
         return _by_rows(frame, state, made, schema, *_event_clock(frame, watermarks, begins))
     if state.time == "processing" and (state.recorded or not frame.isStreaming):

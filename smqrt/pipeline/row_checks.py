@@ -450,7 +450,7 @@ def _marked(frame: DataFrame, ddl: str) -> DataFrame:
     text = F.col("payload").cast("string")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, **_STRICT}
     parsed = F.from_json(text, f"{ddl}, {_CORRUPT} string", options)
-    far = is_far(F.col(_JSON), cast("DataType", StructType.fromDDL(ddl)))
+    far = is_far(F.col(_JSON), StructType.fromDDL(ddl))
     state = _state(text, F.lit(False) if far is None else far)
     if TYPED in frame.columns:
         whole, known = _taken_whole(frame)

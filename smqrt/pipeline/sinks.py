@@ -68,7 +68,7 @@ def as_messages(frame: DataFrame, declaration: Declaration) -> DataFrame:
 def collected_messages(frame: DataFrame) -> Iterator[OutRow]:
     """Yields the messages of what `as_messages` returned, through Arrow."""
     for batch in frame.toArrow().to_batches():
-        for topic, subtopic, payload in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        for topic, subtopic, payload in zip(*(each.to_pylist() for each in batch.columns), strict=True):
             yield topic.encode(), None if subtopic is None else subtopic.encode(), payload or b""
 
 
@@ -101,10 +101,9 @@ def _filled_template(frame: DataFrame, declaration: Declaration, text: str) -> C
                 f"{declaration.where}: {declaration.name} publishes to {text!r}, but its result has no column "
                 f"{name!r}; it has {', '.join(frame.columns)}."
             )
+    columns = {name: column(name) if name in frame.columns else F.col(name) for name in template.columns}
     pieces = [
-        F.coalesce((column(piece) if piece in frame.columns else F.col(piece)).cast("string"), F.lit("null"))
-        if is_column
-        else F.lit(piece)
+        F.coalesce(columns[piece].cast("string"), F.lit("null")) if is_column else F.lit(piece)
         for is_column, piece in template.parts
     ]
     return F.concat(*pieces)

@@ -102,7 +102,11 @@ def test_odd_rows_and_names_go_through(tmp_path: Path, hub: JournalingHub, spark
     app.write(ODD.format(source=app.source, format=table_format))
     row = {"n": 1, "k": "a/..", "service.name": "s.1", "ü b": "x"}
     app.send(
-        row, row | {"at": EPOCH_MS}, row | {"k": "y" * 300}, row | {"n": 4, "k": "."}, row | {"n": 5, "k": "é" * 60}
+        row,
+        row | {"at": EPOCH_MS},
+        row | {"k": "y" * 300},
+        row | {"n": 4, "k": "."},
+        row | {"n": 5, "k": "é" * 60},
     )
     assert app.run() == 0, app.told
     kept = tables.frame(spark, app.place).collect()
