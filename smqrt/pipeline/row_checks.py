@@ -485,7 +485,7 @@ def _state(text: Column, far: Column) -> Column:
     from pyspark.sql import functions as F
 
     row = F.col(_JSON)
-    is_object = F.ltrim(text).startswith("{")
+    is_object = F.ltrim(text, F.lit(" \t\r\n")).startswith("{")
     # Most payloads have one closing brace, and end with it: nothing can stand behind the object.
     is_whole = F.is_valid_utf8(text) & (F.instr(text, "}") == F.length(text))
     return (

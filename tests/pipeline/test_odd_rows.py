@@ -24,6 +24,9 @@ GOOD = {"at": None, "n": 1, "x": None, "s": None}
 PAYLOADS: list[tuple[bytes, dict[str, Any] | None]] = [
     (b'{"n":1}', GOOD),
     (b' {"n":1} \n', GOOD),
+    (b'\r\n\t{"n":1}\t', GOOD),
+    (b'\xef\xbb\xbf{"n":1}', None),
+    (b'{"n":1,"s":"\\ud800"}', {**GOOD, "s": "?"}),
     (b'{"n":1} x', None),
     (b'{"n":1}]', None),
     (b'{"n":1}{"n":2}', None),
@@ -74,7 +77,7 @@ def test_a_payload_gives_one_row_to_all_readers(spark: Any) -> None:
         else:
             at = None if wanted["at"] is None else int(wanted["at"].timestamp())
             assert told == {"nr": number, **wanted, "at": at}, payload
-            assert number in variants or payload == PAYLOADS[9][0], payload
+            assert number in variants or payload.count(b'"n"') == 2, payload
 
 
 def test_a_time_that_python_does_not_know_has_no_bounds(tmp_path: Path) -> None:
