@@ -77,7 +77,8 @@ def test_a_payload_gives_one_row_to_all_readers(spark: Any) -> None:
         else:
             at = None if wanted["at"] is None else int(wanted["at"].timestamp())
             assert told == {"nr": number, **wanted, "at": at}, payload
-            assert number in variants or payload.count(b'"n"') == 2, payload
+            # VARIANT has no place for a key that is there twice, nor for half a surrogate pair.
+            assert number in variants or payload.count(b'"n"') == 2 or b"ud800" in payload, payload
 
 
 def test_a_time_that_python_does_not_know_has_no_bounds(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_odd_rows_and_names_go_through(tmp_path: Path, hub: JournalingHub, spark
         (4, ".", "s.1"),
     ]
     reasons = [row["reason"] for row in app.results("dlq/#")]
-    assert len(reasons) == 4, reasons
+    assert len(reasons) == 3, reasons
     assert sum("partition_by is too long" in reason for reason in reasons) == 2
     assert sum("years 1 to 9999" in reason for reason in reasons) == 2
     assert [row["n"] for row in app.results("res/s.1")] == [1, 1, 4, 5]
