@@ -153,4 +153,4 @@ def _numbered(payloads: Sequence[bytes]) -> bytes | None:
         text.decode()
     except UnicodeDecodeError:
         return None
-    return text
+    return None if b"NaN" in text or b"Inf" in text else text  # pyarrow takes these for numbers

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from smqrt.errors import ArgumentError
@@ -207,9 +207,13 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
 def load_json(payload: bytes) -> object:
     """Returns the JSON value of a payload, or `Ellipsis` when it is none."""
     try:
-        return json.loads(payload.decode())  # of bytes it would take UTF-16 too
+        return json.loads(payload.decode(), parse_constant=_refuse)  # of bytes it would take UTF-16 too
     except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested without end
         return ...
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def cast(value: object, kind: PayloadType) -> object:
@@ -259,12 +263,24 @@ def _text(value: object) -> str:
     return text.encode("utf-8", "replace").decode()  # half a surrogate pair is JSON, but no text
 
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EARLIEST, _LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
+"""A day less on each side, so that the time fits in each time zone."""
+
+
 def _timestamp(value: object) -> datetime | None:
+    """Of a whole number it is the seconds since 1970, as Spark has it."""
     try:
-        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
-    except ValueError:
+        if isinstance(value, str):
+            moment = datetime.fromisoformat(value)
+            moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+        elif type(value) is int:
+            moment = _EPOCH + timedelta(seconds=value)
+        else:
+            return None
+    except (ValueError, OverflowError):
         return None
-    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment
+    return moment if _EARLIEST <= moment < _LATEST else None
 
 
 def _date(value: object) -> date | None:

@@ -27,6 +27,7 @@ from smqrt.errors import PipelineError
 from smqrt.journal.record import COLUMNS
 from smqrt.pipeline import option_values, processors
 from smqrt.pipeline.api import Declaration
+from smqrt.pipeline.column_names import column, quoted
 from smqrt.pipeline.processors import EVENT_TIME, NO_TIMERS, PROCESSING_TIME
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ def apply(frame: DataFrame, declaration: Declaration) -> DataFrame:
     if clock == EVENT_TIME and processors.watermark(frame.select("ts")) is None:
         frame = frame.withWatermark("ts", "0 seconds")
     events = processors.transform(
-        _readings(frame, declaration, told).groupBy(*declaration.options["key"]),
+        _readings(frame, declaration, told).groupBy(*map(_key_name, declaration.options["key"])),
         AlertProcessor(declaration.options["key"], rules(declaration), clock),
         _event_schema(frame, declaration.options["key"]),
         str(declaration.options["mode"]).capitalize(),
@@ -369,14 +370,19 @@ def _readings(frame: DataFrame, declaration: Declaration, told: Sequence[str]) -
     when = F.expr(options["when"] or "NULL").cast("boolean")
     clear = F.expr(options["clear"]).cast("boolean") if options["clear"] else ~when
     value = F.expr(_rate(declaration)[0] if options["rate"] else "NULL").cast("double")
-    values = F.to_json(F.struct(*(F.col(f"`{name}`") for name in told)), _VALUES_JSON) if told else F.lit("{}")
+    values = F.to_json(F.struct(*(column(name) for name in told)), _VALUES_JSON) if told else F.lit("{}")
     seq = F.col("seq") if "seq" in frame.columns else F.lit(0).cast("bigint")
     made = F.unix_micros("ts"), seq, when, clear, value, values
-    columns = [column.alias(name) for name, column in zip(_INPUT, made, strict=True)]
+    columns = [each.alias(name) for name, each in zip(_INPUT, made, strict=True)]
     # Kept for its watermark, without which Spark doesn't know the time of messages.
-    return frame.dropna(subset=list(options["key"])).select(
-        *(F.col(f"`{name}`") for name in options["key"]), *columns, "ts"
+    return frame.dropna(subset=[quoted(name) for name in options["key"]]).select(
+        *(column(name).alias(_key_name(name)) for name in options["key"]), *columns, "ts"
     )
+
+
+def _key_name(name: str) -> str:
+    """As it is when that goes, since the state of running queries knows it; Spark takes a dot for a struct's field."""
+    return name if not {".", "`"} & {*name} else "_key_" + "".join(f"{ord(each):x}_" for each in name)
 
 
 def _values(frame: DataFrame, keys: Sequence[str]) -> list[str]:
@@ -394,7 +400,7 @@ def _result(events: DataFrame, frame: DataFrame, declaration: Declaration, told:
 
     values = StructType([StructField(name, frame.schema[name].dataType) for name in told])
     return events.select(
-        *(F.col(f"`{name}`") for name in declaration.options["key"]),
+        *(column(name) for name in declaration.options["key"]),
         F.lit(declaration.name).alias("alert"),
         "rule",
         "state",

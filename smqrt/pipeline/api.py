@@ -208,6 +208,7 @@ def table(
     path: str,
     *,
     partition_by: str | Sequence[str] = (),
+    dead_letter: str | None = None,
     format: str = "parquet",
     trigger: str = "10 seconds",
     **unknown: object,
@@ -218,6 +219,8 @@ def table(
         path: the folder, relative to the application's `tables` folder; an absolute path or a URI (s3a://, hdfs://)
             is taken as it is.
         partition_by: columns that become folders.
+        dead_letter: topic for the rows that no table can keep: a time outside the years 1 to 9999, or a text in
+            `partition_by` that is too long for a folder's name. They are left out and counted in any case.
         format: "parquet", files with a log that Spark knows; "delta", a table of Delta Lake; or
             "iceberg", one of Iceberg.
         trigger: the shortest time between micro-batches: each makes at least one file.

@@ -16,6 +16,7 @@ from smqrt.journal.record import Flag
 from smqrt.pipeline import option_values, row_checks, session, stateful_plan
 from smqrt.pipeline.api import DEFAULT_TRIGGER, Declaration
 from smqrt.pipeline.checkpoint import Offsets, QueryStart
+from smqrt.pipeline.column_names import quoted
 from smqrt.pipeline.discover import Catalog
 from smqrt.pipeline.failures import planning_error
 
@@ -82,6 +83,9 @@ class Graph:
         name, where = declaration.name, declaration.where
         frame, rejected = row_checks.split_expectations(frame, declaration.expectations, name, where)
         self._rejected[name] += rejected
+        if declaration.kind == "table":
+            frame, rejected = row_checks.split_unfit(frame, declaration)
+            self._rejected[name] += rejected
         if declaration.state is not None:
             from smqrt.pipeline import processors
 
@@ -131,7 +135,7 @@ class Graph:
         frame, ahead = row_checks.split_future(frame, source)
         if ahead is not None and options["dead_letter"]:
             self._rejected[source.name].append((options["dead_letter"], ahead))
-        return frame.withWatermark(column, option_values.spark_duration(options["watermark"]))
+        return frame.withWatermark(quoted(column), option_values.spark_duration(options["watermark"]))
 
 
 def _check(frame: Any) -> None:

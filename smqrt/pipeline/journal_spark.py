@@ -65,7 +65,7 @@ class Spark:
         begin, behind = json.dumps(start), json.dumps(end)
         options: dict[str, Any] = {**given, "topics": topics or (), "start": begin, "end": behind}
         rows = read_journal(self._spark, journal, **options)
-        shown = rows.selectExpr("*", f"{_TEXT} as text", f"try_parse_json({_TEXT}) as json")
+        shown = rows.selectExpr("*", f"{_TEXT} as text").withColumn("json", payload_variant())
         shown.createOrReplaceTempView("messages")
 
     def __enter__(self) -> Spark:

@@ -6,6 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from smqrt.journal import locations
+from smqrt.pipeline.column_names import column
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
@@ -78,15 +80,16 @@ def written(frame: DataFrame, table: str, partition_by: Sequence[str], keep: boo
         partition_by: columns that become folders.
         keep: have these columns in the files too.
     """
-    from pyspark.sql import functions as F
 
     if keep:
-        names = [f"{_TWIN}{name}" for name in partition_by]
-        frame = frame.withColumns(dict(zip(names, map(F.col, partition_by), strict=True))) if names else frame
-        partition_by = names
+        twins = [f"{_TWIN}{name}" for name in partition_by]
+        frame = frame.withColumns(dict(zip(twins, map(column, partition_by), strict=True))) if twins else frame
+        partition_by = twins
     keys = {name: value for name, value in os.environ.items() if name.startswith(_KEYS) and locations.scheme(table)}
-    write = partial(_write, table=table, partition_by=tuple(partition_by), keys=keys)
-    rows = frame.mapInArrow(write, "file string")
+    names = frame.columns
+    write = partial(_write, table=table, partition_by=tuple(partition_by), keys=keys, names=names)
+    plain = frame.toDF(*(f"c{number}" for number in range(len(names))))  # mapInArrow takes a dot for a struct's
+    rows = plain.mapInArrow(write, "file string")
     return [LakeFile(**json.loads(row.file)) for row in rows.collect()]
 
 
@@ -130,11 +133,15 @@ def stored(
 
 
 def _write(
-    batches: Iterator[RecordBatch], table: str, partition_by: Sequence[str], keys: Mapping[str, str]
+    batches: Iterator[RecordBatch],
+    table: str,
+    partition_by: Sequence[str],
+    keys: Mapping[str, str],
+    names: Sequence[str] = (),
 ) -> Iterator[RecordBatch]:
     import pyarrow as pa
 
-    rows = (batch for batch in batches if batch.num_rows)
+    rows = (batch.rename_columns(list(names)) if names else batch for batch in batches if batch.num_rows)
     first = next(rows, None)
     if first is None:
         return
@@ -162,12 +169,14 @@ def _measured(metadata: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, 
             continue
         if all(one.has_null_count for one in found):
             nulls[name] = sum(one.null_count for one in found)
-        bounds = [(one.min, one.max) for one in found if one.has_min_max]
         filled = [group for group, one in zip(groups, found, strict=True) if one.null_count != group.num_rows]
-        if len(bounds) == len(filled) and bounds:
-            low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
-            if _is_told(low) and _is_told(high):
-                least[name], greatest[name] = _shown(low, up=False), _shown(high, up=True)
+        with suppress(OverflowError, ValueError):  # a time that Python doesn't know: the column has no bounds then
+            bounds = [(one.min, one.max) for one in found if one.has_min_max]
+            if len(bounds) == len(filled) and bounds:
+                low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
+                if _is_told(low) and _is_told(high):
+                    shown = _shown(low, up=False), _shown(high, up=True)
+                    least[name], greatest[name] = shown
     return least, greatest, nulls
 
 

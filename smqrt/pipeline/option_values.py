@@ -180,6 +180,7 @@ CHECKS: dict[str, dict[str, Check]] = {
     "table": {
         "path": text,
         "partition_by": texts,
+        "dead_letter": optional(text),
         "format": choice("parquet", "delta", "iceberg"),
         "trigger": duration,
     },

@@ -29,6 +29,7 @@ from pyspark.sql.streaming.stateful_processor import (
 
 from smqrt.errors import PipelineError
 from smqrt.pipeline.api import Declaration, StatefulOptions
+from smqrt.pipeline.column_names import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, GroupedData
@@ -92,7 +93,7 @@ def apply(frame: DataFrame, declaration: Declaration, watermarks: Iterable[Water
     _check_columns(frame, state, begins)
     schema = _schema(state, begins)
     made = _made(state, begins)
-    frame = frame.dropna(subset=list(state.key))
+    frame = frame.dropna(subset=[quoted(name) for name in state.key])
     if state.time == "event":
         return _by_rows(frame, state, made, schema, *_event_clock(frame, watermarks, begins))
     if state.time == "processing" and (state.recorded or not frame.isStreaming):
@@ -129,7 +130,7 @@ def _sparks(frame: DataFrame, state: StatefulOptions, made: StatefulProcessor, s
     """With Spark's own clock."""
 
     order = _positions(frame, "ts", "seq")
-    return transform(frame.groupBy(*state.key), InOrder(made, order), schema, "Update", _MODES[state.time])
+    return transform(frame.groupBy(*map(quoted, state.key)), InOrder(made, order), schema, "Update", _MODES[state.time])
 
 
 def _by_rows(
@@ -139,11 +140,11 @@ def _by_rows(
     from pyspark.sql import functions as F
 
     if frame.isStreaming and _DELAY not in (frame.schema[column].metadata or {}):
-        frame = frame.withWatermark(column, "0 seconds")
-    timed = frame.withColumn(MILLISECONDS, F.unix_millis(F.col(f"`{column}`")))
+        frame = frame.withWatermark(quoted(column), "0 seconds")
+    timed = frame.withColumn(MILLISECONDS, F.unix_millis(F.col(quoted(column))))
     processor = ByRows(made, _positions(timed, column, "seq"), delay_ms, frame.isStreaming)
     mode = EVENT_TIME if frame.isStreaming else NO_TIMERS
-    return transform(timed.groupBy(*state.key), processor, schema, "Update", mode)
+    return transform(timed.groupBy(*map(quoted, state.key)), processor, schema, "Update", mode)
 
 
 def _positions(frame: DataFrame, *names: str) -> list[int]:

@@ -8,21 +8,24 @@ Source: design of the pipeline §7 (help/pipeline-rules.md is the page for users
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import quote
 
 from smqrt.errors import ArgumentError, PipelineError
 from smqrt.journal import payload_schema as types
 from smqrt.journal.record import COLUMNS
 from smqrt.pipeline import option_values
 from smqrt.pipeline.api import Declaration, Expectation
+from smqrt.pipeline.column_names import column, quoted
 from smqrt.pipeline.failures import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 
 # ---- expectations: NULL has failed, since what isn't known to be good is not good
@@ -139,7 +142,7 @@ def _resolvable(frame: DataFrame, each: Expectation, where: str) -> None:
 def _complaint(frame: DataFrame, each: Expectation, name: str, where: str) -> Column:
     from pyspark.sql import functions as F
 
-    shown = [F.col(f"`{column}`") for column, kind in frame.dtypes if kind != "binary"]
+    shown = [column(name) for name, kind in frame.dtypes if kind != "binary"]
     text = f"a row of {name} ({where}) fails @expect({each.condition!r}, on_fail='fail'): "
     return F.concat(F.lit(text), F.substring(F.to_json(F.struct(*shown)), 1, _SHOWN_CHARACTERS))
 
@@ -176,7 +179,7 @@ def _row_columns(frame: DataFrame) -> list[Column]:
     from pyspark.sql import functions as F
 
     if "payload" not in frame.columns:
-        return [F.struct(*(F.col(f"`{name}`") for name in frame.columns if name != REASON)).alias("row")]
+        return [F.struct(*(column(name) for name in frame.columns if name != REASON)).alias("row")]
     text = F.col("payload").cast("string")
     valid = F.is_valid_utf8(text)
     payload = F.when(valid, text).alias("payload")
@@ -213,16 +216,16 @@ def split_future(frame: DataFrame, source: Declaration) -> tuple[DataFrame, Data
     """
     from pyspark.sql import functions as F
 
-    column, most = source.options["event_time"], source.options["max_future"]
+    time, most = source.options["event_time"], source.options["max_future"]
     now = _now(frame, source.options)
-    if most is None or now is None or dict(frame.dtypes)[column] not in _TIMES:
+    if most is None or now is None or dict(frame.dtypes)[time] not in _TIMES:
         return frame, None
-    ahead = F.col(f"`{column}`").cast("timestamp") > now + F.expr(f"INTERVAL '{option_values.spark_duration(most)}'")
+    ahead = column(time).cast("timestamp") > now + F.expr(f"INTERVAL '{option_values.spark_duration(most)}'")
     marked = frame.withColumn(_AHEAD, F.coalesce(ahead, F.lit(False)))
-    reason = F.lit(f"{column} is more than {most} in the future").alias(REASON)
-    future = marked.where(F.col(_AHEAD)).select(*frame.columns, reason)
+    reason = F.lit(f"{time} is more than {most} in the future").alias(REASON)
+    future = marked.where(F.col(_AHEAD)).select(*map(column, frame.columns), reason)
     counted = marked.observe(future_observation(source.name), F.count_if(F.col(_AHEAD)).alias(FUTURE))
-    return counted.where(~F.col(_AHEAD)).select(*frame.columns), future
+    return counted.where(~F.col(_AHEAD)).select(*map(column, frame.columns)), future
 
 
 def _now(frame: DataFrame, options: Mapping[str, Any]) -> Column | None:
@@ -252,7 +255,11 @@ _MADE_OF_OTHERS = '0123456789-[{"IN'
 """How texts may begin that were numbers, lists or objects; Spark writes some of these in another way."""
 
 _JSON, _CORRUPT, _STATE = "_smqrt_json", "_smqrt_corrupt", "_smqrt_state"
-_GOOD, _WRONG, _BAD = 0, 1, 2
+_GOOD, _WRONG, _BAD, _FAR = 0, 1, 2, 3
+_STRICT = {"allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
+"""Spark takes more for JSON than others do."""
+_BEHIND = secrets.token_hex(8)
+"""Stands behind a payload while that is looked at. Nobody outside knows it, so no payload can bring it."""
 _TAKEN = frozenset(column.name for column in COLUMNS)
 
 
@@ -295,21 +302,112 @@ def parse_json(frame: DataFrame, source: Declaration) -> tuple[DataFrame, DataFr
     _no_collision(names, options["prefix"], source.where)
     marked = _marked(frame, options["json"]).observe(
         json_observation(source.name),
-        F.count_if(F.col(_STATE) == _BAD).alias(BAD_JSON),
+        F.count_if(F.col(_STATE) >= _BAD).alias(BAD_JSON),
         F.count_if(F.col(_STATE) == _WRONG).alias(WRONG_TYPE),
     )
-    fields = [F.col(f"{_JSON}.`{field}`").alias(options["prefix"] + field) for field in names]
-    columns = [column for column in frame.columns if column != TYPED]
-    good = marked.where(F.col(_STATE) != _BAD).select(*columns, *fields)
-    bad = _marked(frame, options["json"]).where(F.col(_STATE) == _BAD).select(*columns)
-    return good, bad.withColumn(REASON, F.lit("the payload is no JSON object"))
+    fields = [F.col(f"{_JSON}.{quoted(field)}").alias(options["prefix"] + field) for field in names]
+    columns = [column(name) for name in frame.columns if name != TYPED]
+    good = marked.where(F.col(_STATE) < _BAD).select(*columns, *fields)
+    reason = F.when(F.col(_STATE) == _BAD, "the payload is no JSON object").otherwise(FAR_TIME)
+    bad = _marked(frame, options["json"]).where(F.col(_STATE) >= _BAD)
+    return good, bad.select(*columns, reason.alias(REASON))
+
+
+FAR_TIME = "a time is not within the years 1 to 9999; whole numbers are seconds since 1970"
+"""The reason of rows with a time that most readers of tables, and Python, can't have."""
+_BOUNDS = {kind: (f"{kind}'0001-01-02'", f"{kind}'9999-12-31'") for kind in ("timestamp", "timestamp_ntz", "date")}
+"""A day less on each side, so that the time fits in each time zone."""
+
+
+def is_far(value: Column, kind: DataType) -> Column | None:
+    """Returns whether there is a time outside the years 1 to 9999 in a column, however deep; None when it has none.
+
+    Args:
+        value: the column; kind: its type.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if kind.typeName() in _BOUNDS:
+        earliest, latest = map(F.expr, _BOUNDS[kind.typeName()])
+        return F.coalesce((value < earliest) | (value >= latest), F.lit(False))
+    if isinstance(kind, StructType):
+        inner = [is_far(value.getField(field.name), field.dataType) for field in kind.fields]
+        found = [each for each in inner if each is not None]
+        return reduce(lambda one, more: one | more, found) if found else None
+    if isinstance(kind, MapType):
+        entries = ArrayType(StructType().add("key", kind.keyType).add("value", kind.valueType))
+        return is_far(F.map_entries(value), entries)
+    if isinstance(kind, ArrayType) and is_far(F.lit(None), kind.elementType) is not None:
+        item = kind.elementType
+        return F.coalesce(F.exists(value, lambda each: cast("Column", is_far(each, item))), F.lit(False))
+    return None
+
+
+_LONGEST_NAME = 255
+"""Bytes of a folder's name, in nearly all file systems."""
+FITS_TABLE = "fits the table"
+"""How the status calls what rows of each table must meet."""
+
+
+def split_unfit(frame: DataFrame, table: Declaration) -> tuple[DataFrame, list[tuple[str, DataFrame]]]:
+    """Takes out the rows that no table can keep: they would end the query again and again.
+
+    Args:
+        frame: what the function of a @table returned.
+        table: its options "partition_by" and "dead_letter" are looked at.
+
+    Returns:
+        The other rows, and the dead letters, as `split_expectations`.
+    """
+    from pyspark.sql import functions as F
+
+    by = set(table.options["partition_by"])
+    reasons = [
+        F.when(far, FAR_TIME)
+        for field in frame.schema
+        if (far := is_far(column(field.name), field.dataType)) is not None
+    ]
+    for field in frame.schema:
+        if field.name in by and field.dataType.typeName() == "string":
+            text = f"the value of {field.name} in partition_by is too long for the name of a folder"
+            reasons.append(F.when(_folder_bytes(field.name) > _LONGEST_NAME, text))
+    if not reasons:
+        return frame, []
+    reason = F.concat_ws("; ", F.array_distinct(F.array_compact(F.array(*reasons))))
+    marked = frame.withColumn(_STATE, reason)
+    counts = F.count(F.lit(1)).alias(_ROW_COUNT), F.count_if(F.col(_STATE) != "").alias(f"0:{FITS_TABLE}")
+    good = marked.observe(f"{METRIC}{table.name}.{_FIT}", *counts).where(F.col(_STATE) == "").drop(_STATE)
+    topic = table.options.get("dead_letter")
+    return good, [(topic, marked.where(F.col(_STATE) != "").withColumnRenamed(_STATE, REASON))] if topic else []
+
+
+_FIT = "fit"
+
+
+def _folder_bytes(name: str) -> Column:
+    """How long a folder's name becomes: NAME=VALUE, with other characters than letters and digits as %XX."""
+    from pyspark.sql import functions as F
+
+    coded = F.replace(F.replace(F.url_encode(column(name)), F.lit("+"), F.lit("%20")), F.lit("*"), F.lit("%2A"))
+    return F.coalesce(F.octet_length(coded), F.lit(0)) + len(quote(name)) + len("_=")
 
 
 def payload_variant() -> Column:
     """Returns the payload as a VARIANT; null where it is no JSON."""
     from pyspark.sql import functions as F
 
-    return F.try_parse_json(F.col("payload").cast("string"))
+    text = F.col("payload").cast("string")
+    return F.when(_is_sound(text), F.try_parse_json(text))
+
+
+def _is_sound(text: Column) -> Column:
+    """Returns whether a text is exactly one JSON value in UTF-8: Spark's parsers stop behind the first one."""
+    from pyspark.sql import functions as F
+
+    behind = F.concat(F.lit("["), text, F.lit(f',"{_BEHIND}"]'))
+    found = F.from_json(behind, "array<string>", _STRICT)
+    return F.is_valid_utf8(text) & F.coalesce((F.size(found) == 2) & (F.get(found, F.lit(1)) == _BEHIND), F.lit(False))
 
 
 def _variant(frame: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:
@@ -347,11 +445,13 @@ def _no_collision(names: list[str], prefix: str, where: str) -> None:
 
 def _marked(frame: DataFrame, ddl: str) -> DataFrame:
     from pyspark.sql import functions as F
+    from pyspark.sql.types import StructType
 
     text = F.col("payload").cast("string")
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, **_STRICT}
     parsed = F.from_json(text, f"{ddl}, {_CORRUPT} string", options)
-    state = _state(text)
+    far = is_far(F.col(_JSON), StructType.fromDDL(ddl))
+    state = _state(text, F.lit(False) if far is None else far)
     if TYPED in frame.columns:
         whole, known = _taken_whole(frame)
         parsed, state = F.when(whole, known).otherwise(parsed), F.when(whole, _GOOD).otherwise(state)
@@ -363,7 +463,7 @@ def _taken_whole(frame: DataFrame) -> tuple[Column, Column]:
     from pyspark.sql import functions as F
 
     kinds = cast("StructType", frame.schema[TYPED].dataType).fields
-    fields = {kind.name: F.col(f"{TYPED}.`{kind.name}`") for kind in kinds}
+    fields = {kind.name: F.col(f"{TYPED}.{quoted(kind.name)}") for kind in kinds}
     sure = [_is_sure(fields[kind.name], kind.dataType.simpleString()) for kind in kinds]
     whole = reduce(lambda one, more: one & more, sure, F.octet_length("payload") <= _SHORT_BYTES)
     values = [field.alias(name) for name, field in fields.items()]
@@ -381,15 +481,19 @@ def _is_sure(field: Column, kind: str) -> Column:
     return field.isNotNull()
 
 
-def _state(text: Column) -> Column:
+def _state(text: Column, far: Column) -> Column:
     from pyspark.sql import functions as F
 
     row = F.col(_JSON)
-    is_object = F.ltrim(text).startswith("{")
+    is_object = F.ltrim(text, F.lit(" \t\r\n")).startswith("{")
+    # Most payloads have one closing brace, and end with it: nothing can stand behind the object.
+    is_whole = F.is_valid_utf8(text) & (F.instr(text, "}") == F.length(text))
     return (
         F.when(row.isNull() | ~is_object, _BAD)
+        .when(row[_CORRUPT].isNull() & is_whole, F.when(far, _FAR).otherwise(_GOOD))
+        # Only now, as it parses once more: something behind it, a field of another type, or no JSON at all?
+        .when(~_is_sound(text), _BAD)
+        .when(far, _FAR)
         .when(row[_CORRUPT].isNull(), _GOOD)
-        # Only now, as it parses once more: a field of another type, or no JSON at all?
-        .when(F.get_json_object(text, "$").isNull(), _BAD)
         .otherwise(_WRONG)
     )

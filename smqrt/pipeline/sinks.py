@@ -23,6 +23,7 @@ from smqrt.journal.record import COLUMNS
 from smqrt.pipeline import checkpoint, process
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import PublishGate
+from smqrt.pipeline.column_names import column
 from smqrt.pipeline.failures import is_too_large
 from smqrt.pipeline.option_values import Template
 
@@ -67,7 +68,7 @@ def as_messages(frame: DataFrame, declaration: Declaration) -> DataFrame:
 def collected_messages(frame: DataFrame) -> Iterator[OutRow]:
     """Yields the messages of what `as_messages` returned, through Arrow."""
     for batch in frame.toArrow().to_batches():
-        for topic, subtopic, payload in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        for topic, subtopic, payload in zip(*(each.to_pylist() for each in batch.columns), strict=True):
             yield topic.encode(), None if subtopic is None else subtopic.encode(), payload or b""
 
 
@@ -80,9 +81,7 @@ def _payload(frame: DataFrame) -> Column:
             return F.col("payload").cast("binary")
         nested = kind.startswith(("struct", "array", "map", "variant"))
         return (F.to_json("payload", JSON_TIMES) if nested else F.col("payload").cast("string")).cast("binary")
-    return F.to_json(F.struct(*(F.col(f"`{name}`") for name in _payload_columns(frame.columns))), JSON_TIMES).cast(
-        "binary"
-    )
+    return F.to_json(F.struct(*(column(name) for name in _payload_columns(frame.columns))), JSON_TIMES).cast("binary")
 
 
 def _payload_columns(columns: list[str]) -> list[str]:
@@ -97,13 +96,14 @@ def _filled_template(frame: DataFrame, declaration: Declaration, text: str) -> C
 
     template = Template(text)
     for name in template.columns:
-        if name.split(".")[0] not in frame.columns:
+        if name not in frame.columns and name.split(".")[0] not in frame.columns:
             raise PipelineError(
                 f"{declaration.where}: {declaration.name} publishes to {text!r}, but its result has no column "
                 f"{name!r}; it has {', '.join(frame.columns)}."
             )
+    columns = {name: column(name) if name in frame.columns else F.col(name) for name in template.columns}
     pieces = [
-        F.coalesce(F.col(piece).cast("string"), F.lit("null")) if is_column else F.lit(piece)
+        F.coalesce(columns[piece].cast("string"), F.lit("null")) if is_column else F.lit(piece)
         for is_column, piece in template.parts
     ]
     return F.concat(*pieces)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError
 from smqrt.pipeline import alerts, checkpoint, fixtures, references, session
+from smqrt.pipeline.column_names import column
 from smqrt.pipeline.discover import Catalog, load
 from smqrt.pipeline.failures import planning_error, running_error
 from smqrt.pipeline.graph import Graph, JournalSource, QueryPlan, plans
@@ -246,7 +247,7 @@ def _table_rows(batch: DataFrame) -> list[dict[str, object]]:
     from pyspark.sql import functions as F
 
     times = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "ignoreNullFields": "false"}
-    columns = F.struct(*(F.col(f"`{name}`") for name in batch.columns))
+    columns = F.struct(*(column(name) for name in batch.columns))
     return [json.loads(row.row) for row in batch.select(F.to_json(columns, times).alias("row")).collect()]
 
 
