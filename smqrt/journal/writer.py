@@ -12,7 +12,7 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -185,6 +185,8 @@ class JournalWriter:
             os.close(self._lock)  # so that another try is not refused because of this one
             raise
         self._stuck: tuple[int, int, int, list[bytes]] | None = None
+        self._delivered = Event()
+        self._delivered.set()
         self._clock, self._others = Clock(), committed.OtherNodes(self.path, settings.node)
         self._counts = dict.fromkeys(("rows", "bytes", "batches", "stalls", "commits", "duplicates"), 0)
         self._durability = Durability(
@@ -331,11 +333,12 @@ class JournalWriter:
         with self._alone():
             is_new = not self._has(query, batch)  # also when the same was sent again while this one was looked at
             if is_new:
-                self._store(outgoing, (query, batch))
+                deliver = self._stored(outgoing, (query, batch))
         self._counts["commits" if is_new else "duplicates"] += 1
-        self._wait_for_disk()
         if is_new:
-            outgoing.deliver()
+            deliver()
+        else:
+            self._wait_for_disk()
         return is_new
 
     def _has(self, query: str, batch: int) -> bool:
@@ -392,10 +395,25 @@ class JournalWriter:
 
     def publish(self, rows: Iterable[OutRow]) -> None:
         """Store and publish rows that belong to no batch; raises as `commit`."""
-        outgoing = Outgoing(self._broker, rows)
-        self._store(outgoing, None)
-        self._wait_for_disk()
-        outgoing.deliver()
+        self._stored(Outgoing(self._broker, rows), None)()
+
+    def _stored(self, outgoing: Outgoing, commit: _Commit | None) -> Callable[[], None]:
+        """Store the messages. Returns what waits for the disk and publishes them, behind those that were stored before:
+        a commit that waits for a slow subscriber is not overtaken, also when its pipeline has given up on it.
+        """
+        self._store(outgoing, commit)
+        before, delivered = self._delivered, Event()
+        self._delivered = delivered
+
+        def deliver() -> None:
+            try:
+                self._wait_for_disk()
+                before.wait()  # each of those before waits for `BEHIND_S` at most
+                outgoing.deliver()
+            finally:
+                delivered.set()
+
+        return deliver
 
     def _wait_for_disk(self) -> None:
         """With `sync = "always"` returns when the disk has everything; blocks.

@@ -140,15 +140,37 @@ def test_a_commit_waits_for_a_subscriber_with_the_policy_wait(results: MakeSite)
     slow_one, quick = stalled(site, b"slow-one", topic=b"out"), site.device(b"quick-one")
     quick.subscribe(b"out")
     sent = [b"%06d" % number + bytes(694) for number in range(2000)]
-    reading = gevent.spawn(lambda: [quick.receive()[13:19] for _ in sent])
-    committing = gevent.spawn(commit, site, 0, *sent)
+    reading = gevent.spawn(lambda: [quick.receive()[13:19] for _ in range(2001)])
+    committing = [gevent.spawn(commit, site, 0, *sent)]  # all of it may go out in one turn of the loop
     pressure = site.state.slow.pressure
-    wait_until(lambda: pressure.topics, "the commit has to wait")
-    assert not committing.ready()
+    wait_until(lambda: pressure.topics, "publishers have to wait")
+    sent.append(b"the next")
+    committing.append(gevent.spawn(commit, site, 1, sent[-1]))
+    gevent.sleep(0.05)
+    assert not committing[1].ready()
     assert [slow_one.receive()[13:19] for _ in sent] == [payload[:6] for payload in sent]
-    committing.get()
+    gevent.joinall(committing, raise_error=True)
     assert reading.get() == [payload[:6] for payload in sent]
     assert site.state.stats.drops[Drop.OVER_BUDGET] == 0
+
+
+def test_a_commit_that_waits_is_not_overtaken(results: MakeSite) -> None:
+    """Its pipeline may have given up on it, heard that it is stored already, and gone on with the next batch."""
+    site = results(slow="wait")
+    device = site.device(b"device")
+    device.subscribe(b"out")
+    session = site.state.uids[b"device"]
+    pressure, topic = site.state.slow.pressure, site.state.topic_table.by_name[b"out"]
+    pressure.press(session.outbox, topic.key)
+    first = gevent.spawn(commit, site, 0, b"0")
+    gevent.sleep(0.02)
+    assert not site.smq.journal.commit("q", 0, [(b"out", None, b"0")]), "it is stored"
+    others = [gevent.spawn(commit, site, batch, b"%d" % batch) for batch in range(1, 6)]
+    others.append(gevent.spawn(site.smq.journal.publish, [(b"out", None, b"6")]))
+    gevent.sleep(0.02)
+    pressure.release(session.outbox)
+    gevent.joinall([first, *others], raise_error=True)
+    assert payloads(device) == [b"%d" % number for number in range(7)]
 
 
 def test_a_commit_does_not_wait_for_ever(results: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
