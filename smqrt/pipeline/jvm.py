@@ -212,6 +212,13 @@ def check_streaming(spark: SparkSession, frame: DataFrame, mode: str) -> None:
     checker.checkForStreaming(analysed_plan(frame), output)
 
 
+def is_of_gateway(error: Exception) -> bool:
+    """Whether an error says that an object of Java has no such method, or the like."""
+    from py4j.protocol import Py4JError
+
+    return isinstance(error, Py4JError)
+
+
 def analysed_plan(frame: DataFrame) -> Any:
     """Returns Spark's analysed plan of a frame, an object of Scala."""
     return cast(Any, frame)._jdf.queryExecution().analyzed()

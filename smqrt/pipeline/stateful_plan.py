@@ -107,12 +107,12 @@ def operators_of(frame: DataFrame, declaration: Declaration) -> list[Operator] |
     Raises:
         PipelineError: it publishes what is final, and nothing ever is, although its source has a watermark.
     """
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-
     try:
         found = operators(frame)
-    except Py4JError:  # a plan of another version of Spark
-        return None
+    except Exception as error:
+        if jvm.is_of_gateway(error):  # a plan of another version of Spark
+            return None
+        raise
     if declaration.options["mode"] == "append" and (why := never_final(found)):
         raise PipelineError(f"{declaration.where}: {declaration.name}: {why}")
     rate = declaration.options.get("rate")
