@@ -1,0 +1,212 @@
+"""What subscribers of results receive in a trial, and why they missed what they did not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gevent
+
+from smqrt.client import SmqClient
+from smqrt.errors import JournalError
+from smqrt.journal.reader import Journal
+
+TOPICS = ("out/echo", "out/sums", "out/plain")
+NOT_YET = "before it subscribed"
+KILLED = "hub killed before delivery"
+AWAY = "hub killed, not back yet"
+UNDELIVERED_COMMITS = 10
+"""Results of so many commits may be stored and not yet read by a subscriber when a hub dies; more are lost."""
+_TICK_S = 0.1
+_LAST_S = 60.0
+
+
+class Result(NamedTuple):
+    """A result as the journal has it; `txn` is its commit."""
+
+    seq: int
+    payload: bytes
+    txn: str | None
+
+
+class Moment(NamedTuple):
+    """When something happened: on the clock of `time.monotonic`, and the journal's next number then, or later."""
+
+    at_s: float
+    seq: int
+
+
+def moment(journal: Path, at_s: float) -> Moment:
+    """Returns what the journal's next number is, as soon as it can be read."""
+    while True:
+        with suppress(JournalError, OSError):  # its folder is away
+            return Moment(at_s, Journal(journal).end().get("n1", 0))
+        gevent.sleep(_TICK_S)
+
+
+class Receiver(threading.Thread):
+    """Subscribes to results, and comes back when the connection is lost.
+
+    Args:
+        name: for the figures.
+        journal: of the hub that stores the results.
+        url: what it connects to.
+
+    Attributes:
+        got: payloads by topic, as they came; subscribed: when subscriptions held, once for each connection.
+    """
+
+    def __init__(self, name: str, journal: Path, url: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self.got: dict[str, list[bytes]] = {topic: [] for topic in TOPICS}
+        self.subscribed: list[Moment] = []
+        self._journal, self._url = journal, url
+        self._over, self._ready = threading.Event(), threading.Event()
+
+    def run(self) -> None:
+        client = SmqClient(self._url, onclose=lambda *_: _TICK_S, onreconnect=self._note)
+        for topic in TOPICS:
+            noting = {"onack": self._note} if topic == TOPICS[-1] else {}
+            client.subscribe(topic, onmsg=partial(self._received, topic), **noting)
+        while not self._over.is_set():
+            gevent.sleep(_TICK_S)
+        client.close()
+
+    def _received(self, topic: str, payload: bytes, *_: Any) -> None:
+        self.got[topic].append(bytes(payload))
+
+    def _note(self, *_: Any) -> None:
+        gevent.spawn(self._note_moment, time.monotonic())
+
+    def _note_moment(self, at_s: float) -> None:
+        self.subscribed.append(moment(self._journal, at_s))
+        self._ready.set()
+
+    def wait_subscribed(self) -> None:
+        """Waits until it has subscribed for the first time."""
+        assert self._ready.wait(_LAST_S), f"{self.name} has not subscribed"
+
+    def finish(self) -> None:
+        """Ends it."""
+        self._over.set()
+        self.join(_LAST_S)
+
+
+@dataclass
+class Delivery:
+    """What became of the copies of one subscriber.
+
+    Attributes:
+        received: how many came; doubled: of these, how many came again; disordered: how many came behind a later
+            one; foreign: how many are not in the journal; missed: by reason, how many did not come; lost: how many did
+            not come without a reason.
+    """
+
+    received: int = 0
+    doubled: int = 0
+    disordered: int = 0
+    foreign: int = 0
+    missed: Counter[str] = field(default_factory=Counter)
+    lost: int = 0
+
+    @property
+    def exact(self) -> bool:
+        """Whether each copy came once and in order, or is missed for a reason."""
+        return self.received > 0 and not self.doubled + self.disordered + self.foreign + self.lost
+
+
+def delivery(
+    results: Mapping[str, Sequence[Result]],
+    got: Mapping[str, Sequence[bytes]],
+    subscribed: Sequence[Moment],
+    kills: Sequence[Moment],
+) -> Delivery:
+    """Compares what a subscriber received with what the journal has.
+
+    Args:
+        results: those of each topic, in the journal's order.
+        got: what came of each topic, in the order in which it came.
+        subscribed: when subscriptions held.
+        kills: when the hub was killed.
+    """
+    made = Delivery()
+    reached: dict[str, set[int]] = {}
+    for topic, payloads in got.items():
+        numbers = {result.payload: number for number, result in enumerate(results.get(topic, ()))}
+        found = [numbers[payload] for payload in payloads if payload in numbers]
+        reached[topic] = set(found)
+        made.received += len(payloads)
+        made.foreign += len(payloads) - len(found)
+        made.doubled += len(found) - len(reached[topic])
+        made.disordered += sum(later < earlier for earlier, later in pairwise(found))
+    last = max((results[topic][number].seq for topic, those in reached.items() for number in those), default=-1)
+    for topic in got:
+        reasons = _Reasons(results.get(topic, ()), reached[topic], subscribed, kills, last)
+        found_reasons = Counter(reasons.all())
+        made.lost += found_reasons.pop("", 0)
+        made.missed.update(found_reasons)
+    return made
+
+
+class _Reasons:
+    """Why a subscriber missed results of one topic; `last` is the number of the last result of any that it has got."""
+
+    def __init__(
+        self,
+        results: Sequence[Result],
+        reached: set[int],
+        subscribed: Sequence[Moment],
+        kills: Sequence[Moment],
+        last: int,
+    ) -> None:
+        self._results, self._reached = results, reached
+        self._subscribed, self._kills, self._last = subscribed, kills, last
+        self._seqs = [result.seq for result in results]
+        self._reached_below = [0, *accumulate(number in reached for number in range(len(results)))]
+        new = (one.txn != next_one.txn for one, next_one in pairwise(results))
+        self._commit = [0, *accumulate(new)]
+
+    def all(self) -> Iterable[str]:
+        """Yields the reason for each missed one; "" is none."""
+        first = min(self._reached, default=len(self._results))
+        for number, result in enumerate(self._results):
+            if number in self._reached:
+                continue
+            if number < first and self._subscribed and result.seq < self._subscribed[0].seq:
+                yield NOT_YET
+            elif self._is_away(number, result.seq):
+                yield AWAY
+            else:
+                yield KILLED if self._is_cut_off(number, result.seq) else ""
+
+    def _is_away(self, number: int, seq: int) -> bool:
+        """Whether nothing came between the last kill and this one, and the subscription did not hold again.
+
+        A subscriber at another node keeps its subscription; that it got anything later shows that the link is back.
+        """
+        kill = next((one for one in reversed(self._kills) if one.seq <= seq), None)
+        if kill is None or not self._are_missed(bisect_left(self._seqs, kill.seq), number):
+            return False
+        back = next((one.seq for one in self._subscribed if one.at_s > kill.at_s), None)
+        return seq < (self._last if back is None else back)
+
+    def _is_cut_off(self, number: int, seq: int) -> bool:
+        """Whether nothing came between this one and the next kill, and it is of the last commits before that."""
+        kill = next((one for one in self._kills if one.seq > seq), None)
+        if kill is None:
+            return False
+        end = bisect_left(self._seqs, kill.seq)
+        commits = self._commit[end - 1] - self._commit[number] + 1
+        return commits <= UNDELIVERED_COMMITS and self._are_missed(number, end)
+
+    def _are_missed(self, first: int, end: int) -> bool:
+        return self._reached_below[first] == self._reached_below[end]

@@ -1,0 +1,47 @@
+"""The ledger of deliveries tells copies that a subscriber may miss from lost ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.pipeline.receivers import AWAY, KILLED, NOT_YET, UNDELIVERED_COMMITS, Delivery, Moment, Result, delivery
+
+RESULTS = [Result(number, b"%d" % number, f"q:{number}") for number in range(30)]
+START, KILL, BACK = Moment(0.0, 0), Moment(10.0, 20), Moment(11.0, 22)
+
+
+def of(got: list[int], subscribed: list[Moment], kills: list[Moment]) -> Delivery:
+    return delivery({"out/echo": RESULTS}, {"out/echo": [b"%d" % number for number in got]}, subscribed, kills)
+
+
+ALL = list(range(30))
+CASES = {
+    "all": (ALL, [START], [], {}, 0),
+    "joined late": (ALL[5:], [Moment(1.0, 5)], [], {NOT_YET: 5}, 0),
+    "joined late and missed some": (ALL[7:], [Moment(1.0, 5)], [], {NOT_YET: 5}, 2),
+    "only the first subscriber gets results": ([], [START], [], {}, 30),
+    "a gap": (ALL[:4] + ALL[5:], [START], [], {}, 1),
+    "the end is missing": (ALL[:-3], [START], [], {}, 3),
+    "a kill": (ALL[:18] + ALL[22:], [START, BACK], [KILL], {KILLED: 2, AWAY: 2}, 0),
+    "a gap before a kill": (ALL[:17] + ALL[19:20] + ALL[22:], [START, BACK], [KILL], {AWAY: 2}, 2),
+    "deaf after it was back": (ALL[:20] + ALL[25:], [START, BACK], [KILL], {AWAY: 2}, 3),
+    "deaf long before a kill": (ALL[:2] + ALL[22:], [START, BACK], [KILL], {KILLED: UNDELIVERED_COMMITS, AWAY: 2}, 8),
+    "another node": (ALL[:19] + ALL[25:], [START], [KILL], {KILLED: 1, AWAY: 5}, 0),
+    "another node that is not linked again": (ALL[:20], [START], [KILL], {}, 10),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_missed_copies_have_their_reason(case: str) -> None:
+    got, subscribed, kills, missed, lost = CASES[case]
+    found = of(got, subscribed, kills)
+    assert (found.missed, found.lost) == (Counter(missed), lost)
+    assert found.exact == (not lost)
+
+
+def test_copies_that_come_twice_or_late_or_from_nowhere_are_seen() -> None:
+    found = of([0, 2, 1, 1, *ALL[3:], 99], [START], [])
+    assert (found.doubled, found.disordered, found.foreign, found.lost) == (1, 1, 1, 0)
+    assert not found.exact
