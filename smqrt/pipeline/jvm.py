@@ -214,7 +214,7 @@ def check_streaming(spark: SparkSession, frame: DataFrame, mode: str) -> None:
 
 def is_of_gateway(error: Exception) -> bool:
     """Whether an error says that an object of Java has no such method, or the like."""
-    from py4j.protocol import Py4JError
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
     return isinstance(error, Py4JError)
 
@@ -242,7 +242,7 @@ def _take_calls(context: Any) -> None:
 
 
 def _handle(jvm: Any, handlers: Mapping[str, Any]) -> None:
-    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JJavaError
 
     for name, handler in handlers.items():
         with suppress(Py4JJavaError):  # a Java that was told to leave signals alone (-Xrs)
