@@ -33,6 +33,10 @@ log = logging.getLogger("smqrt.nats")
 
 STEADY_S = 5.0
 """After so long a connection was a good one."""
+LASTED_S = 0.3
+"""One that was lost after so long is made again at once. A server that ends connections sooner is left alone for longer
+each time.
+"""
 LEAVE_S = 2.0
 """What waits for a server that will end has so long to be sent."""
 _STAYS_OPEN = ("permissions violation", "invalid subject")
@@ -431,9 +435,13 @@ class NatsClient:
         """The connection is over."""
         self._forget(connection)
         now_s = monotonic()
-        if now_s - connection.since_s >= STEADY_S:
+        lasted_s = now_s - connection.since_s
+        if lasted_s >= STEADY_S:
             self._pool.worked(connection.address)
-        self._pool.failed(connection.address, now_s, self.options.refused_s if refusal(reason) else 0.0)
+        if lasted_s >= LASTED_S and not refusal(reason):
+            self._pool.broke(connection.address, now_s)
+        else:
+            self._pool.failed(connection.address, now_s, self.options.refused_s if refusal(reason) else 0.0)
         if connection.info.is_lame_duck:
             self._pool.leave_alone(connection.address, now_s + LAME_DUCK_S)
         self._tell(NatsState.DISCONNECTED, f"{connection.address}: {reason}")

@@ -132,6 +132,14 @@ class ServerPool:
             one.failures = min(one.failures + 1, _MOST_DOUBLINGS)
             one.not_before_s = now_s + delay_s * (1 + self._draw()) / 2
 
+    def broke(self, address: NatsAddress, now_s: float) -> None:
+        """A connection to it that had lasted for a while was lost: it is tried again at once, and only when that fails
+        after the times of `failed`.
+        """
+        one = self._known.get(address.key)
+        if one is not None:
+            one.failures, one.not_before_s = 0, now_s
+
     def leave_alone(self, address: NatsAddress, until_s: float) -> None:
         """Try it when there is no other one."""
         one = self._known.get(address.key)

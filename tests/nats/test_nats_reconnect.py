@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import gevent
@@ -12,6 +13,9 @@ import pytest
 from gevent.server import StreamServer
 
 from smqrt.nats import NatsClient, NatsState
+from smqrt.nats import client as nats_client
+from smqrt.nats.client import LASTED_S
+from tests.cluster.cut import Cable
 from tests.factory import Factory
 from tests.nats.server import NatsServer
 from tests.waiting import wait_until
@@ -53,6 +57,34 @@ def test_a_server_that_is_killed_and_started_again(start_nats: Start, client: Ma
     assert told[:2] == [NatsState.CONNECTED, NatsState.DISCONNECTED]
     assert told.count(NatsState.CONNECTED) == 4
     assert states[1][1].startswith(server.url)
+
+
+def test_a_connection_that_is_cut_again_and_again_is_made_at_once(
+    start_nats: Start, client: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cable = Cable(start_nats().port)
+    told: list[tuple[float, NatsState]] = []
+    one = client(
+        f"nats://127.0.0.1:{cable.port}",
+        on_state=lambda state, _: told.append((time.monotonic(), state)),
+        reconnect_s=2,
+        longest_reconnect_s=20,
+    )
+    assert one.flush(10)
+    for cut in range(1, 6):
+        gevent.sleep(LASTED_S + 0.05)
+        cable.mend()  # ends the connections there are
+        wait_until(lambda cut=cut: one.counters.reconnects == cut and one.state is NatsState.CONNECTED, told)
+    downs = [after[0] - before[0] for before, after in pairwise(told) if before[1] is NatsState.DISCONNECTED]
+    assert len(downs) == 5
+    assert max(downs) < 1, "without the 1 to 2 s that are waited after a failure"
+    # A server that ends each connection as soon as it is made is left alone.
+    monkeypatch.setattr(nats_client, "LASTED_S", 1000)
+    cable.mend()
+    wait_until(lambda: told[-1][1] is NatsState.DISCONNECTED, told)
+    gevent.sleep(0.5)
+    assert told[-1][1] is NatsState.DISCONNECTED
+    cable.close()
 
 
 def test_many_subscriptions_come_back_in_shares_of_a_turn(start_nats: Start, client: Make) -> None:

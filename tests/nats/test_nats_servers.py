@@ -43,6 +43,17 @@ def test_each_server_has_its_own_time() -> None:
     assert servers.next() == (b, 130)
 
 
+def test_a_connection_that_broke_is_made_again_at_once() -> None:
+    a = NatsAddress("a")
+    servers = pool("a")
+    for _ in range(5):
+        servers.failed(a, 100)
+    servers.broke(a, 110)
+    assert servers.next() == (a, 110)
+    servers.failed(a, 110)
+    assert servers.next() == (a, 110.1), "and then after the usual times"
+
+
 def test_the_times_are_drawn() -> None:
     for drawn, wanted_s in ((0.0, 100.05), (1.0, 100.1)):
         servers = pool("a", draw=lambda drawn=drawn: drawn)
