@@ -24,7 +24,9 @@ def destination(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> R
     """Where messages of `peer` to `tid` go now, the hook left aside."""
     topic = broker.topic_table.by_key.get(tid.to_bytes(4, "big")) or broker.topic_table.absent(tid)
     found = _subscribers(broker, topic, tid, ptid)
-    route = _delivering(broker, topic, found, tid, ptid, peer)
+    route = found or UnroutedRoute(broker, tid, ptid, peer)  # here, not in a function: each call is paid by a message
+    if broker.last_values is not None:
+        route = _keeping(broker.last_values, broker, topic, ptid, peer, route)
     server, slow = broker.server, broker.slow
     if slow and found and peer is not server and (topic is None or slow.of(topic.key) is Slow.WAIT):
         route = PressedRoute(broker, tid if topic is None else topic.id, route, peer)  # without a name: of other nodes
@@ -40,16 +42,6 @@ def destination(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> R
     return (DurableRoute if recorder.waits_for_disk else RecordedRoute)(recorder, route, peer, found is not None)
 
 
-def _delivering(
-    broker: BrokerState, topic: Topic | None, found: Route | None, tid: int, ptid: int, peer: BrokerPeer
-) -> Route:
-    """To those who were found, or to nobody, and into the last values."""
-    route = found or UnroutedRoute(broker, tid, ptid, peer)
-    if broker.last_values is not None:
-        route = _keeping(broker.last_values, broker, topic, ptid, peer, route)
-    return route
-
-
 def is_received(broker: BrokerState, topic: Topic) -> bool:
     """Whether what the server publishes to a topic has a subscriber, here or at another node."""
     return _subscribers(broker, topic, topic.id, broker.server.etid) is not None
@@ -59,7 +51,9 @@ def recorded_destination(broker: BrokerState, topic: Topic) -> Route:
     """Where messages of the server go that the journal has already."""
     server = broker.server
     found = _subscribers(broker, topic, topic.id, server.etid)
-    route = _delivering(broker, topic, found, topic.id, server.etid, server)
+    route = found or UnroutedRoute(broker, topic.id, server.etid, server)
+    if broker.last_values is not None:
+        route = _keeping(broker.last_values, broker, topic, server.etid, server, route)
     return traced(broker, route, topic, server) if broker.traces else route
 
 

@@ -343,7 +343,7 @@ def _identity(declaration: Declaration, sources: list[str]) -> dict[str, Any]:
         return found
     found |= {"path": options["path"], "format": options["format"]}
     # Tables with commits say it themselves; folders of plain files in two layouts could not be read any more.
-    return found | ({"partition_by": list(options["partition_by"])} if options["format"] == "parquet" else {})
+    return found | ({"partition_by": list(options.get("partition_by", ()))} if options["format"] == "parquet" else {})
 
 
 def _not_ours(query: Path, declaration: Declaration) -> str:
