@@ -5,6 +5,7 @@ Nothing is opened or made. What only the machine can tell, such as whether a por
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -77,8 +78,15 @@ def _check_access_log(path: str) -> None:
     folder = Path(path).absolute().parent
     if path in ("", "-"):
         return
-    if not folder.is_dir() or Path(path).is_dir() or not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        raise StartError(f"log.access: {path} can't be written; name a file in a folder that this user may write into.")
+    fault = 0
+    if not folder.is_dir():
+        fault = errno.ENOENT
+    elif Path(path).is_dir():
+        fault = errno.EISDIR
+    elif not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        fault = errno.EACCES
+    if fault:
+        raise StartError(f"log.access: {path} can't be written: {os.strerror(fault)}.")
 
 
 def _check_admin_host(admin: AdminSettings, auth: AuthSettings) -> None:
