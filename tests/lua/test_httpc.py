@@ -39,7 +39,7 @@ def test_get(server: AppServer, hello: ScriptedHttp) -> None:
         print(type(http), http:url())
     """
     lines = run(server, code, url=hello.url)
-    assert lines[:3] == ["true", "200", "1\tnil\t1"]
+    assert lines[:3] == ["true", "200", "1,2\tnil\t1,2"]
     assert lines[3:6] == ["Content-Length\t5", "X-Two\t1", "x-two\t2"]
     assert lines[8:10] == ["he\tllo\tnil\tnil", "1\t2\ta=1; b=2"]
     assert lines[10] == f"userdata\t{hello.url}/a%20b?x=%C3%A4&q=1%262"
