@@ -43,23 +43,28 @@ class WebSocket:
     Args:
         request: whose response has not begun.
         max_message_bytes: the largest message that is taken; the client is cut off with a larger one.
+        subprotocol: one of those that the client offers in its header Sec-WebSocket-Protocol, sent in the answer; None
+            for the response's field of that name, if it was set.
 
     Attributes:
         close_code: why it was closed (RFC 6455 §7.4.1), None while it is open or when no word came.
 
     Raises:
         HttpError: 426, the request asks for no WebSocket; 403, it comes from a page of another host that is not in the
-            setting `origins`.
+            setting `origins`; 400, the client does not offer the sub-protocol.
         RuntimeError: the response has begun.
     """
 
-    def __init__(self, request: Request, *, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(
+        self, request: Request, *, max_message_bytes: int = MAX_MESSAGE_BYTES, subprotocol: str | None = None
+    ) -> None:
         if max_message_bytes < 1:
             raise ArgumentError(f"max_message_bytes: {max_message_bytes} is too small; use at least 1")
         key = websocket_key(request)
         if key is None:
             raise HttpError(426, "This address speaks WebSocket.", headers={"Upgrade": "websocket"})
         request.access.check_origin(request)
+        lines = request.upgrade_lines(subprotocol)
         taken = request.detach()
         taken.watcher.close()
         self.close_code: int | None = None
@@ -67,7 +72,7 @@ class WebSocket:
         self._codec = WebSocketCodec(max_message_bytes=max_message_bytes)
         self._loop: Any = get_hub().loop
         self._stream = Stream(taken.transport, taken.data)
-        self._stream.push_or_forget(websocket.switching_protocols(key))
+        self._stream.push_or_forget(websocket.switching_protocols(key, lines))
         close_with_app(self)
 
     def receive(self, timeout_s: float | None = None) -> str | bytes | None:

@@ -24,6 +24,8 @@ from smqrt.net.tls import Address, Transport
 
 log = logging.getLogger("smqrt")
 
+_SUBPROTOCOL, _SHOWN_OFFER = "Sec-WebSocket-Protocol", 100
+
 
 class RequestServer(Protocol):
     """What a request needs of its server, which is `smqrt.http.server.HttpServer`."""
@@ -300,6 +302,26 @@ class Request(Head, Posted):
             return True
         return False
 
+    def upgrade_lines(self, subprotocol: str | None = None) -> bytes:
+        """Give the header lines that the application adds to the 101 of a WebSocket: the sub-protocol and cookies.
+
+        Args:
+            subprotocol: that is chosen; None for the field Sec-WebSocket-Protocol of the response, if it has one.
+
+        Raises:
+            HttpError: 400, the client has not offered it (RFC 6455 §4.2.2): it would close the connection.
+        """
+        fields = [(name, value) for name, value in self.response.headers if name.lower() == "set-cookie"]
+        chosen = subprotocol
+        if chosen is None:
+            chosen = ", ".join(v for name, v in self.response.headers if name.lower() == _SUBPROTOCOL.lower())
+        if chosen:
+            offered = [one.strip() for one in (self.get(_SUBPROTOCOL) or "").split(",")]
+            if chosen not in offered:
+                raise HttpError(400, _not_offered(chosen, ", ".join(filter(None, offered))))
+            fields.append((_SUBPROTOCOL, chosen))
+        return "".join(f"{name}: {value}\r\n" for name, value in fields).encode("latin-1")
+
     def report_failure(self, language: str, failure: str) -> None:
         """Log a failure of a page or a directory function under a number, and put it into the response, which is open;
         `Access.shows_errors` decides whether the client sees more than the number (spec: runtime §4; design:
@@ -391,3 +413,8 @@ class Request(Head, Posted):
 
 def _cut(data: bytes, size_bytes: int) -> Iterator[bytes]:
     return (data[at : at + size_bytes] for at in range(0, len(data), size_bytes))
+
+
+def _not_offered(chosen: str, offer: str) -> str:
+    offers = f"offers {offer[:_SHOWN_OFFER]}" if offer else "offers none"
+    return f"The application chose the WebSocket sub-protocol {chosen!r}, the client {offers}: offer it."

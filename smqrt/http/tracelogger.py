@@ -238,12 +238,13 @@ class TraceLogger(Directory):
         request.response.write(_page().replace(_SERVICE, escape(self.baseuri())).encode())
 
     def _connect(self, request: Request, key: str) -> None:
+        lines = request.upgrade_lines()
         taken = request.detach()
         taken.watcher.close()
         stream = Stream(taken.transport, taken.data)
         viewer = _Viewer(self, stream, (monotonic(), self._fleet.place.number if self._fleet else 0))
         self._seat(viewer)
-        stream.push_or_forget(websocket.switching_protocols(key))
+        stream.push_or_forget(websocket.switching_protocols(key, lines))
         viewer.send(HELLO + b"smqrt\n")
         if self._fleet is None:
             self._waiting = self._history.copy(WAITING_BYTES)

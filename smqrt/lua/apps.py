@@ -23,7 +23,7 @@ from smqrt.http.disk import DiskIo, ZipIo
 from smqrt.http.disks import disks
 from smqrt.http.message import Request
 from smqrt.http.resources import Io, IoError
-from smqrt.http.tree import Directory, ResourceReader
+from smqrt.http.tree import Branch, Directory, ResourceReader
 from smqrt.lua.api import (
     dirs,
     exchange,
@@ -50,6 +50,8 @@ from smqrt.manual import first_sentence
 log = logging.getLogger("smqrt.lua")
 
 _README, _README_BYTES = "README.md", 8192  # its beginning is enough
+
+_LAST = -127  # the lowest priority
 
 SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -128,7 +130,15 @@ class Application:
         changing: it is being loaded or unloaded.
     """
 
-    def __init__(self, name: str, path: Path, start: Callable[[], Running], number: int = 0, priority: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        start: Callable[[], Running],
+        number: int = 0,
+        priority: int = 0,
+        parent: Branch | None = None,
+    ) -> None:
         self.name = name
         self.path = path
         self.number, self.priority = number, priority
@@ -137,6 +147,8 @@ class Application:
         self.error: str | None = None
         self._start = start
         self._running: Running | None = None
+        self._parent = parent
+        self._notice: Directory | None = None  # answers in the place of an application that failed
 
     @property
     def uri(self) -> str:
@@ -163,12 +175,14 @@ class Application:
 
     def _load(self) -> None:
         self.error = None
+        self._take_notice_down()
         try:
             self._running = self._start()
             self.about = _about(self._running.reader.io)
         except IoError as error:
             self.error = f"{self.path}: {error}"
             log.error("application %s: %s", self.uri, self.error)
+            self._put_notice_up()
             return
         try:
             with app_folder.running_app(self._running.owner):
@@ -180,6 +194,29 @@ class Application:
             self.error = str(error)
             log.error("application %s failed: %s", self.uri, self.error)
             self._take_down()
+            self._put_notice_up()
+
+    def _put_notice_up(self) -> None:
+        """Answer 503 in its place. At / that is the last to be asked, or it would answer for others."""
+        if self._parent is None:
+            return
+        self._notice = Directory(self.name, self.priority if self.name else _LAST)
+        self._notice.setfunc(self._say_failed)
+        self._parent.insert(self._notice)
+
+    def _take_notice_down(self) -> None:
+        notice, self._notice = self._notice, None
+        if notice is not None:
+            notice.unlink()
+
+    def _say_failed(self, request: Request, relpath: str) -> bool:
+        notice = self._notice
+        others = self._parent.children if self._parent is not None else ()
+        if self.name and any(one.name == self.name and one is not notice for one in others):
+            return False  # another one has the same place
+        why = self.error if request.access.shows_errors(request) else "the server's log says why."
+        request.response.error(503, f"The application {self.uri} failed: {why}")
+        return True
 
     def end(self) -> None:
         """Run `onunload` only, once; `unload` does the rest. Meanwhile its hubs still serve those who are connected."""
@@ -204,6 +241,7 @@ class Application:
             self._unload()
 
     def _unload(self) -> None:
+        self._take_notice_down()
         self._end()
         if self._running is not None:
             self._take_down()
@@ -329,7 +367,7 @@ class Applications:
         def start() -> Running:
             return self._start(number, name, path, open_io(), priority, entry)
 
-        application = Application(name, path, start, number, priority)
+        application = Application(name, path, start, number, priority, self.services.root)
         self.all.append(application)
         return application
 

@@ -11,7 +11,7 @@ from smqrt.broker.outbox import DEFAULT_BUDGET_BYTES
 from smqrt.broker.session import Session
 from smqrt.broker.state import BrokerClient
 from smqrt.broker.topics import HANDSHAKES
-from smqrt.errors import ArgumentError
+from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.net import datapath
 from smqrt.net.connection import RawConnection
 from smqrt.net.listener import KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S
@@ -74,6 +74,10 @@ class BootstrapRequest(Protocol):
 
     def refuse_foreign(self, more: Origins | None, /) -> bool:
         """Answer with 403 when it comes from a page of another host; tells whether it does."""
+        ...
+
+    def upgrade_lines(self) -> bytes:
+        """The header lines that the application adds to a 101. Raises SmqrtError when the client would refuse them."""
         ...
 
     def detach(self) -> DetachedConnection:
@@ -197,6 +201,11 @@ def _valid_upgrade(request: BootstrapRequest, key: str) -> bool:
 
 def _begin(broker: Broker, admission: Admission, request: BootstrapRequest, key: str | None, origin: Origin) -> None:
     greets = key is None and request.get("SendSmqHttpResponse") == "true"
+    try:
+        lines = b"" if key is None else request.upgrade_lines() + _UPGRADE_LINES
+    except SmqrtError as error:
+        request.response.error(400, str(error))
+        return
     taken = request.detach()
     admission.keep_alive.apply(taken.transport)
     connection = connection_class(taken.secure, key is not None, broker.slow is not None)(
@@ -205,7 +214,7 @@ def _begin(broker: Broker, admission: Admission, request: BootstrapRequest, key:
     session = open_session(broker, admission, connection, origin, request.peer[0])
     hello = init(session, request.peer[0])
     if key is not None:
-        connection.greet(websocket.switching_protocols(key, _UPGRADE_LINES), websocket.encode(websocket.BINARY, hello))
+        connection.greet(websocket.switching_protocols(key, lines), websocket.encode(websocket.BINARY, hello))
     else:
         connection.greet(_REPLY if greets else b"", smq.frame(hello))
     connection.start(session, taken.data)

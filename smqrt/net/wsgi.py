@@ -222,6 +222,10 @@ class HandlerRequest:
             self.error(403, "This page may not connect here.")
         return foreign
 
+    def upgrade_lines(self) -> bytes:
+        """None: a WSGI application can set no field before it answers."""
+        return b""
+
     def detach(self) -> HandlerRequest:
         """Take the connection away from the server: fills `transport`, `watcher` and `data`."""
         self.transport, self.watcher, self.data = self._handler.take()

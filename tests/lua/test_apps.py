@@ -74,8 +74,8 @@ def test_a_failed_preload_is_reported_and_the_others_go_on(server: AppServer, ca
     assert bad.error.startswith(error)
     assert error in caplog.text
     assert good.error is None
-    assert server.ask("/bad/").status == 404
-    assert server.ask("/bad/a.txt").status == 404
+    assert server.ask("/bad/").status == 503
+    assert server.ask("/bad/a.txt").status == 503
     assert server.ask("/good/").text == "fine"
 
 

@@ -56,7 +56,7 @@ def test_a_failing_python_application_names_file_and_line(server: AppServer, cap
     syntax = server.app({".preload.py": "x = 1\nif x\n"}, "syntax")
     assert (syntax.error or "").startswith("syntax/.preload.py:2: SyntaxError")
     assert server.app({"index.html": "fine"}, "good").error is None
-    assert server.ask("/bad/").status == 404
+    assert server.ask("/bad/").status == 503
 
 
 def test_reload_runs_the_new_code(server: AppServer):

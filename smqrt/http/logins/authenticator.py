@@ -26,6 +26,7 @@ DEFAULT_REALM = "Barracuda Server"
 _PAGE_METHODS = ("GET", "HEAD", "POST")
 _PAGE_ENDS = ("/", ".htm", ".html", ".lsp")
 _HTML = "text/html; charset=utf-8"
+_LOGIN_NEEDED = b'{"error": "You have to log in."}'
 
 
 @dataclass
@@ -259,7 +260,13 @@ class Authenticator:
 
     def _ask(self, request: Request, info: AuthInfo, is_stale: bool = False) -> None:
         if info.type == FORM:
-            self._show(request, info, 200, "")
+            if _wants_json(request, info.username is not None, self.page is not None):
+                request.response.status = 401
+                request.response.headers.set("Cache-Control", "no-store")
+                request.response.headers.set("Content-Type", "application/json")
+                request.response.end(_LOGIN_NEEDED)
+            else:
+                self._show(request, info, 200, "")
             return
         for challenge in self._challenges(request, info.type, is_stale):
             request.response.headers.add("WWW-Authenticate", challenge)
@@ -294,6 +301,24 @@ class Authenticator:
         if "content-type" not in response.headers:
             response.headers.set("Content-Type", _HTML)
         self.page(request, info)
+
+
+def _wants_json(request: Request, has_form: bool, has_page: bool) -> bool:
+    """Whether the client is a program that can do nothing with a login page. A script that posts the form of one gets
+    the page, as deployed ones expect it, unless it accepts JSON and no HTML. One with X-Requested-With is the concern
+    of the application's own page, which gives it the seed as JSON.
+    """
+    accepted = request.get("accept") or ""
+    kinds = [one.partition(";")[0].strip().lower() for one in accepted.split(",")]
+    if request.get("sec-fetch-mode") == "navigate" or "text/html" in kinds:
+        return False
+    by_script = request.get("x-requested-with") is not None
+    if by_script and has_page:
+        return False
+    if "application/json" in kinds:
+        return True
+    content = (request.get("content-type") or "").partition(";")[0].strip().lower()
+    return not has_form and (content == "application/json" or by_script)
 
 
 def _own_url(request: Request) -> str:

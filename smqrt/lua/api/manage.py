@@ -45,6 +45,7 @@ class ManageBinding:
         if start:
             application.load()
         if application.error is not None:
+            application.unload()
             self._applications.all.remove(application)
             return fail(application.error)
         return (application.number,)

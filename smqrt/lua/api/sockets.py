@@ -125,9 +125,12 @@ class SocketBinding:
         address: str = resolve(name.decode("utf-8", "replace"), 0)[0][1][0]
         return address.encode()
 
-    def take_request(self, request: Request, raw: bool) -> LuaResult:
-        """The connection of a request, and what was received of it: a WebSocket when it asks for one."""
+    def take_request(self, request: Request, raw: bool, subprotocol: bytes | None = None) -> LuaResult:
+        """The connection of a request, and what was received of it: a WebSocket when it asks for one. Raises HttpError
+        when the client does not offer the sub-protocol.
+        """
         key = None if raw else websocket_key(request)
+        lines = b"" if key is None else request.upgrade_lines(subprotocol.decode("latin-1") if subprotocol else None)
         try:
             taken = request.detach()
         except RuntimeError:
@@ -136,7 +139,7 @@ class SocketBinding:
         if key is None:
             return self.add(StreamHandle(Stream(taken.transport), server=taken.server)), taken.data or None
         stream = Stream(taken.transport, taken.data)
-        stream.push_or_forget(websocket.switching_protocols(key))
+        stream.push_or_forget(websocket.switching_protocols(key, lines))
         return self.add(WebSocketHandle(stream, False, server=taken.server)), None
 
     def give_request(self, number: int, data: bytes) -> LuaResult:
@@ -410,7 +413,7 @@ def install(vm: Vm, services: Services) -> SocketBinding:
     def functions(names: str) -> dict[str, Function]:
         return methods(binding, names, with_words)
 
-    def take_request(exchange: int, raw: bool) -> LuaResult:
+    def take_request(exchange: int, raw: bool, subprotocol: bytes | None) -> LuaResult:
         if services.exchanges is None:
             raise ArgumentError("req2sock: there are no requests here")
         taken = services.exchanges.of(exchange)
@@ -419,7 +422,11 @@ def install(vm: Vm, services: Services) -> SocketBinding:
         except HttpError as error:
             taken.refusal = error
             return fail("noaccess")
-        return binding.take_request(taken.request, raw)
+        try:
+            return binding.take_request(taken.request, raw, subprotocol)
+        except HttpError as error:
+            taken.refusal = error
+            return fail("subprotocol", str(error).encode())
 
     suspensions = binding.suspensions
     direct = functions(_DIRECT) | {"take_request": take_request, "wake": suspensions.wake, "start": vm.start}

@@ -1,7 +1,7 @@
 -- Connections: the functions that make sockets (spec: bas-api §8.1).
 local core = ...
 
-local arg, running = core.arg, coroutine.running
+local arg, rawtype, running = core.arg, core.rawtype, coroutine.running
 
 local socket = core.socket
 local py, made = socket.py, socket.made
@@ -79,14 +79,16 @@ function ba.socket.stat()
   return py.count(), cosockets
 end
 
--- syntax: ba.socket.req2sock(request [,raw]) -> socket [, data that came with the request] | nil, error
+-- syntax: ba.socket.req2sock(request [,raw | subprotocol]) -> socket [, data that came with the request] | nil, error
 -- A WebSocket when the request asks for one (unless raw is true), otherwise the bare connection. The request is over then.
-function ba.socket.req2sock(request, raw)
+function ba.socket.req2sock(request, option)
   local exchange = core.exchange
   if not exchange then core.raise("req2sock: there are no requests here") end
   arg.instance(request, exchange.class, 1, "req2sock")
-  local sock, data = made(py.take_request(exchange.handle_of(request), raw == true))
+  local subprotocol = rawtype(option) == "string" and option or nil
+  local sock, data, detail = made(py.take_request(exchange.handle_of(request), option == true, subprotocol))
   if sock then exchange.expire(request) end
+  if detail then return sock, data, detail end
   return sock, data
 end
 
