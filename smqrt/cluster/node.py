@@ -19,7 +19,6 @@ from smqrt.wire.link import ID_BYTES, OLDEST_VERSION, VERSION, Refusal
 
 log = logging.getLogger("smqrt")
 
-_REPLACED = "another link to that node took its place"
 PING_S = 1.0
 SILENCE_S = 5.0
 QUEUE_BYTES = 16 << 20
@@ -94,8 +93,7 @@ class Node:
         self.refused: Counter[int] = Counter()
         self.links_lost = 0
         self.closed = False
-        self._complaints, self._losses, self._returns = LineLimit(), LineLimit(), LineLimit()
-        self._lost_s: dict[bytes, float] = {}
+        self._complaints = LineLimit()
         self._opens = Bucket(OPENS_PER_S, MAX_CHANNELS, clock_s())
         self.on_round_trip: Callable[[Link, float | None], object] = lambda link, seconds: None
         self.on_log: Callable[[str, bool], object] = lambda text, is_urgent: None
@@ -208,18 +206,6 @@ class Node:
             self._complain(f"a link to another node: {link.why}")
         elif link.number:  # strangers don't get so far
             self.on_log(f"a link to another node has ended: {link.why}", False)
-            self._log_end(link, code)
-
-    def _log_end(self, link: Link, code: int) -> None:
-        assert link.peer is not None
-        which = f"node {link.number} at {link.transport.via}"
-        if code or link.why == _REPLACED or self.closed:
-            log.info("cluster: the link to %s has ended: %s", which, link.why)
-            return
-        if len(self._lost_s) < MAX_NODE:
-            self._lost_s.setdefault(link.peer.id, self.clock_s())
-        if (others := self._losses.others()) is not None:
-            log.warning("cluster: %s is lost: %s%s", which, link.why, others)
 
     def _complain(self, text: str) -> None:
         """Strangers can cause it, too."""
@@ -303,15 +289,10 @@ class Node:
             if not self._is_better(link, before):
                 link.refuse(Refusal.DUPLICATE, "there is a link already")
                 return
-            before.lose(_REPLACED)
+            before.lose("another link to that node took its place")
         self.links[link.peer.id] = link
         link.come_up()
         self.on_log(f"a link to node {link.number} at {link.transport.via} is up", False)
-        which = f"node {link.number} at {link.transport.via}"
-        if (lost_s := self._lost_s.pop(link.peer.id, None)) is None:
-            log.info("cluster: the link to %s is up", which)
-        elif (others := self._returns.others()) is not None:
-            log.warning("cluster: %s is back after %.1f s%s", which, self.clock_s() - lost_s, others)
 
     def _is_better(self, link: Link, before: Link) -> bool:
         assert link.peer is not None
