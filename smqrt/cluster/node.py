@@ -31,6 +31,8 @@ MAX_CHANNELS, OPENS_PER_S = 400, 4.0
 """Of the applications of a node, and how often they may open more. So they close channels less often than another node
 bears (`link.CLOSES_PER_S`).
 """
+MAX_LOST = 1024
+"""Of so many nodes it is known that they were lost, to say so when they are back."""
 
 
 class Node:
@@ -94,6 +96,10 @@ class Node:
         self.links_lost = 0
         self.closed = False
         self._complaints = LineLimit()
+        self._lines: dict[tuple[str, int], LineLimit] = {}
+        self._at: dict[bytes, str] = {}
+        self._lost: dict[bytes, None] = {}
+        self._replaced: Link | None = None
         self._opens = Bucket(OPENS_PER_S, MAX_CHANNELS, clock_s())
         self.on_round_trip: Callable[[Link, float | None], object] = lambda link, seconds: None
         self.on_log: Callable[[str, bool], object] = lambda text, is_urgent: None
@@ -202,10 +208,33 @@ class Node:
         if link.peer is not None and self.links.get(link.peer.id) is link:
             del self.links[link.peer.id]
             self.links_lost += 1
+            self._say_left(link, code)
+            self._at.pop(link.peer.id, None)
         if code not in (0, Refusal.DUPLICATE, Refusal.SELF, Refusal.CLOSING):
             self._complain(f"a link to another node: {link.why}")
         elif link.number:  # strangers don't get so far
             self.on_log(f"a link to another node has ended: {link.why}", False)
+
+    def _say_left(self, link: Link, code: int) -> None:
+        if self.closed or link is self._replaced:
+            return
+        if code == Refusal.CLOSING:
+            self._say(logging.INFO, link, f"has left: {link.why}")
+            return
+        assert link.peer is not None
+        self._lost[link.peer.id] = None
+        if len(self._lost) > MAX_LOST:
+            del self._lost[next(iter(self._lost))]
+        self._say(logging.WARNING, link, f"is lost: {link.why}")
+
+    def _say(self, level: int, link: Link, text: str) -> None:
+        """Log what became of a node: for each node one line of a kind in a second."""
+        key = text.partition(":")[0], link.number
+        assert link.peer is not None
+        if key not in self._lines and len(self._lines) >= MAX_LOST:
+            self._lines.clear()
+        if (others := self._lines.setdefault(key, LineLimit()).others()) is not None:
+            log.log(level, "node %d at %s %s%s", link.number, self._at[link.peer.id], text, others)
 
     def _complain(self, text: str) -> None:
         """Strangers can cause it, too."""
@@ -289,9 +318,15 @@ class Node:
             if not self._is_better(link, before):
                 link.refuse(Refusal.DUPLICATE, "there is a link already")
                 return
+            self._replaced = before
             before.lose("another link to that node took its place")
+            self._replaced = None
         self.links[link.peer.id] = link
+        self._at[link.peer.id] = link.transport.via  # a transport that is closed does not know it any more
         link.come_up()
+        if before is None and link.peer.id in self.links:
+            was_lost = self._lost.pop(link.peer.id, self) is None
+            self._say(logging.INFO, link, "is linked again" if was_lost else "is linked")
         self.on_log(f"a link to node {link.number} at {link.transport.via} is up", False)
 
     def _is_better(self, link: Link, before: Link) -> bool:
