@@ -55,6 +55,8 @@ be anybody.
 """
 ACCEPT_PAUSE_S = 0.5
 """Without file descriptors."""
+LASTED_S = 0.3
+"""A link that was there for so long is made anew at once."""
 SCAN_S = 1.0
 TAKEN_PLACE_S = 0.2
 """So long after the end of a link another one to the same node may be there: two that connect to each other at once
@@ -322,8 +324,16 @@ class Dialer:
             if current is link:
                 self._ended.wait()
                 self.why = link.why
+                if not self._is_being_replaced(link) and self._mesh.node.clock_s() - link.since_s >= LASTED_S:
+                    break  # each moment without a link loses messages
             gevent.sleep(TAKEN_PLACE_S)
         self._report(False, self.why)
+
+    def _is_being_replaced(self, link: Link) -> bool:
+        """Whether the node that it led to is making another link."""
+        assert link.peer is not None
+        others = (one.peer for one in self._mesh.node.all_links if one is not link)
+        return any(peer is not None and peer.id == link.peer.id for peer in others)
 
     def leads_to(self, link: Link) -> bool:
         """Whether a link goes to the node at this address, whoever has made it."""

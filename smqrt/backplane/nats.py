@@ -268,6 +268,7 @@ class NatsBackplane:
         self._said = 0
         self._left_alone: OrderedDict[bytes, float] = OrderedDict()
         self._told_gone: set[bytes] = set()
+        self._broken: list[tuple[bytes, bytes]] = []
         self._answered_s = 0.0
         self.client = nats.connect(servers, self._on_state, echo=False, reconnect_queue_bytes=0, **options)
         loop: Any = get_hub().loop
@@ -306,10 +307,23 @@ class NatsBackplane:
 
     def _on_state(self, state: NatsState, why: str) -> None:
         if state is NatsState.CONNECTED:
-            get_hub().loop.run_callback(self._say_hello)
+            get_hub().loop.run_callback(self._come_back)
             return
         for connection in list(self._connections.values()):
+            if connection.link.state is LinkState.UP and len(self._broken) < MAX_NODE:
+                self._broken.append(connection.key)
             connection.link.lose(f"no connection to NATS: {why}")
+
+    def _come_back(self) -> None:
+        """Link again the nodes of links that broke with the connection to NATS. Theirs may have held: then they know of
+        nothing, and send into links that are gone.
+        """
+        self._say_hello()
+        broken, self._broken = self._broken, []
+        for node_id, link_id in broken:
+            self._say_gone(node_id, link_id)
+            if node_id not in self.node.links:
+                self._meet(node_id)
 
     def _on_hello(self, subject: bytes, payload: bytes, reply: bytes, headers: bytes) -> None:
         if len(payload) != _HELLO.size + SIGNATURE_BYTES or self.node.closed:
@@ -365,6 +379,7 @@ class NatsBackplane:
         if place == GONE:
             if connection is not None and self._is_signed_by_a_node(payload):
                 connection.link.lose("the other node lost this link; it begins anew")
+                self._meet(node_id)
             return
         if connection is None:
             if place:

@@ -74,3 +74,21 @@ def test_after_a_long_outage_nodes_are_linked_within_five_seconds(monkeypatch: p
         cable.close()
         one.close()
         other.close()
+
+
+def test_a_link_that_breaks_is_made_anew_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TAKEN_PLACE_S", 60.0)
+    one, other = Mesh(KEY), Mesh(KEY)
+    cable = Cable(other.listen("127.0.0.1", 0).address[1])
+    try:
+        one.dial("127.0.0.1", cable.port)
+        for _ in range(3):
+            wait_until(lambda: one.node.links and other.node.links)
+            gevent.sleep(2 * module.LASTED_S)
+            (before,) = one.node.links.values()
+            cable.mend()  # which ends the connections from before
+            wait_until(lambda before=before: before not in one.node.links.values())
+    finally:
+        cable.close()
+        one.close()
+        other.close()

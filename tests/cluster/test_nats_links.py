@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import gevent
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from smqrt.backplane.mesh import Mesh
 from smqrt.backplane.nats import portions
-from tests.cluster.engines import NatsEngine
+from smqrt.nats.client import LASTED_S
+from tests.cluster.cut import Cable
+from tests.cluster.engines import KEY, NatsEngine
+from tests.nats.server import NatsServer
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -35,6 +41,29 @@ def test_messages_that_are_larger_than_nats_takes(engine: NatsEngine) -> None:
     engine.until(lambda: len(subscriber.data) == len(sent), "all messages")
     assert subscriber.data == sent
     assert not any(one.hub.drops().values())
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("flapping", [0, 1], ids=["first", "second"])
+def test_a_node_whose_connection_to_nats_breaks_links_the_others_at_once(tmp_path: Path, flapping: int) -> None:
+    server = NatsServer(tmp_path)
+    meshes, cables = [Mesh(KEY), Mesh(KEY)], [Cable(server.port), Cable(server.port)]
+    nodes = [mesh.node for mesh in meshes]
+    try:
+        urls = [f"nats://127.0.0.1:{cable.port}" for cable in cables]
+        backplanes = [mesh.meet_through_nats(url, hello_s=60.0) for mesh, url in zip(meshes, urls, strict=True)]
+        assert all(one.client.wait_connected(20) for one in backplanes)
+        wait_until(lambda: [one._say_hello() for one in backplanes] and all(node.links for node in nodes))
+        for _ in range(3):
+            wait_until(lambda: all(node.links for node in nodes), "a link, without another word that they are there")
+            gevent.sleep(2 * LASTED_S)
+            (before,) = nodes[flapping].links.values()
+            cables[flapping].mend()  # which ends the connections from before
+            wait_until(lambda before=before: before not in nodes[flapping].links.values())
+    finally:
+        for each in (*meshes, *cables):
+            each.close()
+        server.stop()
 
 
 @given(st.lists(st.binary(max_size=50), max_size=20), st.integers(1, 40))
