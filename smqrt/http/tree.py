@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from posixpath import normpath
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from smqrt.errors import ArgumentError, SmqrtError
+from smqrt.http.cors import MAX_AGE_S, Cors
 from smqrt.http.files import StaticFile, StaticFiles
 from smqrt.http.headers import Headers
 from smqrt.http.logins.authenticator import Authenticator
@@ -31,6 +33,9 @@ PUBLIC = "public/"
 _SLASHES = re.compile("/{2,}")
 _DOTS = frozenset((".", ".."))
 _INDEX = ("index.html", "index.htm", "index.lsp")
+
+
+_with_cors: WeakSet[Directory] = WeakSet()  # those with rules of their own; mostly there is none
 
 
 class DispatchError(SmqrtError):
@@ -89,6 +94,18 @@ class Branch:
         """Give the absolute path, with "/" at its end."""
         return "/"
 
+    @property
+    def _below(self) -> list[Directory]:
+        """All that is asked for paths in it."""
+        return self._children
+
+    def cors(self, relpath: str) -> Cors | None:
+        """Give the rules of the innermost directory on the way of a path that has some; None without."""
+        ways = [child for child in self._below if f"{relpath}/".startswith(child.prefix)]
+        named = [child for child in ways if child.prefix]  # what is open at / opens no other application
+        rules = (child.cors(relpath[len(child.prefix) :]) for child in named or ways)
+        return next((one for one in rules if one is not None), None)
+
     def _ask(self, children: list[Directory], request: Request, relpath: str) -> bool:
         for child in tuple(children):  # handlers may change the tree
             prefix = child.prefix
@@ -136,6 +153,7 @@ class Directory(Branch):
         self.parent: Branch | None = None
         self.prefix = self.name + "/" if self.name else ""
         self._siblings: list[Directory] = []
+        self._cors: Cors | None = None
 
     def setfunc(self, func: Func | None) -> None:
         """Set `func`; None removes it (spec: bas-api §4). The name is that of the Lua method.
@@ -156,6 +174,28 @@ class Directory(Branch):
             authorizer: says what they may do; None for everything.
         """
         self.guard = None if authenticator is None else LoginGuard(authenticator, authorizer, self)
+
+    def setcors(
+        self,
+        origins: str | Iterable[str] | None = None,
+        *,
+        methods: str | Iterable[str] | None = None,
+        headers: str | Iterable[str] | None = None,
+        expose: str | Iterable[str] = (),
+        credentials: bool | None = None,
+        max_age_s: int = MAX_AGE_S,
+    ) -> None:
+        """Set which pages of other hosts may send to the addresses in it, and read. In force at once; without arguments
+        as without it: those of the setting `origins`. Args and raises: see `Cors`; no origin closes it to all.
+        """
+        self._cors = Cors(
+            origins, methods=methods, headers=headers, expose=expose, credentials=credentials, max_age_s=max_age_s
+        )
+        _with_cors.add(self)
+
+    def cors(self, relpath: str) -> Cors | None:
+        """See `Branch.cors`."""
+        return super().cors(relpath) or self._cors
 
     def refuse(self, request: Request) -> None:
         """Answer a request that the authorizer has refused."""
@@ -241,6 +281,10 @@ class ResourceReader(Directory):
         self._prologues: list[Directory] = []
         self._files = StaticFiles(io)
 
+    @property
+    def _below(self) -> list[Directory]:
+        return self._prologues + self._children
+
     def insertprolog(self, child: Directory) -> None:
         """Add a child that is asked before the files, by initial requests only. Raises as `insert`."""
         child.link(self, self._prologues)
@@ -298,11 +342,13 @@ class ResourceReader(Directory):
 class Root(Branch):
     """The top of the tree: gets every request."""
 
+    def cors(self, path: str) -> Cors | None:
+        """See `Branch.cors`; for the path of a request."""
+        return super().cors(_one_name(path)) if _with_cors else None
+
     def dispatch(self, request: Request) -> None:
         """Answer `request`: by the first directory that does, else 302 to the path with a slash, else 404."""
-        path = request.path[1:]
-        if "//" in request.path:  # one name for one thing, or a guard of "a/" would not see "//a/"
-            path = _SLASHES.sub("/", request.path)[1:]
+        path = _one_name(request.path)
         if request.path == "*":
             request.response.status = 204
             request.response.headers.set("Allow", "GET, HEAD, POST, OPTIONS")
@@ -376,6 +422,12 @@ class Root(Branch):
         path, mark, query = request.target.partition("?")
         scheme = "https" if request.secure else "http"
         request.response.redirect(f"{scheme}://{request.authority}{request.prefix}{path}/{mark}{query}")
+
+
+def _one_name(path: str) -> str:
+    """A path without its first slash, and without empty parts: one name for one thing, or a guard of "a/" would not see
+    "//a/"."""
+    return _SLASHES.sub("/", path)[1:] if "//" in path else path[1:]
 
 
 def normalise(path: str) -> str | None:
