@@ -194,6 +194,7 @@ class Server:
             vm=self.vm,
             pipelines=lambda: self._pipelines.states() if self._pipelines else [],
             restart=self._restart,
+            drain=self.drain,
         )
         if self.admin is not None:
             together = Together(parts, self._fleet)
@@ -464,6 +465,25 @@ class Server:
         }
         restart = self._refuse_restart if self._worker else self._restarts.ask
         return Signals(at_once, {signal.SIGHUP: self.reload, signal.SIGUSR2: restart})
+
+    def drain(self, on: bool) -> None:
+        """Sends the SMQ clients away, soon, and is unready until it is called with false."""
+        log.warning("drained by an operator" if on else "an operator ends the draining; new clients are taken again")
+        if on and not self.health.drained:
+            gevent.spawn(self._send_away)
+        self.health.drained = on
+        if not on:
+            broker.let_newcomers_in(True)
+
+    def _send_away(self) -> None:
+        gevent.sleep(self.settings.drain.delay_s)
+        if self.health.drained and self.state == "serving":
+            broker.let_newcomers_in(False)
+            brokers = broker.opened()
+            refuse_newcomers(brokers)
+            wait_handled(brokers, self.settings.drain_s)
+            count = close_clients(brokers, self.settings.drain.window_s, self.settings.drain_s)
+            log.warning("drained: %d SMQ clients were closed", count)
 
     # ---- what the supervisor of workers asks for
 

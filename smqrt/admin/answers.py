@@ -79,6 +79,8 @@ def _act(parts: Parts, words: Sequence[str], body: Body) -> Answer:
             return restart(parts, name)
         case ["hubs", number, "publish"]:
             return publish(parts, whole("hub", number), body)
+        case ["drain"]:
+            return drain(parts, body)
     raise HttpError(404, "There is nothing to do at this address.")
 
 
@@ -149,6 +151,23 @@ def publish(parts: Parts, hub: int, message: dict[str, object]) -> snapshots.Sna
         raise ArgumentError("topic: a name or a number is needed")
     waiting = snapshots.broker_of(hub).publish(data.encode(), name, _destination("subtopic", subtopic))
     return {"hub": hub, "topic": topic, "bytes": len(data.encode()), "waiting": waiting}
+
+
+def drain(parts: Parts, options: dict[str, object]) -> snapshots.Snapshot:
+    """Sends the SMQ clients of this process to other servers, or takes new ones again.
+
+    Args:
+        parts: the server.
+        options: `on`, true by default.
+
+    Raises:
+        ArgumentError: `on` is no truth value.
+    """
+    on = known(options, ("on",)).get("on", True)
+    if not isinstance(on, bool):
+        raise ArgumentError("on: true or false is needed")
+    parts.drain(on)
+    return {"drained": on, "peers": snapshots.server(parts)["peers"]}
 
 
 def _destination(what: str, value: object) -> bytes | int | None:

@@ -25,12 +25,17 @@ class Health:
         phase: gives one of `PHASES`.
         applications: gives those of the server.
         strict: an application that failed makes the server unready.
+
+    Attributes:
+        strict: see above.
+        drained: an operator has sent its clients to other servers.
     """
 
     def __init__(
         self, phase: Callable[[], str], applications: Callable[[], Iterable[Loaded]] = tuple, strict: bool = False
     ) -> None:
         self.strict = strict
+        self.drained = False
         self._phase, self._applications = phase, applications
 
     @property
@@ -44,6 +49,8 @@ class Health:
             return ["The applications are being loaded."]
         if self.phase == "draining":
             return ["The server is ending; connections are being closed."]
+        if self.drained:
+            return ["The server is drained and takes no SMQ clients, until `smqrt cluster drain --undo`."]
         if not self.strict:
             return []
         failed = [one for one in self._applications() if one.error is not None]

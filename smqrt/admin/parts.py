@@ -28,6 +28,7 @@ class Parts:
         vm: the Lua runtime.
         pipelines: gives the folder and the state of each process of pipelines.
         restart: restarts an application; may block.
+        drain: true: sends the SMQ clients away, soon, and takes no new ones; false: takes new ones again.
         lag: how late the event loop is.
         log: the end of the log.
         began_s: when it began, on the clock of `time.monotonic`, which no change of the machine's clock moves.
@@ -40,6 +41,7 @@ class Parts:
     vm: Vm
     pipelines: Callable[[], Sequence[tuple[Path, str]]]
     restart: Callable[[Application], None]
+    drain: Callable[[bool], None]
     lag: LoopLag = field(default_factory=LoopLag)
     log: LogTail = field(default_factory=LogTail)
     began_s: float = field(default_factory=monotonic)

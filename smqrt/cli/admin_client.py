@@ -85,6 +85,11 @@ class AdminClient:
         with self._answer(path, arguments) as answer:
             return json.loads(answer.read())
 
+    def post(self, path: str, **body: object) -> Any:
+        """Has `/api/v1/PATH` do what the body says, and returns what it answers. Raises AdminError."""
+        with self._answer(path, {}, json.dumps(body)) as answer:
+            return json.loads(answer.read())
+
     def lines(self, path: str, **arguments: object) -> Iterator[Any]:
         """Yields each line that `/api/v1/PATH` answers, as they come. Raises AdminError."""
         with self._answer(path, arguments) as answer:
@@ -94,11 +99,12 @@ class AdminClient:
                 if line.strip():
                     yield json.loads(line)
 
-    def _answer(self, path: str, arguments: dict[str, object]) -> HTTPResponse:
+    def _answer(self, path: str, arguments: dict[str, object], body: str | None = None) -> HTTPResponse:
         query = urlencode({name: value for name, value in arguments.items() if value not in (None, "")})
         target = f"{self._prefix}/api/v1/{path}" + (f"?{query}" if query else "")
+        headers = self._headers | ({} if body is None else {"Content-Type": "application/json"})
         try:
-            self._connection.request("GET", target, headers=self._headers)
+            self._connection.request("GET" if body is None else "POST", target, body, headers)
             answer = self._connection.getresponse()
         except (OSError, HTTPException) as error:
             self._connection.close()

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from time import monotonic, sleep
 from typing import Any
 
 import click
 
 from smqrt.cli.admin import json_option, lasted, print_table, size
-from smqrt.cli.admin_client import AdminClient, connection_options
+from smqrt.cli.admin_client import AdminClient, AdminError, connection_options
 from smqrt.cli.terminal import InterruptibleCommand
 from smqrt.cluster.plan import ENGINES, Load
 from smqrt.cluster.plan import plan as plan_of
 from smqrt.printable import json_line
+from smqrt.wire.ids import MAX_NODE
 
 _LINKS = ("node", "peer", "via", "up", "round trip", "queued", "sent", "received")
 _PLAN = ("nodes", "engine", "memory", "links", "clients", "messages", "deliveries", "CPU", "sends", "join")
 _HUBS = ("cluster", "hub", "node", "nodes", "clients", "phantoms", "interest", "lost")
 _CHANNELS = ("channel", "node", "nodes", "sent", "received", "refused", "lost", "dropped")
+_LOOK_S = 0.2
 
 
 @click.group()
@@ -39,6 +42,39 @@ def status(client: AdminClient, as_json: bool) -> None:
         click.echo("This server is in no cluster.", err=True)
     if any(_missing(row) for row in rows):
         raise SystemExit(1)
+
+
+@cluster.command(cls=InterruptibleCommand)
+@connection_options
+@click.argument("node", type=click.IntRange(1, MAX_NODE), required=False)
+@click.option("--wait-s", type=click.FloatRange(0), default=60.0, show_default=True, help="For the last client to go.")
+@click.option("--undo", is_flag=True, help="Take clients again.")
+def drain(client: AdminClient, node: int | None, wait_s: float, undo: bool) -> None:
+    """Move the clients of a node to other nodes, before it is stopped or replaced.
+
+    The server is unready at once (`/readyz` answers 503), lets no new SMQ clients in after `drain.delay_s`, and closes
+    those that it has over `drain.window_s`; they come back at another node. Exit code 1 when some are still there after
+    the wait. NODE is its number, as a safeguard: another node refuses.
+    """
+    rows: list[dict[str, Any]] = client.get("clusters")
+    numbers = sorted(row["node"] for row in rows)
+    if not rows:
+        raise AdminError(f"{client.url} is in no cluster, so its clients have nowhere to go; stop it instead.")
+    if node is not None and node not in numbers:
+        own = ", ".join(map(str, numbers))
+        raise AdminError(f"{client.url} is node {own}, not {node}; name the server with --url, see smqrt servers.")
+    if not undo and not {link["node"] for row in rows for link in row["links"]} - set(numbers):
+        raise AdminError("no other node is linked, so the clients have nowhere to go; smqrt cluster status says why.")
+    client.post("drain", on=not undo)
+    if undo:
+        click.echo("takes clients again")
+        return
+    until_s = monotonic() + wait_s
+    while (left := client.get("server")["peers"]) and monotonic() < until_s:
+        sleep(_LOOK_S)
+    if left:
+        raise AdminError(f"{left} clients are still there after {wait_s:g} s; smqrt peers lists them.")
+    click.echo("no clients left; the node takes none until it is started again, or smqrt cluster drain --undo")
 
 
 @cluster.command(cls=InterruptibleCommand)

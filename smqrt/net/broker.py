@@ -192,6 +192,16 @@ def set_topic_rules(rules: TopicRules) -> None:
         broker.apply_topic_rules()
 
 
+_takes_newcomers = [True]
+
+
+def let_newcomers_in(on: bool) -> None:
+    """Let new clients into the hubs of this process, also into those that are made later; false: answer them 503."""
+    _takes_newcomers[:] = [on]
+    for broker in opened():
+        broker.draining = not on
+
+
 _brokers: WeakSet[GeventBroker] = WeakSet()
 _numbers = itertools.count(1)
 
@@ -293,6 +303,7 @@ class GeventBroker(SucceedingBroker):
             snapshot.adopt_names(self, names)
         if options.persist:
             self._files.append(_KeptNames(self, worker_place().own_file(options.persist)))
+        self.draining = not _takes_newcomers[0]
         self.limit_chunks = handover.limit_chunks
         if self.number:
             self.on_end = partial(ends.ended, self.number)

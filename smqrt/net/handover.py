@@ -175,7 +175,7 @@ def connect(broker: Broker, admission: Admission, request: object, origin: Origi
     elif broker.closed:  # its clients come back before there is a new one
         request.response.error(503, "This hub has been closed.", {"Retry-After": "1"})
     elif broker.draining:
-        request.response.error(503, "This server is being stopped.", {"Retry-After": "1"})
+        request.response.error(503, "This server takes no new clients.", {"Retry-After": "1"})
     elif too_many(broker, request.peer[0]) or not _is_counted(request):
         request.response.error(503, "Too many clients of your address are connecting.")
     else:

@@ -75,7 +75,7 @@ def test_a_failing_application_is_told_with_its_line_and_the_others_go_on(serve:
     application(tmp_path / "apps" / "well")
     served = serve(tmp_path / "apps")
     assert requests.get(f"{served.url}/well/").text == "<h1>well</h1>"
-    assert requests.get(f"{served.url}/broken/").status_code == 404
+    assert requests.get(f"{served.url}/broken/").status_code == 503
     served.wait_for(r"^app broken at /broken/: failed: broken/\.preload:2: no luck$")
     served.wait_for(r"^app wrong at /wrong/: failed: wrong/\.preload:1: unexpected symbol near '='$")
     assert "broken/.preload:2: no luck" in requests.get(served.url).text

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,21 @@ pytestmark = pytest.mark.servers
 CHANNEL = """
 channel = require"smq.mtl".server():open("tab\\there", function(node, up) channel:send "hello" end, print)
 """
+SOON = {"reconnect_delay": 0.1, "reconnect_delay_max": 0.5}
 PAGE = "<?lsp app.smq:connect(request) ?>"
 
 
+def smqrt_cluster(served: Served, command: str, *words: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "smqrt", "cluster", command, "--url", served.admin_url, *words]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+
+
 def status(served: Served, *words: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "smqrt", "cluster", "status", "--url", served.admin_url, *words]
-    return subprocess.run(line, capture_output=True, text=True, timeout=30, check=False)
+    return smqrt_cluster(served, "status", *words)
+
+
+def peers(served: Served) -> int:
+    return int(requests.get(served.admin_url + "/api/v1/server", timeout=10).json()["peers"])
 
 
 def looked(served: Served) -> Any:
@@ -69,3 +79,33 @@ def test_an_operator_sees_nodes_links_interest_and_what_is_missing(tmp_path: Pat
         one.stop()
         wait_until(lambda: not looked(other)["links"])
         assert looked(other)["links_lost"] == 1
+
+
+def test_clients_of_a_node_that_is_drained_go_to_another_one(tmp_path: Path) -> None:
+    (tmp_path / ".preload").write_text("smq = require'smq.hub'.create{cluster = 'chat'}")
+    (tmp_path / "smq.lsp").write_text(PAGE)
+    there, settings = f"127.0.0.1:{free_port()}", {"SMQRT_CLUSTER__PASSWORD": "of the test"}
+    with Factory(Served, Served.stop) as start, ExitStack() as stack:
+        one = start(tmp_path, "--cluster-listen", there, "--workers", "2", env=settings)
+        alone = smqrt_cluster(one, "drain")
+        assert (alone.returncode, "no other node is linked" in alone.stderr) == (1, True)
+        other = start(tmp_path, "--cluster-nodes", there, env=settings)
+        wait_until(lambda: looked(other)["links"])
+        for _ in range(6):
+            client = stack.enter_context(SmqClient(f"http://127.0.0.1:{one.port}/smq.lsp", **SOON))
+            client.publish("here", "a")
+        wait_until(lambda: peers(one) == 6)
+        number = looked(other)["node"]
+        assert f"not {number};" in smqrt_cluster(one, "drain", str(number)).stderr
+        assert requests.get(one.admin_url + "/readyz", timeout=10).status_code == 200
+        drained = smqrt_cluster(one, "drain")
+        assert (drained.returncode, drained.stdout[:15]) == (0, "no clients left"), drained.stderr
+        assert peers(one) == 0
+        ready = requests.get(one.admin_url + "/readyz", timeout=10)
+        assert (ready.status_code, "drained" in ready.text) == (503, True)
+        refused = [requests.get(one.url + "/smq.lsp", headers={"SimpleMQ": "1"}, timeout=10) for _ in range(6)]
+        assert {each.status_code for each in refused} == {503}
+        assert requests.get(one.url + "/", timeout=10).status_code != 503  # pages go on
+        assert smqrt_cluster(one, "drain", "--undo").returncode == 0
+        assert requests.get(one.admin_url + "/readyz", timeout=10).status_code == 200
+        wait_until(lambda: peers(one) == 6)  # they ask again and again

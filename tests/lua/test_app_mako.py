@@ -107,11 +107,11 @@ def test_what_needs_users_is_not_served_without(folder: Path, serve: Callable[..
         fileserver, tracelogger, users = {path = "."}, true, {ann = 1}"""
     )
     served = serve(cwd=folder)
-    assert requests.get(served.url).status_code == 404
+    assert requests.get(served.url).status_code == 503
     served.wait_for(r"app desk at /: failed: apps\[1\].auth needs users in mako.conf")
     served.wait_for(r"^mako.conf: users.ann must be a password, or a table with its HA1, not 1$")
     served.wait_for(r"^mako.conf: tracelogger: it is to have a login, and the users are wrong$")
-    assert requests.get(served.url + "/rtl/tracelogger.service/").status_code == 404
+    assert requests.get(served.url + "/rtl/tracelogger.service/").status_code == 503
 
 
 def test_the_trace_logger_by_a_flag_alone(folder: Path, serve: Callable[..., Served]) -> None:

@@ -133,7 +133,7 @@ def test_a_folder_with_very_many_entries(server: AppServer):
 
 
 def test_archives(server: AppServer):
-    server.app({})
+    server.app({"page.lsp": ""})
     with zipfile.ZipFile(server.folder / "z.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("large", os.urandom(1 << 20) * 30)
         for number in range(3_000):

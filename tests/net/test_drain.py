@@ -169,7 +169,7 @@ def test_newcomers_are_asked_to_come_back(authority: Authority) -> None:
         answer = b""
         while data := waiting.sock.recv(4096):
             answer += data
-            if b"stopped" in answer:
+            if b"no new clients" in answer:
                 break
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b"Retry-After: 1\r\n" in answer
