@@ -32,6 +32,11 @@ PUBLIC = "public/"
 """What needs no login in a directory that reads files (spec: bas-api §5)."""
 _SLASHES = re.compile("/{2,}")
 _DOTS = frozenset((".", ".."))
+_REDIRECTED = frozenset(("GET", "HEAD", "POST"))
+"""What browsers send: at an address without its last slash they are led to the one with it."""
+_ALLOW = "GET, HEAD, POST, OPTIONS"
+DAV_FIELDS = {"DAV": "1,2", "MS-Author-Via": "DAV"}
+"""How a file server is known (RFC 4918 §10.1)."""
 _INDEX = ("index.html", "index.htm", "index.lsp")
 
 
@@ -106,6 +111,11 @@ class Branch:
         rules = (child.cors(relpath[len(child.prefix) :]) for child in named or ways)
         return next((one for one in rules if one is not None), None)
 
+    def file_servers(self, folder: str) -> Iterator[str]:
+        """Give the rest of the way from `folder`, a path with "/" at its end, to each file server at or below it."""
+        for child in tuple(self._below):
+            yield from child.file_servers(folder)
+
     def _ask(self, children: list[Directory], request: Request, relpath: str) -> bool:
         for child in tuple(children):  # handlers may change the tree
             prefix = child.prefix
@@ -136,7 +146,10 @@ class Directory(Branch):
         func: asked first with the request and the rest of the path; `False` means not handled.
         guard: asked then: who is let in to all that follows.
         prefix: how the paths begin that lead here; empty for every path.
+        is_file_server: whether it speaks WebDAV.
     """
+
+    is_file_server = False
 
     def __init__(self, name: str | None = None, priority: int = 0) -> None:
         super().__init__()
@@ -196,6 +209,17 @@ class Directory(Branch):
     def cors(self, relpath: str) -> Cors | None:
         """See `Branch.cors`."""
         return super().cors(relpath) or self._cors
+
+    def file_servers(self, folder: str) -> Iterator[str]:
+        """See `Branch.file_servers`."""
+        inside = folder.startswith(self.prefix)
+        if not inside and not self.prefix.startswith(folder):
+            return
+        rest, way = (folder[len(self.prefix) :], "") if inside else ("", self.prefix[len(folder) :])
+        if self.is_file_server and not rest:
+            yield way
+        for further in super().file_servers(rest):
+            yield way + further
 
     def refuse(self, request: Request) -> None:
         """Answer a request that the authorizer has refused."""
@@ -349,13 +373,25 @@ class Root(Branch):
     def dispatch(self, request: Request) -> None:
         """Answer `request`: by the first directory that does, else 302 to the path with a slash, else 404."""
         path = _one_name(request.path)
+        if request.method not in _REDIRECTED:
+            path = self._path_of_file_server(request, path)
         if request.path == "*":
             request.response.status = 204
-            request.response.headers.set("Allow", "GET, HEAD, POST, OPTIONS")
+            request.response.headers.set("Allow", _ALLOW)
         elif hidden(path):
             self._hide(request, path)
         elif not self._ask(self._children, request, path):
             self._not_found(request)
+
+    def _path_of_file_server(self, request: Request, path: str) -> str:
+        """Give `path` with a slash if that is a file server's: programs don't follow a redirection there. The answer to
+        OPTIONS tells of file servers below, where Windows looks for them before it asks for one.
+        """
+        folder = path if path.endswith("/") or not path else f"{path}/"
+        ways = set(self.file_servers(folder))
+        if request.method == "OPTIONS" and ways:
+            request.response.finishers += (_tell_of_file_servers,)
+        return folder if "" in ways else path
 
     def _hide(self, request: Request, path: str) -> None:
         """Answer 404; to who is not logged in, what any other name gets (spec: bas-api §17 A4). File servers have rules
@@ -416,12 +452,23 @@ class Root(Branch):
 
     def _not_found(self, request: Request) -> None:
         last = request.path.rpartition("/")[2]
-        if not last or "." in last:
+        if _tell_of_file_servers in request.response.finishers:
+            request.response.headers.set("Allow", _ALLOW)
+            request.response.end()
+            return
+        if not last or ("." in last and "" not in self.file_servers(f"{_one_name(request.path)}/")):
             request.response.error(404)
             return
         path, mark, query = request.target.partition("?")
         scheme = "https" if request.secure else "http"
         request.response.redirect(f"{scheme}://{request.authority}{request.prefix}{path}/{mark}{query}")
+
+
+def _tell_of_file_servers(fields: bytes) -> bytes:
+    """Header lines with those of a file server, where it has not answered itself."""
+    present = {line.partition(b":")[0].lower() for line in fields.split(b"\r\n")}
+    missing = [field for field in DAV_FIELDS.items() if field[0].lower().encode() not in present]
+    return fields + "".join([f"{name}: {value}\r\n" for name, value in missing]).encode()
 
 
 def _one_name(path: str) -> str:
