@@ -98,13 +98,12 @@ class Access:
             self._cors.say(request, more)
             return
         what = f"of a page of {origin[:_SHOWN]!r} for {(request.get('host') or '')[:_SHOWN]!r}"
-        self._refuse(
-            request,
-            ORIGINS,
-            what,
-            f"origins={origin}",
-            "Pages of other origins may not do this; the setting is `origins`.",
-        )
+        setting, where = f"origins={origin}", "the setting is `origins`"
+        if self._listed(request).has(origin):
+            setting = f"methods={request.method}"
+        if request.cors is not None:
+            setting, where = f"{setting} in setcors of the application", "the application's `setcors` says who may"
+        self._refuse(request, ORIGINS, what, setting, f"Pages of other origins may not do this; {where}.")
 
     def shows_errors(self, request: CheckedRequest) -> bool:
         """Tells whether the client may see what went wrong inside the server."""
@@ -121,7 +120,10 @@ class Access:
         return self._origins if own is None else own
 
     def _welcome(self, request: CheckedRequest, origin: str) -> bool:
-        return same_origin(origin, request.get("host") or "", request.secure) or self._listed(request).has(origin)
+        if same_origin(origin, request.get("host") or "", request.secure):
+            return True
+        may_use = request.method in _SAFE or self._rules(request).takes(request.method)
+        return may_use and self._listed(request).has(origin)
 
     def _answers(self, request: CheckedRequest, is_allowed: bool) -> bool:
         """Answer a preflight of a page that may send; refuse one of a page that may not, unless nobody may by our rules

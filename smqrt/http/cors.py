@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from smqrt.errors import ArgumentError
+from smqrt.http.headers import completed
 from smqrt.http.response import Response
 from smqrt.net.origins import Origins
 
@@ -17,7 +18,7 @@ _ASKS_FOR_METHOD, _ASKS_FOR_HEADERS = "access-control-request-method", "access-c
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _ALLOWS = re.compile(rb"^access-control-allow-origin:", re.IGNORECASE | re.MULTILINE)
 _VARY = re.compile(rb"^vary:[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
-_ORIGIN_FIELD = "Access-Control-Allow-Origin: "
+_ORIGIN_FIELD, _CREDENTIALS = "Access-Control-Allow-Origin", "Access-Control-Allow-Credentials"
 
 
 class CorsRequest(Protocol):
@@ -60,7 +61,7 @@ class Cors:
         self._methods = None if methods is None else _tokens("methods", methods)
         self._headers = None if headers is None else _tokens("headers", headers)
         exposed = ", ".join(_tokens("expose", expose))
-        self._expose = f"Access-Control-Expose-Headers: {exposed}\r\n" if exposed else ""
+        self._expose = {"Access-Control-Expose-Headers": exposed} if exposed else {}
         if isinstance(max_age_s, bool) or not isinstance(max_age_s, int) or not 0 <= max_age_s < 1 << 31:
             raise ArgumentError(f"max_age: whole seconds are needed, 0 or more, not {max_age_s!r}")
         self._max_age_s = max_age_s
@@ -78,19 +79,22 @@ class Cors:
         origin = request.get("origin")
         allowed = self._allowed(listed, origin)
         if allowed or listed.differ:
-            request.response.finishers += (Finisher(allowed, self._expose if allowed else "", listed.differ),)
+            request.response.finishers += (Finisher(allowed | self._expose if allowed else {}, listed.differ),)
         return bool(allowed) and origin is not None
 
-    def _allowed(self, origins: Origins, origin: str | None) -> str:
-        """The lines that let a page of `origin` read; empty when it may not."""
+    def takes(self, method: str) -> bool:
+        """Tells whether pages of other hosts may use a method."""
+        return self._methods is None or method in self._methods
+
+    def _allowed(self, origins: Origins, origin: str | None) -> dict[str, str]:
+        """The fields that let a page of `origin` read; empty when it may not."""
         if origin is not None and origins.names(origin):
-            more = "Access-Control-Allow-Credentials: true\r\n" if self._credentials else ""
-            return f"{_ORIGIN_FIELD}{origin}\r\n{more}"
+            return {_ORIGIN_FIELD: origin} | ({_CREDENTIALS: "true"} if self._credentials else {})
         if origins.all:
-            return f"{_ORIGIN_FIELD}*\r\n"
+            return {_ORIGIN_FIELD: "*"}
         if origin is not None and origins.has(origin):
-            return f"{_ORIGIN_FIELD}null\r\n"  # any page can have this origin: no credentials
-        return ""
+            return {_ORIGIN_FIELD: "null"}  # any page can have this origin: no credentials
+        return {}
 
     def answer_preflight(self, request: CorsRequest) -> None:
         """Say what a page may send that may read the answers. Raises as `Response.end`."""
@@ -113,19 +117,16 @@ class Cors:
 
 
 class Finisher:
-    """Adds the lines to the head of an answer, whoever answers; not to one whose application has set them itself."""
+    """Adds fields to the head of an answer, whoever answers; not to one whose application says itself who may read."""
 
-    def __init__(self, allowed: str, expose: str, differs: bool) -> None:
-        self._allowed, self._expose, self._differs = allowed, expose, differs
+    def __init__(self, fields: dict[str, str], differs: bool) -> None:
+        self._fields, self._differs = fields, differs
 
-    def __call__(self, fields: bytes) -> bytes:
+    def __call__(self, lines: bytes) -> bytes:
         """Give the header lines with those that are missing."""
-        if _ALLOWS.search(fields):
-            return fields
-        if self._differs:
-            fields = _varied(fields)
-        exposed = "" if b"access-control-expose-headers:" in fields.lower() else self._expose
-        return fields + (self._allowed + exposed).encode("latin-1")
+        if _ALLOWS.search(lines):
+            return lines
+        return completed(_varied(lines) if self._differs else lines, self._fields)
 
 
 def is_preflight(request: CorsRequest) -> bool:

@@ -13,7 +13,7 @@ from weakref import WeakSet
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.http.cors import MAX_AGE_S, Cors
 from smqrt.http.files import StaticFile, StaticFiles
-from smqrt.http.headers import Headers
+from smqrt.http.headers import Headers, completed
 from smqrt.http.logins.authenticator import Authenticator
 from smqrt.http.logins.authorizer import Authorizer
 from smqrt.http.logins.guard import LoginGuard
@@ -199,11 +199,13 @@ class Directory(Branch):
         max_age_s: int = MAX_AGE_S,
     ) -> None:
         """Set which pages of other hosts may send to the addresses in it, and read. In force at once; without arguments
-        as without it: those of the setting `origins`. Args and raises: see `Cors`; no origin closes it to all.
+        it has no rules of its own any more. Args and raises: see `Cors`; an empty `origins` closes it to all.
         """
-        self._cors = Cors(
+        rules = Cors(
             origins, methods=methods, headers=headers, expose=expose, credentials=credentials, max_age_s=max_age_s
         )
+        has_any = bool(expose) or max_age_s != MAX_AGE_S or (origins, methods, headers, credentials) != (None,) * 4
+        self._cors = rules if has_any else None
         _with_cors.add(self)
 
     def cors(self, relpath: str) -> Cors | None:
@@ -466,9 +468,7 @@ class Root(Branch):
 
 def _tell_of_file_servers(fields: bytes) -> bytes:
     """Header lines with those of a file server, where it has not answered itself."""
-    present = {line.partition(b":")[0].lower() for line in fields.split(b"\r\n")}
-    missing = [field for field in DAV_FIELDS.items() if field[0].lower().encode() not in present]
-    return fields + "".join([f"{name}: {value}\r\n" for name, value in missing]).encode()
+    return completed(fields, DAV_FIELDS)
 
 
 def _one_name(path: str) -> str:

@@ -193,10 +193,14 @@ def test_an_application_has_rules_of_its_own(server: AppServer, language: str, n
     assert answer.headers["Access-Control-Allow-Methods"] == "GET, PUT"
     assert answer.headers["Access-Control-Allow-Headers"] == "X-A"
     assert answer.headers["Access-Control-Max-Age"] == "5"
-    answer = server.ask(f"{at}page.lsp", "POST", headers={"Origin": "https://a.lan"})
-    assert (answer.text, answer.headers[ALLOW]) == ("POST1", "https://a.lan")
+    answer = server.ask(f"{at}page.lsp", "PUT", headers={"Origin": "https://a.lan"})
+    assert (answer.text, answer.headers[ALLOW]) == ("PUT1", "https://a.lan")
     assert answer.headers["Access-Control-Expose-Headers"] == "X-B"
-    assert server.ask(f"{at}page.lsp", "POST", headers={"Origin": OTHER}).status == 403  # instead of the setting's
+    answer = server.ask(f"{at}page.lsp", "POST", headers={"Origin": FRIEND})  # what a form sends has no preflight
+    assert (answer.status, answer.headers[ALLOW]) == (403, FRIEND)
+    refused = server.ask(f"{at}page.lsp", "PUT", headers={"Origin": OTHER})  # the setting does not count here
+    assert refused.status == 403
+    assert "setcors" in refused.text
     assert server.ask(f"{at}in/x", "POST", headers={"Origin": FRIEND}).status == 403  # the inner one is closed
     assert (
         server.ask("//closed/page.lsp", "POST", headers={"Origin": FRIEND}).status == 403
@@ -205,6 +209,19 @@ def test_an_application_has_rules_of_its_own(server: AppServer, language: str, n
     server.write(name, {file: ""})
     application.reload()
     assert server.ask(f"{at}page.lsp", "POST", headers={"Origin": FRIEND}).status == 403
+
+
+def test_rules_are_taken_back(server: AppServer) -> None:
+    preload = "dir:setcors{origins='*'} d = ba.create.dir 'in' d:setcors{origins=''} dir:insert(d)"
+    server.app(
+        {".preload": preload, "back.lsp": "<?lsp app.d:setcors() ?>", "all.lsp": "<?lsp app.dir:setcors() ?>"}, "a"
+    )
+    fields = {"Origin": FRIEND}
+    assert server.ask("/a/in/", "POST", headers=fields).status == 403
+    server.ask("/a/back.lsp")
+    assert server.ask("/a/in/", "POST", headers=fields).status == 404  # as the directory around it
+    server.ask("/a/all.lsp")
+    assert server.ask("/a/in/", "POST", headers=fields).status == 403
 
 
 def test_what_an_application_says_itself_stays(server: AppServer) -> None:
@@ -218,6 +235,10 @@ def test_what_an_application_says_itself_stays(server: AppServer) -> None:
     answer = server.ask("/own.lsp", headers={"Origin": FRIEND})
     assert answer.headers.get_all(ALLOW) == ["*"]
     assert answer.headers[CREDENTIALS] is None
+    half = "<?lsp response:setheader('Access-Control-Allow-Credentials', 'false') ?>"
+    server.write("", {"half.lsp": half})
+    answer = server.ask("/half.lsp", headers={"Origin": FRIEND})
+    assert (answer.headers[ALLOW], answer.headers.get_all(CREDENTIALS)) == (FRIEND, ["false"])
     assert server.ask("/vary.lsp", headers={"Origin": FRIEND}).headers.get_all("Vary") == ["Accept, ORIGIN"]
 
 
