@@ -501,7 +501,7 @@ class Settings:
     origins: str = option(
         "",
         text(),
-        "Origins whose pages may connect and send, beside the server's own: `https://example.com`, "
+        "Origins whose pages may connect, send and read, beside the server's own: `https://example.com`, "
         "`https://*.example.com`, `null`, with commas between; `*` for all.",
         live=True,
     )

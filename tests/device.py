@@ -301,6 +301,9 @@ class _Dispatcher:
     def __init__(self, function: Callable[[Any], object]) -> None:
         self.dispatch = function
 
+    def cors(self, path: str) -> None:
+        return None
+
 
 @dataclass
 class Site:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from ipaddress import ip_address
 from typing import NoReturn, Protocol
 
+from smqrt.http.cors import Cors, CorsRequest, is_preflight, wanted_method
 from smqrt.http.status import HttpError
 from smqrt.limits import Limit
 from smqrt.net.origins import Hosts, Origins, host_name, is_loopback, same_origin
@@ -19,10 +20,10 @@ ORIGINS = Limit("origins", "origins", "pages of other origins may not do this")
 HOSTS = Limit("hosts", "hosts", "the server does not answer to that name")
 
 
-class CheckedRequest(Protocol):
+class CheckedRequest(CorsRequest, Protocol):
     """What the rules look at: see `smqrt.http.message.Request`."""
 
-    method: str
+    cors: Cors | None
     path: str
     host: str
     secure: bool
@@ -30,9 +31,6 @@ class CheckedRequest(Protocol):
     @property
     def local(self) -> tuple[str, int]:
         """Address and port the client connected to."""
-
-    def get(self, name: str) -> str | None:
-        """A header field, None without it."""
 
     def has_any(self, names: frozenset[str]) -> bool:
         """Whether a header field of these names is there."""
@@ -57,22 +55,31 @@ class Access:
         debug: bool | None = False,
     ) -> None:
         self._origins = origins or Origins()
+        self._cors = Cors()
         self._hosts = hosts or Hosts()
         self._loopback = loopback
         self._debug = debug
         self._any_host = self._hosts.all or not (self._hosts or loopback)
         self._known: set[str] = set()  # Host headers that were found good
 
-    def check(self, request: CheckedRequest) -> None:
-        """Refuses a request for another host, and one that changes something for a page of another host.
+    def check(self, request: CheckedRequest) -> bool:
+        """Refuses a request for another host, and one that changes something for a page of another host. Browsers are
+        told which pages may read the answer.
+
+        Returns:
+            whether the request has been answered: it was a browser's, that asked what a page may send.
 
         Raises:
             HttpError: 403.
         """
+        is_allowed = False
+        if self._origins or request.cors is not None:
+            is_allowed = self._rules(request).say(request, self._origins)
         if request.host not in self._known and not self._any_host:
             self._check_host(request)
         if request.method not in _SAFE:
             self.check_origin(request)
+        return request.method == "OPTIONS" and is_preflight(request) and self._answers(request, is_allowed)
 
     def check_origin(self, request: CheckedRequest, more: Origins | None = None) -> None:
         """Refuses a request of a page of another host that is in no list; one without an Origin is not from a page.
@@ -85,16 +92,18 @@ class Access:
             HttpError: 403.
         """
         origin = request.get("origin")
-        if origin is None or self._welcome(request, origin, more):
+        if origin is None or self._welcome(request, origin):
+            return
+        if more is not None and more.has(origin):
+            self._cors.say(request, more)
             return
         what = f"of a page of {origin[:_SHOWN]!r} for {(request.get('host') or '')[:_SHOWN]!r}"
-        self._refuse(
-            request,
-            ORIGINS,
-            what,
-            f"origins={origin}",
-            "Pages of other origins may not do this; the setting is `origins`.",
-        )
+        setting, where = f"origins={origin}", "the setting is `origins`"
+        if self._listed(request).has(origin):
+            setting = f"methods={request.method}"
+        if request.cors is not None:
+            setting, where = f"{setting} in setcors of the application", "the application's `setcors` says who may"
+        self._refuse(request, ORIGINS, what, setting, f"Pages of other origins may not do this; {where}.")
 
     def shows_errors(self, request: CheckedRequest) -> bool:
         """Tells whether the client may see what went wrong inside the server."""
@@ -103,12 +112,27 @@ class Access:
         at_home = self._loopback and _is_local(request) and is_loopback(host_name(request.get("host") or ""))
         return at_home and not request.has_any(_FORWARDED)
 
-    def _welcome(self, request: CheckedRequest, origin: str, more: Origins | None) -> bool:
-        return (
-            same_origin(origin, request.get("host") or "", request.secure)
-            or self._origins.has(origin)
-            or (more is not None and more.has(origin))
-        )
+    def _rules(self, request: CheckedRequest) -> Cors:
+        return self._cors if request.cors is None else request.cors
+
+    def _listed(self, request: CheckedRequest) -> Origins:
+        own = self._rules(request).origins
+        return self._origins if own is None else own
+
+    def _welcome(self, request: CheckedRequest, origin: str) -> bool:
+        if same_origin(origin, request.get("host") or "", request.secure):
+            return True
+        may_use = request.method in _SAFE or self._rules(request).takes(request.method)
+        return may_use and self._listed(request).has(origin)
+
+    def _answers(self, request: CheckedRequest, is_allowed: bool) -> bool:
+        """Answer a preflight of a page that may send; refuse one of a page that may not, unless nobody may by our rules
+        and only reads: then the application may have rules of its own."""
+        if is_allowed:
+            self._rules(request).answer_preflight(request)
+        elif self._listed(request) or wanted_method(request) not in _SAFE:
+            self.check_origin(request)
+        return is_allowed
 
     def _check_host(self, request: CheckedRequest) -> None:
         host = request.get("host")

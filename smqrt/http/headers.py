@@ -124,6 +124,13 @@ class Headers:
         return "".join([f"{name}: {value}\r\n" for fields in kept for name, value in fields]).encode("latin-1")
 
 
+def completed(lines: bytes, fields: Mapping[str, str]) -> bytes:
+    """Give header lines with those of `fields` whose names are not among them."""
+    present = {line.partition(b":")[0].lower() for line in lines.split(b"\r\n")}
+    missing = [field for field in fields.items() if field[0].lower().encode() not in present]
+    return lines + "".join([f"{name}: {value}\r\n" for name, value in missing]).encode("latin-1")
+
+
 def joined_fields(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Give what header lines say, by name in lower case, in the order of the first line of each.
 

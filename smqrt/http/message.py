@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, overload
 
 from smqrt.http.access import Access
 from smqrt.http.body import Body, BodyMemory, HttpLimits, Source
+from smqrt.http.cors import Cors
 from smqrt.http.forms import as_text, parse_parameters
 from smqrt.http.head import Head, parse
 from smqrt.http.logins.registry import Login, Logins
@@ -86,6 +87,7 @@ class Request(Head, Posted):
         response: the answer under way.
         env: free for the layers above.
         includes, forwards: depth of server-side includes and forwards (see `tree.Root.internal`).
+        cors: the rules of the application that is asked, for pages of other hosts; None for those of the server.
         is_fresh: whether authenticators and prologues are asked: for what came from the client, and for what a redirect
             within the server searches; forwards and includes go around them (spec: bas-api §17 A1).
     """
@@ -96,6 +98,7 @@ class Request(Head, Posted):
         "_form",
         "_is_over",
         "_whole",
+        "cors",
         "env",
         "forwards",
         "includes",
@@ -122,6 +125,7 @@ class Request(Head, Posted):
         self.includes = 0
         self.forwards = 0
         self.is_fresh = True
+        self.cors: Cors | None = None
         self._is_over = False
         self.running: tuple[object, ...] = ()
         self.response = Response(connection, self.method, self.version)

@@ -47,6 +47,7 @@ class Response:
         size: bytes written to the body.
         close: end the connection behind it.
         before_send: called before anything is sent; must not block.
+        finishers: called with the header lines, to add those that are in every answer; they stay when it is reset.
     """
 
     __slots__ = (
@@ -61,6 +62,7 @@ class Response:
         "close",
         "committed",
         "ended",
+        "finishers",
         "_version",
         "secure",
         "size",
@@ -83,6 +85,7 @@ class Response:
         self.close = False
         self.size = 0
         self.before_send: Callable[[], object] | None = None
+        self.finishers: tuple[Callable[[bytes], bytes], ...] = ()
 
     @property
     def headers(self) -> Headers:
@@ -151,6 +154,8 @@ class Response:
         self.size = len(body)
         if self._is_head:
             body = b""
+        for finish in self.finishers:
+            head = finish(head)
         self._connection.send(b"".join((head, self._connection_line(), date_line(), b"\r\n", body)))
 
     def reset(self, what: str = "all") -> None:
@@ -348,6 +353,8 @@ class Response:
     def _head(self, framing: bytes) -> bytes:
         status = _OK if self.status == 200 else f"HTTP/1.1 {self.status} {reason(self.status)}\r\n".encode()
         fields = self._headers.encode() if self._headers else b""
+        for finish in self.finishers:
+            fields = finish(fields)
         date = b"" if self._headers and "date" in self._headers else date_line()
         return b"".join((status, fields, framing, self._connection_line(), date, b"\r\n"))
 

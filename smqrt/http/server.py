@@ -23,6 +23,7 @@ from greenlet import getcurrent, greenlet
 
 from smqrt.http.access import Access
 from smqrt.http.body import BodyMemory, ChunkedDecoder, HttpLimits
+from smqrt.http.cors import Cors
 from smqrt.http.forwarded import Proxies
 from smqrt.http.head import check_beginning
 from smqrt.http.logins.registry import Logins
@@ -53,6 +54,9 @@ class Dispatcher(Protocol):
 
     def dispatch(self, request: Request) -> None:
         """Answer `request`; runs in a worker and may block."""
+
+    def cors(self, path: str) -> Cors | None:
+        """The rules for pages of other hosts that an application has for a path; None for those of the server."""
 
 
 class RequestObserver(Protocol):
@@ -352,8 +356,9 @@ class HttpConnection:
     def _answer(self, request: Request) -> None:
         response = request.response
         try:
-            self.server.access.check(request)
-            self.server.root.dispatch(request)
+            request.cors = self.server.root.cors(request.path)
+            if not self.server.access.check(request):
+                self.server.root.dispatch(request)
             if request.content_length != 0 and self._busy is request and not request.skip_body():
                 response.close = True
             response.end()

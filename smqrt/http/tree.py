@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from posixpath import normpath
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from smqrt.errors import ArgumentError, SmqrtError
+from smqrt.http.cors import MAX_AGE_S, Cors
 from smqrt.http.files import StaticFile, StaticFiles
-from smqrt.http.headers import Headers
+from smqrt.http.headers import Headers, completed
 from smqrt.http.logins.authenticator import Authenticator
 from smqrt.http.logins.authorizer import Authorizer
 from smqrt.http.logins.guard import LoginGuard
@@ -30,7 +32,15 @@ PUBLIC = "public/"
 """What needs no login in a directory that reads files (spec: bas-api §5)."""
 _SLASHES = re.compile("/{2,}")
 _DOTS = frozenset((".", ".."))
+_REDIRECTED = frozenset(("GET", "HEAD", "POST"))
+"""What browsers send: at an address without its last slash they are led to the one with it."""
+_ALLOW = "GET, HEAD, POST, OPTIONS"
+DAV_FIELDS = {"DAV": "1,2", "MS-Author-Via": "DAV"}
+"""How a file server is known (RFC 4918 §10.1)."""
 _INDEX = ("index.html", "index.htm", "index.lsp")
+
+
+_with_cors: WeakSet[Directory] = WeakSet()  # those with rules of their own; mostly there is none
 
 
 class DispatchError(SmqrtError):
@@ -89,6 +99,23 @@ class Branch:
         """Give the absolute path, with "/" at its end."""
         return "/"
 
+    @property
+    def _below(self) -> list[Directory]:
+        """All that is asked for paths in it."""
+        return self._children
+
+    def cors(self, relpath: str) -> Cors | None:
+        """Give the rules of the innermost directory on the way of a path that has some; None without."""
+        ways = [child for child in self._below if f"{relpath}/".startswith(child.prefix)]
+        named = [child for child in ways if child.prefix]  # what is open at / opens no other application
+        rules = (child.cors(relpath[len(child.prefix) :]) for child in named or ways)
+        return next((one for one in rules if one is not None), None)
+
+    def file_servers(self, folder: str) -> Iterator[str]:
+        """Give the rest of the way from `folder`, a path with "/" at its end, to each file server at or below it."""
+        for child in tuple(self._below):
+            yield from child.file_servers(folder)
+
     def _ask(self, children: list[Directory], request: Request, relpath: str) -> bool:
         for child in tuple(children):  # handlers may change the tree
             prefix = child.prefix
@@ -119,7 +146,10 @@ class Directory(Branch):
         func: asked first with the request and the rest of the path; `False` means not handled.
         guard: asked then: who is let in to all that follows.
         prefix: how the paths begin that lead here; empty for every path.
+        is_file_server: whether it speaks WebDAV.
     """
+
+    is_file_server = False
 
     def __init__(self, name: str | None = None, priority: int = 0) -> None:
         super().__init__()
@@ -136,6 +166,7 @@ class Directory(Branch):
         self.parent: Branch | None = None
         self.prefix = self.name + "/" if self.name else ""
         self._siblings: list[Directory] = []
+        self._cors: Cors | None = None
 
     def setfunc(self, func: Func | None) -> None:
         """Set `func`; None removes it (spec: bas-api §4). The name is that of the Lua method.
@@ -156,6 +187,41 @@ class Directory(Branch):
             authorizer: says what they may do; None for everything.
         """
         self.guard = None if authenticator is None else LoginGuard(authenticator, authorizer, self)
+
+    def setcors(
+        self,
+        origins: str | Iterable[str] | None = None,
+        *,
+        methods: str | Iterable[str] | None = None,
+        headers: str | Iterable[str] | None = None,
+        expose: str | Iterable[str] = (),
+        credentials: bool | None = None,
+        max_age_s: int = MAX_AGE_S,
+    ) -> None:
+        """Set which pages of other hosts may send to the addresses in it, and read. In force at once; without arguments
+        it has no rules of its own any more. Args and raises: see `Cors`; an empty `origins` closes it to all.
+        """
+        rules = Cors(
+            origins, methods=methods, headers=headers, expose=expose, credentials=credentials, max_age_s=max_age_s
+        )
+        has_any = bool(expose) or max_age_s != MAX_AGE_S or (origins, methods, headers, credentials) != (None,) * 4
+        self._cors = rules if has_any else None
+        _with_cors.add(self)
+
+    def cors(self, relpath: str) -> Cors | None:
+        """See `Branch.cors`."""
+        return super().cors(relpath) or self._cors
+
+    def file_servers(self, folder: str) -> Iterator[str]:
+        """See `Branch.file_servers`."""
+        inside = folder.startswith(self.prefix)
+        if not inside and not self.prefix.startswith(folder):
+            return
+        rest, way = (folder[len(self.prefix) :], "") if inside else ("", self.prefix[len(folder) :])
+        if self.is_file_server and not rest:
+            yield way
+        for further in super().file_servers(rest):
+            yield way + further
 
     def refuse(self, request: Request) -> None:
         """Answer a request that the authorizer has refused."""
@@ -241,6 +307,10 @@ class ResourceReader(Directory):
         self._prologues: list[Directory] = []
         self._files = StaticFiles(io)
 
+    @property
+    def _below(self) -> list[Directory]:
+        return self._prologues + self._children
+
     def insertprolog(self, child: Directory) -> None:
         """Add a child that is asked before the files, by initial requests only. Raises as `insert`."""
         child.link(self, self._prologues)
@@ -298,18 +368,32 @@ class ResourceReader(Directory):
 class Root(Branch):
     """The top of the tree: gets every request."""
 
+    def cors(self, path: str) -> Cors | None:
+        """See `Branch.cors`; for the path of a request."""
+        return super().cors(_one_name(path)) if _with_cors else None
+
     def dispatch(self, request: Request) -> None:
         """Answer `request`: by the first directory that does, else 302 to the path with a slash, else 404."""
-        path = request.path[1:]
-        if "//" in request.path:  # one name for one thing, or a guard of "a/" would not see "//a/"
-            path = _SLASHES.sub("/", request.path)[1:]
+        path = _one_name(request.path)
+        if request.method not in _REDIRECTED:
+            path = self._path_of_file_server(request, path)
         if request.path == "*":
             request.response.status = 204
-            request.response.headers.set("Allow", "GET, HEAD, POST, OPTIONS")
+            request.response.headers.set("Allow", _ALLOW)
         elif hidden(path):
             self._hide(request, path)
         elif not self._ask(self._children, request, path):
             self._not_found(request)
+
+    def _path_of_file_server(self, request: Request, path: str) -> str:
+        """Give `path` with a slash if that is a file server's: programs don't follow a redirection there. The answer to
+        OPTIONS tells of file servers below, where Windows looks for them before it asks for one.
+        """
+        folder = path if path.endswith("/") or not path else f"{path}/"
+        ways = set(self.file_servers(folder))
+        if request.method == "OPTIONS" and ways:
+            request.response.finishers += (_tell_of_file_servers,)
+        return folder if "" in ways else path
 
     def _hide(self, request: Request, path: str) -> None:
         """Answer 404; to who is not logged in, what any other name gets (spec: bas-api §17 A4). File servers have rules
@@ -370,12 +454,27 @@ class Root(Branch):
 
     def _not_found(self, request: Request) -> None:
         last = request.path.rpartition("/")[2]
-        if not last or "." in last:
+        if _tell_of_file_servers in request.response.finishers:
+            request.response.headers.set("Allow", _ALLOW)
+            request.response.end()
+            return
+        if not last or ("." in last and "" not in self.file_servers(f"{_one_name(request.path)}/")):
             request.response.error(404)
             return
         path, mark, query = request.target.partition("?")
         scheme = "https" if request.secure else "http"
         request.response.redirect(f"{scheme}://{request.authority}{request.prefix}{path}/{mark}{query}")
+
+
+def _tell_of_file_servers(fields: bytes) -> bytes:
+    """Header lines with those of a file server, where it has not answered itself."""
+    return completed(fields, DAV_FIELDS)
+
+
+def _one_name(path: str) -> str:
+    """A path without its first slash, and without empty parts: one name for one thing, or a guard of "a/" would not see
+    "//a/"."""
+    return _SLASHES.sub("/", path)[1:] if "//" in path else path[1:]
 
 
 def normalise(path: str) -> str | None:

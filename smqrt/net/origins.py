@@ -44,6 +44,10 @@ class Origins:
         entries: `https://example.com`, `https://*.example.com` for every name below, `null`, `*` for all: an iterable,
             or a string with commas.
 
+    Attributes:
+        all: whether `*` is among them.
+        differ: whether what one may do depends on which it is.
+
     Raises:
         ArgumentError: an entry that is none of these.
     """
@@ -52,11 +56,21 @@ class Origins:
         words = _words("origins", entries)
         self._words = frozenset(words) & {"*", "null"}
         self._listed = frozenset(_origin_entry(word) for word in words if word not in self._words)
+        self.all = "*" in self._words
+        self.differ = bool(self._listed) or self._words == {"null"}
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self._words or self._listed)
 
     def has(self, origin: str) -> bool:
         """Tells whether the header `Origin` is one of them."""
-        if self._words and ("*" in self._words or origin.lower() in self._words):
+        if self._words and (self.all or origin.lower() in self._words):
             return True
+        return self.names(origin)
+
+    def names(self, origin: str) -> bool:
+        """Tells whether the header `Origin` is one of those with a name: `*` and `null` are none."""
         page = _origin_parts(origin) if self._listed else None
         if page is None:
             return False

@@ -18,7 +18,7 @@ from smqrt.http.private import hidden
 from smqrt.http.resources import Io, IoError, Stat
 from smqrt.http.sessions import HttpSession
 from smqrt.http.status import HttpError, reason
-from smqrt.http.tree import Branch, Directory, Door
+from smqrt.http.tree import DAV_FIELDS, Branch, Directory, Door
 from smqrt.http.wsgi import answer
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class DavDirectory(Directory):
         max_uploads: how many PUT requests may run at the same time; more are answered with 503.
         max_locks: how many locks there may be; more are answered with 503.
     """
+
+    is_file_server = True
 
     def __init__(
         self,
@@ -112,7 +114,8 @@ class DavDirectory(Directory):
         """Split the id of a session URL off; give the path of the share and the rest."""
         base = self.baseuri()
         first, slash, rest = relpath.partition("/")
-        session = _session(request, first) if len(first) == SESSION_ID and slash else None
+        is_folder = slash or request.method not in _READING  # those are redirected to the URL with its slash
+        session = _session(request, first) if len(first) == SESSION_ID and is_folder else None
         if session is None:
             return base, relpath
         self._entered(session)
@@ -269,7 +272,7 @@ class _Locking:
 
 def _answer_options(request: Request) -> None:
     response = request.response
-    for field, value in (("DAV", "1,2"), ("MS-Author-Via", "DAV"), ("Allow", _METHODS), ("Accept-Ranges", "bytes")):
+    for field, value in (*DAV_FIELDS.items(), ("Allow", _METHODS), ("Accept-Ranges", "bytes")):
         response.headers.set(field, value)
     response.headers.set("Content-Length", "0")
     response.end()

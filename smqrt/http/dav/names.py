@@ -69,7 +69,7 @@ def destination(header: str, hosts: tuple[str, ...], bases: tuple[str, ...]) -> 
     except BadRequest as error:
         raise HttpError(400, f"Destination: {error}") from None
     for base in bases:
-        if path.startswith(base):
+        if f"{path}/".startswith(base):
             return canonical(path[len(base) :])
     raise HttpError(502, "the destination is outside this file server")
 

@@ -6,6 +6,7 @@ import itertools
 from functools import partial
 
 from smqrt.errors import ArgumentError
+from smqrt.http.cors import MAX_AGE_S
 from smqrt.http.headers import check_field
 from smqrt.http.message import Request
 from smqrt.http.tracelogger import TraceLogger
@@ -85,6 +86,28 @@ class DirsBinding:
         directory = self._dirs[handle]
         directory.func = partial(self.call, handle, (directory, "")) if is_set else None
 
+    def set_cors(
+        self,
+        handle: int,
+        origins: bytes | None,
+        methods: bytes | None,
+        headers: bytes | None,
+        expose: bytes | None,
+        credentials: bool | None,
+        max_age_s: int | None,
+    ) -> None:
+        origins_, methods_, headers_, expose_ = (
+            None if names is None else from_utf8(names) for names in (origins, methods, headers, expose)
+        )
+        self._dirs[handle].setcors(
+            origins_,
+            methods=methods_,
+            headers=headers_,
+            expose=expose_ or "",
+            credentials=credentials,
+            max_age_s=MAX_AGE_S if max_age_s is None else max_age_s,
+        )
+
     def call(self, handle: int, base: Base, request: Request, relpath: str) -> bool:
         """Ask the Lua function of a directory; tell whether it has answered. `base`: where relative paths start."""
         return self._exchanges.call(request, handle, utf8(relpath), base)
@@ -135,8 +158,8 @@ class DirsBinding:
 
 
 _DIRECT = (
-    "new_dir new_reader collect insert_root insert insert_prolog unlink set_function set_pages baseuri name io_of "
-    "clear_headers add_header"
+    "new_dir new_reader collect insert_root insert insert_prolog unlink set_function set_cors set_pages baseuri name "
+    "io_of clear_headers add_header"
 )
 
 

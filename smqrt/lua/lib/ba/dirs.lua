@@ -1,10 +1,10 @@
 -- Virtual directories and resource readers (spec: bas-api 4). The tree is Python's; here live the objects and their functions.
 local core, py = ...
 
-local error, getmetatable, ipairs, math, pairs, rawget, setmetatable, tostring, type =
-  error, core.getmetatable, ipairs, math, pairs, rawget, setmetatable, tostring, type
+local error, getmetatable, ipairs, math, pairs, rawget, setmetatable, table, tostring, type =
+  error, core.getmetatable, ipairs, math, pairs, rawget, setmetatable, table, tostring, type
 
-local exchange = core.exchange
+local exchange, arg = core.exchange, core.arg
 local dir, reader = {}, {}
 local dir_class = core.class("dir", dir)
 local reader_class = core.class("resrdr", setmetatable(reader, {__index = dir}))
@@ -109,6 +109,29 @@ function dir:setfunc(f)
   core.arg.optional(core.arg["function"], f, nil, 1, "setfunc")
   self.func = f
   py.set_function(self.handle, f ~= nil)
+  return true
+end
+
+-- Names as a text with commas, or as an array.
+local function names(value, index, fname)
+  return arg.string(type(value) == "table" and table.concat(value, ",") or value, index, fname)
+end
+
+local cors_fields = {
+  origins = names, methods = names, headers = names, expose = names, credentials = arg.boolean, maxage = arg.integer,
+}
+
+-- syntax: dir:setcors{[origins=, methods=, headers=, expose=, credentials=, maxage=]}      nothing: as the setting `origins` says
+function dir:setcors(rules)
+  rules = arg.optional(arg.table, rules, {}, 1, "setcors")
+  for name in pairs(rules) do
+    if not cors_fields[name] then core.raise("setcors has no field '" .. tostring(name) .. "'") end
+  end
+  local checked = {}
+  for name, check in pairs(cors_fields) do checked[name] = arg.optional(check, rules[name], nil, "1." .. name, "setcors") end
+  py.set_cors(
+    self.handle, checked.origins, checked.methods, checked.headers, checked.expose, checked.credentials, checked.maxage
+  )
   return true
 end
 
