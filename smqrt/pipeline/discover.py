@@ -7,8 +7,11 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.abc import PathEntryFinder
+from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ExtensionFileLoader, FileFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from smqrt.errors import PipelineError
@@ -178,22 +181,59 @@ def _with_views(declared: dict[str, Declaration], own: list[Any]) -> Iterator[De
 
 def _imported(path: Path) -> ModuleType:
     """Runs a file as a module that sys.modules does not know: what it defines goes to Spark's workers by value."""
-    spec = importlib.util.spec_from_file_location(f"smqrt_pipelines_{path.stem}", path)
+    name = f"smqrt_pipelines_{path.stem}"
+    loader = _SourceLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    before = set(sys.modules)
-    sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    except PipelineError:
-        raise
-    except Exception as error:
-        raise PipelineError(f"{_error_line(error, path)}: {_sentence(error)}") from error
-    finally:
-        sys.path.remove(str(path.parent))
-        _forget(path.parent, set(sys.modules) - before)
+    with _modules_of(path.parent):
+        try:
+            loader.exec_module(module)
+        except PipelineError:
+            raise
+        except Exception as error:
+            raise PipelineError(f"{_error_line(error, path)}: {_sentence(error)}") from error
     return module
+
+
+class _SourceLoader(SourceFileLoader):
+    """Compiles a file each time. Python's bytecode counts as current while the file's size and the second of its change
+    are the same, and an edit may leave both as they were.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        """See `InspectLoader.get_code`."""
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+@contextmanager
+def _modules_of(folder: Path) -> Iterator[None]:
+    """Files may import what lies beside them, which is as it is now, and forgotten afterwards."""
+    loaders = (ExtensionFileLoader, EXTENSION_SUFFIXES), (_SourceLoader, SOURCE_SUFFIXES)
+    find = FileFinder.path_hook(*loaders)
+
+    def hook(path: str) -> PathEntryFinder:
+        if not Path(path).is_relative_to(folder):
+            raise ImportError(path)
+        return find(path)
+
+    before = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    sys.path_hooks.insert(0, hook)
+    _forget_finders(folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        sys.path_hooks.remove(hook)
+        _forget_finders(folder)
+        _forget(folder, set(sys.modules) - before)
+
+
+def _forget_finders(folder: Path) -> None:
+    for path in [path for path in sys.path_importer_cache if Path(path).is_relative_to(folder)]:
+        del sys.path_importer_cache[path]
 
 
 def _forget(folder: Path, names: set[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,21 @@ def test_modules_beside_it(write: Write, tmp_path: Path) -> None:
     assert catalog.get("scaled").function(None) == 3
     assert "_units" not in sys.modules
     assert str(tmp_path) not in sys.path
+
+
+def test_an_edit_that_keeps_size_and_second_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is what Python compares to tell whether its bytecode is current."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    (tmp_path / "_inside").mkdir()
+    for number in (1, 2):
+        text = f"import _beside, _inside.deep\n{READINGS}value = {number}, _beside.value, _inside.deep.value\n"
+        (tmp_path / "a.py").write_text(text + "@publish(to=f'x/{value}')\ndef agg(readings): return readings\n")
+        for name in ("_beside.py", "_inside/deep.py"):
+            (tmp_path / name).write_text(f"value = {number}\n")
+        for path in tmp_path.rglob("*.py"):
+            os.utime(path, (1e9, 1e9))
+        [publish] = load(tmp_path).queries()
+        assert publish.options["to"] == f"x/{(number,) * 3}"
 
 
 def test_another_file_may_import_a_source(write: Write) -> None:
