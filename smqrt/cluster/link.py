@@ -24,6 +24,7 @@ from smqrt.limits import Bucket
 from smqrt.printable import printable
 from smqrt.wire import link as wire
 from smqrt.wire import smq
+from smqrt.wire.cluster import STAMPS_VERSION
 from smqrt.wire.link import Hello, Packet, Refusal
 
 if TYPE_CHECKING:
@@ -149,6 +150,12 @@ class ChannelWay(Way):
     def resume(self) -> None:
         """See `Outbox`."""
         self.link.transport.outbox.resume()
+
+    @property
+    def tells_stamps(self) -> bool:
+        """See `Way`."""
+        peer = self.link.peer
+        return peer is not None and min(peer.newest, self.link.node.versions[1]) >= STAMPS_VERSION
 
     @property
     def is_behind(self) -> bool:

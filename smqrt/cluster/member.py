@@ -15,8 +15,9 @@ from smqrt.broker.last_values import TopicValues
 from smqrt.broker.outbox import Drop, ahead, put_off
 from smqrt.broker.state import BrokerClient
 from smqrt.broker.topics import Route, Topic
+from smqrt.broker.value_clock import clock
 from smqrt.cluster.interest import Interest
-from smqrt.cluster.remote import Phantom, RemoteNode
+from smqrt.cluster.remote import ClockedRoute, Phantom, RemoteNode
 from smqrt.cluster.way import ForwardedRoute, RenumberedRoute, Way
 from smqrt.errors import CloseReason
 from smqrt.wire import cluster as wire
@@ -199,7 +200,11 @@ class Member:
         if not nodes:
             return route
         ways = [self._put(one, tid, self._number_at(one, key, tid), ptid, public) for one in self._nodes(nodes)]
-        return ForwardedRoute(route, ways) if ways else route
+        if not ways:
+            return route
+        forwarded = ForwardedRoute(route, ways)
+        told = [one for one in self._nodes(nodes) if key in one.valued and one.way.tells_stamps]
+        return ClockedRoute(forwarded, told) if told else forwarded
 
     def _to_client(self, route: Route | None, topic: Topic, tid: int, public: int) -> Route | None:
         foreign = self.foreign.get(topic.id)
@@ -321,18 +326,24 @@ class Member:
 
     def _last_values(self, node: RemoteNode) -> Iterator[None]:
         for values in list(self.broker.last_values or ()):
-            if values.newest:
-                self._send_values(node, values)
-                yield
+            self._send_values(node, values)
+            yield
 
     def _send_values(self, node: RemoteNode, values: TopicValues) -> None:
+        gone = values.gone_frames() if node.way.tells_stamps else []
+        if not values.newest and not gone:
+            return
         key = self._key(values.topic)
         self._name_topic(node, values.topic, key)
         number = node.numbers.get(key, key[0])
-        for frame, _ in values.newest.values():
+        for frame in [*(one for one, _ in values.newest.values()), *gone]:
             ptid = int.from_bytes(frame[7:11], "big")
             value = wire.rewritten(frame, number, self._public.get(ptid, ptid))
-            node.way.say([bytes((LinkType.VALUE,)) + value[3:]])
+            if node.way.tells_stamps:
+                stamp = values.stamp(frame[11:15]).to_bytes(8, "big")
+                node.way.say([bytes((LinkType.VALUE_AT,)) + stamp + value[3:]])
+            else:
+                node.way.say([bytes((LinkType.VALUE,)) + value[3:]])
 
     def _to_keepers(self, topic: Topic, key: Key) -> int:
         """All nodes: each may keep the last values of the topic, and then has to know its name."""
@@ -355,13 +366,18 @@ class Member:
         else:
             table.named(name)
 
-    def restore_value(self, frame: bytes) -> None:
-        """Have a last value of another node, unless there is one here."""
+    def restore_value(self, frame: bytes, stamp: int | None = None) -> None:
+        """Have a last value of another node, unless there is a newer one here; when that node does not say when it was
+        published, unless there is one here.
+        """
         values, topic = self.broker.last_values, self.broker.topic_table.by_key.get(frame[3:7])
         if values is None or topic is None or not values.selects(topic):
             return
         kept = values.of(topic)
-        if frame[11:15] not in kept.newest:
+        if stamp is not None:
+            clock.heard(stamp)
+            kept.take_told(frame, stamp)
+        elif frame[11:15] not in kept.newest:
             kept.take_frame(frame, None)
 
     def synced(self, node: RemoteNode) -> None:

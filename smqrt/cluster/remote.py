@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from smqrt.broker.last_values import LastValueRoute
+from smqrt.broker.last_values import STAMP_STEP_US, LastValueRoute, SentValueRoute
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.routes import HandledRoute
 from smqrt.broker.topics import Route, Topic
+from smqrt.broker.value_clock import MAX_STAMP as MAX_VALUE_STAMP
+from smqrt.broker.value_clock import clock
 from smqrt.cluster.way import RenumberedRoute, Way, count_messages
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.identity.identity import ANONYMOUS, Identity, Method
@@ -89,6 +91,7 @@ class RemoteNode:
         gone: whether it is lost.
         kept_bytes: of what it has said so far.
         watched: topics whose number of subscribers it is told.
+        stamped: topics, by their keys here, of whose messages it tells when they were published.
         valued: topics whose names it was told, so that it can keep their last values.
     """
 
@@ -102,6 +105,8 @@ class RemoteNode:
         self.synced = self.gone = False
         self.watched: set[Key] = set()
         self.valued: set[Key] = set()
+        self.stamped: set[bytes] = set()
+        self._heard_us = self._told_us = 0
         self.server = Phantom(self, Announced(server_of(number), 0, SERVER_UID, b"", b""))
 
     # ---- messages from it
@@ -127,7 +132,10 @@ class RemoteNode:
             route = topic
         values = broker.last_values
         if values is not None and values.selects(topic):
-            route = LastValueRoute(values.of(topic), route, None)
+            if topic.key in self.stamped:
+                route = SentValueRoute(values.of(topic), route, lambda: self._heard_us)
+            else:
+                route = LastValueRoute(values.of(topic), route, None)
         if topic is broker.server.topic or topic.id in broker.server.topics:
             route = HandledRoute(broker.server, route, self.server)
         if topic.id != tid:
@@ -260,11 +268,32 @@ class RemoteNode:
     def _topics(self, packet: bytes) -> None:
         for _, name in wire.parse_names(packet):
             self.member.keep_values_of(name)
+            topic = self.member.broker.topic_table.by_name.get(name)
+            if topic is not None and self.way.tells_stamps:
+                self.stamped.add(topic.key)
+                topic.forget_routes()
 
     def _value(self, packet: bytes) -> None:
         if len(packet) < smq.PUBLISH_HEADER_BYTES - 2:
             raise ProtocolError(CloseReason.SHORT_PACKET, "a last value of another node ends too soon")
         self.member.restore_value(smq.frame(bytes((smq.Type.PUBLISH,)) + packet[1:]))
+
+    def _value_at(self, packet: bytes) -> None:
+        if len(packet) < smq.PUBLISH_HEADER_BYTES + 6:
+            raise ProtocolError(CloseReason.SHORT_PACKET, "a last value of another node ends too soon")
+        frame = smq.frame(bytes((smq.Type.PUBLISH,)) + packet[9:])
+        self.member.restore_value(frame, _stamp_of(packet))
+
+    def _clock(self, packet: bytes) -> None:
+        self._heard_us = _stamp_of(packet)
+        clock.heard(self._heard_us)
+
+    def tell_clock(self) -> None:
+        """Say when what follows is published."""
+        now_us = clock.now()
+        if now_us - self._told_us >= STAMP_STEP_US:
+            self._told_us = now_us
+            self.way.say([bytes((LinkType.CLOCK,)) + now_us.to_bytes(8, "big")])
 
     # ---- its end
 
@@ -283,6 +312,13 @@ class RemoteNode:
         yield from self.member.forget_counts(self)
 
 
+def _stamp_of(packet: bytes) -> int:
+    stamp = int.from_bytes(packet[1:9], "big")
+    if len(packet) < 9 or stamp >= MAX_VALUE_STAMP:
+        raise ProtocolError(CloseReason.SHORT_PACKET, "another node says no time, or one after the end of time")
+    return stamp
+
+
 class NobodyRoute:
     """The route of messages whose last subscriber here has just gone."""
 
@@ -298,6 +334,30 @@ class NobodyRoute:
     def deliver_view(self, view: memoryview) -> None:
         """See `deliver`."""
         self.deliver(bytes(view))
+
+
+class ClockedRoute:
+    """A route over which other nodes are told when the messages were published.
+
+    Args:
+        route: to them.
+        nodes: those that are told.
+    """
+
+    __slots__ = ("_nodes", "_route")
+
+    def __init__(self, route: Route, nodes: list[RemoteNode]) -> None:
+        self._route, self._nodes = route, nodes
+
+    def deliver(self, run: bytes) -> bool | None:
+        """Tell the time, then deliver the run."""
+        for node in self._nodes:
+            node.tell_clock()
+        return self._route.deliver(run)
+
+    def deliver_view(self, view: memoryview) -> bool | None:
+        """See `deliver`."""
+        return self.deliver(bytes(view))
 
 
 class SubtopicRoute:
@@ -331,4 +391,6 @@ HANDLERS: dict[int, Callable[[RemoteNode, bytes], None]] = {
     LinkType.END: RemoteNode._end,
     LinkType.TOPICS: RemoteNode._topics,
     LinkType.VALUE: RemoteNode._value,
+    LinkType.VALUE_AT: RemoteNode._value_at,
+    LinkType.CLOCK: RemoteNode._clock,
 }

@@ -19,6 +19,11 @@ class Way(Outbox):
     __slots__ = ()
 
     @property
+    def tells_stamps(self) -> bool:
+        """Whether both nodes know `LinkType.VALUE_AT` and `LinkType.CLOCK`."""
+        return True
+
+    @property
     def is_behind(self) -> bool:
         """Whether what can wait should; see `wait`."""
         return False

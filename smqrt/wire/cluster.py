@@ -46,6 +46,14 @@ class LinkType(IntEnum):
     """`(u32 tid, u16 length, name)*`: names whose last values follow."""
     VALUE = 0x4D
     """A Publish frame without its length: a last value that the sender has."""
+    VALUE_AT = 0x4E
+    """`u64 stamp`, and the rest as in `VALUE`: one without payload was taken away then. From version 2 on."""
+    CLOCK = 0x4F
+    """`u64 stamp`: what follows is published now, to topics that `TOPICS` has named. From version 2 on."""
+
+
+STAMPS_VERSION = 2
+"""The first version of the link whose nodes tell when last values were published."""
 
 
 class Announced(NamedTuple):

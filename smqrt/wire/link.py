@@ -24,7 +24,7 @@ from typing import NamedTuple
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire.ids import MAX_NODE
 
-OLDEST_VERSION, VERSION = 1, 1
+OLDEST_VERSION, VERSION = 1, 2
 MAGIC = b"smqrt node"
 ID_BYTES = 16
 NONCE_BYTES = 32
