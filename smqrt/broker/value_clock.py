@@ -6,7 +6,7 @@ stamp it hears of, so that what is published after a stamp was heard of is newer
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 
 MAX_STAMP = 1 << 62
 """Stamps are below; in µs."""
@@ -15,14 +15,20 @@ MAX_STAMP = 1 << 62
 class ValueClock:
     """Gives stamps, in µs."""
 
-    __slots__ = ("_ahead_us",)
+    __slots__ = ("_ahead_us", "_monotonic_ns")
 
     def __init__(self) -> None:
-        self._ahead_us = (time.time_ns() - time.monotonic_ns()) // 1000
+        self._ahead_us = 0
+        self._monotonic_ns: Callable[[], int] = lambda: 0
+
+    def follow(self, monotonic_ns: Callable[[], int], time_ns: int) -> None:
+        """Go on as this clock does, from the time it is: ns since 1970."""
+        self._monotonic_ns = monotonic_ns
+        self._ahead_us = (time_ns - monotonic_ns()) // 1000
 
     def now(self) -> int:
         """The stamp of what is published now."""
-        return time.monotonic_ns() // 1000 + self._ahead_us
+        return self._monotonic_ns() // 1000 + self._ahead_us
 
     def heard(self, stamp: int) -> None:
         """There is something with that stamp already."""
@@ -32,4 +38,4 @@ class ValueClock:
 
 
 clock = ValueClock()
-"""Of this process."""
+"""Of this process; whoever brings the sockets brings the time."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from smqrt.broker.broker import Broker
-from smqrt.broker.last_values import TopicValues
+from smqrt.broker.last_values import STAMP_STEP_US, TopicValues
 from smqrt.broker.outbox import Drop, ahead, put_off
 from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.broker.topics import Route, Topic
@@ -79,7 +79,7 @@ class Member:
         self.former_numbers: set[int] = set()
         """Of nodes whose clients have come here with their ETIDs: nobody else may have these."""
         self.waits = Waits(self)
-        self._bits = 0
+        self._bits = self._told_us = 0
         self.counts_all = False
         self._watching: dict[Key, dict[RemoteNode, int]] = {}
         """Topics that somebody observes here, and how many subscribe at each other node."""
@@ -216,7 +216,13 @@ class Member:
         puts = [self._put(one, tid, self._number_at(one, key, tid), ptid, public) for one in wanting]
         forwarded = self._over(route, topic, puts, [one.way for one in wanting])
         told = [one for one in wanting if key in one.valued and one.way.tells_stamps]
-        return ClockedRoute(forwarded, told) if told else forwarded
+        return ClockedRoute(forwarded, told, self._stamp_now) if told else forwarded
+
+    def _stamp_now(self) -> int:
+        now_us = clock.now()
+        if now_us - self._told_us >= STAMP_STEP_US:
+            self._told_us = now_us
+        return self._told_us
 
     def _over(
         self, route: Route | None, topic: Topic | None, puts: list[Callable[[bytes], object]], ways: list[Way]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from smqrt.broker.last_values import STAMP_STEP_US, LastValueRoute, SentValueRoute
+from smqrt.broker.last_values import LastValueRoute, SentValueRoute
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.routes import HandledRoute
 from smqrt.broker.server_client import Arrived, ServerClient
@@ -97,6 +97,8 @@ class RemoteNode:
         pressing: topics whose publishers have to wait for its clients, and since when.
         timed: those that are looked at later.
         once: topics that its server handles once in the cluster, with the number for what it is to handle.
+        renumbered: topics with last values that have another number here, by that number: what it says of them may come
+            before it knows theirs.
         stamped: topics, by their keys here, of whose messages it tells when they were published.
         valued: topics whose names it was told, so that it can keep their last values.
     """
@@ -114,6 +116,7 @@ class RemoteNode:
         self.pressing: dict[Key, float] = {}
         self.timed: set[Key] = set()
         self.once: dict[Key, int] = {}
+        self.renumbered: dict[bytes, Topic] = {}
         self.stamped: set[bytes] = set()
         self._heard_us = self._told_us = 0
         self.server = Phantom(self, Announced(server_of(number), 0, SERVER_UID, b"", b""))
@@ -123,7 +126,7 @@ class RemoteNode:
     def resolve(self, destination: bytes) -> Route:
         """Where messages to `destination`, a number in four bytes, go."""
         broker = self.member.broker
-        topic = broker.topic_table.at(destination)
+        topic = broker.topic_table.at(destination) or self.renumbered.get(destination)
         if topic is not None and topic.id in self.member.foreign:
             topic = None  # what came over one link does not go on over another
         route = self._route(topic, int.from_bytes(destination, "big"))
@@ -277,17 +280,29 @@ class RemoteNode:
             self.member.counted(self, (number, check), subscribers)
 
     def _topics(self, packet: bytes) -> None:
-        for _, name in wire.parse_names(packet):
+        for number, name in wire.parse_names(packet):
             self.member.keep_values_of(name)
             topic = self.member.broker.topic_table.by_name.get(name)
-            if topic is not None and self.way.tells_stamps:
+            if topic is None:
+                continue
+            if topic.id != number:
+                self._keep(_TOPIC_BYTES)
+                self.renumbered[number.to_bytes(4, "big")] = topic
+            if self.way.tells_stamps:
                 self.stamped.add(topic.key)
                 topic.forget_routes()
 
     def _value(self, packet: bytes) -> None:
         if len(packet) < smq.PUBLISH_HEADER_BYTES - 2:
             raise ProtocolError(CloseReason.SHORT_PACKET, "a last value of another node ends too soon")
-        self.member.restore_value(smq.frame(bytes((smq.Type.PUBLISH,)) + packet[1:]))
+        self._restore_value(smq.frame(bytes((smq.Type.PUBLISH,)) + packet[1:]))
+
+    def _restore_value(self, frame: bytes, stamp: int | None = None) -> None:
+        frame = wire.with_subtopics(frame, self.subtopics) if self.subtopics else frame
+        topic = self.renumbered.get(frame[3:7])
+        if topic is not None and frame[3:7] not in self.member.broker.topic_table.by_key:
+            frame = wire.rewritten(frame, topic.id, int.from_bytes(frame[7:11], "big"))
+        self.member.restore_value(frame, stamp)
 
     def _pressed(self, packet: bytes) -> None:
         for key in wire.parse_keys(packet):
@@ -310,18 +325,17 @@ class RemoteNode:
         if len(packet) < smq.PUBLISH_HEADER_BYTES + 6:
             raise ProtocolError(CloseReason.SHORT_PACKET, "a last value of another node ends too soon")
         frame = smq.frame(bytes((smq.Type.PUBLISH,)) + packet[9:])
-        self.member.restore_value(frame, _stamp_of(packet))
+        self._restore_value(frame, _stamp_of(packet))
 
     def _clock(self, packet: bytes) -> None:
         self._heard_us = _stamp_of(packet)
         clock.heard(self._heard_us)
 
-    def tell_clock(self) -> None:
-        """Say when what follows is published."""
-        now_us = clock.now()
-        if now_us - self._told_us >= STAMP_STEP_US:
-            self._told_us = now_us
-            self.way.say([bytes((LinkType.CLOCK,)) + now_us.to_bytes(8, "big")])
+    def tell_clock(self, stamp: int) -> None:
+        """Say when what follows is published, unless that was said already."""
+        if stamp != self._told_us:
+            self._told_us = stamp
+            self.way.say([bytes((LinkType.CLOCK,)) + stamp.to_bytes(8, "big")])
 
     # ---- its end
 
@@ -414,17 +428,19 @@ class ClockedRoute:
     Args:
         route: to them.
         nodes: those that are told.
+        stamp: gives the same for all of them, so that no two have one message at different times.
     """
 
-    __slots__ = ("_nodes", "_route", "ways")
+    __slots__ = ("_nodes", "_route", "_stamp", "ways")
 
-    def __init__(self, route: ForwardedRoute, nodes: list[RemoteNode]) -> None:
-        self._route, self._nodes, self.ways = route, nodes, route.ways
+    def __init__(self, route: ForwardedRoute, nodes: list[RemoteNode], stamp: Callable[[], int]) -> None:
+        self._route, self._nodes, self._stamp, self.ways = route, nodes, stamp, route.ways
 
     def deliver(self, run: bytes) -> bool | None:
         """Tell the time, then deliver the run."""
+        stamp = self._stamp()
         for node in self._nodes:
-            node.tell_clock()
+            node.tell_clock(stamp)
         return self._route.deliver(run)
 
     def deliver_view(self, view: memoryview) -> bool | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,29 @@ def test_nodes_of_the_version_before_are_told_values_without_stamps(engine: Engi
     engine.joined(*both)
     publish(engine, clients[1], b"after", both)
     publish(engine, clients[1], b"", both)
+
+
+def test_nodes_whose_numbers_of_before_differ_have_the_newest_value(engine: Engine) -> None:
+    """Names of a file have other numbers than those of the cluster, and than those of another file."""
+
+    def prepare(number: int, data: bytes) -> Callable[[Broker], None]:
+        def known(broker: Broker) -> None:
+            keeps(broker)
+            broker.topic_table.named(NAME, 7000 + number)
+            broker.subtopic_table.named(b"sub", 8000 + number)
+            broker.publish(data, NAME)
+            broker.publish(data, NAME, b"sub")
+
+        return known
+
+    both = []
+    for number, data in enumerate((b"old", b"new")):
+        both.append(engine.place(f"node{number}", prepare=prepare(number, data)))
+        time.sleep(0.002)
+    engine.joined(*both)
+    for number, place in enumerate(both):
+        due = {0: b"new", 8000 + number: b"new"}
+        engine.until(lambda place=place, due=due: values(place) == due, (number, values(place)))
 
 
 def test_the_places_whose_values_were_taken_away_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
