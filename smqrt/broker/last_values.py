@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from smqrt.broker.topics import Route, Topic
+from smqrt.broker.value_clock import clock
 from smqrt.errors import ArgumentError
 from smqrt.identity.identity import Identity
 from smqrt.limits import Limit
@@ -27,6 +28,11 @@ TOPIC_BYTES = 512 << 10
 """A new subscriber gets them all at once, and its queue holds 1 MiB unless the hub says otherwise."""
 VALUE_BYTES = 200
 """What a value takes besides its message."""
+MAX_GONE = 10_000
+"""Places of which a hub remembers when their value was taken away, so that no older one of another node comes back; the
+one that was remembered longest is forgotten first."""
+STAMP_STEP_US = 1000
+"""So exactly a node knows when another one published."""
 MAX_CACHED = 65_536
 """Topics of which it is remembered whether a filter names them."""
 
@@ -56,27 +62,69 @@ class TopicValues:
     Attributes:
         newest: the newest message, a frame, and its publisher, by sub-topic.
         changed: sub-topics that the disk is to be told of.
+        stamps: when each was published, see `ValueClock`; 0 when that is not known.
+        gone: when values were taken away.
     """
 
-    __slots__ = ("_all", "changed", "newest", "size_bytes", "topic")
+    __slots__ = ("_all", "changed", "gone", "newest", "size_bytes", "stamps", "topic")
 
     def __init__(self, topic: Topic, of_all: LastValues) -> None:
         self.topic, self._all = topic, of_all
         self.newest: dict[bytes, tuple[bytes, Identity | None]] = {}
+        self.stamps: dict[bytes, int] = {}
+        self.gone: dict[bytes, int] = {}
         self.size_bytes = 0
         self.changed: set[bytes] = set()
 
-    def take(self, run: bytes, source: Identity | None) -> None:
-        """Keep what is newest in a run."""
+    def take(self, run: bytes, source: Identity | None, stamp: int) -> None:
+        """Keep what is newest in a run that was published at `stamp`."""
         if run[0] << 8 | run[1] == len(run):
-            self.take_frame(run, source)
+            self.take_frame(run, source, stamp)
         else:
             for frame in newest_frames(run):
-                self.take_frame(frame, source)
+                self.take_frame(frame, source, stamp)
 
-    def take_frame(self, frame: bytes, source: Identity | None) -> None:
-        """Keep one message, in place of the one before it."""
+    def take_sent(self, run: bytes, stamp: int) -> None:
+        """Keep what is newest in a run that another node published within `STAMP_STEP_US` after `stamp`, except where
+        there is something newer: what waited in a link that was cut comes late.
+        """
+        for frame in newest_frames(run):
+            known = self.stamp(frame[11:15])
+            if stamp + STAMP_STEP_US >= known:
+                self.take_frame(frame, None, max(stamp, known + 1))
+
+    def take_told(self, frame: bytes, stamp: int) -> None:
+        """Have what another node has, or that it has none, when that is newer."""
         stid = frame[11:15]
+        before = self.newest.get(stid)
+        payload, known = frame[smq.PUBLISH_HEADER_BYTES :], before[0][smq.PUBLISH_HEADER_BYTES :] if before else b""
+        if payload != known and (stamp, payload) > (self.stamp(stid), known):
+            self.take_frame(frame, None, stamp)
+        elif payload == known and stamp > self.stamp(stid):
+            self._stamp(stid, stamp, not payload)
+
+    def stamp(self, stid: bytes) -> int:
+        """When the value of a sub-topic was published, or taken away; 0 when that is not known."""
+        return self.stamps.get(stid) or self.gone.get(stid, 0)
+
+    def gone_frames(self) -> list[bytes]:
+        """For each value that was taken away the message that does it."""
+        return [_nothing(self.topic, stid) for stid in self.gone]
+
+    def _stamp(self, stid: bytes, stamp: int, is_gone: bool) -> None:
+        if is_gone:
+            self.stamps.pop(stid, None)
+            self.gone[stid] = stamp
+            self._all.remember_gone(self, stid)
+        else:
+            self.stamps[stid] = stamp
+            if self.gone.pop(stid, None) is not None:
+                self._all.forget_gone(self, stid)
+
+    def take_frame(self, frame: bytes, source: Identity | None, stamp: int | None = None) -> None:
+        """Keep one message, in place of the one before it; without a stamp it is published now."""
+        stid = frame[11:15]
+        self._stamp(stid, clock.now() if stamp is None else stamp, len(frame) <= smq.PUBLISH_HEADER_BYTES)
         before = self.newest.get(stid)
         if before is not None and len(before[0]) == len(frame) > smq.PUBLISH_HEADER_BYTES:
             self.newest[stid] = frame, source
@@ -95,6 +143,7 @@ class TopicValues:
         size = len(frame) + VALUE_BYTES
         limit = OF_TOPIC if self._is_full(size) else self._all.over(size)
         if limit:
+            self.stamps.pop(stid, None)
             limit.refused(f"the last value of {ascii((self.topic.name or b'')[:64])[1:]}")
             return
         self.newest[stid] = frame, source
@@ -108,10 +157,21 @@ class TopicValues:
         self._all.count += values
         self._all.size_bytes += size_bytes
 
+    def forget(self, stid: bytes) -> None:
+        """Forget when a value was taken away."""
+        self.gone.pop(stid, None)
+        if not self.changed:
+            self._all.changed(self)
+        self.changed.add(stid)
+
     def clear(self) -> None:
         """Forget all of them."""
         self._account(-len(self.newest), -self.size_bytes)
         self.newest.clear()
+        self.stamps.clear()
+        for stid in self.gone:
+            self._all.forget_gone(self, stid)
+        self.gone.clear()
 
 
 def newest_frames(run: bytes) -> Iterable[bytes]:
@@ -154,6 +214,7 @@ class LastValues:
         self._limits = limits
         self._store: ValueStore | None = None
         self.count = self.size_bytes = 0
+        self._gone: dict[Place, TopicValues] = {}
         self.permits: Callable[[Identity, bytes], bool] = lambda source, name: True
         self._by_key: dict[bytes, TopicValues] = {}
         self._changed: dict[TopicValues, None] = {}
@@ -255,11 +316,28 @@ class LastValues:
                     self.changed(values)
                 values.changed.add(stid)
 
-    def restore(self, topic: Topic, frame: bytes, source: Identity | None) -> None:
+    def stamp_at(self, place: Place) -> int:
+        """When the value of a place was published, or taken away; 0 when that is not known."""
+        values = self._by_key.get(place[0])
+        return values.stamp(place[1]) if values else 0
+
+    def remember_gone(self, values: TopicValues, stid: bytes) -> None:
+        """A value was taken away; the place that was remembered longest is forgotten when there are too many."""
+        self._gone.pop((values.topic.key, stid), None)
+        if len(self._gone) >= MAX_GONE:
+            place = next(iter(self._gone))
+            self._gone.pop(place).forget(place[1])
+        self._gone[values.topic.key, stid] = values
+
+    def forget_gone(self, values: TopicValues, stid: bytes) -> None:
+        """There is a value again."""
+        self._gone.pop((values.topic.key, stid), None)
+
+    def restore(self, topic: Topic, frame: bytes, source: Identity | None, stamp: int = 0) -> None:
         """Have a value that was kept over a restart, unless there is a newer one, or it was taken away."""
         values = self.of(topic)
         if frame[11:15] not in values.newest and frame[11:15] not in values.changed:
-            values.take_frame(frame, source)
+            values.take_frame(frame, source, stamp)
             values.changed.discard(frame[11:15])
 
     def unsaved(self) -> Iterator[tuple[Topic, bytes, Identity | None]]:
@@ -267,7 +345,7 @@ class LastValues:
         The message has no payload where a value was taken away.
         """
         for values in list(self) if self._store is None else self._changed:
-            for stid in values.newest if self._store is None else values.changed:
+            for stid in (*values.newest, *values.gone) if self._store is None else values.changed:
                 frame, source = values.newest.get(stid) or (_nothing(values.topic, stid), None)
                 yield values.topic, frame, source
 
@@ -290,7 +368,7 @@ class LastValueRoute:
             come meanwhile.
     """
 
-    __slots__ = ("_changed", "_deliver", "_newest", "_source", "_take")
+    __slots__ = ("_changed", "_deliver", "_newest", "_source", "_stamps", "_take")
 
     def __init__(
         self,
@@ -301,6 +379,7 @@ class LastValueRoute:
     ) -> None:
         self._source = source
         self._take, self._newest, self._changed = values.take, values.newest, values.changed
+        self._stamps = values.stamps
         self._deliver: Callable[[bytes], bool | None] = route.deliver
         if find_again is not None:
             self._deliver = lambda run: find_again().deliver(run)
@@ -312,9 +391,34 @@ class LastValueRoute:
         # Nearly always: one message, as long as the one before it, which the disk is to be told of already.
         if before and len(before[0]) == len(run) == run[0] << 8 | run[1] and stid in self._changed and run[15:16]:
             self._newest[stid] = run, self._source
+            self._stamps[stid] = clock.now()
         else:
-            self._take(run, self._source)
+            self._take(run, self._source, clock.now())
         return self._deliver(run)
+
+    def deliver_view(self, view: memoryview) -> bool | None:
+        """See `deliver`."""
+        return self.deliver(bytes(view))
+
+
+class SentValueRoute:
+    """A route whose messages, which another node publishes, are kept as last values.
+
+    Args:
+        values: of the topic.
+        route: to the subscribers, or to nobody.
+        heard: gives when they were published.
+    """
+
+    __slots__ = ("_heard", "_route", "_values")
+
+    def __init__(self, values: TopicValues, route: Route, heard: Callable[[], int]) -> None:
+        self._values, self._route, self._heard = values, route, heard
+
+    def deliver(self, run: bytes) -> bool | None:
+        """Keep what is newest, then deliver the run."""
+        self._values.take_sent(run, self._heard())
+        return self._route.deliver(run)
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""

@@ -4,6 +4,7 @@ next one. Records are dictionaries of numbers, texts, bytes, and lists of them, 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,7 +76,7 @@ def values_of(broker: Broker) -> Iterator[Record]:
     """The last values that another broker can't find in the file of names, in portions of about a megabyte. The message
     without payload stands for a value that was taken away.
     """
-    portion: Record = {"values": [], "sources": []}
+    portion: Record = {"values": [], "sources": [], "stamps": []}
     places: dict[Identity | None, int] = {}
     size_bytes = 0
     for topic, frame, source in broker.last_values.unsaved() if broker.last_values else ():
@@ -83,10 +84,11 @@ def values_of(broker: Broker) -> Iterator[Record]:
             places[source] = len(places)
             portion["sources"].append(source and _identity_record(source))
         portion["values"].append([topic.id, frame, places[source]])
+        portion["stamps"].append(broker.last_values.stamp_at((topic.key, frame[11:15])) if broker.last_values else 0)
         size_bytes += len(frame) + VALUE_BYTES
         if size_bytes >= PORTION_BYTES:
             yield portion
-            portion, places, size_bytes = {"values": [], "sources": []}, {}, 0
+            portion, places, size_bytes = {"values": [], "sources": [], "stamps": []}, {}, 0
     if portion["values"]:
         yield portion
 
@@ -94,10 +96,11 @@ def values_of(broker: Broker) -> Iterator[Record]:
 def adopt_values(broker: Broker, portion: Record) -> None:
     """Have the last values of a portion, whose topics are there; those that no filter names here are left out."""
     sources = [one and _identity_of(one, None) for one in portion["sources"]]
-    for number, frame, source in portion["values"]:
+    stamps = portion.get("stamps") or itertools.repeat(None)  # none from a process of an older version
+    for (number, frame, source), stamp in zip(portion["values"], stamps, strict=False):
         topic = broker.topic_table.get(number)
         if broker.last_values is not None and topic is not None and broker.last_values.selects(topic):
-            broker.last_values.of(topic).take_frame(frame, sources[source])
+            broker.last_values.of(topic).take_frame(frame, sources[source], stamp)
 
 
 def valued_topics(broker: Broker) -> set[int]:

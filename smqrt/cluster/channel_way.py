@@ -85,6 +85,11 @@ class ChannelWay(Way):
         return self.link.knows_pressure
 
     @property
+    def tells_stamps(self) -> bool:
+        """See `Way`."""
+        return self.link.knows_stamps
+
+    @property
     def epoch(self) -> int:
         """See `Way`."""
         return self.link.peer.epoch if self.link.peer is not None else 0

@@ -158,6 +158,7 @@ class Link:
         why, code: why it ended; the code is a `Refusal`, 0 for none.
         sent_bytes: of the link.
         knows_pressure: whether the other side knows the packets from `LinkType.PRESSED` on.
+        knows_stamps: whether it knows `LinkType.VALUE_AT` and `LinkType.CLOCK`.
         unhandled_bytes: what the other node's applications have not handled yet of all that came over their channels.
     """
 
@@ -188,7 +189,7 @@ class Link:
         self._unacked: deque[Unacked] = deque()
         self._uncounted: set[int] = set()
         """Channels there that were joined, and of whose end this side has not heard."""
-        self.knows_pressure = False
+        self.knows_pressure = self.knows_stamps = False
         self._closes = Bucket(CLOSES_PER_S, CLOSES_AT_ONCE, now_s)
         self._waiting: list[Callable[[], object]] = []
         if connects:
@@ -387,7 +388,8 @@ class Link:
     def come_up(self) -> None:
         """The handshake is over."""
         self.state = LinkState.UP
-        self._say(wire.channel(Packet.OPEN, 0, wire.PRESSURE))
+        for ability in self.node.abilities:
+            self._say(wire.channel(Packet.OPEN, 0, ability))
         for carried in self.node.carried():
             self.open(carried)
         self.on_up(self)
@@ -424,7 +426,9 @@ class Link:
     def _opened(self, packet: bytes) -> None:
         number, name = wire.parse_channel(packet)
         if name.startswith(wire.ABILITY):
-            self.knows_pressure = self.knows_pressure or name == wire.PRESSURE
+            known = name in self.node.abilities
+            self.knows_pressure = self.knows_pressure or (known and name == wire.PRESSURE)
+            self.knows_stamps = self.knows_stamps or (known and name == wire.STAMPS)
             return
         if len(name) > len(wire.APP) + MAX_NAME_BYTES or number in self._theirs:
             raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"a node opens the channel {number} once, by a short name")

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from smqrt.broker.broker import Broker
-from smqrt.broker.last_values import TopicValues
+from smqrt.broker.last_values import STAMP_STEP_US, TopicValues
 from smqrt.broker.outbox import Drop, ahead, put_off
 from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.broker.topics import Route, Topic
+from smqrt.broker.value_clock import clock
 from smqrt.cluster.interest import Interest
-from smqrt.cluster.remote import Phantom, RemoteNode
+from smqrt.cluster.remote import ClockedRoute, Phantom, RemoteNode
 from smqrt.cluster.waits import Waits, paced
 from smqrt.cluster.way import ForwardedRoute, PacedRoute, RenumberedRoute, Way
 from smqrt.errors import CloseReason
@@ -78,7 +79,7 @@ class Member:
         self.former_numbers: set[int] = set()
         """Of nodes whose clients have come here with their ETIDs: nobody else may have these."""
         self.waits = Waits(self)
-        self._bits = 0
+        self._bits = self._told_us = 0
         self.counts_all = False
         self._watching: dict[Key, dict[RemoteNode, int]] = {}
         """Topics that somebody observes here, and how many subscribe at each other node."""
@@ -210,12 +211,22 @@ class Member:
         if topic is not None and topic.leads_away != (bool(wanting) and route is None):
             topic.count()
             topic.leads_away = not topic.leads_away
+        if not wanting:
+            return route
         puts = [self._put(one, tid, self._number_at(one, key, tid), ptid, public) for one in wanting]
-        return self._over(route, topic, puts, [one.way for one in wanting]) if puts else route
+        forwarded = self._over(route, topic, puts, [one.way for one in wanting])
+        told = [one for one in wanting if key in one.valued and one.way.tells_stamps]
+        return ClockedRoute(forwarded, told, self._stamp_now) if told else forwarded
+
+    def _stamp_now(self) -> int:
+        now_us = clock.now()
+        if now_us - self._told_us >= STAMP_STEP_US:
+            self._told_us = now_us
+        return self._told_us
 
     def _over(
         self, route: Route | None, topic: Topic | None, puts: list[Callable[[bytes], object]], ways: list[Way]
-    ) -> Route:
+    ) -> ForwardedRoute:
         return ForwardedRoute(route, puts, ways, topic, self.broker.topic_table.traffic)
 
     def _to_client(self, route: Route | None, topic: Topic, tid: int, public: int) -> Route | None:
@@ -244,7 +255,9 @@ class Member:
 
     def paced(self, route: Route, found: Route, peer: BrokerPeer) -> Route:
         """See `ClusterMember`."""
-        return PacedRoute(route, found.ways, peer, self.waits.full) if isinstance(found, ForwardedRoute) else route
+        if isinstance(found, ForwardedRoute | ClockedRoute):
+            return PacedRoute(route, found.ways, peer, self.waits.full)
+        return route
 
     def pressed(self, key: bytes, presses: bool) -> None:
         """See `ClusterMember`."""
@@ -387,18 +400,24 @@ class Member:
     def last_values(self, node: RemoteNode) -> Iterator[None]:
         """Tell a node the last values that are here."""
         for values in list(self.broker.last_values or ()):
-            if values.newest:
-                self._send_values(node, values)
-                yield
+            self._send_values(node, values)
+            yield
 
     def _send_values(self, node: RemoteNode, values: TopicValues) -> None:
+        gone = values.gone_frames() if node.way.tells_stamps else []
+        if not values.newest and not gone:
+            return
         key = self.key_of(values.topic)
         self._name_topic(node, values.topic, key)
         number = node.numbers.get(key, key[0])
-        for frame, _ in values.newest.values():
+        for frame in [*(one for one, _ in values.newest.values()), *gone]:
             ptid = int.from_bytes(frame[7:11], "big")
             value = wire.rewritten(frame, number, self._public.get(ptid, ptid))
-            node.way.say([bytes((LinkType.VALUE,)) + value[3:]])
+            if node.way.tells_stamps:
+                stamp = values.stamp(frame[11:15]).to_bytes(8, "big")
+                node.way.say([bytes((LinkType.VALUE_AT,)) + stamp + value[3:]])
+            else:
+                node.way.say([bytes((LinkType.VALUE,)) + value[3:]])
 
     def _to_keepers(self, topic: Topic, key: Key) -> int:
         """All nodes: each may keep the last values of the topic, and then has to know its name."""
@@ -421,13 +440,18 @@ class Member:
         else:
             table.named(name)
 
-    def restore_value(self, frame: bytes) -> None:
-        """Have a last value of another node, unless there is one here."""
+    def restore_value(self, frame: bytes, stamp: int | None = None) -> None:
+        """Have a last value of another node, unless there is a newer one here; when that node does not say when it was
+        published, unless there is one here.
+        """
         values, topic = self.broker.last_values, self.broker.topic_table.by_key.get(frame[3:7])
         if values is None or topic is None or not values.selects(topic):
             return
         kept = values.of(topic)
-        if frame[11:15] not in kept.newest:
+        if stamp is not None:
+            clock.heard(stamp)
+            kept.take_told(frame, stamp)
+        elif frame[11:15] not in kept.newest:
             kept.take_frame(frame, None)
 
     def synced(self, node: RemoteNode) -> None:

@@ -15,7 +15,7 @@ from smqrt.cluster.strangers import Strangers
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.limits import Bucket, LineLimit
 from smqrt.wire.ids import MAX_NODE
-from smqrt.wire.link import ID_BYTES, OLDEST_VERSION, VERSION, Refusal
+from smqrt.wire.link import ID_BYTES, OLDEST_VERSION, PRESSURE, STAMPS, VERSION, Refusal
 
 log = logging.getLogger("smqrt")
 
@@ -50,6 +50,7 @@ class Node:
             say that it has them.
 
     Attributes:
+        abilities: what it says it can do beyond what every node can.
         id: 16 bytes; of a fixed number, the same after each start.
         epoch: when it started, ns since 1970.
         members: its hubs, by the name of their cluster.
@@ -80,6 +81,7 @@ class Node:
         if not 0 <= number <= MAX_NODE:
             raise ArgumentError(f"node: {number}; a node's number is 1 to {MAX_NODE}, 0 to draw one")
         self.key, self.random, self.clock_s, self._clock_ns = key, random, clock_s, clock_ns
+        self.abilities: tuple[bytes, ...] = (PRESSURE, STAMPS)
         self.versions, self.epoch, self.predecessors = versions, clock_ns(), predecessors
         self.is_fixed = bool(number)
         self.number = number or self._draw(())

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from smqrt.broker.last_values import LastValueRoute
+from smqrt.broker.last_values import LastValueRoute, SentValueRoute
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.routes import HandledRoute
 from smqrt.broker.server_client import Arrived, ServerClient
 from smqrt.broker.topics import Route, Topic
-from smqrt.cluster.way import RenumberedRoute, Way, count_messages
+from smqrt.broker.value_clock import MAX_STAMP as MAX_VALUE_STAMP
+from smqrt.broker.value_clock import clock
+from smqrt.cluster.way import ForwardedRoute, RenumberedRoute, Way, count_messages
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.identity.identity import ANONYMOUS, Identity, Method
 from smqrt.wire import cluster as wire
@@ -95,6 +97,9 @@ class RemoteNode:
         pressing: topics whose publishers have to wait for its clients, and since when.
         timed: those that are looked at later.
         once: topics that its server handles once in the cluster, with the number for what it is to handle.
+        renumbered: topics with last values that have another number here, by that number: what it says of them may come
+            before it knows theirs.
+        stamped: topics, by their keys here, of whose messages it tells when they were published.
         valued: topics whose names it was told, so that it can keep their last values.
     """
 
@@ -111,6 +116,9 @@ class RemoteNode:
         self.pressing: dict[Key, float] = {}
         self.timed: set[Key] = set()
         self.once: dict[Key, int] = {}
+        self.renumbered: dict[bytes, Topic] = {}
+        self.stamped: set[bytes] = set()
+        self._heard_us = self._told_us = 0
         self.server = Phantom(self, Announced(server_of(number), 0, SERVER_UID, b"", b""))
 
     # ---- messages from it
@@ -118,7 +126,7 @@ class RemoteNode:
     def resolve(self, destination: bytes) -> Route:
         """Where messages to `destination`, a number in four bytes, go."""
         broker = self.member.broker
-        topic = broker.topic_table.at(destination)
+        topic = broker.topic_table.at(destination) or self.renumbered.get(destination)
         if topic is not None and topic.id in self.member.foreign:
             topic = None  # what came over one link does not go on over another
         route = self._route(topic, int.from_bytes(destination, "big"))
@@ -136,7 +144,10 @@ class RemoteNode:
             route = OnceRoute(broker.server, topic, self) if topic.id in broker.server.once else ArrivedRoute(topic)
         values = broker.last_values
         if values is not None and values.selects(topic):
-            route = LastValueRoute(values.of(topic), route, None)
+            if topic.key in self.stamped:
+                route = SentValueRoute(values.of(topic), route, lambda: self._heard_us)
+            else:
+                route = LastValueRoute(values.of(topic), route, None)
         server = broker.server
         if topic is server.topic or topic.id in server.topics or server.is_inbox(topic.id):
             route = HandledRoute(broker.server, route, self.server)
@@ -269,13 +280,29 @@ class RemoteNode:
             self.member.counted(self, (number, check), subscribers)
 
     def _topics(self, packet: bytes) -> None:
-        for _, name in wire.parse_names(packet):
+        for number, name in wire.parse_names(packet):
             self.member.keep_values_of(name)
+            topic = self.member.broker.topic_table.by_name.get(name)
+            if topic is None:
+                continue
+            if topic.id != number:
+                self._keep(_TOPIC_BYTES)
+                self.renumbered[number.to_bytes(4, "big")] = topic
+            if self.way.tells_stamps:
+                self.stamped.add(topic.key)
+                topic.forget_routes()
 
     def _value(self, packet: bytes) -> None:
         if len(packet) < smq.PUBLISH_HEADER_BYTES - 2:
             raise ProtocolError(CloseReason.SHORT_PACKET, "a last value of another node ends too soon")
-        self.member.restore_value(smq.frame(bytes((smq.Type.PUBLISH,)) + packet[1:]))
+        self._restore_value(smq.frame(bytes((smq.Type.PUBLISH,)) + packet[1:]))
+
+    def _restore_value(self, frame: bytes, stamp: int | None = None) -> None:
+        frame = wire.with_subtopics(frame, self.subtopics) if self.subtopics else frame
+        topic = self.renumbered.get(frame[3:7])
+        if topic is not None and frame[3:7] not in self.member.broker.topic_table.by_key:
+            frame = wire.rewritten(frame, topic.id, int.from_bytes(frame[7:11], "big"))
+        self.member.restore_value(frame, stamp)
 
     def _pressed(self, packet: bytes) -> None:
         for key in wire.parse_keys(packet):
@@ -294,6 +321,22 @@ class RemoteNode:
             else:
                 self.once.pop(key, None)
 
+    def _value_at(self, packet: bytes) -> None:
+        if len(packet) < smq.PUBLISH_HEADER_BYTES + 6:
+            raise ProtocolError(CloseReason.SHORT_PACKET, "a last value of another node ends too soon")
+        frame = smq.frame(bytes((smq.Type.PUBLISH,)) + packet[9:])
+        self._restore_value(frame, _stamp_of(packet))
+
+    def _clock(self, packet: bytes) -> None:
+        self._heard_us = _stamp_of(packet)
+        clock.heard(self._heard_us)
+
+    def tell_clock(self, stamp: int) -> None:
+        """Say when what follows is published, unless that was said already."""
+        if stamp != self._told_us:
+            self._told_us = stamp
+            self.way.say([bytes((LinkType.CLOCK,)) + stamp.to_bytes(8, "big")])
+
     # ---- its end
 
     def forget_all(self) -> Iterator[None]:
@@ -309,6 +352,13 @@ class RemoteNode:
             yield
         self.forget_routes()
         yield from self.member.forget_counts(self)
+
+
+def _stamp_of(packet: bytes) -> int:
+    stamp = int.from_bytes(packet[1:9], "big")
+    if len(packet) < 9 or stamp >= MAX_VALUE_STAMP:
+        raise ProtocolError(CloseReason.SHORT_PACKET, "another node says no time, or one after the end of time")
+    return stamp
 
 
 class NobodyRoute:
@@ -372,6 +422,32 @@ class OnceRoute(ArrivedRoute):
         self.deliver(bytes(view))
 
 
+class ClockedRoute:
+    """A route over which other nodes are told when the messages were published.
+
+    Args:
+        route: to them.
+        nodes: those that are told.
+        stamp: gives the same for all of them, so that no two have one message at different times.
+    """
+
+    __slots__ = ("_nodes", "_route", "_stamp", "ways")
+
+    def __init__(self, route: ForwardedRoute, nodes: list[RemoteNode], stamp: Callable[[], int]) -> None:
+        self._route, self._nodes, self._stamp, self.ways = route, nodes, stamp, route.ways
+
+    def deliver(self, run: bytes) -> bool | None:
+        """Tell the time, then deliver the run."""
+        stamp = self._stamp()
+        for node in self._nodes:
+            node.tell_clock(stamp)
+        return self._route.deliver(run)
+
+    def deliver_view(self, view: memoryview) -> bool | None:
+        """See `deliver`."""
+        return self.deliver(bytes(view))
+
+
 class SubtopicRoute:
     """A route of messages whose sub-topics have other numbers here."""
 
@@ -406,4 +482,6 @@ HANDLERS: dict[int, Callable[[RemoteNode, bytes], None]] = {
     LinkType.PRESSED: RemoteNode._pressed,
     LinkType.RELEASED: RemoteNode._released,
     LinkType.ONCE: RemoteNode._once,
+    LinkType.VALUE_AT: RemoteNode._value_at,
+    LinkType.CLOCK: RemoteNode._clock,
 }

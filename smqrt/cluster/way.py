@@ -40,6 +40,11 @@ class Way(Outbox):
         return 0
 
     @property
+    def tells_stamps(self) -> bool:
+        """Whether the other node knows `LinkType.VALUE_AT` and `LinkType.CLOCK`."""
+        return True
+
+    @property
     def is_behind(self) -> bool:
         """Whether what can wait should; see `wait`."""
         return False

@@ -24,6 +24,7 @@ from smqrt.broker.session import Session
 from smqrt.broker.slow import Pressure, Slow, SlowPolicies
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import HubLimits, NameStore
+from smqrt.broker.value_clock import clock as value_clock
 from smqrt.errors import ArgumentError
 from smqrt.identity.service import IdentityService, of_server
 from smqrt.limit_settings import SLOW, LimitSettings, in_force, on_change, topics_in_force
@@ -40,6 +41,8 @@ from smqrt.net.succession import HubFile, SucceedingBroker, succession
 from smqrt.net.valuestore import SqliteValues
 from smqrt.net.worker_place import worker_place
 from smqrt.options import NotThisError, Rule, choice, option, optional, path, switch, texts, whole
+
+value_clock.follow(time.monotonic_ns, time.time_ns())
 
 
 def _origins(value: object) -> Origins:

@@ -16,6 +16,7 @@ import gevent
 
 from smqrt.broker.last_values import LastValues
 from smqrt.broker.topics import Topics
+from smqrt.broker.value_clock import MAX_STAMP, clock
 from smqrt.errors import ArgumentError
 from smqrt.identity.identity import Identity, Method
 from smqrt.net.namestore import CLOSE_S, SqliteNames, fault_of, unfinished
@@ -32,7 +33,15 @@ _SCHEMA = (
     " PRIMARY KEY (tid, stid)) WITHOUT ROWID"
 )
 
+_STAMPS_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS last_value_stamps (tid INTEGER, stid INTEGER, stamp INTEGER, checksum INTEGER,"
+    " PRIMARY KEY (tid, stid)) WITHOUT ROWID"
+)
+"""When values were published, with the checksum of the value; of places without a value, when it was taken away. A
+table of its own: a process of an older version writes values without it, and then the checksums differ."""
+
 Row = tuple[int, int, bytes, str, int]
+Stamp = tuple[int, int, int, int]
 
 
 class SqliteValues:
@@ -54,6 +63,7 @@ class SqliteValues:
         self._topics: Topics | None = None
         try:
             names.connection.execute(_SCHEMA)
+            names.connection.execute(_STAMPS_SCHEMA)
         except sqlite3.Error as error:
             raise names.unusable(str(error)) from error
         names.at_close.append(self.close)
@@ -67,18 +77,41 @@ class SqliteValues:
         self._values, self._topics = values, topics
         obsolete: list[tuple[int, int]] = []
         sources: dict[str, Identity | None] = {}  # values share one
+        stamps = self._stamps()
         for tid, stid, payload, source in self._rows():
             topic = topics.get(tid)
+            stamp, checksum = stamps.pop((tid, stid), (0, 0))
+            stamp = stamp if checksum == _checksum(tid, stid, payload, source) else 0
             if topic is None or not values.selects(topic):
                 obsolete.append((tid, stid))
             else:
                 if source not in sources:
                     sources[source] = _identity(source)
-                values.restore(topic, smq.publish_frame(tid, server_etid, stid, payload), sources[source])
+                values.restore(topic, smq.publish_frame(tid, server_etid, stid, payload), sources[source], stamp)
         if obsolete:
             log.info("persist: %s: %d last values of topics that have none any more", self._names.path, len(obsolete))
             self._names.connection.executemany("DELETE FROM last_values WHERE tid = ? AND stid = ?", obsolete)
+        for (tid, stid), (stamp, checksum) in stamps.items():
+            topic = topics.get(tid)
+            if topic is not None and not checksum and values.selects(topic):
+                values.restore(topic, smq.publish_frame(tid, server_etid, stid, b""), None, stamp)
+            else:
+                obsolete.append((tid, stid))
+        if obsolete:
+            self._names.connection.executemany("DELETE FROM last_value_stamps WHERE tid = ? AND stid = ?", obsolete)
         values.keep_in(self)
+
+    def _stamps(self) -> dict[tuple[int, int], tuple[int, int]]:
+        try:
+            rows = self._names.connection.execute("SELECT tid, stid, stamp, checksum FROM last_value_stamps")
+            found = {(tid, stid): (stamp, checksum) for tid, stid, stamp, checksum in rows.fetchall()}
+        except sqlite3.Error as error:
+            raise self._names.unusable(str(error)) from error
+        for place, (stamp, _) in found.items():
+            if type(stamp) is not int or not 0 <= stamp < MAX_STAMP:
+                raise self._names.unusable(f"the time of the last value of {place[0]}, {place[1]} was changed")
+            clock.heard(stamp)
+        return found
 
     def _rows(self) -> Iterator[tuple[int, int, bytes, str]]:
         try:
@@ -122,7 +155,11 @@ class SqliteValues:
             return False
         rows = [_row(key, stid, *change) for (key, stid), change in changes.items() if change is not None]
         gone = [_numbers(key, stid) for (key, stid), change in changes.items() if change is None]
-        fault = self._names.disk.apply(fault_of, (self._commit, rows, gone))
+        checksums = {row[:2]: row[4] for row in rows}
+        stamps = [(_numbers(*place), self._values.stamp_at(place)) for place in changes]
+        stamped = [(*at, stamp, checksums.get(at, 0)) for at, stamp in stamps if stamp]
+        unstamped = [at for at, stamp in stamps if not stamp]
+        fault = self._names.disk.apply(fault_of, (self._commit, rows, gone, stamped, unstamped))
         if fault is not None:
             by_key = self._topics.by_key
             self._values.give_back(changes, by_key.get)
@@ -132,13 +169,17 @@ class SqliteValues:
             log.warning("persist: %s takes last values again", self._names.path)
         return True
 
-    def _commit(self, rows: list[Row], gone: list[tuple[int, int]]) -> None:
+    def _commit(
+        self, rows: list[Row], gone: list[tuple[int, int]], stamps: list[Stamp], unstamped: list[tuple[int, int]]
+    ) -> None:
         """Run in the thread."""
         connection = self._names.connection
         with connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany("INSERT OR REPLACE INTO last_values VALUES (?, ?, ?, ?, ?)", rows)
             connection.executemany("DELETE FROM last_values WHERE tid = ? AND stid = ?", gone)
+            connection.executemany("INSERT OR REPLACE INTO last_value_stamps VALUES (?, ?, ?, ?)", stamps)
+            connection.executemany("DELETE FROM last_value_stamps WHERE tid = ? AND stid = ?", unstamped)
 
     def close(self) -> None:
         """Write what is left; waits for the disk up to `CLOSE_S`. The file of names is closed next."""

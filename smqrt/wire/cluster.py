@@ -46,6 +46,10 @@ class LinkType(IntEnum):
     """`(u32 tid, u16 length, name)*`: names whose last values follow."""
     VALUE = 0x4D
     """A Publish frame without its length: a last value that the sender has."""
+    VALUE_AT = 0x4E
+    """`u64 stamp`, and the rest as in `VALUE`: one without payload was taken away then."""
+    CLOCK = 0x4F
+    """`u64 stamp`: what follows is published now, to topics that `TOPICS` has named."""
     PRESSED = 0x50
     """`(u32 tid, u32 check)*`: publishers of these have to wait for clients of the sender; for an ETID check is 0."""
     RELEASED = 0x51

@@ -38,6 +38,8 @@ not know it keep the name as that of a hub that they don't have.
 """
 PRESSURE = ABILITY + b"pressure"
 """The sender knows the packets from `LinkType.PRESSED` on."""
+STAMPS = ABILITY + b"stamps"
+"""The sender knows `LinkType.VALUE_AT` and `LinkType.CLOCK`."""
 PROOF_BYTES = 32
 
 

@@ -229,6 +229,7 @@ class MemoryEngine(Engine):
         options.pop("silence_s", None)  # time passes when it is told to
         node = self.network.node(key, number, queue_bytes=options.pop("queue_bytes", QUEUE_BYTES))
         node.versions = options.pop("versions", node.versions)
+        node.abilities = options.pop("abilities", node.abilities)
         prepare = options.pop("prepare", None)
         broker = Broker(
             options.pop("hooks", None) or Hooks(),
@@ -322,6 +323,7 @@ class MeshEngine(Engine):
         silence_s, queue_bytes = options.pop("silence_s", self.silence_s), options.pop("queue_bytes", QUEUE_BYTES)
         mesh = Mesh(key, number, ping_s=0.1, silence_s=silence_s, queue_bytes=queue_bytes)
         mesh.node.versions = options.pop("versions", mesh.node.versions)
+        mesh.node.abilities = options.pop("abilities", mesh.node.abilities)
         prepare, hooks = options.pop("prepare", None), options.pop("hooks", None)
         broker = GeventBroker(hooks or Hooks(), HubOptions(**options))
         if prepare:
