@@ -180,6 +180,7 @@ class Query:
         frame = self.plan.make(graph)
         self._check_operators(frame)
         writer = self._writer(frame, start)
+        checkpoint.forget_torn_start(self.folder)
         folder = str(checkpoint.folder(self.folder))
         writer = (
             writer.queryName(self.plan.name).option("checkpointLocation", folder).trigger(**self._trigger_options())

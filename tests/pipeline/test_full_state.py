@@ -63,8 +63,13 @@ def test_queries_wait_for_room(
     with ThreadPoolExecutor(1) as thread:
         done = thread.submit(runner.run)
         try:
+            wait_until(lambda: all(_state(state, name) == "waiting" for name in QUERIES), "rest", PATIENCE_S)
+            fill(state)  # so that the very first micro-batch finds no room
             app.send(*({"n": n} for n in range(10)))
+            wait_until(lambda: all(_state(state, name) == "disk full" for name in QUERIES), told, PATIENCE_S)
+            (state / "filler").unlink()
             wait_until(lambda: {each["n"] for each in app.results("n")} == set(range(10)), told, PATIENCE_S)
+            wait_until(lambda: {"odd": 1, "count": 5} in app.results("sum"), told, PATIENCE_S)
             wait_until(lambda: all(_state(state, name) == "waiting" for name in QUERIES), "rest", PATIENCE_S)
             fill(state)
             app.send(*({"n": n} for n in range(10, 20)))
