@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 
 _LOOK_S, _FINISH_LOOK_S = 0.2, 0.02
+_SIGNAL_S = 2.0
+"""A signal to all processes of a service may come to the JVM so long before it comes to this one."""
 
 
 def run(catalog: Catalog, names: Sequence[str], options: RunOptions) -> int:
@@ -56,7 +58,11 @@ def run(catalog: Catalog, names: Sequence[str], options: RunOptions) -> int:
     stopping = threading.Event()
     # Not in the main thread: there pyspark would put a handler of SIGINT of its own in the place of ours.
     with _signals(stopping), ThreadPoolExecutor(1, "pipelines") as thread:
-        return thread.submit(Runner(catalog, options, stopping).run, names).result()
+        running = thread.submit(Runner(catalog, options, stopping).run, names)
+        # Of several signals at once one may come to another thread, which does not wake this one, where handlers run.
+        while not wait([running], _LOOK_S).done:
+            pass
+        return running.result()
 
 
 class Runner:
@@ -108,8 +114,7 @@ class Runner:
         try:
             return session.start_spark(options.master, title, options.state, options.settings)
         except PipelineError as error:
-            # A signal to all processes of a service ends a JVM that has only begun to start.
-            if self._stopping.wait(_LOOK_S):
+            if self._stopping.wait(_SIGNAL_S):
                 raise sinks.Stopped("It was stopped while Spark was starting.") from error
             raise
 

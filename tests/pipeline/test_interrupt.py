@@ -80,8 +80,7 @@ def test_a_signal_to_everybody_while_spark_starts(terminal: Terminal, number: in
     driver = terminal.process.pid
     for other in (signal.SIGUSR1, signal.SIGUSR2):
         os.kill(driver, other)
-    # The driver first, which looks for its own signal for 0.2 s once Java is gone: this loop may be held in between.
-    for pid in sorted(everybody, key=lambda pid: pid != driver):
+    for pid in sorted(everybody, key=lambda pid: pid == driver):  # the driver last
         with suppress(ProcessLookupError):  # a helper that has only begun ends by itself
             os.kill(pid, number)
     assert terminal.wait() == 0, terminal.printed
