@@ -122,7 +122,8 @@ class Expected:
         by_address = {one.place[:2]: one for one in self._mesh.dialers if one.place is not None}
         for port, node_id in wanted.items():
             dialer = by_address.get((host, port))
-            if dialer is None and len(self._mesh.dialers) < MAX_DIALERS:
+            is_found = node_id == origin.leads_to_id  # at another port, where something passes connections on
+            if dialer is None and not is_found and len(self._mesh.dialers) < MAX_DIALERS:
                 dialer = self._mesh.dial(host, port, tls, any_name, origin)
             if dialer is not None:
                 dialer.expects = node_id if node_id != NOBODY else b""
