@@ -85,6 +85,22 @@ class ChannelWay(Way):
         return self.link.knows_pressure
 
     @property
+    def node_id(self) -> bytes:
+        """See `Way`."""
+        return self.link.peer.id if self.link.peer is not None else b""
+
+    @property
+    def process(self) -> tuple[bytes, int] | None:
+        """See `Way`."""
+        siblings = self.link.siblings
+        return None if siblings is None else (siblings.server, siblings.own)
+
+    @property
+    def has_left(self) -> bool:
+        """See `Way`: it is being stopped, or only its hub has ended."""
+        return self.link.state is not LinkState.CLOSED or self.link.code == Refusal.CLOSING
+
+    @property
     def tells_stamps(self) -> bool:
         """See `Way`."""
         return self.link.knows_stamps

@@ -40,6 +40,21 @@ class Way(Outbox):
         return 0
 
     @property
+    def node_id(self) -> bytes:
+        """Of the node; empty where nodes have none."""
+        return b""
+
+    @property
+    def process(self) -> tuple[bytes, int] | None:
+        """The node's server, and which of its processes it is, as far as it has said so: the same after its restart."""
+        return None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the node has said that it goes; else it is lost."""
+        return False
+
+    @property
     def tells_stamps(self) -> bool:
         """Whether the other node knows `LinkType.VALUE_AT` and `LinkType.CLOCK`."""
         return True
