@@ -27,6 +27,7 @@ from smqrt.net.moving import OTHERS_TURN_S, MovingClient, StandingHub
 from smqrt.net.precopy import SentAhead, is_at_rest
 from smqrt.net.succession import SucceedingBroker, succession
 from smqrt.restart.protocol import BYTES_AT_ONCE, FDS_AT_ONCE, STEP_S, VERSION, expect
+from smqrt.restart.staying import Staying
 
 log = logging.getLogger("smqrt")
 
@@ -82,6 +83,7 @@ class HandOver:
         self._given: list[StandingHub] = []
         self._runs: list[tuple[str, list[object]]] = []
         self._late: gevent.Greenlet[..., None] | None = None
+        self._staying: Staying | None = None
 
     def run(self) -> None:
         """Hand everything over; blocks. When that fails, this process goes on.
@@ -156,9 +158,12 @@ class HandOver:
 
     def _known_hubs(self) -> list[str]:
         """The keys of the hubs that the new process has made, once it has loaded its applications."""
-        hubs = expect(self._channel, "ready", self._load_s).get("hubs")
+        ready = expect(self._channel, "ready", self._load_s)
+        hubs = ready.get("hubs")
         if not isinstance(hubs, list):
             raise ChannelError("the new process does not say which hubs it has")
+        if ready.get("relays") is True:  # older ones do not say it
+            self._staying = Staying(self._channel)
         return [key for key in hubs if isinstance(key, str)]
 
     @staticmethod
@@ -197,7 +202,8 @@ class HandOver:
                 broker.cluster.suspend()
             record = hub.take()
             unchanged = [one.ahead.number for one in hub.clients if one.ahead and one.is_unchanged]
-            self._channel.send({"do": "hub", "key": broker.key, "record": record, "unchanged": unchanged})
+            staying = {"staying": self._staying.keep(hub)} if self._staying else {}
+            self._channel.send({"do": "hub", "key": broker.key, "record": record, "unchanged": unchanged, **staying})
             for portion in values_of(broker):
                 self._channel.send({"do": "values", **portion})
             for clients in _portions([one for one in hub.clients if one.ahead and not one.is_unchanged]):
@@ -217,6 +223,8 @@ class HandOver:
         self.longest_s = max(self.longest_s, time.monotonic() - began_s)
         self.moved += len(hub.clients)
         hub.let_go(partial(self._forward, broker.key))
+        if self._staying:
+            self._staying.begin(broker)
         self._given.append(hub)
 
     def _send_clients(self, clients: Sequence[MovingClient]) -> None:
@@ -229,6 +237,8 @@ class HandOver:
         """End it, also from another greenlet, where `run` fails then. A process that can't be told is killed: it would
         take this one for dead, and the clients for its own.
         """
+        if self._staying is not None:
+            self._staying.end()
         try:
             self._channel.send({"do": "abort", "why": why}, timeout_s=1)
         except ChannelSilent:
@@ -293,6 +303,8 @@ class HandOver:
             self._late.kill()
             with contextlib.suppress(ChannelError):
                 self._pass_on()
+        if self._staying is not None:
+            self._staying.end()
         self._channel.close()
 
 

@@ -1,0 +1,117 @@
+"""Clients over TLS stay with the old process of a hot restart until it closes them, and hear what others publish."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import gevent
+import pytest
+
+from smqrt.wire import smq as wire
+from smqrt.wire.smq import Type
+from tests.device import RAW, TLS, WSS, Device, publish
+from tests.restart.hot import HotServed, application
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.servers
+
+Serve = Callable[..., HotServed]
+EVERY_S = 0.004
+WINDOW = ("--tls-port", "0", "--drain-window-s", "3")
+
+
+class Receiver:
+    """Takes what a client gets until its connection ends.
+
+    Attributes:
+        got: the numbers, by the name of the publisher and the destination.
+        ended: whether the connection has ended.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.ended = device, False
+        self.got: dict[tuple[bytes, int], list[int]] = {}
+        self.greenlet = gevent.spawn(self._run)
+
+    def _run(self) -> None:
+        while True:
+            while (packet := self.device.stream.take()) is not None:
+                if packet[0] == Type.PUBLISH:
+                    tid, _, _, payload = wire.unpack_publish(wire.frame(packet))
+                    name, number = payload.split()
+                    self.got.setdefault((name, tid), []).append(int(number))
+            if not self.device.more():
+                self.ended = True
+                return
+
+    def last(self, name: bytes, tid: int) -> int:
+        """The last number of a publisher; checks that it has all before, once, in order."""
+        got = self.got.get((name, tid), [])
+        assert got == list(range(len(got))), f"{name!r} to {tid}: {gaps(got)}"
+        return len(got) - 1
+
+
+def gaps(got: list[int]) -> list[tuple[int, int]]:
+    """Neighbours that are none."""
+    return [(one, other) for one, other in zip([-1, *got], got, strict=False) if other != one + 1]
+
+
+class Publisher:
+    """Publishes numbers to some destinations until it is stopped or closed.
+
+    Attributes:
+        sent: how many so far.
+    """
+
+    def __init__(self, device: Device, name: bytes, destinations: list[int]) -> None:
+        self.sent, self._goes_on = 0, True
+        self.device, self.name, self._destinations = device, name, destinations
+        self._greenlet = gevent.spawn(self._run)
+
+    def _run(self) -> None:
+        while self._goes_on:
+            payload = b"%s %d" % (self.name, self.sent)
+            try:
+                self.device.send(*(publish(tid, self.device.etid, payload) for tid in self._destinations))
+            except OSError:
+                return
+            self.sent += 1
+            gevent.sleep(EVERY_S)
+
+    def stop(self) -> None:
+        self._goes_on = False
+        self._greenlet.join()
+
+
+def test_clients_over_tls_hear_others_until_they_are_closed(serve_hot: Serve, tmp_path: Path) -> None:
+    served = serve_hot(application(tmp_path / "app"), *WINDOW)
+    devices = [served.device(b"to-" + kind.encode(), kind) for kind in (RAW, TLS, WSS)]
+    topic = [one.subscribe(b"news") for one in devices][0]
+    raw, *secure = receivers = [Receiver(one) for one in devices]
+    etids = [one.etid for one in devices]
+    publishers = [
+        Publisher(served.device(b"from-" + kind.encode(), kind), kind.encode(), [topic, *etids]) for kind in (RAW, TLS)
+    ]
+    plain, over_tls = publishers
+    wait_until(lambda: all(one.last(b"tls", topic) > 20 and one.last(b"raw", topic) > 20 for one in receivers))
+    served_before = served.pid
+    os.kill(served_before, signal.SIGUSR2)
+    served.wait_for(r"restart: process \d+ serves")
+    sent = plain.sent
+    served.next_process()
+    wait_until(lambda: all(one.ended for one in secure), "clients over TLS are closed")
+    sent_at_close = plain.sent
+    wait_until(lambda: raw.last(b"raw", topic) > sent_at_close, "the plain client hears on")
+    over_tls.stop()
+    plain.stop()
+    for one, etid in zip(secure, etids[1:], strict=True):
+        assert one.last(b"raw", topic) > sent
+        assert one.last(b"raw", etid) > sent
+        assert one.last(b"tls", topic) > 20
+        assert one.last(b"tls", etid) > 20
+    for tid in (topic, etids[0]):
+        raw.last(b"raw", tid)
+        assert raw.last(b"tls", tid) >= max(one.last(b"tls", topic) for one in secure)
