@@ -328,6 +328,8 @@ class BrokerState:
         self.store = store
         self.sessions: dict[int, BrokerClient] = {}
         self.uids: dict[bytes, BrokerClient] = {}
+        self.staying: dict[int, BrokerClient] = {}
+        """Those that the process before this one keeps until it closes them; other nodes reach them through this."""
         self.recorder: Recorder | None = None
         self.last_values: LastValues | None = None
         self.cluster: ClusterMember | None = None

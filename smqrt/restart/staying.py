@@ -236,13 +236,14 @@ class Relay(Outbox):
     def _announce(self, session: Session) -> None:
         cluster = self._broker.cluster
         if cluster is not None and session.uid not in self._broker.uids and cluster.holder(session.uid) is None:
+            self._broker.staying[session.etid] = session
             cluster.entered(session)  # not when it is back already: the newest of a uid is the only one
 
     def _forget(self, etid: int) -> None:
         session = self._clients.pop(etid, None)
         if session is not None and session.topic is not None:
             session.state = SessionState.CLOSED
-            if self._broker.cluster is not None:
+            if self._broker.staying.pop(etid, None) is not None and self._broker.cluster is not None:
                 self._broker.cluster.left(session)
             self._broker.gone(session.topic)
 

@@ -11,7 +11,9 @@ import gevent
 import pytest
 
 from smqrt.wire import smq as wire
+from smqrt.wire.ids import node_of
 from smqrt.wire.smq import Type
+from tests.conftest import Served
 from tests.device import RAW, TLS, WSS, Device, publish
 from tests.restart.hot import HotServed, application
 from tests.waiting import wait_until
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.servers
 
 Serve = Callable[..., HotServed]
 EVERY_S = 0.004
-WINDOW = ("--tls-port", "0", "--drain-window-s", "3")
+WINDOW = ("--tls-port", "0", "--drain-window-s", "2")
 
 
 class Receiver:
@@ -115,3 +117,50 @@ def test_clients_over_tls_hear_others_until_they_are_closed(serve_hot: Serve, tm
     for tid in (topic, etids[0]):
         raw.last(b"raw", tid)
         assert raw.last(b"tls", tid) >= max(one.last(b"tls", topic) for one in secure)
+
+
+def at_each_worker(served: Served, kind: str, name: str) -> list[Device]:
+    """A client at each of two workers."""
+    port, found = served.tls_port if kind in (TLS, WSS) else served.port, dict[int, Device]()
+    for number in range(40):
+        device = (
+            Device(("127.0.0.1", port), kind).start(target="/smq.lsp").connect(b"%s-%04d" % (name.encode(), number))
+        )
+        if found.setdefault(node_of(device.etid), device) is not device:
+            device.disconnect()
+        if len(found) == 2:
+            break
+    assert len(found) == 2
+    return list(found.values())
+
+
+def test_workers(serve: Callable[..., Served], tmp_path: Path) -> None:
+    """As above; and what is published at the other worker reaches them, too."""
+    served = serve(application(tmp_path / "app"), *WINDOW, "--workers", "2", "--hosts", "*")
+    devices = at_each_worker(served, TLS, "to")
+    topic = [one.subscribe(b"news") for one in devices][0]
+    receivers = [Receiver(one) for one in devices]
+    etids = [one.etid for one in devices]
+    publishers = [
+        Publisher(one, b"p%d" % number, [topic, *etids])
+        for number, one in enumerate(at_each_worker(served, RAW, "from"))
+    ]
+    ways = [(one.name, tid) for one in publishers for tid in (topic, etids[0])]
+    wait_until(lambda: all(len(receivers[0].got.get(way, [])) > 20 for way in ways), receivers[0].got)
+    served.process.send_signal(signal.SIGUSR2)
+    sent = []
+    for worker in ("w0", "w1"):
+        served.wait_for(f"^{worker}: process .* serves$", 60)
+        sent.append(publishers[0].sent)
+    wait_until(lambda: all(one.ended for one in receivers), "clients over TLS are closed", 60)
+    for one in publishers:
+        one.stop()
+    for receiver, etid in zip(receivers, etids, strict=True):
+        for publisher in publishers:
+            got, own = (receiver.got[publisher.name, tid] for tid in (topic, etid))
+            assert got == sorted(set(got))
+            assert own == sorted(set(own))
+            assert min(got[-1], own[-1]) > sent[0]
+            assert abs(got[-1] - own[-1]) < 10, "until the close, one to one as well"
+            if node_of(publisher.device.etid) == node_of(etid):
+                assert (gaps(got), gaps(own)) == ([], [])
