@@ -164,3 +164,65 @@ def test_workers(serve: Callable[..., Served], tmp_path: Path) -> None:
             assert abs(got[-1] - own[-1]) < 10, "until the close, one to one as well"
             if node_of(publisher.device.etid) == node_of(etid):
                 assert (gaps(got), gaps(own)) == ([], [])
+
+
+def heard_in_the_end(publisher: Device, number: int, device: Device, text: bytes) -> int:
+    """Publishes until a client hears it, since the other process has to learn that it subscribes; gives the number that
+    it hears it by.
+    """
+    found: list[int] = []
+
+    def hears() -> bool:
+        publisher.publish(number, text)
+        packets = [one for one in device.sync() if one[0] == Type.PUBLISH and one.endswith(text)]
+        found.extend(wire.unpack_publish(wire.frame(one))[0] for one in packets)
+        return bool(found)
+
+    wait_until(hears, text)
+    return found[0]
+
+
+def test_what_changes_meanwhile(serve_hot: Serve, tmp_path: Path) -> None:
+    """Subscriptions, also to topics that either process has made since, and what observers are told."""
+    served = serve_hot(application(tmp_path / "app"), *WINDOW[:-1], "4")
+    raw, tls, other = served.device(b"raw-01"), served.device(b"tls-01", TLS), served.device(b"wss-01", WSS)
+    news = raw.subscribe(b"news")
+    assert {tls.subscribe(b"news"), other.subscribe(b"news")} == {news}
+    raw.send(*(wire.with_id(Type.OBSERVE, number) for number in (tls.etid, news)))
+    raw.expect(wire.change(news, 3))
+    os.kill(served.pid, signal.SIGUSR2)
+    served.wait_for(r"restart: process \d+ serves")
+    raw.expect_nothing()
+    tls.send(wire.with_id(Type.UNSUBSCRIBE, news))
+    raw.expect(wire.change(news, 2))
+    made_there, made_here = raw.create(b"made there"), tls.subscribe(b"made here")
+    subscribed = tls.subscribe(b"made there")
+    assert heard_in_the_end(raw, made_there, tls, b"one") == subscribed
+    assert heard_in_the_end(raw, raw.create(b"made here"), tls, b"two") == made_here
+    assert heard_in_the_end(raw, tls.etid, tls, b"three") == tls.etid
+    served.next_process()
+    changes = [wire.change(tls.etid, 0), wire.change(news, 1)]
+    assert sorted(raw.receive() for _ in changes) == sorted(changes)
+    raw.expect_nothing()
+
+
+def test_the_new_process_does_not_wait_for_the_old_one(serve_hot: Serve, tmp_path: Path) -> None:
+    """The old process is stopped while it keeps a client: what is published for that one has a bound."""
+    served = serve_hot(application(tmp_path / "app"), *WINDOW[:-1], "4")
+    raw, tls = served.device(b"raw-01"), served.device(b"tls-01", TLS)
+    news = raw.subscribe(b"news")
+    assert tls.subscribe(b"news") == news
+    before = served.pid
+    os.kill(before, signal.SIGUSR2)
+    served.wait_for(r"restart: process \d+ serves")
+    os.kill(before, signal.SIGSTOP)
+    try:
+        for number in range(400):
+            raw.publish(news, b"%d " % number + bytes(60_000))
+            assert raw.receive()[13:].startswith(b"%d " % number)
+        served.wait_for("restart: the process before takes too little")
+    finally:
+        os.kill(before, signal.SIGCONT)
+    served.next_process()
+    raw.publish(news, b"last")
+    assert raw.receive().endswith(b"last")
