@@ -27,7 +27,7 @@ from smqrt.net.moving import OTHERS_TURN_S, MovingClient, StandingHub
 from smqrt.net.precopy import SentAhead, is_at_rest
 from smqrt.net.succession import SucceedingBroker, succession
 from smqrt.restart.protocol import BYTES_AT_ONCE, FDS_AT_ONCE, STEP_S, VERSION, expect
-from smqrt.restart.staying import Staying
+from smqrt.restart.staying import Staying, late
 
 log = logging.getLogger("smqrt")
 
@@ -81,7 +81,7 @@ class HandOver:
         self._numbers = itertools.count(1)
         self._ahead: dict[Session, SentAhead] = {}
         self._given: list[StandingHub] = []
-        self._runs: list[tuple[str, list[object]]] = []
+        self._runs: list[tuple[SucceedingBroker, tuple[int, int, bytes]]] = []
         self._late: gevent.Greenlet[..., None] | None = None
         self._staying: Staying | None = None
 
@@ -222,7 +222,7 @@ class HandOver:
             raise
         self.longest_s = max(self.longest_s, time.monotonic() - began_s)
         self.moved += len(hub.clients)
-        hub.let_go(partial(self._forward, broker.key))
+        hub.let_go(partial(self._forward, broker))
         if self._staying:
             self._staying.begin(broker)
         self._given.append(hub)
@@ -284,18 +284,18 @@ class HandOver:
             gevent.sleep(LATE_S)
             self._pass_on()
 
-    def _forward(self, key: str, run: bytes, tid: int, ptid: int) -> None:
+    def _forward(self, broker: SucceedingBroker, run: bytes, tid: int, ptid: int) -> None:
         """A client that could not go along has published."""
-        self._runs.append((key, [tid, ptid, run]))
+        self._runs.append((broker, (tid, ptid, run)))
 
     def _pass_on(self) -> None:
         for hub in self._given:
             frames = hub.broker.server.take_publishes()
             if frames:
-                self._channel.send({"do": "late", "key": hub.broker.key, "frames": [list(one) for one in frames]})
+                self._channel.send(late(hub.broker, frames))
         runs, self._runs = self._runs, []
-        for key, run in runs:
-            self._channel.send({"do": "late", "key": key, "frames": [run]})
+        for broker, run in runs:
+            self._channel.send(late(broker, [run]))
 
     def finish(self) -> None:
         """The applications of this process have ended: pass on what they published last, and let go."""

@@ -22,7 +22,7 @@
                                     ◀──  done
     serving                         ──▶
                                     ◀──  left: it is in no cluster any more by a number that is fixed
-                                    ◀──  late {key, frames}, until the old process ends
+                                    ◀──  late {key, frames, names}, until the old process ends
 
 `abort {why}` of the old one ends it all. Silence and a connection that ends mean that the other process is gone.
 """

@@ -33,7 +33,7 @@ from smqrt.broker.snapshot import Record
 from smqrt.broker.topics import Topic
 from smqrt.identity.identity import ANONYMOUS, Identity, Method
 from smqrt.limits import LineLimit
-from smqrt.net.fd_channel import ChannelError, FdChannel
+from smqrt.net.fd_channel import ChannelError, FdChannel, Message
 from smqrt.net.moving import OTHERS_TURN_S, StandingHub
 from smqrt.net.succession import SucceedingBroker, succession
 from smqrt.restart.protocol import STEP_S
@@ -169,12 +169,35 @@ def _runs(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield head[:4], b"".join(frames)
 
 
+def late(broker: SucceedingBroker, runs: Sequence[tuple[int, int, bytes]]) -> Message:
+    """A message with runs, each with its destination and publisher, that the old process passes on; and with the names
+    of their topics, since one that was made there meanwhile may have another number at the new process, or be none.
+    """
+    topics = [broker.topic_table.by_key.get(tid.to_bytes(4, "big")) for tid in {tid for tid, _, _ in runs}]
+    names = [[one.id, one.name] for one in topics if one is not None and one.name is not None]
+    return {"do": "late", "key": broker.key, "frames": [list(one) for one in runs], "names": names}
+
+
 def _close_all(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)
 
 
 # ---- the new process
+
+
+def numbered_here(broker: SucceedingBroker, message: Message) -> Iterator[tuple[int, int, bytes]]:
+    """The runs of a `late`, with the numbers that their topics have here; topics that are new are made."""
+    numbers: dict[int, int] = {}
+    for number, name in message.get("names", ()):  # older ones say none
+        topic = broker.topic_table.by_name.get(name)
+        if topic is None and not broker.limits.of_all(broker.topic_table, name):
+            topic = broker.topic_table.named(name, number)
+        if topic is not None and topic.id != number:
+            numbers[number] = topic.id
+    for tid, ptid, run in message["frames"]:
+        here = numbers.get(tid, tid)
+        yield here, ptid, run if here == tid else rewritten(run, here, ptid)
 
 
 class Relay(Outbox):

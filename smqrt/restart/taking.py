@@ -17,7 +17,7 @@ from smqrt.net.inherited import inherited
 from smqrt.net.moving import ArrivingHub
 from smqrt.net.succession import succession
 from smqrt.restart.protocol import ENVIRONMENT, HELLO_S, VERSION, Refused, check_socket_path
-from smqrt.restart.staying import Relays
+from smqrt.restart.staying import Relays, numbered_here
 
 log = logging.getLogger("smqrt")
 
@@ -238,7 +238,7 @@ class TakeOver:
                     succession.left()
                 broker = succession.find(message["key"]) if message["do"] == "late" else None
                 if broker is not None:
-                    for tid, ptid, frame in message["frames"]:
+                    for tid, ptid, frame in numbered_here(broker, message):
                         broker.server.publish(tid, ptid, frame)
         except ChannelError:
             succession.left()
