@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,40 @@ def test_a_payload_gives_one_row_to_all_readers(spark: Any) -> None:
             assert told == {"nr": number, **wanted, "at": at}, payload
             # VARIANT has no place for a key that is there twice, nor for half a surrogate pair.
             assert number in variants or payload.count(b'"n"') == 2 or b"ud800" in payload, payload
+
+
+NESTED = (
+    "`a.t` timestamp, s struct<`t t`: timestamp, n: bigint>, l array<struct<t: timestamp>>, m map<string, timestamp>"
+)
+SECONDS, MICROS, NANOS = 1795635200, 1795635200123456, 1795635200123456789
+
+
+def test_whole_numbers_that_are_too_many_seconds_are_far_times(spark: Any) -> None:
+    """Spark's own product of seconds and 1,000,000 wraps round, and is any time."""
+
+    def payloads(number: int | str) -> list[dict[str, Any]]:
+        return [
+            {"a.t": number},
+            {"s": {"t t": number}},
+            {"l": [{"t": 1}, {"t": number}]},
+            {"m": {"x": 1, "y": number}},
+            {"a.t": 1, "s": {"n": "no number"}, "m": {"x": number}},
+        ]
+
+    def rows_of(numbers: list[int | str]) -> tuple[int, set[str]]:
+        every = [json.dumps(each).encode() for number in numbers for each in payloads(number)]
+        frame = spark.createDataFrame([(each,) for each in every], "payload binary").coalesce(1)
+        source = Declaration("rows", "source", lambda df: df, [], {"json": NESTED, "prefix": ""}, [], "here.py", 1)
+        good, bad = row_checks.parse_json(frame, source)
+        reasons = [row.reason for row in bad.collect()]
+        return len(reasons) - len(good.collect()), set(reasons)
+
+    far = [SECONDS * 1000, MICROS, -MICROS, NANOS, -NANOS, 2**63 - 1, -(2**63), 9223372036855]
+    assert rows_of(list(far)) == (5 * len(far), {row_checks.FAR_TIME})
+    assert rows_of([SECONDS, -SECONDS, 2**63, 10**30, str(NANOS)]) == (-25, set())
+    frame = spark.createDataFrame([(b'{"n": 1795635200123456789}',)], "payload binary")
+    source = Declaration("rows", "source", lambda df: df, [], {"json": "n bigint", "prefix": ""}, [], "here.py", 1)
+    assert row_checks.parse_json(frame, source)[0].first()["n"] == NANOS
 
 
 def test_a_time_that_python_does_not_know_has_no_bounds(tmp_path: Path) -> None:
