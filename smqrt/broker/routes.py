@@ -271,7 +271,9 @@ class UnroutedRoute:
         """Count the run as dropped."""
         messages = count_frames(run)
         self._broker.topic_table.traffic.add(messages, len(run), 0)
-        self._broker.stats.drop(Drop.UNROUTED, messages)
+        cluster = self._broker.cluster
+        if cluster is None or not cluster.missed(self._tid, messages):
+            self._broker.stats.drop(Drop.UNROUTED, messages)
         hook = self._broker.hooks.ondrop
         if hook:
             hook(run, self._tid, self._ptid, self._peer)

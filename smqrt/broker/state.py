@@ -198,6 +198,10 @@ class ClusterMember(Protocol):
         """Where messages of `ptid` to `tid` go: `route`, of this hub, and to other nodes; None when nobody is there."""
         ...
 
+    def missed(self, tid: int, messages: int) -> bool:
+        """Count messages that nobody receives for nodes that are lost and wanted them; whether there are some."""
+        ...
+
     def paced(self, route: Route, found: Route, peer: BrokerPeer) -> Route:
         """`route` as one on which `peer` waits for full links, when `found`, its end, leads over some."""
         ...

@@ -98,7 +98,7 @@ class ChannelWay(Way):
     @property
     def has_left(self) -> bool:
         """See `Way`: it is being stopped, or only its hub has ended."""
-        return self.link.state is not LinkState.CLOSED or self.link.code == Refusal.CLOSING
+        return self.link.has_left
 
     @property
     def tells_stamps(self) -> bool:

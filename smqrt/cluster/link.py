@@ -209,7 +209,9 @@ class Link:
         much waits already. The last part of the queue is for what nodes tell each other, and for applications'
         channels, which have bounds of their own.
         """
-        if self.state is not LinkState.UP:
+        if self.state is not LinkState.UP:  # it has just ended, while more was to be handed over
+            if messages := sum(map(count_messages, runs)):
+                channel.carried.count_lost(Drop.LINK_LOST, messages)
             return True
         takes_all = True
         room_bytes = self.node.unacked_bytes - self.node.queue_bytes // 4 - self.unacked_bytes
@@ -259,6 +261,11 @@ class Link:
     def is_refused(self) -> bool:
         """Whether it ended because the two nodes can't have a link."""
         return self.code in (Refusal.VERSION, Refusal.PASSWORD, Refusal.SELF, Refusal.NUMBER)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the other node goes in order, or only what the link has carried ends; else it is lost."""
+        return self.state is not LinkState.CLOSED or self.code == Refusal.CLOSING
 
     @property
     def unacked_bytes(self) -> int:

@@ -16,6 +16,7 @@ from smqrt.broker.outbox import Drop, ahead, put_off
 from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.broker.topics import Route, Topic
 from smqrt.broker.value_clock import clock
+from smqrt.cluster.absent import Absent, AbsentNode
 from smqrt.cluster.interest import Interest
 from smqrt.cluster.remote import ClockedRoute, Phantom, RemoteNode
 from smqrt.cluster.waits import Waits, paced
@@ -48,6 +49,7 @@ class Member:
         remotes: the other nodes.
         foreign: the topics of those ETIDs that are in use, with the node.
         interest: what the other nodes want.
+        lost: the nodes that are lost and may come back.
         counts_all: whether observers are told the subscribers of all nodes; see `count_all`.
         changed: called when a node has joined, has said all, or is gone.
         epoch: when this node started.
@@ -61,6 +63,7 @@ class Member:
         self._phantoms: dict[int, Phantom] = {}
         self.foreign: dict[int, tuple[Topic, RemoteNode]] = {}
         self.interest = Interest()
+        self.lost = Absent(self)
         self.changed: Callable[[RemoteNode, str], object] = lambda node, what: None
         self.epoch = 0
         self.leave: Callable[[], object] = lambda: None
@@ -211,12 +214,26 @@ class Member:
         if topic is not None and topic.leads_away != (bool(wanting) and route is None):
             topic.count()
             topic.leads_away = not topic.leads_away
-        if not wanting:
+        missing = self.lost.wanting(key, tid) if self.lost else 0
+        if not wanting and (route is None or not missing):
             return route
         puts = [self._put(one, tid, self._number_at(one, key, tid), ptid, public) for one in wanting]
+        if missing:
+            puts.append(self.lost.counts(missing))
         forwarded = self._over(route, topic, puts, [one.way for one in wanting])
         told = [one for one in wanting if key in one.valued and one.way.tells_stamps]
         return ClockedRoute(forwarded, told, self._stamp_now) if told else forwarded
+
+    def missed(self, tid: int, messages: int) -> bool:
+        """See `ClusterMember`."""
+        if not self.lost:
+            return False
+        if self.lost.has_client(tid):
+            self.broker.stats.drop(Drop.LINK_LOST, messages)
+            return True
+        topic = self.broker.topic_table.get(tid)
+        key = None if topic is None or topic.name is None else self.key_of(topic)
+        return self.lost.missed(self.lost.wanting(key, tid), messages)
 
     def _stamp_now(self) -> int:
         now_us = clock.now()
@@ -251,6 +268,8 @@ class Member:
         public = self._public.get(ptid, ptid)
         for node in self.remotes:
             node.way.put(smq.publish_frame(server_of(node.number), public, stid, data))
+        if self.lost:
+            self.broker.stats.drop(Drop.LINK_LOST, len(self.lost))
         return len(self.remotes)
 
     def paced(self, route: Route, found: Route, peer: BrokerPeer) -> Route:
@@ -456,10 +475,13 @@ class Member:
 
     def synced(self, node: RemoteNode) -> None:
         """A node has said all that it had."""
+        self.lost.back(node)
         self.changed(node, "synced")
 
     def left_node(self, node: RemoteNode, why: str, reason: Drop = Drop.LINK_LOST) -> None:
-        """A node is lost: its clients and its interest go, and what waits for it is counted."""
+        """A node is lost, or has left: its clients and its interest go, and what waits for it is counted; for a lost
+        one also what it would get from now on.
+        """
         if node.gone:
             return
         node.gone = True
@@ -468,11 +490,11 @@ class Member:
         if self.broker.slow is not None:
             self.broker.slow.pressure.forget(node.way)
         self.waits.caught_up(node)
-        put_off(self._forget_node(node))
+        put_off(self._forget_node(node, None if node.way.has_left else self.lost.lost(node)))
         self.changed(node, why)
 
-    def _forget_node(self, node: RemoteNode) -> Iterator[None]:
-        yield from node.forget_all()
+    def _forget_node(self, node: RemoteNode, absent: AbsentNode | None) -> Iterator[None]:
+        yield from node.forget_all(absent)
         self._bits &= ~node.bit
 
     def _forget_valued(self) -> None:
@@ -620,6 +642,7 @@ class Member:
     def detach(self) -> None:
         """The hub goes on alone, with its clients."""
         assert not self.remotes
+        self.lost.clear()
         self.broker.cluster = None
         self.broker.topic_table.absent = lambda number: None
         for client in self.broker.sessions.values():

@@ -257,10 +257,12 @@ class Node:
             self.on_log(text + others, True)
 
     def look(self, ping_s: float = PING_S, silence_s: float = SILENCE_S) -> None:
-        """Ping, and give up what is silent."""
+        """Ping, give up what is silent, and forget nodes that are lost for long."""
         now_s = self.clock_s()
         for link in list(self.all_links):
             link.look(now_s, ping_s, silence_s)
+        for member in self.members.values():
+            member.lost.look()
 
     def close(self) -> None:
         """Leave all clusters, close all channels and end all links."""

@@ -21,6 +21,7 @@ from smqrt.wire.cluster import Announced, Key, LinkType
 from smqrt.wire.ids import LOCAL_BITS, server_of
 
 if TYPE_CHECKING:
+    from smqrt.cluster.absent import AbsentNode
     from smqrt.cluster.member import Member
 
 MAX_ROUTES = 1 << 16
@@ -205,6 +206,8 @@ class RemoteNode:
 
     def _interest(self, packet: bytes) -> None:
         for key in wire.parse_keys(packet):
+            if self.member.lost:
+                self.member.lost.wants(self, key)
             if self.member.interest.add(key, self.bit):
                 self.interest += 1
                 self._keep(_TOPIC_BYTES)
@@ -339,13 +342,15 @@ class RemoteNode:
 
     # ---- its end
 
-    def forget_all(self) -> Iterator[None]:
-        """Forget its clients and its interest, in portions."""
+    def forget_all(self, absent: AbsentNode | None) -> Iterator[None]:
+        """Forget its clients, and its interest unless what it misses is counted, in portions."""
         self.member.vanished(self.server)
         for phantom in self.phantoms.values():
             self.member.vanished(phantom)
             yield
         for keys in self.member.interest.keys(self.bit) if self.interest else ():
+            if absent is not None:
+                self.member.lost.takes(absent, keys)
             for key in keys:
                 self.member.interest.discard(key, self.bit)
                 self.member.forget(key)

@@ -1,0 +1,149 @@
+"""What a node would have got while it is lost is counted, once for each node and message."""
+
+from __future__ import annotations
+
+import pytest
+
+from smqrt.broker.outbox import Drop
+from smqrt.cluster import absent
+from tests.cluster.engines import Engine, Place, pair
+
+
+def lost(place: Place) -> int:
+    return place.hub.stats.drops[Drop.LINK_LOST]
+
+
+def unrouted(place: Place) -> int:
+    return place.hub.stats.drops[Drop.UNROUTED]
+
+
+def apart(engine: Engine, one: Place, other: Place) -> None:
+    """Break their link when all has arrived, and wait until both know and have forgotten each other."""
+    for place in (one, other):
+        engine.wait_acknowledged(place)
+    engine.cut(one, other)
+    for place, lost_one in ((one, other), (other, one)):
+        number = lost_one.member.number
+        engine.until(
+            lambda at=place, of=number: of not in [remote.number for remote in at.member.remotes], "it notices"
+        )
+        engine.until(lambda at=place, of=number: is_forgotten(at, of), "it has forgotten the clients")
+
+
+def is_forgotten(place: Place, number: int) -> bool:
+    return not any(one.node.number == number for one in place.member.phantoms.values()) and (
+        place.member._bits.bit_count() == len(place.member.remotes)
+    )
+
+
+def test_what_a_lost_node_would_have_got_is_counted_until_it_is_back(engine: Engine) -> None:
+    places = one, other, third = [engine.place(name) for name in ("one", "other", "third")]
+    engine.joined(*places)
+    mine, theirs, both, gone = one.client(), other.client(), third.client(), other.client()
+    for client, name in ((theirs, b"theirs"), (theirs, b"all"), (both, b"all"), (mine, b"all"), (gone, b"left")):
+        client.subscribe(name)
+    gone.unsubscribe(b"left")
+    engine.until(lambda: one.wanted_by(b"theirs") == 1 and one.wanted_by(b"all") == 2, "interest")
+    engine.until(lambda: not one.wanted_by(b"left"), "interest that is gone")
+    engine.until(lambda: one.member.phantom(theirs.etid), "the phantom")
+    dropped: list[int] = []
+    one.hub.hooks.ondrop = lambda run, tid, ptid, peer: dropped.append(tid)
+    etid = theirs.etid
+    apart(engine, one, other)
+    assert lost(one) == 0
+    for number in range(10):
+        for to in (b"theirs", b"all", b"left", etid):
+            mine.publish(to, b"%d" % number)
+        one.hub.publish(b"%d" % number, b"theirs")
+    engine.until(lambda: len(both.data) == len(mine.data) == 10, "those that are there get all")
+    assert (lost(one), unrouted(one)) == (40, 10)
+    assert dropped.count(etid) == 10, "nobody takes the message"
+    assert len(dropped) == 40
+    assert one.member.to_servers(b"to all servers", one.hub.gettid(), 0) == len(one.member.remotes)
+    assert lost(one) == 41
+
+    engine.heal(one, other)
+    engine.joined(*places)
+    engine.until(lambda: one.wanted_by(b"theirs") == 1 and one.wanted_by(b"all") == 2, "interest")
+    assert not one.member.lost
+    before = lost(one)
+    for number in range(10, 20):
+        mine.publish(b"theirs", b"%d" % number)
+        mine.publish(b"all", b"%d" % number)
+    engine.until(lambda: len(theirs.data) == 20, "the messages after")
+    engine.settle()
+    assert lost(one) == before == 41
+    assert len(one.member.lost._interest) == 0
+    assert one.member.lost._bits == 0
+
+
+def test_a_node_that_leaves_in_order_misses_nothing(engine: Engine) -> None:
+    one, other = pair(engine)
+    subscriber, publisher = other.client(), one.client()
+    subscriber.subscribe(b"topic")
+    engine.until(lambda: one.wanted_by(b"topic"), "interest")
+    engine.wait_acknowledged(one)
+    engine.stop(other)
+    engine.until(lambda: not one.member.remotes and not one.member.interest, "it notices")
+    publisher.publish(b"topic", b"to nobody")
+    assert (lost(one), unrouted(one)) == (0, 1)
+    assert not one.member.lost
+
+
+def test_a_node_that_is_killed_is_counted_for_until_it_has_started_again(engine: Engine) -> None:
+    one, other = engine.place("one"), engine.place("other", number=77)
+    engine.joined(one, other)
+    publisher = one.client()
+    other.client().subscribe(b"topic")
+    engine.until(lambda: one.wanted_by(b"topic"), "interest")
+    engine.wait_acknowledged(one)
+    engine.kill(other)
+    engine.until(lambda: not one.member.remotes and not one.member.interest, "it notices")
+    for _ in range(5):
+        publisher.publish(b"topic", b"meanwhile")
+    assert lost(one) == 5
+    again = engine.place("again", number=77)
+    engine.joined(one, again)
+    publisher.publish(b"topic", b"nobody wants it any more")
+    assert (lost(one), unrouted(one)) == (5, 1)
+
+
+def test_a_lost_node_is_forgotten_after_a_while(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absent, "ABSENT_S", 0.0)
+    one, other = pair(engine)
+    publisher = one.client()
+    other.client().subscribe(b"topic")
+    engine.until(lambda: one.wanted_by(b"topic"), "interest")
+    apart(engine, one, other)
+    engine.node_of(one).look()
+    engine.until(lambda: not one.member.lost and not one.member.lost._interest, "it is forgotten")
+    publisher.publish(b"topic", b"to nobody")
+    assert (lost(one), unrouted(one)) == (0, 1)
+
+
+def test_a_hub_that_leaves_the_cluster_counts_for_nobody(engine: Engine) -> None:
+    one, other = pair(engine)
+    publisher = one.client()
+    other.client().subscribe(b"topic")
+    engine.until(lambda: one.wanted_by(b"topic"), "interest")
+    apart(engine, one, other)
+    assert len(one.member.lost) == 1
+    one.member.leave()
+    publisher.publish(b"topic", b"alone")
+    assert (lost(one), unrouted(one)) == (0, 1)
+
+
+def test_no_more_lost_nodes_are_counted_for_than_the_limit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absent, "MAX_ABSENT", 1)
+    one, first, second = places = [engine.place(name) for name in ("one", "first", "second")]
+    engine.joined(*places)
+    publisher = one.client()
+    for place in (first, second):
+        place.client().subscribe(b"topic")
+    engine.until(lambda: one.wanted_by(b"topic") == 2, "interest")
+    engine.wait_acknowledged(one)
+    engine.kill(first)
+    engine.kill(second)
+    engine.until(lambda: not one.member.remotes and not one.member.interest, "it notices")
+    publisher.publish(b"topic", b"meanwhile")
+    assert lost(one) == len(one.member.lost) == 1
