@@ -54,7 +54,7 @@ class Calls(list[tuple[Any, ...]]):
 
 WRONG_OPTIONS: dict[str, Any] = {
     **dict.fromkeys(("authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish"), 5),
-    **dict.fromkeys(("ondrop", "onmsg", "log"), "text"),
+    **dict.fromkeys(("ondrop", "onmsg", "onnode", "log"), "text"),
     **dict.fromkeys(("keepidle", "keepintv"), 0),
     **dict.fromkeys(("readtmo", "queuesize"), -1),
     "budget": 1.5,

@@ -112,6 +112,8 @@ class Hooks:
     """`(run, tid, ptid, peer)` gives the frames of the run that may pass, once per run."""
     ondrop: Callable[[bytes, int, int, BrokerPeer], object] | None = None
     """`(run, tid, ptid, peer)` for messages that nobody received."""
+    onnode: Callable[[int, str, str], object] | None = None
+    """`(number, event, why)`: another node of the cluster has "joined", is "lost", is "back", or has "left"."""
     log: Callable[[BrokerPeer | None, str], object] | None = None
     """`(peer, text)` for what an operator may want to know; None when it is about nobody in particular."""
 

@@ -17,6 +17,7 @@ from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.broker.topics import Route, Topic
 from smqrt.broker.value_clock import clock
 from smqrt.cluster.absent import Absent, AbsentNode
+from smqrt.cluster.events import NodeEvents
 from smqrt.cluster.interest import Interest
 from smqrt.cluster.remote import ClockedRoute, Phantom, RemoteNode
 from smqrt.cluster.waits import Waits, paced
@@ -50,6 +51,7 @@ class Member:
         foreign: the topics of those ETIDs that are in use, with the node.
         interest: what the other nodes want.
         lost: the nodes that are lost and may come back.
+        events: what the application is told of nodes.
         counts_all: whether observers are told the subscribers of all nodes; see `count_all`.
         changed: called when a node has joined, has said all, or is gone.
         epoch: when this node started.
@@ -64,6 +66,7 @@ class Member:
         self.foreign: dict[int, tuple[Topic, RemoteNode]] = {}
         self.interest = Interest()
         self.lost = Absent(self)
+        self.events = NodeEvents(broker)
         self.changed: Callable[[RemoteNode, str], object] = lambda node, what: None
         self.epoch = 0
         self.leave: Callable[[], object] = lambda: None
@@ -476,6 +479,7 @@ class Member:
     def synced(self, node: RemoteNode) -> None:
         """A node has said all that it had."""
         self.lost.back(node)
+        self.events.synced(node)
         self.changed(node, "synced")
 
     def left_node(self, node: RemoteNode, why: str, reason: Drop = Drop.LINK_LOST) -> None:
@@ -491,6 +495,7 @@ class Member:
             self.broker.slow.pressure.forget(node.way)
         self.waits.caught_up(node)
         put_off(self._forget_node(node, None if node.way.has_left else self.lost.lost(node)))
+        self.events.gone(node, why)
         self.changed(node, why)
 
     def _forget_node(self, node: RemoteNode, absent: AbsentNode | None) -> Iterator[None]:

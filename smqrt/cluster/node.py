@@ -177,12 +177,13 @@ class Node:
         return member
 
     def _resume(self, member: Member) -> None:
-        self.members[member.name] = member
+        self.members[member.name], member.events.is_off = member, False
         for link in self.links.values():
             link.open(member)
 
     def _suspend(self, member: Member, text: bytes = b"") -> None:
         del self.members[member.name]
+        member.events.is_off = True
         for link in list(self.links.values()):
             link.close_channel(member, text)
 

@@ -87,6 +87,13 @@ class OnMessage(Protocol):
         """Returns nothing."""
 
 
+class OnNode(Protocol):
+    """Another node of the cluster has come or gone."""
+
+    def __call__(self, node: int, event: str, why: str, /) -> object:
+        """Returns nothing. `event` is "joined", "lost", "back" or "left"."""
+
+
 class Log(Protocol):
     """What an operator may want to know."""
 

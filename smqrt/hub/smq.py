@@ -29,6 +29,7 @@ from smqrt.hub.callbacks import (
     OnCloseWithReason,
     OnConnect,
     OnMessage,
+    OnNode,
     OnPublish,
     PermitSubtop,
     PermitTop,
@@ -47,7 +48,9 @@ from smqrt.wire.smq import ConnackCode
 log = logging.getLogger("smqrt.hub")
 
 Topic = str | bytes | int
-CALLBACKS = ("authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "onmsg", "log")
+CALLBACKS = (
+    "authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "onmsg", "onnode", "log"
+)  # fmt: skip
 JournalOption = bool | str | os.PathLike[str] | Mapping[str, object] | None
 """True, a folder or settings (help: journal)."""
 OnMessageObject = TypeVar("OnMessageObject", bound=Callable[[Message], object])
@@ -68,6 +71,7 @@ def create(
     onpublish: OnPublish | None = None,
     ondrop: OnPublish | None = None,
     onmsg: OnMessage | None = None,
+    onnode: OnNode | None = None,
     log: Log | None = None,
     keepidle: int | None = None,
     keepintv: int | None = None,
@@ -101,6 +105,7 @@ def create(
         onpublish: `f(data, ptid, tid, subtid, peer) -> bool`, before each message is routed.
         ondrop: `f(data, ptid, tid, subtid, peer)` for messages that nobody received.
         onmsg: `f(data, ptid, tid, subtid)`, the first global message handler.
+        onnode: `f(node, event, why)`: another node of the cluster has "joined", is "lost", is "back", or has "left".
         log: `f(sock, text)`; `sock` may be None.
         keepidle, keepintv, readtmo, queuesize, budget, maxnames, clientnames, auth, name, keep, rndtid: see
             `smqrt.net.broker.HubOptions` (help: hub-api).
@@ -173,6 +178,7 @@ class Smq:
             "onclose": self._onclose,
             "onpublish": self._onpublish,
             "ondrop": self._ondrop,
+            "onnode": lambda number, event, why: self._call("onnode", number, event, why),
         }
         hooks = Hooks(**{name: adapter for name, adapter in adapters.items() if name in self._callbacks})
         hooks.log = self._log

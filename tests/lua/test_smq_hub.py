@@ -353,6 +353,7 @@ WRONG = {
     "require'smq.hub'.create(5)": "bad argument #1 to 'create'",
     "require'smq.hub'.create{onpublish = 5}": "1.onpublish",
     "require'smq.hub'.create{ondrop = 'x'}": "1.ondrop",
+    "require'smq.hub'.create{onnode = 5}": "1.onnode",
     "require'smq.hub'.create{log = 5}": "1.log",
     "require'smq.hub'.create{readtmo = 'x'}": "1.readtmo",
     "require'smq.hub'.create{readtmo = 0}": "readtmo",

@@ -163,6 +163,9 @@ class LuaBroker:
     def _ondrop(self, run: bytes, tid: int, ptid: int, session: BrokerPeer) -> None:
         self._ask("ondrop", (), run, tid, ptid, self._binding.handle(session))
 
+    def _onnode(self, number: int, event: str, why: str) -> Any:
+        return self._ask("onnode", (), number, event.encode(), bridge.utf8(why))
+
     def _log(self, session: BrokerPeer | None, text: str) -> None:
         known = session if session is not None and (session.etid or session.extra is not None) else None
         self._ask("log", (), self._binding.handle(known) if known else None, text.encode())

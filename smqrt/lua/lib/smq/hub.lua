@@ -197,6 +197,10 @@ function adapters.ondrop(ondrop, what)
   end
 end
 
+function adapters.onnode(onnode)
+  return function(number, event, why) onnode(number, event, why) end
+end
+
 function adapters.log(log)
   return function(number, text)
     local peer = number and peer_of(number)
@@ -359,7 +363,7 @@ end
 local values = {
   "keepidle", "keepintv", "readtmo", "queuesize", "budget", "maxnames", "clientnames", "auth", "name", "keep", "rndtid", "persist", "slow", "cluster", "observe",
 }
-local callbacks = {"authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "log"}
+local callbacks = {"authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "onnode", "log"}
 
 local function add(list, key, value)
   list[#list + 1] = key
