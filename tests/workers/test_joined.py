@@ -5,10 +5,12 @@ told the subscribers of all.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gevent
 import pytest
@@ -128,3 +130,38 @@ def test_who_has_an_answer_is_known_to_all_workers(serve: Serve, app: Path) -> N
         lost += 1
     # Not always none: a worker that has found its clients' words, and is held then, reads what came later with them.
     assert lost <= ANSWERS / 200, "without the order it is one of 30, and more beside a load"
+
+
+def test_what_a_killed_worker_would_have_got_is_counted_until_it_is_back(serve: Serve, app: Path) -> None:
+    served = serve(app, "--workers", "2", "--hosts", "*")
+    found = connected(served, *UIDS)
+    speaker, listener = (next(one for one, worker in found if worker == number) for number in range(2))
+    topic = listener.subscribe(b"news")
+    speaker.publish(topic, b"before")
+    while payload(listener) != b"before":
+        pass
+
+    def count(reason: str) -> int:
+        text = asked(served, "metrics")
+        found = re.findall(rf'^smqrt_hub_dropped_messages_total{{.*reason="{reason}".*}} (\d+)', text, re.M)
+        return sum(map(int, found))
+
+    def is_back() -> bool:
+        speaker.publish(topic, b"meanwhile")
+        time.sleep(0.01)
+        return "w1: process" in served.output
+
+    os.kill(workers_of(served)[1], signal.SIGKILL)
+    wait_until(is_back)
+    wait_until(lambda: count("link_lost") > 0)
+    wait_until(lambda: all(len(one["nodes"]) == 1 and not one["joining"] for one in hubs(served)))
+    lost, unrouted = count("link_lost"), count("unrouted")
+    for _ in range(20):
+        speaker.publish(topic, b"nobody has subscribed")
+    wait_until(lambda: count("unrouted") >= unrouted + 20)
+    assert count("link_lost") == lost
+
+
+def hubs(served: Served) -> list[dict[str, Any]]:
+    """What the workers say of their hubs in clusters."""
+    return [hub for row in asked(served, "api/v1/clusters") for hub in row["hubs"]]
