@@ -59,9 +59,6 @@ class Absent:
         self._bits = self._counted = 0
         """Bits in use, and of those the ones of nodes that are not forgotten."""
 
-    def __len__(self) -> int:
-        return len(self.nodes)
-
     # ---- nodes come and go
 
     def lost(self, node: RemoteNode) -> AbsentNode | None:
@@ -69,7 +66,7 @@ class Absent:
         until_s = self._member.broker.clock() + ABSENT_S
         before = next((one for one in self.nodes if one.is_at(node.way)), None)
         if before is not None:  # it was back, and had not said all
-            before.until_s = until_s
+            before.number, before.until_s = node.number, until_s
             self.nodes.remove(before)
             self.nodes.append(before)
             return before
@@ -93,15 +90,17 @@ class Absent:
             if not bits or not self._member.interest.nodes(key) & bits:
                 self._interest.add(key, absent.bit)
 
-    def wants(self, node: RemoteNode, key: Key) -> None:
-        """A node wants a topic: when it is one that is back, it gets what is published from now on."""
-        for absent in self.nodes:
-            if absent.is_at(node.way):
-                self._interest.discard(key, absent.bit)
+    def at(self, way: Way) -> list[AbsentNode]:
+        """Those that are back, by this way."""
+        return [one for one in self.nodes if one.is_at(way)]
+
+    def gets(self, absent: AbsentNode, key: Key) -> None:
+        """It is back, and wants a topic: it gets what is published from now on."""
+        self._interest.discard(key, absent.bit)
 
     def back(self, node: RemoteNode) -> None:
         """A node has said all that it wants."""
-        for absent in [one for one in self.nodes if one.is_at(node.way)]:
+        for absent in self.at(node.way):
             self._forget(absent)
 
     def look(self) -> None:

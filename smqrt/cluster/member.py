@@ -217,7 +217,7 @@ class Member:
         if topic is not None and topic.leads_away != (bool(wanting) and route is None):
             topic.count()
             topic.leads_away = not topic.leads_away
-        missing = self.lost.wanting(key, tid) if self.lost else 0
+        missing = self.lost.wanting(key, tid) if self.lost.nodes else 0
         if not wanting and (route is None or not missing):
             return route
         puts = [self._put(one, tid, self._number_at(one, key, tid), ptid, public) for one in wanting]
@@ -229,7 +229,7 @@ class Member:
 
     def missed(self, tid: int, messages: int) -> bool:
         """See `ClusterMember`."""
-        if not self.lost:
+        if not self.lost.nodes:
             return False
         if self.lost.has_client(tid):
             self.broker.stats.drop(Drop.LINK_LOST, messages)
@@ -271,8 +271,8 @@ class Member:
         public = self._public.get(ptid, ptid)
         for node in self.remotes:
             node.way.put(smq.publish_frame(server_of(node.number), public, stid, data))
-        if self.lost:
-            self.broker.stats.drop(Drop.LINK_LOST, len(self.lost))
+        if self.lost.nodes:
+            self.broker.stats.drop(Drop.LINK_LOST, len(self.lost.nodes))
         return len(self.remotes)
 
     def paced(self, route: Route, found: Route, peer: BrokerPeer) -> Route:

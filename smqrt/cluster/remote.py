@@ -205,9 +205,10 @@ class RemoteNode:
             )
 
     def _interest(self, packet: bytes) -> None:
+        was_lost = self.member.lost.at(self.way)
         for key in wire.parse_keys(packet):
-            if self.member.lost:
-                self.member.lost.wants(self, key)
+            for absent in was_lost:
+                self.member.lost.gets(absent, key)
             if self.member.interest.add(key, self.bit):
                 self.interest += 1
                 self._keep(_TOPIC_BYTES)

@@ -65,7 +65,7 @@ def test_what_a_lost_node_would_have_got_is_counted_until_it_is_back(engine: Eng
     engine.heal(one, other)
     engine.joined(*places)
     engine.until(lambda: one.wanted_by(b"theirs") == 1 and one.wanted_by(b"all") == 2, "interest")
-    assert not one.member.lost
+    assert not one.member.lost.nodes
     before = lost(one)
     for number in range(10, 20):
         mine.publish(b"theirs", b"%d" % number)
@@ -87,7 +87,7 @@ def test_a_node_that_leaves_in_order_misses_nothing(engine: Engine) -> None:
     engine.until(lambda: not one.member.remotes and not one.member.interest, "it notices")
     publisher.publish(b"topic", b"to nobody")
     assert (lost(one), unrouted(one)) == (0, 1)
-    assert not one.member.lost
+    assert not one.member.lost.nodes
 
 
 def test_a_node_that_is_killed_is_counted_for_until_it_has_started_again(engine: Engine) -> None:
@@ -116,7 +116,7 @@ def test_a_lost_node_is_forgotten_after_a_while(engine: Engine, monkeypatch: pyt
     engine.until(lambda: one.wanted_by(b"topic"), "interest")
     apart(engine, one, other)
     engine.node_of(one).look()
-    engine.until(lambda: not one.member.lost and not one.member.lost._interest, "it is forgotten")
+    engine.until(lambda: not one.member.lost.nodes and not one.member.lost._interest, "it is forgotten")
     publisher.publish(b"topic", b"to nobody")
     assert (lost(one), unrouted(one)) == (0, 1)
 
@@ -127,7 +127,7 @@ def test_a_hub_that_leaves_the_cluster_counts_for_nobody(engine: Engine) -> None
     other.client().subscribe(b"topic")
     engine.until(lambda: one.wanted_by(b"topic"), "interest")
     apart(engine, one, other)
-    assert len(one.member.lost) == 1
+    assert len(one.member.lost.nodes) == 1
     one.member.leave()
     publisher.publish(b"topic", b"alone")
     assert (lost(one), unrouted(one)) == (0, 1)
@@ -146,4 +146,4 @@ def test_no_more_lost_nodes_are_counted_for_than_the_limit(engine: Engine, monke
     engine.kill(second)
     engine.until(lambda: not one.member.remotes and not one.member.interest, "it notices")
     publisher.publish(b"topic", b"meanwhile")
-    assert lost(one) == len(one.member.lost) == 1
+    assert lost(one) == len(one.member.lost.nodes) == 1

@@ -133,6 +133,9 @@ def test_who_has_an_answer_is_known_to_all_workers(serve: Serve, app: Path) -> N
 
 
 def test_what_a_killed_worker_would_have_got_is_counted_until_it_is_back(serve: Serve, app: Path) -> None:
+    preload = app / ".preload"
+    hook = 'create {onnode = function(node, event) trace("worker", mako.worker, "is told", event) end,'
+    preload.write_text(preload.read_text().replace("create {", hook))
     served = serve(app, "--workers", "2", "--hosts", "*")
     found = connected(served, *UIDS)
     speaker, listener = (next(one for one, worker in found if worker == number) for number in range(2))
@@ -160,6 +163,7 @@ def test_what_a_killed_worker_would_have_got_is_counted_until_it_is_back(serve: 
         speaker.publish(topic, b"nobody has subscribed")
     wait_until(lambda: count("unrouted") >= unrouted + 20)
     assert count("link_lost") == lost
+    wait_until(lambda: re.findall(r"worker\W+0\W+is told\W+(\w+)", served.output) == ["joined", "lost", "back"])
 
 
 def hubs(served: Served) -> list[dict[str, Any]]:
