@@ -17,6 +17,7 @@ from smqrt.client import SmqClient
 from smqrt.errors import JournalError
 from smqrt.journal import commit, locations, numbers
 from smqrt.journal.reader import Journal
+from tests.pipeline.receivers import Delivery, Result
 
 KEYS = 10
 LATE_US = 2_000_000
@@ -118,7 +119,7 @@ class Recorded:
     Attributes:
         sent: messages; end: the number behind the last one; out: by topic of results the ids that came; windows:
             results of the stateful query; future: ids that were left out of it; gaps: missing numbers; commits:
-            (query:batch) of all results.
+            (query:batch) of all results; results: by topic, those that subscribers ought to get.
     """
 
     sent: list[Sent] = field(default_factory=list)
@@ -128,11 +129,13 @@ class Recorded:
     future: set[str] = field(default_factory=set)
     gaps: int = 0
     commits: set[str] = field(default_factory=set)
+    results: dict[str, list[Result]] = field(default_factory=dict)
 
     def add(self, row: Any) -> None:
         """Takes the next row."""
         if row.txn:
             self.commits.add(row.txn)
+            self.results.setdefault(row.topic, []).append(Result(row.seq, row.payload, row.txn))
         if row.topic == "out/sums":
             self.windows.append(json.loads(row.payload))
         elif row.topic == "out/future":
@@ -218,6 +221,7 @@ class Figures:
         windows: results of the stateful query; wrong: how many have another count than their messages; twice: how many
             came again; missing: how many never came; late: messages that a clock set back made too late, which may be
             in their window or not; future: messages that a clock set forward put out of windows.
+        deliveries: by subscriber of the results, what became of its copies.
     """
 
     acknowledged: int
@@ -233,24 +237,30 @@ class Figures:
     missing: int
     late: int
     future: int
+    deliveries: dict[str, Delivery]
 
     @property
     def exact(self) -> bool:
-        """Whether everything was done exactly once."""
+        """Whether everything was done exactly once, and each subscriber got what it could get."""
         faults = self.lost + self.doubled + self.gaps + self.wrong + self.twice + self.missing
-        return not faults and not any(self.wrong_results.values()) and self.expected > 0 and self.windows > 0
+        are_delivered = all(one.exact for one in self.deliveries.values())
+        is_complete = are_delivered and not any(self.wrong_results.values())
+        return not faults and is_complete and self.expected > 0 and self.windows > 0
 
 
 Window = tuple[int, int]
 
 
-def figures(recorded: Recorded, acknowledged: Iterable[str], kept: Iterable[str]) -> Figures:
+def figures(
+    recorded: Recorded, acknowledged: Iterable[str], kept: Iterable[str], deliveries: dict[str, Delivery]
+) -> Figures:
     """Compares what came in with what went out.
 
     Args:
         recorded: what the journal had.
         acknowledged: ids that publishers know to be stored.
         kept: ids in the table.
+        deliveries: by subscriber, what became of its copies.
     """
     truth, promised = Counter(one.id for one in recorded.sent), set(acknowledged)
     results = {**recorded.out, "table": Counter(kept)}
@@ -271,6 +281,7 @@ def figures(recorded: Recorded, acknowledged: Iterable[str], kept: Iterable[str]
         missing=sum(1 for window in _final(recorded, least) if window not in told),
         late=most.total() - least.total(),
         future=len(recorded.future),
+        deliveries=deliveries,
     )
 
 

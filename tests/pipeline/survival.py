@@ -18,7 +18,8 @@ from typing import Any
 from smqrt.journal import commit, locations
 from smqrt.pipeline import status, tables
 from smqrt.pipeline.process import CRASH_VARIABLE
-from tests.pipeline import ledger
+from tests.conftest import free_port
+from tests.pipeline import ledger, receivers
 from tests.pipeline.plain_stream import JAVA
 from tests.waiting import wait_until
 
@@ -27,7 +28,7 @@ from smqrt import hub
 from smqrt.journal import durability
 
 durability.RETENTION_S = 2.0
-smq = hub.create(journal=%r)
+smq = hub.create(cluster="trial", journal=%r)
 
 
 def answer(request, relpath):
@@ -38,6 +39,8 @@ def answer(request, relpath):
 
 dir.setfunc(answer)
 """
+OTHER_HUB = HUB.replace("durability.RETENTION_S = 2.0\n", "").replace(", journal=%r", "")
+LINKS = {"SMQRT_CLUSTER__PASSWORD": "of the trial", "SMQRT_CLUSTER__PING_S": "0.2"}
 SETTINGS = {"sync": "publish", "min_free_bytes": 0}
 RETAINED = SETTINGS | {"retain": "30s", "segment_bytes": "256KiB"}
 """So that segments are sealed, compacted and removed all the time."""
@@ -68,6 +71,7 @@ QUERIES = ("echo", "sums", "kept", "timed.dead_letters")
 PLAIN = "plain"
 """The stream without decorators: its results, and the folder of its checkpoint."""
 PATIENCE_S = 600
+DELIVERY_S = 10.0
 HERE = Path(__file__).parent
 
 
@@ -150,13 +154,18 @@ class Trial:
         self.driver: subprocess.Popen[Any] | None = None
         self._publishers: list[ledger.Publisher] = []
         self._collector = ledger.Collector(self.journal)
+        self._links, self._other_port = free_port(), free_port()
+        self._other: subprocess.Popen[Any] | None = None
+        self._receivers: list[receivers.Receiver] = []
+        self._kills: list[receivers.Moment] = []
 
     # ---- processes
 
     def start_hub(self) -> None:
         """Starts the hub, where it was; at the first start messages begin to flow."""
-        environment = self.shims.environment if self.shims else {}
-        words = ("serve", "--port", str(self._port), str(self.folder))
+        environment = (self.shims.environment if self.shims else {}) | LINKS
+        listen = ("--cluster-listen", f"127.0.0.1:{self._links}")
+        words = ("serve", "--port", str(self._port), *listen, str(self.folder))
         self._hub = self._process(*words, log="hub.log", **environment)
         wait_until(lambda: self._announced() == self._hub.pid, "the hub is there", 60)  # type: ignore[union-attr]
         if not self._publishers:
@@ -165,6 +174,12 @@ class Trial:
 
     def _begin(self) -> None:
         address = f"http://127.0.0.1:{self._port}/smq"
+        self._start_other_node()
+        self.subscribe("raw", f"http://127.0.0.1:{self._port}/smq")
+        self.subscribe("another raw", f"http://127.0.0.1:{self._port}/smq")
+        self.subscribe("WebSocket", f"ws://127.0.0.1:{self._port}/smq")
+        self.subscribe("raw at another node", f"http://127.0.0.1:{self._other_port}/smq")
+        self.subscribe("WebSocket at another node", f"ws://127.0.0.1:{self._other_port}/smq")
         over_http = ledger.Publisher("http", self.journal, self._rate // 2)
         self._publishers = [over_http, ledger.Client("client", self.journal, self._rate // 2, address)]
         for name in (*QUERIES, PLAIN):  # as if all had run before the first message
@@ -172,9 +187,32 @@ class Trial:
         for thread in (*self._publishers, self._collector):
             thread.start()
 
+    def _start_other_node(self) -> None:
+        """A node without a journal, whose subscribers get the results over a link."""
+        app = self.folder.with_name("other")
+        app.mkdir()
+        (app / ".preload.py").write_text(OTHER_HUB)
+        links = ("--cluster-listen", f"127.0.0.1:{free_port()}", "--cluster-nodes", f"127.0.0.1:{self._links}")
+        words = ("serve", "--port", str(self._other_port), *links, str(app))
+        self._other = self._process(*words, log="other.log", **LINKS)
+
+    def subscribe(self, name: str, url: str) -> None:
+        """Adds a subscriber of the results."""
+        receiver = receivers.Receiver(name, self.journal, url)
+        receiver.start()
+        receiver.wait_subscribed()
+        self._receivers.append(receiver)
+
+    def join_late(self) -> None:
+        """Adds subscribers of the results that have missed some already, at both nodes."""
+        self.subscribe("late raw", f"http://127.0.0.1:{self._port}/smq")
+        self.subscribe("late WebSocket", f"ws://127.0.0.1:{self._port}/smq")
+        self.subscribe("late at another node", f"http://127.0.0.1:{self._other_port}/smq")
+
     def kill_hub(self) -> None:
         """kill -9."""
         self._kill(self._hub)
+        self._kills.append(receivers.moment(self.journal, time.monotonic()))
         self.hub_kills += 1
 
     def start_compactor(self) -> None:
@@ -230,7 +268,7 @@ class Trial:
 
     def close(self) -> None:
         """Ends what still runs."""
-        for process in (self.driver, self._compactor, self._hub):
+        for process in (self.driver, self._compactor, self._hub, self._other):
             if process is not None and process.poll() is None:
                 self._kill(process)
 
@@ -287,8 +325,24 @@ class Trial:
         recorded = self._collector.caught_up()
         self._collector.finish()
         assert recorded.sent
+        deliveries = self._deliveries(recorded)
         acknowledged = (name for publisher in self._publishers for name in publisher.acknowledged)
-        return ledger.figures(recorded, acknowledged, self._kept())
+        return ledger.figures(recorded, acknowledged, self._kept(), deliveries)
+
+    def _deliveries(self, recorded: ledger.Recorded) -> dict[str, receivers.Delivery]:
+        """Waits until subscribers have the last results, though not for ever."""
+        until_s = time.monotonic() + DELIVERY_S
+        while True:
+            found = {
+                one.name: receivers.delivery(recorded.results, one.got, one.subscribed, self._kills)
+                for one in self._receivers
+            }
+            if all(one.exact for one in found.values()) or time.monotonic() > until_s:
+                break
+            time.sleep(0.5)
+        for one in self._receivers:
+            one.finish()
+        return found
 
     @property
     def uncertain(self) -> int:
