@@ -14,7 +14,8 @@ from typing import IO, NamedTuple
 from smqrt.errors import JournalError
 from smqrt.journal import arrow, committed, index, manifest, numbers, readers
 from smqrt.journal.files import crc32, touch
-from smqrt.journal.index import HAS_TXN, INDEX, INDEXED, REMEDY, BatchEntry, remove_summary
+from smqrt.journal.index import HAS_TXN, INDEX, INDEXED, REMEDY, RESULTS, BatchEntry, remove_summary
+from smqrt.journal.record import Flag
 
 DAMAGED = ".damaged"
 _NEWEST = 2  # segments with rows: the one that was written to, and the one before it, which may not have been sealed
@@ -349,7 +350,8 @@ def _corrected(entry: BatchEntry, batch: bytes) -> BatchEntry:
     """Returns an index record with what no checksum covers, from the batch itself."""
     times = arrow.decode_numbers(batch, "ts")
     has_txn = arrow.read_header(batch).nulls[-1] < entry.rows
-    flags = HAS_TXN if has_txn else 0
+    are_results = all(flag & Flag.PIPELINE for flag in arrow.decode_numbers(batch, "flags"))
+    flags = (HAS_TXN if has_txn else 0) | (RESULTS if are_results else 0)
     return entry._replace(ts_min_us=min(times), ts_max_us=max(times), flags=flags, reserved=0)
 
 

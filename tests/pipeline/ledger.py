@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from smqrt.client import SmqClient
 from smqrt.errors import JournalError
 from smqrt.journal import commit, locations, numbers
 from smqrt.journal.reader import Journal
-from tests.pipeline.receivers import Delivery, Result
+from tests.pipeline.receivers import ClientThread, Delivery, Result
 
 KEYS = 10
 LATE_US = 2_000_000
@@ -79,13 +80,27 @@ class Publisher(threading.Thread):
 
 
 class Client(Publisher):
-    """Publishes as a client of SMQ: confirmed is what it receives itself, of a hub whose `sync` is "publish"."""
+    """Publishes as a client of SMQ: confirmed is what it receives itself, of a hub whose `sync` is "publish".
 
-    def __init__(self, name: str, journal: Path, rate: int, url: str) -> None:
+    Args:
+        name, journal, rate: as for `Publisher`.
+        url: what it connects to.
+        thread: the one of all clients.
+    """
+
+    def __init__(self, name: str, journal: Path, rate: int, url: str, thread: ClientThread) -> None:
         super().__init__(name, journal, rate)
-        self._url = url
+        self._url, self._thread = url, thread
 
-    def run(self) -> None:
+    def start(self) -> None:
+        """Begins, in the thread of the clients."""
+        self._thread.spawn(self._publish)
+
+    def finish(self) -> None:
+        """Lets it end."""
+        self._over.set()
+
+    def _publish(self) -> None:
         client = SmqClient(self._url, onclose=lambda *_: TICK_S, queue_bytes=1 << 20)
         for key in range(KEYS):
             client.subscribe(f"in/{key}", onmsg=self._received)
@@ -117,13 +132,13 @@ class Recorded:
     """What was in a journal, in the order of its numbers.
 
     Attributes:
-        sent: messages; end: the number behind the last one; out: by topic of results the ids that came; windows:
-            results of the stateful query; future: ids that were left out of it; gaps: missing numbers; commits:
-            (query:batch) of all results; results: by topic, those that subscribers ought to get.
+        sent: messages; end: by node the number behind the last one; out: by topic of results the ids that came;
+            windows: results of the stateful query; future: ids that were left out of it; gaps: missing numbers;
+            commits: (query:batch) of all results; results: by topic, those that subscribers ought to get.
     """
 
     sent: list[Sent] = field(default_factory=list)
-    end: int = 0
+    end: dict[str, int] = field(default_factory=dict)
     out: dict[str, Counter[str]] = field(default_factory=dict)
     windows: list[dict[str, int]] = field(default_factory=list)
     future: set[str] = field(default_factory=set)
@@ -131,11 +146,11 @@ class Recorded:
     commits: set[str] = field(default_factory=set)
     results: dict[str, list[Result]] = field(default_factory=dict)
 
-    def add(self, row: Any) -> None:
-        """Takes the next row."""
+    def add(self, node: str, row: Any) -> None:
+        """Takes the next row of a node."""
         if row.txn:
             self.commits.add(row.txn)
-            self.results.setdefault(row.topic, []).append(Result(row.seq, row.payload, row.txn))
+            self.results.setdefault(row.topic, []).append(Result(node, row.seq, row.payload, row.txn))
         if row.topic == "out/sums":
             self.windows.append(json.loads(row.payload))
         elif row.topic == "out/future":
@@ -143,9 +158,25 @@ class Recorded:
         elif row.topic.startswith("in/"):
             payload = json.loads(row.payload)
             self.sent.append(Sent(payload["id"], row.ts_us, payload["key"]))
-            self.end = row.seq + 1
+            self.end[node] = row.seq + 1
         else:
             self.out.setdefault(row.topic, Counter())[json.loads(row.payload)["id"]] += 1
+
+    def in_order(self) -> dict[str, list[Result]]:
+        """Returns, by topic, the results in the order of their commits, whichever of several hubs has stored them."""
+        return {topic: _in_order(some) for topic, some in self.results.items()}
+
+
+def _in_order(some: list[Result]) -> list[Result]:
+    queries: dict[str, int] = {}
+
+    def key(result: Result) -> tuple[int, int, float, int]:
+        name, _, batch = result.txn.rpartition(":")
+        query, _, part = name.partition(".")
+        number = queries.setdefault(query, len(queries))  # a query that begins anew has a new id
+        return number, int(batch), float(part) if part else inf, result.seq  # the part without a number is the last
+
+    return sorted(some, key=key)
 
 
 class Collector(threading.Thread):
@@ -182,13 +213,13 @@ class Collector(threading.Thread):
 
     def _look(self) -> None:
         journal = Journal(self._path)
-        end = journal.end()
-        for row in journal.rows({"n1": self.next.get("n1", 0)}, end):
-            expected = self.next.get("n1", 0)
-            # Behind a hub that was killed numbers go on with the next step (decision 0035): nothing is missing there.
-            self.recorded.gaps += row.seq != expected and not numbers.is_gap(expected, row.seq)
-            self.recorded.add(row)
-            self.next["n1"] = row.seq + 1
+        for node, end in journal.end().items():
+            for row in journal.rows({node: self.next.get(node, 0)}, {node: end}):
+                expected = self.next.get(node, 0)
+                # Behind a hub that was killed numbers go on with the next step (decision 0035).
+                self.recorded.gaps += row.seq != expected and not numbers.is_gap(expected, row.seq)
+                self.recorded.add(node, row)
+                self.next[node] = row.seq + 1
 
     def caught_up(self) -> Recorded:
         """Waits until it has looked once more; returns what it has seen."""

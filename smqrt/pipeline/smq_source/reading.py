@@ -277,7 +277,7 @@ class ProgressReports:
 
     def __init__(self, options: ReadOptions) -> None:
         self._hub = locations.HubAddress.of(options.journal, options.token, options.cafile)
-        self._query = options.query or ""
+        self._query, self._results = options.query or "", options.include_pipeline
         self._waiting: Offsets | None = None
         self._last_s = -INTERVAL_S
 
@@ -295,7 +295,7 @@ class ProgressReports:
             return
         offset, self._waiting, self._last_s = self._waiting, None, time.monotonic()
         try:
-            commit.report_progress(self._hub, self._query, self._query, offset)
+            commit.report_progress(self._hub, self._query, self._query, offset, results=self._results)
         except JournalError as error:
             _log.warning("progress can't be reported, retention doesn't know of it: %s", error)
 
