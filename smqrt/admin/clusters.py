@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from smqrt.backplane.expected import Missing
 from smqrt.backplane.mesh import Dialer, Mesh, open_meshes
 from smqrt.broker.outbox import Drop
 from smqrt.cluster.channel import AppChannel
@@ -35,6 +36,7 @@ def _node(mesh: Mesh) -> Snapshot:
         "links_lost": node.links_lost,
         "refused": {Refusal(code).name.lower(): count for code, count in sorted(node.refused.items()) if code},
         "addresses": [_address(one) for one in mesh.dialers[:_SHOWN]],
+        "missing": [_missing(mesh, one) for one in mesh.expected.missing()[:_SHOWN]],
         "hubs": [_hub(one) for one in list(node.members.values())[:_SHOWN]],
         "channels": [_channel(one) for one in list(node.channels.values())[:_SHOWN]],
     }
@@ -63,6 +65,10 @@ def _link(link: Link) -> Snapshot:
 def _address(dialer: Dialer) -> Snapshot:
     state = "this node" if dialer.is_self else "linked" if dialer.up else "not linked"
     return {"address": dialer.address, "state": state, "why": "" if dialer.up or dialer.is_self else dialer.why}
+
+
+def _missing(mesh: Mesh, one: Missing) -> Snapshot:
+    return {"to": one.to, "why": one.why, "for_s": round(mesh.node.clock_s() - one.since_s, 3)}
 
 
 def _hub(member: Member) -> Snapshot:

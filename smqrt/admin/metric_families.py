@@ -539,6 +539,13 @@ FAMILIES = (
         "How many links to other nodes have ended.",
         lambda _: [((str(one.node.number),), one.node.links_lost) for one in open_meshes],
     ),
+    Family(
+        "gauge",
+        "smqrt_cluster_links_missing",
+        ("node",),
+        "Links to other nodes that there should be and are not.",
+        lambda _: [((str(one.node.number),), len(one.expected.missing())) for one in open_meshes],
+    ),
     # Journals.
     Family(
         "counter",

@@ -21,6 +21,7 @@ from gevent.event import Event
 from greenlet import getcurrent
 
 from smqrt.backplane.connection import connection_of
+from smqrt.backplane.expected import Expected
 from smqrt.backplane.nats import NatsBackplane
 from smqrt.broker.broker import Broker
 from smqrt.cluster.link import Link
@@ -114,6 +115,7 @@ class Mesh:
     Attributes:
         node: what is known of the others.
         dialers: look for nodes at addresses.
+        expected: the links that there should be.
         on_accepted: called with a link that somebody else makes, before it is up.
     """
 
@@ -144,6 +146,7 @@ class Mesh:
         self._closers: list[Callable[[], object]] = []
         self._last_closers: list[Callable[[], object]] = []
         self.dialers: list[Dialer] = []
+        self.expected = Expected(self)
         self.on_accepted: Callable[[Link], object] = lambda link: None
         open_meshes.append(self)
 
@@ -162,6 +165,8 @@ class Mesh:
 
     def _look(self) -> None:
         self.node.look(self._ping_s, self._silence_s)
+        if self.has_begun:
+            self.expected.look()
 
     def join(self, broker: Broker, name: str) -> Member:
         """Take a hub into the cluster `name`. Raises as `Node.join`."""
@@ -177,6 +182,7 @@ class Mesh:
         """
         listener = Listener(host, port, self.accepted, context)
         listener.name, listener.max_handshakes = "the links of nodes", MAX_STRANGERS
+        self.node.server.port = self.node.server.port or listener.address[1]
         self._when_begun(lambda: listener.start() if listener in open_listeners else None)
         self._closers.append(listener.close)
         return listener
@@ -196,11 +202,23 @@ class Mesh:
         connection.serve(link, data)
         return link
 
-    def dial(self, host: str, port: int = PORT, tls: ClientTls | None = None, any_name: bool = False) -> Dialer:
-        """Connect to another node, and again whenever that is lost. With `any_name` its certificate may be for
-        another name than `host`.
+    def dial(
+        self,
+        host: str,
+        port: int = PORT,
+        tls: ClientTls | None = None,
+        any_name: bool = False,
+        origin: Dialer | None = None,
+    ) -> Dialer:
+        """Connect to another node, and again whenever that is lost.
+
+        Args:
+            any_name: its certificate may be for another name than `host`.
+            origin: what has found another process of its server.
         """
-        dialer = Dialer(self, f"{host}:{port}", partial(_connect, host, port, tls, any_name))
+        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        dialer = Dialer(self, shown, partial(_connect, host, port, tls, any_name))
+        dialer.place, dialer.origin = (host, port, tls, any_name), origin
         self.dialers.append(dialer)
         self._when_begun(dialer.start)
         return dialer
@@ -261,12 +279,18 @@ class Dialer:
         up: whether there is a link to the node at this address.
         why: what ended the last one, or failed.
         is_self: whether it is this node that is found there.
+        place: host, port and TLS of the address, see `Mesh.dial`; None for another kind.
+        origin: what has found another process of the same server; None for an address that somebody has given.
+        expects: the id of the node that is there, as another process of its server says; empty when none does.
         on_status: called with whether there is a link, and why not.
     """
 
     def __init__(self, mesh: Mesh, address: str, connect: Callable[[], tuple[Transport, bytes]]) -> None:
         self.address, self.up, self.why = address, False, "not connected yet"
         self.is_self = False
+        self.place: tuple[str, int, ClientTls | None, bool] | None = None
+        self.origin: Dialer | None = None
+        self.expects = b""
         self.on_status: Callable[[bool, str], object] = lambda up, why: None
         self._is_closed = False
         self._link: Link | None = None
@@ -282,6 +306,11 @@ class Dialer:
     def _run(self) -> None:
         wait_s = FIRST_RETRY_S
         while not self._mesh.node.closed:
+            if self.expects in self._mesh.node.links:  # which the other side has made
+                self._report(True, "")
+                self._wait_for_end(self.expects)
+                wait_s = FIRST_RETRY_S
+                continue
             link = self._try()
             if link is None:
                 pass
@@ -289,8 +318,9 @@ class Dialer:
                 gevent.sleep(SELF_RETRY_S)
                 continue
             elif self._has_link(link):
+                assert link.peer is not None
                 self._report(True, "")
-                self._wait_for_end(link)
+                self._wait_for_end(link.peer.id)
                 wait_s = FIRST_RETRY_S
                 continue
             gevent.sleep(uniform(0.5, 1.0) * wait_s)  # two nodes that meet must not meet for ever
@@ -318,27 +348,35 @@ class Dialer:
         """There is a link to that node: this one, or one that the other side has made."""
         return link.peer is not None and link.peer.id in self._mesh.node.links
 
-    def _wait_for_end(self, link: Link) -> None:
-        assert link.peer is not None
-        while (current := self._mesh.node.links.get(link.peer.id)) is not None:
-            if current is link:
+    def _wait_for_end(self, node_id: bytes) -> None:
+        while (current := self._mesh.node.links.get(node_id)) is not None:
+            if current is self._link:
                 self._ended.wait()
-                self.why = link.why
-                if not self._is_being_replaced(link) and self._mesh.node.clock_s() - link.since_s >= LASTED_S:
+                if self._has_broken():
+                    self.why = current.why
                     break  # each moment without a link loses messages
             gevent.sleep(TAKEN_PLACE_S)
+            self.why = current.why
         self._report(False, self.why)
 
-    def _is_being_replaced(self, link: Link) -> bool:
-        """Whether the node that it led to is making another link."""
-        assert link.peer is not None
+    def _has_broken(self) -> bool:
+        """Whether the link has ended although it was steady, and the other node is not making another one."""
+        link = self._link
+        if link is None or link.peer is None:
+            return False
         others = (one.peer for one in self._mesh.node.all_links if one is not link)
-        return any(peer is not None and peer.id == link.peer.id for peer in others)
+        is_being_replaced = any(peer is not None and peer.id == link.peer.id for peer in others)
+        return not is_being_replaced and self._mesh.node.clock_s() - link.since_s >= LASTED_S
 
     def leads_to(self, link: Link) -> bool:
         """Whether a link goes to the node at this address, whoever has made it."""
+        return link.peer is not None and self.leads_to_id == link.peer.id
+
+    @property
+    def leads_to_id(self) -> bytes:
+        """Of the node that was found at this address last; empty when there was none."""
         mine = self._link.peer if self._link is not None else None
-        return mine is not None and link.peer is not None and mine.id == link.peer.id
+        return self.expects or (b"" if mine is None else mine.id)
 
     def _report(self, up: bool, why: str) -> None:
         if (up, why) == (self.up, self.why):
@@ -355,11 +393,17 @@ class Dialer:
             self._greenlet.kill(block=False)
         self.up = False
 
-    def disconnect(self) -> None:
-        """Connect no more, and end the link."""
+    def forget(self) -> None:
+        """Connect no more, and expect no link."""
         self.close()
         with contextlib.suppress(ValueError):
             self._mesh.dialers.remove(self)
+
+    def disconnect(self) -> None:
+        """Connect no more, and end the link, and those to other processes of that server."""
+        self.forget()
+        for one in [one for one in self._mesh.dialers if one.origin is self]:
+            one.disconnect()
         if self._link is not None:
             self._link.refuse(Refusal.CLOSING, "that node was taken out of the list of nodes")
 

@@ -323,7 +323,7 @@ class Conn:
         if listener is not None:
             listener.close()
             for dialer in self._dialers.values():
-                dialer.close()
+                dialer.forget()
 
 
 class Cluster:

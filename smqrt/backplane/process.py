@@ -128,6 +128,8 @@ class ProcessCluster:
         tls = _link_tls(plan)
         mesh = Mesh(key, plan.number, ping_s=plan.ping_s, silence_s=plan.silence_s, queue_bytes=plan.queue_bytes)
         try:
+            if plan.workers and worker_place().count > 1:
+                _take_place(mesh, plan, worker_place())
             if plan.directory:
                 mesh.share_directory(plan.directory)
             if plan.listen:
@@ -199,7 +201,11 @@ def _with_workers(plan: ClusterPlan, place: WorkerPlace) -> ClusterPlan:
     listen = plan.listen
     if listen:
         host, port = address(listen)
-        listen = f"{host}:{port + place.number}"
+        if port > 0x10000 - place.count:
+            last = 0x10000 - place.count
+            raise ArgumentError(f"cluster.listen: port {port}; with {place.count} workers it is {last} at most")
+        host = f"[{host}]" if ":" in host else host
+        listen = f"{host}:{port and port + place.number}"
     most = MAX_NODE + 1 - place.count
     if plan.number > most:
         raise ArgumentError(f"cluster.node: {plan.number}; with {place.count} workers it is {most} at most")
@@ -209,6 +215,13 @@ def _with_workers(plan: ClusterPlan, place: WorkerPlace) -> ClusterPlan:
     return replace(
         plan, hubs=True, workers=True, directory=directory, secret=place.secret, listen=listen, number=number
     )
+
+
+def _take_place(mesh: Mesh, plan: ClusterPlan, place: WorkerPlace) -> None:
+    """Who has found one worker is told of all."""
+    first = address(plan.listen)[1] - place.number if plan.listen else -1
+    ports = range(first, first + place.count) if first > 0 else [0] * place.count
+    mesh.node.server.take_place(place.secret, place.number, ports)
 
 
 def _servers_and_name(cluster: str, key: str) -> tuple[str, str]:

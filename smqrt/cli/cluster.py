@@ -31,7 +31,7 @@ def cluster() -> None:
 @connection_options
 @json_option
 def status(client: AdminClient, as_json: bool) -> None:
-    """Show nodes, links, round trips, queues, interest and losses. Exit code 1 when an address has no link."""
+    """Show nodes, links, round trips, queues, interest and losses. Exit code 1 when a link is missing."""
     rows: list[dict[str, Any]] = client.get("clusters")
     if as_json:
         for row in rows:
@@ -110,13 +110,16 @@ def _show(rows: list[dict[str, Any]]) -> None:
         print_table(_CHANNELS, channels)
     for row in rows:
         for one in _missing(row):
-            click.echo(f"node {row['node']} has no link to {one['address']}: {one['why']}", err=True)
+            click.echo(f"node {row['node']} has no link to {one['to']}: {one['why']}", err=True)
         for why, count in row["refused"].items():
             click.echo(f"node {row['node']}: {count} links refused: {why}", err=True)
 
 
 def _missing(row: dict[str, Any]) -> list[dict[str, Any]]:
-    return [one for one in row["addresses"] if one["state"] == "not linked"]
+    """Of a server of an older release: what has no link of its list."""
+    listed = [{"to": one["address"], "why": one["why"]} for one in row["addresses"] if one["state"] == "not linked"]
+    missing: list[dict[str, Any]] = row.get("missing", listed)
+    return missing
 
 
 def _link(node: int, one: dict[str, Any]) -> tuple[object, ...]:

@@ -50,7 +50,8 @@ class SmqClientOptions:
     uid: str | bytes = option(
         _random_uid,
         Rule(f"{MIN_UID_BYTES} to {_MAX_UID_BYTES} bytes", _uid),
-        "at least 6 bytes that name this client; the same uid takes over the older connection and its ETID",
+        "at least 6 bytes that name this client; the same uid takes over the older connection and, at the same "
+        "[worker](workers.md) or node, its ETID",
         shown="random, kept over reconnects",
     )
     info: str | bytes | None = option(

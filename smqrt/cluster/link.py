@@ -25,7 +25,7 @@ from smqrt.limits import Bucket
 from smqrt.printable import printable
 from smqrt.wire import link as wire
 from smqrt.wire import smq
-from smqrt.wire.link import Hello, Packet, Refusal
+from smqrt.wire.link import Hello, Packet, Refusal, Siblings
 
 if TYPE_CHECKING:
     from smqrt.cluster.node import Node
@@ -159,6 +159,7 @@ class Link:
         sent_bytes: of the link.
         knows_pressure: whether the other side knows the packets from `LinkType.PRESSED` on.
         knows_stamps: whether it knows `LinkType.VALUE_AT` and `LinkType.CLOCK`.
+        siblings: what the other side has said of the processes of its server; None before, and of older releases.
         unhandled_bytes: what the other node's applications have not handled yet of all that came over their channels.
     """
 
@@ -189,7 +190,8 @@ class Link:
         self._unacked: deque[Unacked] = deque()
         self._uncounted: set[int] = set()
         """Channels there that were joined, and of whose end this side has not heard."""
-        self.knows_pressure = self.knows_stamps = False
+        self.knows_pressure = self.knows_stamps = self._knows_siblings = False
+        self.siblings: Siblings | None = None
         self._closes = Bucket(CLOSES_PER_S, CLOSES_AT_ONCE, now_s)
         self._waiting: list[Callable[[], object]] = []
         if connects:
@@ -390,9 +392,20 @@ class Link:
         self.state = LinkState.UP
         for ability in self.node.abilities:
             self._say(wire.channel(Packet.OPEN, 0, ability))
+        self.say_siblings()
         for carried in self.node.carried():
             self.open(carried)
         self.on_up(self)
+
+    def say_siblings(self) -> None:
+        """Tell the processes of this server, when the other side knows what that is."""
+        if self._knows_siblings and self.state is LinkState.UP:
+            self._say(wire.siblings(self.node.server.siblings(self.node.links.values())))
+
+    def _siblings(self, packet: bytes) -> None:
+        self.siblings, before = wire.parse_siblings(packet), self.siblings
+        if self.siblings != before:
+            self.node.heard_of_siblings(self)
 
     # ---- channels
 
@@ -426,9 +439,7 @@ class Link:
     def _opened(self, packet: bytes) -> None:
         number, name = wire.parse_channel(packet)
         if name.startswith(wire.ABILITY):
-            known = name in self.node.abilities
-            self.knows_pressure = self.knows_pressure or (known and name == wire.PRESSURE)
-            self.knows_stamps = self.knows_stamps or (known and name == wire.STAMPS)
+            self._know(name)
             return
         if len(name) > len(wire.APP) + MAX_NAME_BYTES or number in self._theirs:
             raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"a node opens the channel {number} once, by a short name")
@@ -439,6 +450,15 @@ class Link:
         if len(self._unopened) >= MAX_UNOPENED:
             raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"a node opens at most {MAX_UNOPENED} channels")
         self._unopened[name] = number
+
+    def _know(self, ability: bytes) -> None:
+        if ability not in self.node.abilities:
+            return
+        self.knows_pressure = self.knows_pressure or ability == wire.PRESSURE
+        self.knows_stamps = self.knows_stamps or ability == wire.STAMPS
+        if ability == wire.SIBLINGS and not self._knows_siblings:
+            self._knows_siblings = True
+            self.say_siblings()
 
     def _join(self, channel: Channel, theirs: int) -> None:
         channel.theirs = theirs
@@ -640,4 +660,5 @@ HANDLERS: dict[int, tuple[tuple[LinkState, ...], Callable[[Link, bytes], None]]]
     Packet.ACK: (_UP, Link._ack),
     Packet.PING: (PROVEN, Link._ping),
     Packet.PONG: (_UP, Link._pong),
+    Packet.SIBLINGS: (_UP, Link._siblings),
 }

@@ -11,11 +11,12 @@ from smqrt.broker.broker import Broker
 from smqrt.cluster.channel import AppChannel, OnData, OnStatus
 from smqrt.cluster.link import ACK_BYTES, MAX_NAME_BYTES, Carried, Link, LinkState, Transport
 from smqrt.cluster.member import Member
+from smqrt.cluster.siblings import OwnServer
 from smqrt.cluster.strangers import Strangers
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.limits import Bucket, LineLimit
 from smqrt.wire.ids import MAX_NODE
-from smqrt.wire.link import ID_BYTES, OLDEST_VERSION, PRESSURE, STAMPS, VERSION, Refusal
+from smqrt.wire.link import ID_BYTES, OLDEST_VERSION, PRESSURE, SIBLINGS, STAMPS, VERSION, Refusal
 
 log = logging.getLogger("smqrt")
 
@@ -53,6 +54,8 @@ class Node:
         abilities: what it says it can do beyond what every node can.
         id: 16 bytes; of a fixed number, the same after each start.
         epoch: when it started, ns since 1970.
+        server: of which it is a process.
+        has_heard: whether other nodes have said something of their servers that nobody has looked at.
         members: its hubs, by the name of their cluster.
         channels: those that its applications have opened, by name.
         links: those that are up, by the id of the other node.
@@ -81,12 +84,13 @@ class Node:
         if not 0 <= number <= MAX_NODE:
             raise ArgumentError(f"node: {number}; a node's number is 1 to {MAX_NODE}, 0 to draw one")
         self.key, self.random, self.clock_s, self._clock_ns = key, random, clock_s, clock_ns
-        self.abilities: tuple[bytes, ...] = (PRESSURE, STAMPS)
+        self.abilities: tuple[bytes, ...] = (PRESSURE, STAMPS, SIBLINGS)
         self.versions, self.epoch, self.predecessors = versions, clock_ns(), predecessors
         self.is_fixed = bool(number)
         self.number = number or self._draw(())
         fixed_id = blake2b(number.to_bytes(2, "big"), key=key, digest_size=ID_BYTES).digest()
         self.id = fixed_id if number else random(ID_BYTES)
+        self.server, self.has_heard = OwnServer(self.id, self.epoch), False
         self.members: dict[str, Member] = {}
         self.channels: dict[bytes, AppChannel] = {}
         self.links: dict[bytes, Link] = {}
@@ -212,10 +216,18 @@ class Node:
             self.links_lost += 1
             self._say_left(link, code)
             self._at.pop(link.peer.id, None)
+            self.heard_of_siblings(link)
         if code not in (0, Refusal.DUPLICATE, Refusal.SELF, Refusal.CLOSING):
             self._complain(f"a link to another node: {link.why}")
         elif link.number:  # strangers don't get so far
             self.on_log(f"a link to another node has ended: {link.why}", False)
+
+    def heard_of_siblings(self, link: Link) -> None:
+        """Another node has said something of its server, or is lost: those of this one are told to all."""
+        self.has_heard = True
+        if self.server.has(link):
+            for one in list(self.links.values()):
+                one.say_siblings()
 
     def _say_left(self, link: Link, code: int) -> None:
         if self.closed or link is self._replaced:

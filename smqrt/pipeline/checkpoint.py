@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -220,23 +219,6 @@ def last_begun_batch(query: Path) -> int:
     begun = folder(query) / "offsets"
     names = [path.name for path in begun.iterdir()] if begun.is_dir() else []
     return max((int(name) for name in names if name.isdecimal()), default=-1)
-
-
-def forget_torn_start(query: Path) -> None:
-    """Deletes what is left of a first micro-batch that could not be noted down, on a full disk for instance.
-
-    Spark begins no query with state while there are other than numbered files.
-
-    Args:
-        query: `<state>/<name>`.
-
-    Raises:
-        OSError: it can't be deleted.
-    """
-    if last_begun_batch(query) < 0 and last_batch(query) < 0:
-        for log in (folder(query) / "offsets", folder(query) / "commits"):
-            if log.exists():
-                shutil.rmtree(log)
 
 
 def last_commit(query: Path) -> PublishCommit | None:

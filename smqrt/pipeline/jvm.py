@@ -173,6 +173,24 @@ def handle_signals() -> None:
     _handle(jvm, {"INT": ignore, "TERM": told, "HUP": told})  # Java takes no other handler after SIG_IGN
 
 
+def ended_by(error: BaseException | None) -> int | None:
+    """Returns the signal that ended the JVM while it started; None when none did, or that isn't known.
+
+    Args:
+        error: what starting it raised. Until it answers, only the frames of PySpark have its process.
+    """
+    from pyspark import SparkContext
+
+    process = getattr(cast(Any, SparkContext)._gateway, "proc", None)
+    traceback = error.__traceback__ if error else None
+    while traceback is not None:
+        process = traceback.tb_frame.f_locals.get("proc", process)
+        traceback = traceback.tb_next
+    code = process.poll() if isinstance(process, subprocess.Popen) else None
+    number = -code if code is not None and code < 0 else (code or 0) - 128  # Java and shells give 128 and the signal
+    return number if number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM) else None
+
+
 def listen(spark: SparkSession, listener: object) -> Callable[[], None]:
     """Lets Spark tell a listener about its queries.
 

@@ -12,8 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError, SmqrtError
-from smqrt.journal import commit
-from smqrt.pipeline import checkpoint, option_values, process, resume, session, sinks, stateful_plan, tables
+from smqrt.journal import commit, locations
+from smqrt.pipeline import (
+    checkpoint,
+    checkpoint_repair,
+    option_values,
+    process,
+    resume,
+    session,
+    sinks,
+    stateful_plan,
+    tables,
+)
 from smqrt.pipeline.checkpoint import Offsets
 from smqrt.pipeline.failures import (
     is_away,
@@ -171,6 +181,7 @@ class Query:
         )
 
     def _start(self) -> None:
+        self._report(checkpoint_repair.mend(self.folder, self._written()))
         start, context = self._find_start(), self.context
         context.report_progress(
             self.plan, checkpoint.committed_offsets(self.folder) or self._within_journal(start), commit.PROGRESS_RETRY_S
@@ -180,7 +191,6 @@ class Query:
         frame = self.plan.make(graph)
         self._check_operators(frame)
         writer = self._writer(frame, start)
-        checkpoint.forget_torn_start(self.folder)
         folder = str(checkpoint.folder(self.folder))
         writer = (
             writer.queryName(self.plan.name).option("checkpointLocation", folder).trigger(**self._trigger_options())
@@ -188,6 +198,14 @@ class Query:
         # A query with a clock has something to do at any time: "what there is" would have no end.
         with _setting(context.spark, _WITHOUT_DATA, not (context.options.once and self._is_endless())):
             self.spark_query = writer.start()
+
+    def _written(self) -> int | None:
+        """The last micro-batch that Spark itself has written to a table; None when that isn't known, -1 for none."""
+        declaration = self.plan.declaration
+        if declaration.kind != "table" or declaration.options["format"] != "parquet":
+            return -1
+        folder = checkpoint.table_folder(self.folder) or self._location()
+        return None if locations.is_elsewhere(folder) else tables.last_batch(folder)
 
     def _check_operators(self, frame: Any) -> None:
         """Refuses another query's state, and warns of one that grows for ever."""

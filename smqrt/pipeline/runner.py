@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 
 _LOOK_S, _FINISH_LOOK_S = 0.2, 0.02
-_SIGNAL_S = 2.0
-"""A signal to all processes of a service may come to the JVM so long before it comes to this one."""
+_SIGNAL_S = 10.0
+"""So long after the JVM its signal may come to this process, on a busy machine."""
 
 
 def run(catalog: Catalog, names: Sequence[str], options: RunOptions) -> int:
@@ -114,7 +114,8 @@ class Runner:
         try:
             return session.start_spark(options.master, title, options.state, options.settings)
         except PipelineError as error:
-            if self._stopping.wait(_SIGNAL_S):
+            # A signal to all processes of a service ends a JVM that has only begun to start, at times before it comes.
+            if self._stopping.wait(_SIGNAL_S if jvm.ended_by(error.__cause__) else _LOOK_S):
                 raise sinks.Stopped("It was stopped while Spark was starting.") from error
             raise
 

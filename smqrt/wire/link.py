@@ -40,6 +40,10 @@ PRESSURE = ABILITY + b"pressure"
 """The sender knows the packets from `LinkType.PRESSED` on."""
 STAMPS = ABILITY + b"stamps"
 """The sender knows `LinkType.VALUE_AT` and `LinkType.CLOCK`."""
+SIBLINGS = ABILITY + b"siblings"
+"""The sender knows the packet `Packet.SIBLINGS`."""
+MAX_SIBLINGS = 1024
+"""Processes of one server."""
 PROOF_BYTES = 32
 
 
@@ -71,6 +75,8 @@ class Packet(IntEnum):
     PONG = 0x6A
     HANDLED = 0x6C
     """`u64 bytes`, on a channel of applications: so much more of what came is in their hands."""
+    SIBLINGS = 0x6D
+    """`16s server, u16 own`, then `16s id, u16 port` for each process of the sender's server: see `Siblings`."""
 
 
 class Refusal(IntEnum):
@@ -101,9 +107,25 @@ class Hello(NamedTuple):
     nonce: bytes
 
 
+class Siblings(NamedTuple):
+    """The processes of one server, as one of them tells other nodes.
+
+    Attributes:
+        server: 16 bytes that these processes share.
+        own: which of them is the sender, from 0.
+        places: for each its id, zeros when the sender has no link to it, and its port, 0 when it takes no links or
+            that is not known.
+    """
+
+    server: bytes
+    own: int
+    places: tuple[tuple[bytes, int], ...]
+
+
 _HELLO = struct.Struct(f">B{len(MAGIC)}sBB{ID_BYTES}sQ{NONCE_BYTES}s")
 _U16 = struct.Struct(">H")
 _U64 = struct.Struct(">Q")
+_PLACE = struct.Struct(f">{ID_BYTES}sH")
 
 
 def hello(of: Hello) -> bytes:
@@ -165,6 +187,28 @@ def parse_numbers(packet: bytes) -> list[int]:
     if found and not 0 < min(found) <= max(found) <= MAX_NODE:
         raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"a node whose number is not 1 to {MAX_NODE}")
     return found
+
+
+def siblings(of: Siblings) -> bytes:
+    """The Siblings packet."""
+    places = b"".join(_PLACE.pack(*one) for one in of.places)
+    return bytes((Packet.SIBLINGS,)) + of.server + _U16.pack(of.own) + places
+
+
+def parse_siblings(packet: bytes) -> Siblings:
+    """See `siblings`.
+
+    Raises:
+        ProtocolError: it is none, names too many, or does not name its sender.
+    """
+    head = 1 + ID_BYTES + _U16.size
+    count, rest = divmod(len(packet) - head, _PLACE.size)
+    if len(packet) < head or rest:
+        raise _short()
+    (own,) = _U16.unpack_from(packet, 1 + ID_BYTES)
+    if not own < count <= MAX_SIBLINGS:
+        raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"a node is number {own} of {count} processes")
+    return Siblings(packet[1 : 1 + ID_BYTES], own, tuple(_PLACE.iter_unpack(packet[head:])))
 
 
 def channel(kind: Packet, number: int, text: bytes = b"") -> bytes:

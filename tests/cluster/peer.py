@@ -78,7 +78,8 @@ class Peer:
         self.proved().say(wire.numbers(Packet.NODE, [self.number]))
         while len(self.there) < hubs:
             number, name = wire.parse_channel(self.until(Packet.OPEN))
-            self.there[name] = number
+            if not name.startswith(wire.ABILITY):  # no channel
+                self.there[name] = number
         return self
 
     def joined(self) -> Peer:

@@ -90,7 +90,7 @@ def test_clients_of_a_node_that_is_drained_go_to_another_one(tmp_path: Path) -> 
         alone = smqrt_cluster(one, "drain")
         assert (alone.returncode, "no other node is linked" in alone.stderr) == (1, True)
         other = start(tmp_path, "--cluster-nodes", there, env=settings)
-        wait_until(lambda: looked(other)["links"])
+        wait_until(lambda: len(looked(other)["links"]) == 2, "it finds both workers through one address")
         for _ in range(6):
             client = stack.enter_context(SmqClient(f"http://127.0.0.1:{one.port}/smq.lsp", **SOON))
             client.publish("here", "a")

@@ -448,8 +448,9 @@ def test_a_node_that_takes_nothing(pair: Port) -> None:
             device.send_bytes(frame)
             attack.sent(len(frame))
         wait_until(lambda: pair.status()["links_lost"] == 1, "the slow node is lost")
-    hub = next(one for one in pair.status()["hubs"] if one["lost"].get("link_slow"))
-    assert 200 < hub["lost"]["link_slow"] <= 700
+    # Publishers wait when half of the queue (8 MiB) is used, so that the node is lost for its silence in most cases.
+    lost = max(sum(one["lost"].values()) for one in pair.status()["hubs"])
+    assert 130 < lost <= 700
     assert is_well(pair)
     peer.close()
     device.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import subprocess
 import threading
 from collections import Counter
@@ -93,6 +94,22 @@ def test_queries_wait_for_room(
             stopping.set()
         assert done.result(PATIENCE_S) == 0
     assert max(Counter(each["n"] for each in app.results("n")).values()) == 1
+
+
+def test_the_rest_of_a_first_micro_batch_is_in_nobodys_way(app: Application) -> None:
+    """Spark leaves it when the disk is full, and refuses a new checkpoint that has it."""
+    app.write(FILE.replace("SOURCE", app.source))
+    queries = ("out", "sums")
+    assert app.run(*queries, republish=True) == 0, app.told
+    for name in queries:
+        checkpoint = app.folder / ".pipelines" / name / "checkpoint"
+        for log in ("offsets", "commits", "state"):
+            shutil.rmtree(checkpoint / log, ignore_errors=True)
+        (checkpoint / "offsets").mkdir()
+        (checkpoint / "offsets" / ".0.1e8f1c5e-0d5b-4a25-a1a6-3f8b5f7c1d2e.tmp").touch()
+    app.send({"n": 1})
+    assert app.run(*queries, republish=True) == 0, app.told
+    assert (app.results("n"), app.results("sum")) == ([{"n": 1}], [{"odd": 1, "count": 1}])
 
 
 def _state(state: Path, name: str) -> str:

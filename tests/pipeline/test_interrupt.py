@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -80,7 +81,11 @@ def test_a_signal_to_everybody_while_spark_starts(terminal: Terminal, number: in
     driver = terminal.process.pid
     for other in (signal.SIGUSR1, signal.SIGUSR2):
         os.kill(driver, other)
-    for pid in sorted(everybody, key=lambda pid: pid == driver):  # the driver last
+    # The driver last, and late, as on a busy machine: Java is gone by then.
+    for pid in sorted(everybody, key=lambda pid: pid == driver):
+        if pid == driver:
+            wait_until(lambda: not any(alive(pid) for pid in everybody if pid != driver), "the JVM ends", STOP_S)
+            time.sleep(1)
         with suppress(ProcessLookupError):  # a helper that has only begun ends by itself
             os.kill(pid, number)
     assert terminal.wait() == 0, terminal.printed

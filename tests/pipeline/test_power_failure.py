@@ -13,7 +13,7 @@ from typing import Any, cast
 import pyarrow
 import pytest
 
-from smqrt.pipeline import checkpoint
+from smqrt.pipeline import checkpoint, checkpoint_repair
 from smqrt.pipeline.checkpoint import PublishGate
 from smqrt.pipeline.sinks import CommitClient, PublishSink, TableSink
 
@@ -73,6 +73,46 @@ def test_what_is_decided_for_good_has_its_name_synced(tmp_path: Path, synced: li
     synced.clear()
     checkpoint.write_json(tmp_path / "start.json", {}, lasting=False)
     assert synced == []
+
+
+def _mended(query: Path) -> dict[str, str]:
+    checkpoint_repair.mend(query, -1)
+    place = query / "checkpoint"
+    return {str(path.relative_to(place)): path.read_text() for path in place.rglob("*") if path.is_file()}
+
+
+def test_what_is_torn_is_done_again(query: Path) -> None:
+    place = query / "checkpoint"
+    (place / "commits").mkdir()
+    for batch in (2, 3):
+        (place / "commits" / str(batch)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+    whole = _mended(query)
+    assert len(whole) == 5
+    (place / "offsets" / ".4.1b-2c.tmp").touch()
+    (place / "offsets" / "..4.1b-2c.tmp.crc").touch()
+    (place / "offsets" / "4").touch()
+    (place / "offsets" / ".4.crc").touch()
+    assert checkpoint_repair.mend(query, 4) == "", "the table has it"
+    assert (place / "offsets" / "4").exists()
+    assert "micro-batch 4" in checkpoint_repair.mend(query, 3)
+    assert _mended(query) == whole
+    (place / "commits" / "3").write_text("v1\n{")
+    assert set(whole) - set(_mended(query)) == {"commits/3"}, "its offsets are whole"
+    (place / "offsets" / "2").write_text("")
+    assert set(whole) - set(_mended(query)) == {"commits/3"}, "it is done"
+    (place / "metadata").write_text("")
+    assert _mended(query) == {}
+    assert not checkpoint.exists(query)
+
+
+def test_a_first_micro_batch_that_did_not_come_about_begins_anew(query: Path) -> None:
+    place = query / "checkpoint"
+    (place / "state" / "0").mkdir(parents=True)
+    (place / "state" / "0" / "x").touch()
+    for batch in (2, 3):
+        (place / "offsets" / str(batch)).unlink()
+    (place / "offsets" / "0").write_text("v1\n{")
+    assert list(_mended(query)) == ["metadata"]
 
 
 def _missing(query: Path, synced: set[str]) -> list[str]:
