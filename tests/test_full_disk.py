@@ -96,7 +96,7 @@ def test_the_access_log_goes_on_with_a_new_line(small_disk: Path, tmp_path: Path
     while "can't be written: [Errno 28]" not in served.output:
         ask(url, "full", 20)
         asked += 20
-    assert not log.read_text().endswith("\n"), "the disk took half a line"
+    is_half = not log.read_text().endswith("\n")  # unless a page of the disk ends with a line
     (small_disk / "filler").unlink()
     ask(url, "after", 1)
     wait_until(lambda: "left out" in log.read_text(), served.lines)
@@ -109,11 +109,11 @@ def test_the_access_log_goes_on_with_a_new_line(small_disk: Path, tmp_path: Path
         except ValueError:
             halves.append(line)
     assert halves[0] == lines[0]
-    assert len(halves) == 2, "of the server that was killed, and where the disk was full"
+    assert len(halves) == 1 + is_half, "of the server that was killed, and where the disk was full"
     written = sum("full" in line.get("path", "") for line in whole)
     [left_out] = [int(line["detail"].split()[0]) for line in whole if "left out" in line.get("detail", "")]
     assert written + left_out == asked
-    assert "after" in whole[-2]["path"] or "after" in whole[-1]["path"]
+    assert any("after" in line.get("path", "") for line in whole[-2:])
 
 
 def ask(url: str, what: str, count: int) -> None:

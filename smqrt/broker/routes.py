@@ -148,7 +148,8 @@ class RecordedRoute:
         self._deliver = route.deliver
         self._record, self._record_large = recorder.record, recorder.record_large
         if not reached:
-            self._record = self._record_large = recorder.record_unrouted
+            self._record = recorder.record_unrouted
+            self._record_large = lambda run: recorder.record_unrouted(bytes(run))
 
     @property
     def sole_raw(self) -> Outbox | None:
@@ -162,7 +163,7 @@ class RecordedRoute:
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""
-        self._record_large(bytes(view))
+        self._record_large(view)
         return self._route.deliver_view(view) or (self._recorder.full and self._recorder.hold(self._peer))
 
 

@@ -133,8 +133,8 @@ class Recorder(Protocol):
         """Keep a run, in the order of the calls."""
         ...
 
-    def record_large(self, run: bytes) -> None:
-        """As `record`, for runs of many kilobytes."""
+    def record_large(self, run: bytes | memoryview) -> None:
+        """As `record`, for runs of many kilobytes; of a memoryview nothing is used afterwards."""
         ...
 
     def record_unrouted(self, run: bytes) -> None:

@@ -18,8 +18,8 @@ local function texts(room)
 end
 
 local ts, tids, stids, ptids, flags = longs(), longs(), longs(), longs(), ffi.new("int32_t[?]", max_rows)
-local topics, subtopics, uids, payloads = texts(text_room), texts(text_room), texts(text_room), texts(payload_room)
-local out_room = max_rows * 68 + 3 * text_room + payload_room + 4096
+local topics, subtopics, uids, payloads = texts(text_room), texts(text_room), texts(text_room), texts(payload_room + 8)
+local out_room = max_rows * 68 + 3 * text_room + 4096
 local out = ffi.new("uint8_t[?]", out_room)
 local o = ffi.cast("uint8_t*", out)
 local names = {{}, {}, {}}
@@ -46,6 +46,7 @@ local function stamp_ahead(p, at, n)
   if at < n then stamp(p, at) end
 end
 
+-- Which rows have a name is told once one has none.
 local function put(column, row, name)
   local at = column.at
   if name then
@@ -53,9 +54,16 @@ local function put(column, row, name)
     ffi.copy(column.data + at, name, size)
     at = at + size
     column.at = at
-    local byte = rshift(row, 3)
-    column.bits[byte] = bor(column.bits[byte], lshift(1, band(row, 7)))
+    if column.nulls > 0 then
+      local byte = rshift(row, 3)
+      column.bits[byte] = bor(column.bits[byte], lshift(1, band(row, 7)))
+    end
   else
+    if column.nulls == 0 then
+      ffi.fill(column.bits, rshift(max_rows, 3) + 1)
+      ffi.fill(column.bits, rshift(row, 3), 255)
+      column.bits[rshift(row, 3)] = lshift(1, band(row, 7)) - 1
+    end
     column.nulls = column.nulls + 1
   end
   column.offsets[row + 1] = at
@@ -115,12 +123,18 @@ local function piece(from, size)
   to = to + pad
 end
 
+-- The payloads, more than half of a batch, are written from where they are.
+local function pad_payloads()
+  local pad = band(-payloads.at, 7)
+  ffi.fill(payloads.data + payloads.at, pad)
+  return payloads.at + pad
+end
+
 local function text_pieces(column)
   local bits = rshift(rows + 7, 3)
   if column.nulls > 0 then piece(column.bits, bits) end
   piece(column.offsets, (rows + 1) * 4)
   piece(column.data, column.at)
-  ffi.fill(column.bits, bits)
   local size, nulls = column.at, column.nulls
   column.at, column.nulls = 0, 0
   return size, nulls
@@ -134,7 +148,8 @@ local function count_up(seq)
   to = to + rows * 8
 end
 
--- Lays out what was appended as the body of an Arrow record batch and forgets it. Returns its measures.
+-- Lays out what was appended as the body of an Arrow record batch and forgets it. Returns the rows, the bytes before the
+-- payloads, of the payloads, and behind them, both others one after the other in `out`, and more measures.
 local function take(seq)
   to = 0
   count_up(seq)
@@ -147,7 +162,7 @@ local function take(seq)
   local uid_bytes, uid_nulls = text_pieces(uids)
   piece(flags, rows * 4)
   piece(payloads.offsets, (rows + 1) * 4)
-  piece(payloads.data, payloads.at)
+  local before, padded = to, pad_payloads()
   -- txn: all null
   local bits, offsets = rshift(rows + 7, 3), (rows + 1) * 4
   local room = bits + band(-bits, 7) + offsets + band(-offsets, 7)
@@ -155,7 +170,7 @@ local function take(seq)
   to = to + room
   local count, payload_bytes = rows, payloads.at
   rows, stamped, payloads.at = 0, 0, 0
-  return count, to, ts_min, ts_max, topic_nulls, subtopic_nulls, uid_nulls, topic_bytes, subtopic_bytes, uid_bytes, payload_bytes
+  return count, before, padded, to - before, ts_min, ts_max, topic_nulls, subtopic_nulls, uid_nulls, topic_bytes, subtopic_bytes, uid_bytes, payload_bytes
 end
 
 local function name(kind, number, text) names[kind][number] = text or false end
@@ -163,4 +178,4 @@ local function forget(kind, number) names[kind][number] = nil end
 local function set_server(number) server = number end
 local function address(array) return tonumber(ffi.cast("uintptr_t", array)) end
 
-return append, take, name, forget, set_server, address(out), out_room, function() return out end
+return append, take, name, forget, set_server, address(out), out_room, address(payloads.data), payload_room + 8, function() return out, payloads end

@@ -56,7 +56,7 @@ def toggle(flags: int) -> bytes:
 class Columns(Protocol):
     """Collects frames until a batch is taken."""
 
-    def append(self, data: bytes, at: int) -> tuple[int, int, int]:
+    def append(self, data: bytes | memoryview, at: int) -> tuple[int, int, int]:
         """Take frames of `data` from `at` on.
 
         Returns `(at, kind, number)`: where it stopped. `kind` is 0 at the end of `data` or when the batch is full, else
@@ -91,8 +91,9 @@ class PureColumns:
         self._stamped = 0
         self._server = -1
 
-    def append(self, data: bytes, at: int) -> tuple[int, int, int]:
+    def append(self, data: bytes | memoryview, at: int) -> tuple[int, int, int]:
         """See `Columns`."""
+        data = bytes(data)
         end = len(data)
         while at < end:
             length = data[at] << 8 | data[at + 1]
@@ -168,23 +169,32 @@ class JitColumns:
         source = resources.files("smqrt.journal").joinpath("columns.lua").read_bytes()
         chunk: Any = self._runtime.compile(source)
         parts = chunk(MAX_ROWS, MAX_TEXT_BYTES, MAX_BATCH_BYTES)
-        self._append, self._take, self.name, self.forget, self.server, address, room, self._keep = parts
-        self._body = memoryview((ctypes.c_char * room).from_address(address)).cast("B")
+        self._append, self._take, self.name, self.forget, self.server, *memory, self._keep = parts
+        self._body, self._payloads = _memory(*memory[:2]), _memory(*memory[2:])
 
-    def append(self, data: bytes, at: int) -> tuple[int, int, int]:
+    def append(self, data: bytes | memoryview, at: int) -> tuple[int, int, int]:
         """See `Columns`."""
-        found: tuple[int, int, int] = self._append(
-            ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value, len(data), at
-        )
+        found: tuple[int, int, int] = self._append(_address(data), len(data), at)
         return found
 
     def take(self, seq: int) -> tuple[int, int, int, list[bytes | memoryview]]:
         """See `Columns`; the pieces are good until the next call."""
-        rows, size, ts_min, ts_max, *measures = self._take(seq)
+        rows, before, payloads, behind, ts_min, ts_max, *measures = self._take(seq)
         if not rows:
             return 0, 0, 0, []
         nulls, lengths = _measured(rows, *measures)
-        return rows, ts_min, ts_max, [batch_header(rows, nulls, lengths), self._body[:size]]
+        body = self._body[:before], self._payloads[:payloads], self._body[before : before + behind]
+        return rows, ts_min, ts_max, [batch_header(rows, nulls, lengths), *body]
+
+
+def _memory(address: int, size: int) -> memoryview:
+    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+
+
+def _address(data: bytes | memoryview) -> int | None:
+    if isinstance(data, bytes):
+        return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
+    return ctypes.addressof(ctypes.c_char.from_buffer(data))
 
 
 def _measured(

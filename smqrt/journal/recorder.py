@@ -1,7 +1,7 @@
 """The tap of a hub: takes what is published, and turns it into batches for the writer.
 
 Recording a message is one append to a list; the rest happens once per turn of the event loop (a time stamp) and once
-per flush (the columns of a batch, in LuaJIT).
+per flush (the columns of a batch, in LuaJIT). Runs of many kilobytes become columns at once.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ log = logging.getLogger("smqrt.journal")
 FEED_RUNS = 512
 """So many runs, with their time stamps, become columns at once: while they are in the processor's cache, and not so
 many that joining them takes new memory from the system."""
-FLUSH_BYTES = 4 << 20
 SERVER_UNSENT_BYTES = 16 << 20
 """So much of the server's own messages may wait for the disk; then its publish queue does."""
+_ROWS_WITHOUT_STAMP = -1
+"""In place of how many runs have a stamp: none may wait, but there are rows to be stamped."""
 _UNROUTED, _ASSEMBLED = toggle(Flag.UNROUTED), toggle(Flag.ASSEMBLED)
 
 Write = Callable[[int, int, int, Sequence[Piece]], bool]
@@ -90,7 +91,7 @@ class HubRecorder:
         self._columns: Columns = fastest_columns()
         self._columns.server(broker.server.etid)
         self._runs: list[bytes] = []
-        self._stamped = self._large_bytes = 0
+        self._stamped = 0
         self._guesses: list[tuple[int, int]] = []
         self._departed: dict[int, bytes] = {}
         self._held: set[Any] = set()
@@ -98,8 +99,8 @@ class HubRecorder:
         self._timer: Any = None
         self._recorded = self.full = False
         self.messages_skipped = 0
-        at_once = settings.sync in ("publish", "always")
-        self.record: Callable[[bytes], None] = self._record_now if at_once else self._runs.append
+        self._at_once = settings.sync in ("publish", "always")
+        self.record: Callable[[bytes], None] = self._record_now if self._at_once else self._runs.append
         self.waits_for_disk = settings.sync == "always"
         self._unsent: deque[_Unsent] = deque()
         self._unsent_bytes = 0
@@ -113,12 +114,18 @@ class HubRecorder:
             return self._direct
         return self._filter.matches(topic.name.decode("utf-8", "replace"))
 
-    def record_large(self, run: bytes) -> None:
-        """See `Recorder`."""
-        self._large_bytes += len(run)
-        self.record(run)
-        if self._large_bytes > FLUSH_BYTES:
-            self.flush()
+    def record_large(self, run: bytes | memoryview) -> None:
+        """See `Recorder`. The run is read where it is, while the processor's cache has it: a copy would take new
+        memory from the system, which costs more than the columns.
+        """
+        if self.full or self._at_once or (isinstance(run, memoryview) and run.readonly):
+            self.record(bytes(run))
+            return
+        self._feed()
+        rest = run[self._consume(run, is_stamped=False) :]
+        if rest:
+            self._runs.append(bytes(rest))
+        self._stamped = _ROWS_WITHOUT_STAMP
 
     def record_unrouted(self, run: bytes) -> None:
         """See `Recorder`."""
@@ -209,22 +216,33 @@ class HubRecorder:
     def _feed(self) -> None:
         """Make columns of what was recorded; full batches are written."""
         runs = self._runs
-        if self.full or not runs:
+        if self.full:
             return
         if len(runs) != self._stamped:
             runs.append(stamp(self._now_us()))
+        if not runs:
+            return
         data = b"".join(runs)
         runs.clear()
-        self._stamped = self._large_bytes = 0
+        self._stamped = 0
+        at = self._consume(data, is_stamped=True)
+        if at < len(data):
+            runs.append(data[at:])
+
+    def _consume(self, data: bytes | memoryview, is_stamped: bool) -> int:
+        """Make columns of frames, which end with a stamp or get one later; returns how far that went: to the end, or to
+        where the disk took nothing.
+        """
         at, end = 0, len(data)
         while at < end and not self.full:
             at, kind, number = self._columns.append(data, at)
             if kind:
                 self._columns.name(kind, number, self._name(kind, number))
             elif at < end:
+                if not is_stamped:
+                    self._columns.append(stamp(self._now_us()), 0)
                 self._take()
-        if at < end:
-            runs.append(data[at:])
+        return at
 
     def _take(self) -> None:
         rows, first_us, last_us, pieces = self._columns.take(self._next_seq())

@@ -276,7 +276,7 @@ class RawConnection(Outbox):
             return 0  # run by run, until one may not pass
         self.session.broker.topic_table.traffic.add(messages, used, 1)
         if recorder and used:
-            recorder.record_large(chars[:used])
+            recorder.record_large(view[:used])
         at = 0
         for partition, end in zip(partition_ids[:count].tolist(), partition_ends[:count].tolist(), strict=True):
             outboxes[partition].put(partitioned[at:end])
