@@ -156,7 +156,7 @@ def results(data: bytes | memoryview) -> list[tuple[int, int]]:
     """
     found: list[tuple[int, int]] = []
     flags = bytes(data[_FLAGS_AT :: INDEX.size])
-    for at in (at for at in range(len(data) // INDEX.size) if flags[at]) if any(flags) else ():
+    for at in (at for at, flag in enumerate(flags) if flag & (HAS_TXN | RESULTS)) if any(flags) else ():
         first, rows, *_ = INDEX.unpack_from(data, at * INDEX.size)
         if found and found[-1][1] == first:
             found[-1] = found[-1][0], first + rows

@@ -64,15 +64,15 @@ class ResultRows:
 
     def _first_other(self, node: str, start: int, end: int) -> int | None:
         known, left = self._of(node, start), self._most_read
-        for first, last in _between(known, start, end):
-            for chunk in self._chunks(node, first, last):
-                some = chunk._replace(rows=min(chunk.rows, left))
-                for seq, flag in self._flags(some):
-                    if not flag & Flag.PIPELINE:
-                        return seq
-                if some.rows < chunk.rows:
-                    return some.end
-                left -= some.rows
+        pieces = (piece for first, last in _between(known, start, end) for piece in _growing(first, last))
+        for chunk in (chunk for first, last in pieces for chunk in self._chunks(node, first, last)):
+            some = chunk._replace(rows=min(chunk.rows, left))
+            for seq, flag in self._flags(some):
+                if not flag & Flag.PIPELINE:
+                    return seq
+            if some.rows < chunk.rows:
+                return some.end
+            left -= some.rows
         return None
 
     def _read(self, node: str, known: _Known, start: int, end: int) -> int:
@@ -127,3 +127,11 @@ def _between(known: _Known, start: int, end: int) -> Iterator[tuple[int, int]]:
         start = max(start, last)
     if start < end:
         yield start, end
+
+
+def _growing(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yields a range in pieces: the first row mostly is what is looked for, and of a hub all of a piece is asked for."""
+    rows = 1
+    while start < end:
+        yield start, min(end, start + rows)
+        start, rows = start + rows, rows * 8

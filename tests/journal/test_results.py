@@ -132,3 +132,10 @@ def test_an_index_that_is_made_again_tells_it_too(tmp_path: Path) -> None:
     path.with_suffix(index.INDEXED).unlink()
     recovery.recover(tmp_path / "wal/n1", schema_message("n1", "hub"))
     assert [entry.flags for entry in index.read_index(path)] == [index.RESULTS, 0, index.RESULTS]
+
+
+def test_flags_of_newer_versions_say_nothing_of_results(tmp_path: Path) -> None:
+    opened = segment.SegmentFile.open(tmp_path / "wal/n1", 0, "n1", "hub")
+    written.append(opened, written.rows(0, 4), 128)
+    opened.close()
+    assert ResultRows(Journal(tmp_path), {"n1": 4}).others({}) == 4
