@@ -328,6 +328,8 @@ class BrokerState:
         self.store = store
         self.sessions: dict[int, BrokerClient] = {}
         self.uids: dict[bytes, BrokerClient] = {}
+        self.staying: dict[int, BrokerClient] = {}
+        """Those that the process before this one keeps until it closes them; other nodes reach them through this."""
         self.recorder: Recorder | None = None
         self.last_values: LastValues | None = None
         self.cluster: ClusterMember | None = None
@@ -341,6 +343,8 @@ class BrokerState:
         self.traces: tuple[Trace, ...] = ()
         self._denials = LineLimit()
         self.on_end: Callable[[Any, CloseReason, str], None] = lambda session, reason, detail: None
+        self.on_changed: Callable[[Topic], object] | None = None
+        """Called when a topic, or an ETID, has one subscriber more or less."""
         self.closed = False
         self.draining = False  # nobody new is let in
         self._logged_s: dict[BrokerPeer, float] = {}
@@ -353,6 +357,8 @@ class BrokerState:
         """Count and list a client that was accepted."""
         self.list(client)
         self.stats.connects += 1
+        if self.on_changed is not None and (topic := self.topic_table.get(client.etid)) is not None:
+            self.on_changed(topic)
         if self.cluster is not None:
             self.cluster.entered(client)
 
@@ -435,6 +441,8 @@ class BrokerState:
 
     def changed_count(self, topic: Topic) -> None:
         """Have the observers told once per turn, however often the number changes in it."""
+        if self.on_changed is not None:
+            self.on_changed(topic)
         if topic.observers:
             if not self._changed:
                 put_off(self._tell())

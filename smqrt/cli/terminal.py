@@ -5,7 +5,6 @@ Every `--json` prints one JSON object a line, with the same names for the same t
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -29,6 +28,7 @@ from rich.progress import (
 )
 
 from smqrt import printable
+from smqrt.journal.payload_schema import load_json
 
 Item = TypeVar("Item")
 _SHARE_EVERY_S = 0.2
@@ -42,10 +42,8 @@ def payload_fields(payload: bytes) -> dict[str, object]:
         text = payload.decode()
     except UnicodeDecodeError:
         return {"payload_hex": payload.hex()}
-    try:
-        return {"payload": text, "json": json.loads(text)}
-    except (ValueError, RecursionError):
-        return {"payload": text}
+    value = load_json(payload)
+    return {"payload": text} if value is ... else {"payload": text, "json": value}
 
 
 def now() -> str:

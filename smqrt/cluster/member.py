@@ -386,7 +386,7 @@ class Member:
         for keys in _portions(list(self._watching)):
             node.way.say(wire.keys(LinkType.WATCH, keys))
             yield
-        for clients in _portions(list(broker.sessions.values()), lambda one: len(one.info)):
+        for clients in _portions([*broker.staying.values(), *broker.sessions.values()], lambda one: len(one.info)):
             node.way.say(wire.peers(self._announced(one) for one in clients if not one.closed))
             yield
         for topics in _portions(list(broker.topic_table.by_name.values())):

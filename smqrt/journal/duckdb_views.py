@@ -30,9 +30,17 @@ BATCH_ROWS = 8192
 
 _COLUMNS = ", ".join(tables.NAMES)
 _TEXT = "try(decode(payload))"
+_LENIENT = r"'(?:^|[:,\[])\s*-?[nN][aA]|(?:^|[:,\[])\s*-?[iI]|,\s*[\]\x7d]'"
+"""What DuckDB takes for JSON, and nobody else does, when it is outside of texts."""
+_STRING = r"""'"(?:[^"\\]|\\.)*"'"""
+_JSON = (
+    f"case when regexp_matches(text, {_LENIENT}) "
+    f"and regexp_matches(regexp_replace(text, {_STRING}, '\"\"', 'gs'), {_LENIENT}) "
+    "then null else try_cast(text as json) end"
+)
 _VIEW = (
     "create or replace view {name} as "
-    f"select {_COLUMNS}, {_TEXT} as text, try_cast({_TEXT} as json) as json from ({{rows}})"
+    f"select *, {_JSON} as json from (select {_COLUMNS}, {_TEXT} as text from ({{rows}}))"
 )
 
 

@@ -450,12 +450,61 @@ def _marked(frame: DataFrame, ddl: str) -> DataFrame:
     text = F.col("payload").cast("string")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT, **_STRICT}
     parsed = F.from_json(text, f"{ddl}, {_CORRUPT} string", options)
-    far = is_far(F.col(_JSON), StructType.fromDDL(ddl))
-    state = _state(text, F.lit(False) if far is None else far)
+    kinds = cast("StructType", StructType.fromDDL(ddl))
+    far = [each for each in (is_far(F.col(_JSON), kinds), _is_wrapped(text, kinds)) if each is not None]
+    state = _state(text, reduce(lambda one, more: one | more, far, F.lit(False)))
     if TYPED in frame.columns:
         whole, known = _taken_whole(frame)
         parsed, state = F.when(whole, known).otherwise(parsed), F.when(whole, _GOOD).otherwise(state)
     return frame.withColumn(_JSON, parsed).withColumn(_STATE, state)
+
+
+_MOST_SECONDS = (2**63 - 1) // 1_000_000
+"""Of a time in Spark. It multiplies without looking, so more of them are any time, as epoch microseconds are."""
+
+
+def _is_wrapped(text: Column, kinds: StructType) -> Column | None:
+    """Returns whether a whole number in a field of times is too large for Spark; None where there is no such field."""
+    from pyspark.sql import functions as F
+
+    numbers = _times_as_numbers(kinds)
+    if numbers is None:
+        return None
+    found = _any_wrapped(F.from_json(text, cast("StructType", numbers), _STRICT), numbers)
+    # Only payloads with such a number are parsed once more.
+    return F.when(text.rlike("[0-9]{13}"), F.coalesce(found, F.lit(False))).otherwise(F.lit(False))
+
+
+def _times_as_numbers(kind: DataType) -> DataType | None:
+    """Returns a type with nothing but the times of another one, which are whole numbers there; None without any."""
+    from pyspark.sql.types import ArrayType, LongType, MapType, StructField, StructType, TimestampType
+
+    if isinstance(kind, StructType):
+        inner = [(field.name, _times_as_numbers(field.dataType)) for field in kind.fields]
+        fields = [StructField(name, found) for name, found in inner if found is not None]
+        return StructType(fields) if fields else None
+    if isinstance(kind, MapType):
+        value = _times_as_numbers(kind.valueType)
+        return None if value is None else MapType(kind.keyType, value)
+    if isinstance(kind, ArrayType):
+        item = _times_as_numbers(kind.elementType)
+        return None if item is None else ArrayType(item)
+    return LongType() if isinstance(kind, TimestampType) else None
+
+
+def _any_wrapped(value: Column, kind: DataType) -> Column:
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(kind, StructType):
+        inner = [_any_wrapped(value.getField(field.name), field.dataType) for field in kind.fields]
+        return reduce(lambda one, more: one | more, inner)
+    if isinstance(kind, MapType):
+        return _any_wrapped(F.map_values(value), ArrayType(kind.valueType))
+    if isinstance(kind, ArrayType):
+        item = kind.elementType
+        return F.coalesce(F.exists(value, lambda each: _any_wrapped(each, item)), F.lit(False))
+    return F.coalesce((value > _MOST_SECONDS) | (value < -_MOST_SECONDS), F.lit(False))
 
 
 def _taken_whole(frame: DataFrame) -> tuple[Column, Column]:

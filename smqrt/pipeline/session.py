@@ -45,6 +45,8 @@ EVERYWHERE = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.python.filterPushdown.enabled": "true",
+    # The last value of a key that is there twice, as everywhere else, instead of no VARIANT at all.
+    "spark.sql.variant.allowDuplicateKeys": "true",
     # With Arrow a function's result of another type than declared is converted or fails instead of being NULL.
     "spark.sql.execution.pythonUDF.arrow.enabled": "false",
 }

@@ -27,6 +27,7 @@ from smqrt.net.moving import OTHERS_TURN_S, MovingClient, StandingHub
 from smqrt.net.precopy import SentAhead, is_at_rest
 from smqrt.net.succession import SucceedingBroker, succession
 from smqrt.restart.protocol import BYTES_AT_ONCE, FDS_AT_ONCE, STEP_S, VERSION, expect
+from smqrt.restart.staying import Staying, late
 
 log = logging.getLogger("smqrt")
 
@@ -80,8 +81,9 @@ class HandOver:
         self._numbers = itertools.count(1)
         self._ahead: dict[Session, SentAhead] = {}
         self._given: list[StandingHub] = []
-        self._runs: list[tuple[str, list[object]]] = []
+        self._runs: list[tuple[SucceedingBroker, tuple[int, int, bytes]]] = []
         self._late: gevent.Greenlet[..., None] | None = None
+        self._staying: Staying | None = None
 
     def run(self) -> None:
         """Hand everything over; blocks. When that fails, this process goes on.
@@ -156,9 +158,12 @@ class HandOver:
 
     def _known_hubs(self) -> list[str]:
         """The keys of the hubs that the new process has made, once it has loaded its applications."""
-        hubs = expect(self._channel, "ready", self._load_s).get("hubs")
+        ready = expect(self._channel, "ready", self._load_s)
+        hubs = ready.get("hubs")
         if not isinstance(hubs, list):
             raise ChannelError("the new process does not say which hubs it has")
+        if ready.get("relays") is True:  # older ones do not say it
+            self._staying = Staying(self._channel)
         return [key for key in hubs if isinstance(key, str)]
 
     @staticmethod
@@ -197,7 +202,8 @@ class HandOver:
                 broker.cluster.suspend()
             record = hub.take()
             unchanged = [one.ahead.number for one in hub.clients if one.ahead and one.is_unchanged]
-            self._channel.send({"do": "hub", "key": broker.key, "record": record, "unchanged": unchanged})
+            staying = {"staying": self._staying.keep(hub)} if self._staying else {}
+            self._channel.send({"do": "hub", "key": broker.key, "record": record, "unchanged": unchanged, **staying})
             for portion in values_of(broker):
                 self._channel.send({"do": "values", **portion})
             for clients in _portions([one for one in hub.clients if one.ahead and not one.is_unchanged]):
@@ -216,7 +222,9 @@ class HandOver:
             raise
         self.longest_s = max(self.longest_s, time.monotonic() - began_s)
         self.moved += len(hub.clients)
-        hub.let_go(partial(self._forward, broker.key))
+        hub.let_go(partial(self._forward, broker))
+        if self._staying:
+            self._staying.begin(broker)
         self._given.append(hub)
 
     def _send_clients(self, clients: Sequence[MovingClient]) -> None:
@@ -229,6 +237,8 @@ class HandOver:
         """End it, also from another greenlet, where `run` fails then. A process that can't be told is killed: it would
         take this one for dead, and the clients for its own.
         """
+        if self._staying is not None:
+            self._staying.end()
         try:
             self._channel.send({"do": "abort", "why": why}, timeout_s=1)
         except ChannelSilent:
@@ -274,18 +284,18 @@ class HandOver:
             gevent.sleep(LATE_S)
             self._pass_on()
 
-    def _forward(self, key: str, run: bytes, tid: int, ptid: int) -> None:
+    def _forward(self, broker: SucceedingBroker, run: bytes, tid: int, ptid: int) -> None:
         """A client that could not go along has published."""
-        self._runs.append((key, [tid, ptid, run]))
+        self._runs.append((broker, (tid, ptid, run)))
 
     def _pass_on(self) -> None:
         for hub in self._given:
             frames = hub.broker.server.take_publishes()
             if frames:
-                self._channel.send({"do": "late", "key": hub.broker.key, "frames": [list(one) for one in frames]})
+                self._channel.send(late(hub.broker, frames))
         runs, self._runs = self._runs, []
-        for key, run in runs:
-            self._channel.send({"do": "late", "key": key, "frames": [run]})
+        for broker, run in runs:
+            self._channel.send(late(broker, [run]))
 
     def finish(self) -> None:
         """The applications of this process have ended: pass on what they published last, and let go."""
@@ -293,6 +303,8 @@ class HandOver:
             self._late.kill()
             with contextlib.suppress(ChannelError):
                 self._pass_on()
+        if self._staying is not None:
+            self._staying.end()
         self._channel.close()
 
 

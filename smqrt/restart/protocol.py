@@ -4,11 +4,13 @@
     hello {version, pid}            ──▶
                                     ◀──  welcome {version, pid, listeners, hubs, nodes, failed} and listening sockets
     (loads the applications)
-    ready {hubs}, or failed {why}   ──▶
+    ready {hubs, relays},
+    or failed {why}                 ──▶
+                                    ◀──  relay and a socket, when the new one says `relays`; see staying.py
                                          (while all are served on:)
                                     ◀──  ahead {key, clients} and their sockets, as often as needed
                                          (accepts no more; for each hub:)
-                                    ◀──  hub {key, record, unchanged}: of these clients nothing more is sent
+                                    ◀──  hub {key, record, unchanged, staying}; of the unchanged nothing more is sent
                                     ◀──  values {values, sources}, as often as needed: last values that no file has
                                     ◀──  changed {clients}, as often as needed: others that were sent ahead
                                     ◀──  clients {clients} and their sockets, as often as needed: all the rest
@@ -20,7 +22,7 @@
                                     ◀──  done
     serving                         ──▶
                                     ◀──  left: it is in no cluster any more by a number that is fixed
-                                    ◀──  late {key, frames}, until the old process ends
+                                    ◀──  late {key, frames, names}, until the old process ends
 
 `abort {why}` of the old one ends it all. Silence and a connection that ends mean that the other process is gone.
 """

@@ -17,6 +17,7 @@ from smqrt.net.inherited import inherited
 from smqrt.net.moving import ArrivingHub
 from smqrt.net.succession import succession
 from smqrt.restart.protocol import ENVIRONMENT, HELLO_S, VERSION, Refused, check_socket_path
+from smqrt.restart.staying import Relays, numbered_here
 
 log = logging.getLogger("smqrt")
 
@@ -42,6 +43,7 @@ class TakeOver:
         self._arriving: ArrivingHub | None = None
         self._has_all = False
         self._greeted: set[int] = set()
+        self._relays: Relays | None = None
         try:
             if not channel.is_of_this_user():
                 raise ChannelError("it belongs to another user")
@@ -120,10 +122,11 @@ class TakeOver:
             self.give_up(f"application {worse[0]}")
             raise StartError(f"The other process goes on: application {worse[0]}")
         try:
-            self._say("ready", hubs=[one.key for one in succession.hubs()])
+            self._say("ready", hubs=[one.key for one in succession.hubs()], relays=True)
             while not self._step(http):
                 pass
         except Refused as error:
+            self._end_relays()
             for arriving in [*self._prepared.values(), *([self._arriving] if self._arriving else [])]:
                 arriving.discard()
             raise StartError(f"The other process goes on: {error}.") from None
@@ -146,6 +149,8 @@ class TakeOver:
             raise Refused(str(message.get("why")))
         if kind == "ahead":
             self._prepare(message, fds)
+        elif kind == "relay":
+            self._relays = Relays(*fds)
         elif kind == "hub":
             self._begin_hub(message)
         elif kind == "values":
@@ -197,6 +202,8 @@ class TakeOver:
             self._arriving = self._prepared.pop(message["key"], None) or ArrivingHub(broker)
             self._arriving.adopt(message["record"])
             self._arriving.place_prepared(message["unchanged"])
+            if self._relays is not None:
+                self._relays.place(self._arriving.broker, message.get("staying"))
         except SmqrtError as error:
             self.give_up(str(error))
             raise Refused(str(error)) from None
@@ -211,6 +218,8 @@ class TakeOver:
         arriving, self._arriving, self._has_all = self._arriving, None, False
         greet_application(arriving.broker, self._greeted)
         arriving.begin()
+        if self._relays is not None:
+            self._relays.begin(arriving.broker)
         self.moved += arriving.clients
 
     def take_late(self) -> bool:
@@ -229,13 +238,18 @@ class TakeOver:
                     succession.left()
                 broker = succession.find(message["key"]) if message["do"] == "late" else None
                 if broker is not None:
-                    for tid, ptid, frame in message["frames"]:
+                    for tid, ptid, frame in numbered_here(broker, message):
                         broker.server.publish(tid, ptid, frame)
         except ChannelError:
             succession.left()
             return True
         finally:
+            self._end_relays()
             self._channel.close()
+
+    def _end_relays(self) -> None:
+        if self._relays is not None:
+            self._relays.end()
 
 
 def _listeners(said: Sequence[tuple[str, int, int]], fds: Sequence[int]) -> Iterator[tuple[tuple[str, int], list[int]]]:

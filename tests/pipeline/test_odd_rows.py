@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from smqrt.journal.json_column import TypedColumn
+from smqrt.journal import compact
+from smqrt.journal.duckdb_views import DuckDB
+from smqrt.journal.reader import Journal
 from smqrt.pipeline import row_checks, tables
 from smqrt.pipeline.api import Declaration
+from smqrt.pipeline.history import read_journal
+from smqrt.pipeline.journal_spark import Spark
 from smqrt.pipeline.lake_files import _measured
+from tests.journal.sensor_rows import row as written
+from tests.journal.sensor_rows import write
+from tests.pipeline.applications import Application
 from tests.pipeline.hubs import JournalingHub
 from tests.pipeline.lakes import LakeApplication
 
@@ -21,6 +29,12 @@ EPOCH_MS = 1795635200123
 DDL = "at timestamp, n int, x double, s string"
 AT = datetime(2026, 11, 25, 19, 33, 20, tzinfo=UTC)
 GOOD = {"at": None, "n": 1, "x": None, "s": None}
+FAR: dict[str, Any] = {}
+"""A time that is none of the years 1 to 9999."""
+READER = (
+    "@source({source}, json='{ddl}', dead_letter='OUT/dlq')\ndef rows(df): return df\n"
+    "@table('kept')\ndef kept(rows): return rows.select('seq', 'at', 'n', 'x', 's')\n"
+)
 PAYLOADS: list[tuple[bytes, dict[str, Any] | None]] = [
     (b'{"n":1}', GOOD),
     (b' {"n":1} \n', GOOD),
@@ -45,6 +59,16 @@ PAYLOADS: list[tuple[bytes, dict[str, Any] | None]] = [
     (b'{"n":"1","s":"a"}', {"at": None, "n": None, "x": None, "s": "a"}),
     (b'{"n":1,"at":1795635200}', {**GOOD, "at": AT}),
     (b'{"n":1,"at":"2026-11-25T19:33:20Z"}', {**GOOD, "at": AT}),
+    (b'{"n":1,"s":"NaN, inf ,] ,}\\",}"}', {**GOOD, "s": 'NaN, inf ,] ,}",}'}),
+    (b'{"n":1,"other":[1,2 , ]}', None),
+    (b'{"n":1,"x":-inf}', None),
+    (b'{"n":1,"at":1795635200123}', FAR),
+    (b'{"n":1,"at":1795635200123456}', FAR),
+    (b'{"n":1,"at":1795635200123456789}', FAR),
+    (b'{"n":1,"other":{"n":2,"n":3}}', GOOD),
+    (b'{"n":1,"x":2.5,"s":{"a": [1]}}', {**GOOD, "x": 2.5, "s": '{"a":[1]}'}),
+    (b'{"N":1}', {**GOOD, "n": None}),
+    (b"{}", {**GOOD, "n": None}),
     (b"[1]", None),
     (b"1", None),
     (b"null", None),
@@ -52,33 +76,95 @@ PAYLOADS: list[tuple[bytes, dict[str, Any] | None]] = [
 ]
 
 
-def by_compaction(payload: bytes) -> Any:
-    made = TypedColumn({"#": DDL}).column(pa.array(["t"]), pa.array([payload], pa.binary()))
-    return made.to_pylist()[0]
+def as_numbers(row: dict[str, Any] | None) -> dict[str, Any] | None:
+    """With its time as seconds, whatever the reader's kind of time."""
+    if row is None or not isinstance(row["at"], datetime):
+        return row
+    at = row["at"] if row["at"].tzinfo else row["at"].replace(tzinfo=UTC)
+    return row | {"at": int(at.timestamp())}
 
 
-def test_a_payload_gives_one_row_to_all_readers(spark: Any) -> None:
-    """What a source with json= sees, and what compaction and `read_journal` compute."""
-    frame = spark.createDataFrame([(n, p) for n, (p, _) in enumerate(PAYLOADS)], "nr int, payload binary").coalesce(1)
-    options = {"json": DDL, "prefix": ""}
-    source = Declaration("rows", "source", lambda df: df, [], options, [], "here.py", 1)
-    good, bad = row_checks.parse_json(frame, source)
-    shown = good.selectExpr("nr", "unix_seconds(at) as at", "n", "x", "s")
-    found = {row.nr: row.asDict() for row in shown.collect()}
-    variants = {row.nr for row in frame.where(row_checks.payload_variant().isNotNull()).collect()}
-    letters = {row.nr for row in bad.collect()}
-    for number, (payload, wanted) in enumerate(PAYLOADS):
-        assert by_compaction(payload) == wanted, payload
-        told = found.get(number)
-        if wanted is None:
-            assert told is None, payload
-            assert number in letters, payload
-            assert number not in variants or payload in (b"[1]", b"1", b"null"), payload
-        else:
-            at = None if wanted["at"] is None else int(wanted["at"].timestamp())
-            assert told == {"nr": number, **wanted, "at": at}, payload
-            # VARIANT has no place for a key that is there twice, nor for half a surrogate pair.
-            assert number in variants or payload.count(b'"n"') == 2 or b"ud800" in payload, payload
+def test_a_payload_gives_one_row_to_all_readers(tmp_path: Path, hub: JournalingHub, spark: Any) -> None:
+    """A source with json=, `read_journal`, `format("smq")`, compaction, and the column `json` of both SQLs."""
+    wanted = [as_numbers(None if row is FAR else row) for _, row in PAYLOADS]
+    # A reader that has no dead letters has NULL for the time.
+    kept = [as_numbers(dict(GOOD) if row is FAR else row) for _, row in PAYLOADS]
+    app = Application(tmp_path, hub, spark)
+    app.write(READER.format(source=app.source, ddl=DDL))
+    first = app.end
+    app.send(*(payload for payload, _ in PAYLOADS))
+    assert app.run(republish=True) == 0, app.told
+    found = {
+        row["seq"]: as_numbers({name: row[name] for name in GOOD})
+        for row in tables.frame(spark, tmp_path / ".tables/kept").collect()
+    }
+    assert [found.get(first + at) for at in range(len(PAYLOADS))] == wanted
+    assert len(app.results("dlq")) == wanted.count(None)
+
+    journal = tmp_path / "journal"
+    write(journal, [written(at, topic="t", payload=payload) for at, (payload, _) in enumerate(PAYLOADS)])
+    for compacted in (False, True):
+        if compacted:
+            options = compact.CompactOptions(grace_s=0, everything=True, schemas={"#": DDL})
+            assert compact.compact(journal, options).rows == len(PAYLOADS)
+        by_smq = spark.read.format("smq").schema(f"seq bigint, json struct<{DDL}>").load(str(journal))
+        for frame in (read_journal(spark, journal, json=DDL), by_smq):
+            rows = frame.orderBy("seq").collect()
+            assert [as_numbers(each.json and each.json.asDict()) for each in rows] == kept, compacted
+        check_sql(journal, spark, kept)
+
+
+def check_sql(journal: Path, spark: Any, kept: list[Any]) -> None:
+    opened = Journal(journal)
+    whole = "", opened.begin(), opened.end()
+    with DuckDB(opened, *whole[1:]) as asked:
+        _, batches = asked.run("select json is not null as good, json->>'n' as n from messages order by seq")
+        by_duckdb = [each for batch in batches for each in batch.to_pylist()]
+    with Spark(str(journal), {}, *whole[1:], spark=spark) as asked:
+        _, batches = asked.run("select json is not null as good, json:n::string as n from messages order by seq")
+        by_spark = [each for batch in batches for each in batch.to_pylist()]
+    for (payload, _), row, *found in zip(PAYLOADS, kept, by_duckdb, by_spark, strict=True):
+        other_json = payload in (b"[1]", b"1", b"null")
+        if b"ud800" in payload:  # neither DuckDB nor a VARIANT has a place for half a surrogate pair
+            row = None
+        for told, first_of_two in zip(found, (True, False), strict=True):
+            assert told["good"] == (row is not None or other_json), (payload, told)
+            if row is not None and row["n"] is not None:
+                assert told["n"] == ("2" if first_of_two and payload.startswith(b'{"n":2,') else "1"), (payload, told)
+
+
+NESTED = (
+    "`a.t` timestamp, s struct<`t t`: timestamp, n: bigint>, l array<struct<t: timestamp>>, m map<string, timestamp>"
+)
+SECONDS, MICROS, NANOS = 1795635200, 1795635200123456, 1795635200123456789
+
+
+def test_whole_numbers_that_are_too_many_seconds_are_far_times(spark: Any) -> None:
+    """Spark's own product of seconds and 1,000,000 wraps round, and is any time."""
+
+    def payloads(number: int | str) -> list[dict[str, Any]]:
+        return [
+            {"a.t": number},
+            {"s": {"t t": number}},
+            {"l": [{"t": 1}, {"t": number}]},
+            {"m": {"x": 1, "y": number}},
+            {"a.t": 1, "s": {"n": "no number"}, "m": {"x": number}},
+        ]
+
+    def rows_of(numbers: list[int | str]) -> tuple[int, set[str]]:
+        every = [json.dumps(each).encode() for number in numbers for each in payloads(number)]
+        frame = spark.createDataFrame([(each,) for each in every], "payload binary").coalesce(1)
+        source = Declaration("rows", "source", lambda df: df, [], {"json": NESTED, "prefix": ""}, [], "here.py", 1)
+        good, bad = row_checks.parse_json(frame, source)
+        reasons = [row.reason for row in bad.collect()]
+        return len(reasons) - len(good.collect()), set(reasons)
+
+    far = [SECONDS * 1000, MICROS, -MICROS, NANOS, -NANOS, 2**63 - 1, -(2**63), 9223372036855]
+    assert rows_of(list(far)) == (5 * len(far), {row_checks.FAR_TIME})
+    assert rows_of([SECONDS, -SECONDS, 2**63, 10**30, str(NANOS)]) == (-25, set())
+    frame = spark.createDataFrame([(b'{"n": 1795635200123456789}',)], "payload binary")
+    source = Declaration("rows", "source", lambda df: df, [], {"json": "n bigint", "prefix": ""}, [], "here.py", 1)
+    assert row_checks.parse_json(frame, source)[0].first()["n"] == NANOS
 
 
 def test_a_time_that_python_does_not_know_has_no_bounds(tmp_path: Path) -> None:
