@@ -350,7 +350,7 @@ def _corrected(entry: BatchEntry, batch: bytes) -> BatchEntry:
     """Returns an index record with what no checksum covers, from the batch itself."""
     times = arrow.decode_numbers(batch, "ts")
     has_txn = arrow.read_header(batch).nulls[-1] < entry.rows
-    are_results = all(flag & Flag.PIPELINE for flag in arrow.decode_numbers(batch, "flags"))
+    are_results = all((flag or 0) & Flag.PIPELINE for flag in arrow.decode_numbers(batch, "flags"))  # damaged: no flag
     flags = (HAS_TXN if has_txn else 0) | (RESULTS if are_results else 0)
     return entry._replace(ts_min_us=min(times), ts_max_us=max(times), flags=flags, reserved=0)
 

@@ -130,7 +130,7 @@ def _between(known: _Known, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _growing(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields a range in pieces: the first row mostly is what is looked for, and of a hub all of a piece is asked for."""
+    """Yields a range in pieces: mostly the first row is what is looked for; of a hub all of a piece is asked for."""
     rows = 1
     while start < end:
         yield start, min(end, start + rows)
