@@ -110,10 +110,22 @@ class Journal:
                 return end
             time.sleep(_POLL_S)
 
-    def begin(self) -> dict[str, int]:
-        """Returns, by node, the number of the oldest row; that of the next one when there are none."""
-        snapshot = self._snapshot()
-        return {node: self._begin(snapshot, node) for node in snapshot.nodes()}
+    def begin(self, seen: Offsets | None = None) -> dict[str, int]:
+        """Returns, by node, the number of the oldest row; that of the next one when there are none.
+
+        Args:
+            seen: by node, up to where somebody has read: that number when nothing is missing for him, since no row was
+                between, as after a crash.
+        """
+        snapshot, seen = self._snapshot(), seen or {}
+        found = {node: self._begin(snapshot, node) for node in snapshot.nodes()}
+        before = [node for node, seq in seen.items() if seq < found.get(node, 0)]
+        return found | {
+            node: seen[node] for node in before if numbers.past(seen[node], self._gaps(node)) == found[node]
+        }
+
+    def _gaps(self, node: str) -> list[tuple[int, int]]:
+        return numbers.gaps(self.path / WAL / node)
 
     def _begin(self, snapshot: JournalSnapshot, node: str) -> int:
         first = snapshot.begin(node)

@@ -32,12 +32,14 @@ class Recovered(NamedTuple):
         removed_bytes: how much was cut off.
         txns: the last committed batch of each query, whichever node of the journal stored it.
         damages: a sentence for each part of a segment that can't be read, though what follows it can.
+        end: the number behind the last row; below `next_seq` numbers are left out.
     """
 
     next_seq: int
     removed_bytes: int
     txns: dict[str, int]
     damages: tuple[str, ...] = ()
+    end: int = 0
 
 
 class _Repaired(NamedTuple):
@@ -64,10 +66,10 @@ def recover(folder: Path, schema: bytes = b"") -> Recovered:
     journal = folder.parent.parent
     try:
         next_seq, removed, damages = _repair_newest(folder, schema)
-        next_seq = max(next_seq, manifest.load(journal).nodes.get(folder.name, 0))
-        given, unknown = _given(folder, next_seq)
-        next_seq = next_seq if given <= next_seq else numbers.behind(given)
-        return Recovered(next_seq, removed, committed.last_batches(journal), (*damages, *unknown))
+        end = max(next_seq, manifest.load(journal).nodes.get(folder.name, 0))
+        given, unknown = _given(folder, end)
+        next_seq = end if given <= end else numbers.behind(given)
+        return Recovered(next_seq, removed, committed.last_batches(journal), (*damages, *unknown), end)
     except OSError as error:
         raise JournalError(f"{folder} can't be recovered: {error}; give this user the files.") from None
 

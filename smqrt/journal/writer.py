@@ -218,7 +218,7 @@ class JournalWriter:
             log.error("%s", damage)
         self._seq, self._txns = recovered.next_seq, committed.CommittedBatches(recovered.txns)
         try:
-            self._numbers = NumberReserve(self._wal, self._seq)
+            self._numbers = NumberReserve(self._wal, self._seq, recovered.end)
             self._segment = self._begin()
             recovery.remove_empty(self._wal, self._seq)
         except OSError as error:

@@ -157,6 +157,7 @@ class BatchReader(DataSourceReader):
         scan = self.scan
         begin, last = scan.journal.begin(), scan.journal.end()
         start, end = edges(scan.journal, self.options, begin, last)
+        begin = scan.journal.begin(start)
         start, end = offsets.checked(start, end, begin, last, self.options.fail_on_data_loss)
         return scan.parts(scan.plan(*clipped(start, end, self.pushed)))
 
@@ -390,7 +391,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @without_traceback
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         journal = self.scan.journal
-        start, end = offsets.checked(start, end, journal.begin(), self._end(), self.options.fail_on_data_loss)
+        start, end = offsets.checked(start, end, journal.begin(start), self._end(), self.options.fail_on_data_loss)
         return self.scan.parts(self._plan(start, end))
 
     def _plan(self, start: Offsets, end: Offsets) -> Chunks:
