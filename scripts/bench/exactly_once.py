@@ -94,6 +94,8 @@ class Course:
                 f"life {number}: {life}; kills: driver {trial.driver_kills}, of these {trial.inside} inside a commit, "
                 f"hub {trial.hub_kills}, compactor {trial.compactor_kills}"
             )
+            if number == 2:
+                trial.join_late()
         trial.start_driver()
         trial.wait_for_batches(2)
         trial.finish()
@@ -102,6 +104,8 @@ class Course:
             trial.catch_up(PLAIN)
         figures = trial.figures()
         self.say(f"{asdict(figures)}, {trial.uncertain} uncertain")
+        for name, delivery in figures.deliveries.items():
+            self.say(f"  {name}: {delivery}")
         self.say("exactly once" if figures.exact else "NOT exactly once")
         return int(not figures.exact)
 

@@ -303,7 +303,7 @@ def _waiting(name: str, journal: Path) -> list[Snapshot]:
     now_s = time()
     return [
         {"journal": name, "query": _shown(one.name), "behind": behind, "seen_ago_s": int(now_s - one.seen_us / 1e6)}
-        for one, behind in islice(readers.waiting(journal), SHOWN_READERS)
+        for one, behind in islice(readers.waiting(journal, 0), SHOWN_READERS)  # no rows are read in a hub
     ]
 
 

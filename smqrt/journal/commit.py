@@ -152,6 +152,7 @@ def report_progress(
     offset: Mapping[str, int],
     time_us: int | None = None,
     retry_s: float = PROGRESS_RETRY_S,
+    results: bool = True,
 ) -> None:
     """Says how far a query has come: retention keeps what it has yet to read.
 
@@ -162,13 +163,14 @@ def report_progress(
         offset: by node, the number of the next row it will read.
         time_us: when, microseconds since 1970; now by default.
         retry_s: how long to wait for a hub that is away, seconds.
+        results: whether it reads what pipelines have published; else that doesn't wait for it.
 
     Raises:
         ArgumentError: the id can't name a file.
         JournalError: it can't be kept.
     """
     time_us = time.time_ns() // 1000 if time_us is None else time_us
-    values = {"query": query, "name": name, "offset": dict(offset), "time_us": time_us}
+    values = {"query": query, "name": name, "offset": dict(offset), "time_us": time_us, "results": results}
     if hub.folder is not None:
         readers.save_report(hub.folder, readers.parse_report(json.dumps(values).encode()))
     else:

@@ -27,6 +27,8 @@ TIMES = struct.Struct("<32x2q16x")
 """Of an index record ts_min_us and ts_max_us only."""
 HAS_TXN = 1
 """Flag of an index record: the batch has rows of a commit."""
+RESULTS = 2
+"""Flag of an index record: pipelines have published all rows of the batch. So they have with `HAS_TXN`."""
 _FLAGS_AT = struct.calcsize("<qqqqqqI")
 DATA, INDEXED = ".arrows", ".idx"
 SUMMARY = ".sum"
@@ -45,7 +47,7 @@ class BatchEntry(NamedTuple):
         offset, length: where it is in the segment, bytes.
         ts_min_us, ts_max_us: its earliest and latest time, microseconds UTC.
         crc32: of its bytes.
-        flags: `HAS_TXN`.
+        flags: `HAS_TXN`, `RESULTS`.
     """
 
     first_seq: int
@@ -146,6 +148,21 @@ def with_transactions(path: Path) -> list[BatchEntry]:
         return []
     whole = range(len(data) // INDEX.size)
     return [BatchEntry._make(INDEX.unpack_from(data, at * INDEX.size)) for at in whole if flags[at] & HAS_TXN]
+
+
+def results(data: bytes | memoryview) -> list[tuple[int, int]]:
+    """Returns where the batches are that pipelines have published, of an index: (first number, number behind the last);
+    those that follow each other are one. Others are passed over without looking at each.
+    """
+    found: list[tuple[int, int]] = []
+    flags = bytes(data[_FLAGS_AT :: INDEX.size])
+    for at in (at for at, flag in enumerate(flags) if flag & (HAS_TXN | RESULTS)) if any(flags) else ():
+        first, rows, *_ = INDEX.unpack_from(data, at * INDEX.size)
+        if found and found[-1][1] == first:
+            found[-1] = found[-1][0], first + rows
+        else:
+            found.append((first, first + rows))
+    return found
 
 
 def check(entries: Sequence[BatchEntry], path: Path | str, offset: int = 0) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import manifest, readers, tables
+from smqrt.journal import manifest, readers, results, tables
 from smqrt.journal.files import touch
 from smqrt.journal.planning import WAL, Chunk
 from smqrt.journal.reader import Journal, Offsets
@@ -190,16 +190,19 @@ def journal_stats(journal: Journal, count_topics: bool = True) -> JournalStats:
     if count_topics:
         found.topics = dict(sum((_topics(journal, chunk) for chunk in chunks), Counter[str]()).most_common())
     if not isinstance(journal, RemoteJournal):
-        _readers(journal, found)
+        _readers(journal, found, _MOST_READ if count_topics else results.MOST_READ)
     return found
 
 
-def _readers(journal: Journal, found: JournalStats) -> None:
+_MOST_READ = 1_000_000
+"""Rows that are read to tell what waits for a reader, where no index says it: topics are counted row by row, too."""
+
+
+def _readers(journal: Journal, found: JournalStats, most_read: int) -> None:
     begin = {node: first for node, (first, _) in found.offsets.items()}
-    end = {node: last for node, (_, last) in found.offsets.items()}
-    now_us, count = time.time_ns() // 1000, journal.row_counter()
+    now_us, backlog = time.time_ns() // 1000, readers.Backlog(journal, most_read, begin)
     for reader in readers.load(journal.path):
-        behind = found.readers[reader.name] = count(begin | dict(reader.offset), end)
+        behind = found.readers[reader.name] = backlog.of(reader)
         if behind and reader.silent_s(now_us) > readers.STALE_S:
             found.stale_readers[reader.name] = iso(reader.seen_us)
 

@@ -19,7 +19,7 @@ import gevent
 from gevent.event import AsyncResult, Event
 
 from smqrt.errors import JournalError
-from smqrt.journal import index, manifest
+from smqrt.journal import index, manifest, numbers
 from smqrt.journal.files import there
 from smqrt.journal.index import DATA, summary_of
 from smqrt.journal.locations import MOVED
@@ -40,7 +40,8 @@ _Version = tuple[tuple[str, int], ...]
 
 
 class JournalListing:
-    """What a reader needs in order to plan, as JSON: `wal`, see `segments`, and `manifest`, its root.
+    """What a reader needs in order to plan, as JSON: `wal`, see `segments`, `manifest`, its root, and `gaps`, by node
+    those of its numbers.
 
     It is made anew when a segment or the manifest has come or gone, not when rows have.
 
@@ -87,7 +88,8 @@ def listing(journal: Path) -> bytes:
             compacted = manifest.text(journal)  # as it is: it may be long
     except FileNotFoundError:
         raise JournalError(f"{journal} {MOVED}") from None
-    rest = json.dumps({"version": manifest.VERSION, "wal": wal}, separators=(",", ":")).encode()
+    gaps = {folder.name: found for folder in index.node_folders(journal) if (found := numbers.gaps(folder))}
+    rest = json.dumps({"version": manifest.VERSION, "wal": wal, "gaps": gaps}, separators=(",", ":")).encode()
     return b'%b,"manifest":%b}' % (rest[:-1], compacted)
 
 

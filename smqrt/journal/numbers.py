@@ -5,17 +5,21 @@ come again: readers would take them for rows they have read. So numbers are rese
 has the reservation before the first of them is used:
 
     wal/<node>/numbers.json      {"below": N}: no row has this number or a higher one
+                                 "gaps": [[E, N], …]: no row has, or had, a number from E up to, without, N
 
 A hub that ends in order leaves there the number of the next row. One that was killed leaves the reservation, and the
-next one goes on behind it, with a multiple of `STEP`: so a gap in the numbers is told from rows that are missing.
+next one goes on behind it, with a multiple of `STEP`: so a gap in the numbers is told from rows that are missing. It
+notes the gap, too: when the rows before it have expired, nothing else says whether rows in it have.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from smqrt.errors import JournalError
 from smqrt.journal.files import sync_folder, write_whole
@@ -25,6 +29,8 @@ STEP = 1 << 20
 """After an end without order the numbers go on with a multiple of this."""
 FAR = 1 << 32
 """More numbers than are ever given to rows that the disk doesn't have."""
+MOST_GAPS = 256
+"""So many gaps of a node are remembered, the newest."""
 _MOST_STEPS = 64
 _SOON_S = 10.0
 """Reservations that last less than this become larger."""
@@ -55,6 +61,28 @@ def reserved(folder: Path) -> int:
     return below
 
 
+def gaps(folder: Path) -> list[tuple[int, int]]:
+    """Returns the newest gaps in the numbers of a node: (first number that no row has, number of the next row).
+
+    Args:
+        folder: `<journal>/wal/<node>`; one without the file, or with a damaged one, has none that are known.
+    """
+    try:
+        return parse_gaps(json.loads((folder / FILE).read_bytes()).get("gaps", ()))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return []
+
+
+def parse_gaps(values: Any) -> list[tuple[int, int]]:
+    """Returns gaps out of their JSON value. Raises ValueError or TypeError: it is none."""
+    return [(int(first), int(end)) for first, end in values]
+
+
+def past(seq: int, known: Iterable[tuple[int, int]]) -> int:
+    """Returns the number of the next row from `seq` on as far as it lies in a gap, else `seq`."""
+    return next((end for first, end in known if first <= seq < end), seq)
+
+
 def behind(seq: int) -> int:
     """Returns the first number, not below `seq`, with which numbering may go on after a gap."""
     return -(-seq // STEP) * STEP
@@ -76,6 +104,7 @@ class NumberReserve:
     Args:
         folder: `<journal>/wal/<node>`, which is there.
         next_seq: the number of the next row.
+        gap_begins: the number behind the last row, when no row has a number from there up to `next_seq`.
 
     Raises:
         OSError: the disk is full or broken.
@@ -84,8 +113,13 @@ class NumberReserve:
         below: what may be given is below; the disk knows.
     """
 
-    def __init__(self, folder: Path, next_seq: int) -> None:
+    def __init__(self, folder: Path, next_seq: int, gap_begins: int | None = None) -> None:
         self._folder, self._steps = folder, 1
+        self._gaps = gaps(folder)
+        if gap_begins is not None and gap_begins < next_seq:
+            if self._gaps and self._gaps[-1][1] == gap_begins:  # no row was written between
+                gap_begins = self._gaps.pop()[0]
+            self._gaps = [*self._gaps, (gap_begins, next_seq)][-MOST_GAPS:]
         self._extended_s = time.monotonic()
         self.below = 0
         self.extend(next_seq)
@@ -121,5 +155,6 @@ class NumberReserve:
         self._write(seq)
 
     def _write(self, below: int) -> None:
-        write_whole(self._folder / FILE, b'{"below": %d}\n' % below)
+        values = {"below": below} | ({"gaps": self._gaps} if self._gaps else {})
+        write_whole(self._folder / FILE, json.dumps(values).encode() + b"\n")
         sync_folder(self._folder)

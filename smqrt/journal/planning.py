@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from smqrt.journal.filters import Filter, WantedTopics
-from smqrt.journal.index import INDEX, TIMES, BatchEntry, check, parse_index
+from smqrt.journal.index import INDEX, TIMES, BatchEntry, check, parse_index, results
 from smqrt.journal.manifest import DataFile, Manifest, ManifestPage, files_between
 
 Offsets = Mapping[str, int]
@@ -150,6 +150,10 @@ class SegmentIndex:
         found = self._range(start, end)
         for run in filter(None, [found] if ts_us is None else self._meeting(found, ts_us)):
             yield self.entry(run[0]), self.entry(run[-1])
+
+    def results(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Returns the batches that have rows of a range and were published by pipelines, as `index.results`."""
+        return results(self._records(self._range(start, end)))
 
     def _range(self, start: int, end: int) -> range:
         """Returns which records have rows of a range of numbers."""

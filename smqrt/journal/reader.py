@@ -41,6 +41,8 @@ BATCH_ROWS = 1 << 14
 _SCHEMA_BYTES = 8192
 _NEWEST = -1
 _POLL_S = 0.1
+_MOST_INDEX_BYTES = 16 << 20
+"""Of indexes that are looked at to tell what pipelines have published."""
 
 T = TypeVar("T")
 Topics = Filter | Sequence[str] | None
@@ -108,10 +110,22 @@ class Journal:
                 return end
             time.sleep(_POLL_S)
 
-    def begin(self) -> dict[str, int]:
-        """Returns, by node, the number of the oldest row; that of the next one when there are none."""
-        snapshot = self._snapshot()
-        return {node: self._begin(snapshot, node) for node in snapshot.nodes()}
+    def begin(self, seen: Offsets | None = None) -> dict[str, int]:
+        """Returns, by node, the number of the oldest row; that of the next one when there are none.
+
+        Args:
+            seen: by node, up to where somebody has read: that number when nothing is missing for him, since no row was
+                between, as after a crash.
+        """
+        snapshot, seen = self._snapshot(), seen or {}
+        found = {node: self._begin(snapshot, node) for node in snapshot.nodes()}
+        before = [node for node, seq in seen.items() if seq < found.get(node, 0)]
+        return found | {
+            node: seen[node] for node in before if numbers.past(seen[node], self._gaps(node)) == found[node]
+        }
+
+    def _gaps(self, node: str) -> list[tuple[int, int]]:
+        return numbers.gaps(self.path / WAL / node)
 
     def _begin(self, snapshot: JournalSnapshot, node: str) -> int:
         first = snapshot.begin(node)
@@ -144,6 +158,23 @@ class Journal:
         return lambda start, end: self._again(
             lambda: sum(rows(node, start.get(node, 0), last) for node, last in end.items())
         )
+
+    def result_batches(self, node: str, start: int, end: int) -> list[tuple[int, int]]:
+        """Returns which rows from `start` up to, without, `end` are in batches that pipelines have published, as far
+        as the newest indexes of segments say so: (first number, number behind the last), ascending.
+        """
+        return self._again(lambda: self._result_batches(node, start, end))
+
+    def _result_batches(self, node: str, start: int, end: int) -> list[tuple[int, int]]:
+        snapshot, looked_at = self._snapshot(), 0
+        found: list[list[tuple[int, int]]] = []
+        for first in reversed(snapshot.segments(node, start, end)):
+            if looked_at >= _MOST_INDEX_BYTES:
+                break
+            index = self._index(node, first, newest=first == snapshot.wal[node][_NEWEST])
+            looked_at += index.size_bytes
+            found.append([(max(start, one), min(end, last)) for one, last in index.results(start, end)])
+        return [one for some in reversed(found) for one in some]
 
     def behind_gaps(self, start: Offsets, end: Offsets) -> dict[str, int]:
         """Returns `start`, by node the number of the first row from there on; at most that of `end`."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypedDict, TypeGuard
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal.files import age_s, is_journal, make_folder, write_whole
+from smqrt.journal.planning import Offsets
 from smqrt.journal.reader import Journal
+from smqrt.journal.results import MOST_READ, ResultRows
 from smqrt.journal.settings import JournalSettings
 from smqrt.journal.timestamps import iso, now_us
 
@@ -30,11 +33,13 @@ class Reader:
         name: of the query, and of its file.
         offset: by node the next row that it will read.
         seen_us: when it last said so, microseconds since 1970, by the clock of the journal's disk.
+        results: whether it reads what pipelines have published.
     """
 
     name: str
     offset: Mapping[str, int]
     seen_us: int
+    results: bool = True
 
     def silent_s(self, now_us: int) -> float:
         """Returns for how long it has said nothing."""
@@ -57,8 +62,9 @@ def load(journal: Path) -> Iterator[Reader]:
     for path in _files(journal):
         try:
             seen_us = path.stat().st_mtime_ns // 1000
-            offset = json.loads(path.read_bytes())["offset"]
-            reader = Reader(path.stem, {str(node): int(seq) for node, seq in offset.items()}, seen_us)
+            values = json.loads(path.read_bytes())
+            offset = {str(node): int(seq) for node, seq in values["offset"].items()}
+            reader = Reader(path.stem, offset, seen_us, values.get("results") is not False)
         except FileNotFoundError:
             continue
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -70,14 +76,54 @@ def _files(journal: Path) -> list[Path]:
     return sorted((journal / "readers").glob("[!.]*.json"))
 
 
-def waiting(journal: Path) -> Iterator[tuple[Reader, int]]:
-    """Yields the readers of a journal, and how many rows wait for each. Raises as `load`."""
-    end: dict[str, int] | None = None
+class Backlog:
+    """How many rows wait for readers of a journal, up to its end at the moment of the first question.
+
+    Args:
+        journal: where.
+        most_read: how many rows of a question are read, as for `ResultRows`.
+        begin: from where a reader begins in nodes that its offset doesn't name; their first numbers by default.
+    """
+
+    def __init__(self, journal: Journal, most_read: int = MOST_READ, begin: Mapping[str, int] | None = None) -> None:
+        self._journal, self._most_read, self._begin = journal, most_read, begin or {}
+
+    @cached_property
+    def _end(self) -> dict[str, int]:
+        return self._journal.end()
+
+    @cached_property
+    def _count(self) -> Callable[[Offsets, Offsets], int]:
+        return self._journal.row_counter()
+
+    @cached_property
+    def _results(self) -> ResultRows:
+        return ResultRows(self._journal, self._end, self._most_read)
+
+    def of(self, reader: Reader) -> int:
+        """Returns how many rows wait for a reader: results of pipelines do for who reads them.
+
+        Raises:
+            JournalError: the journal can't be read.
+        """
+        start = {**self._begin, **reader.offset}
+        return self._count(start, self._end) if reader.results else self._results.others(start)
+
+
+def waiting(journal: Path, most_read: int = MOST_READ) -> Iterator[tuple[Reader, int]]:
+    """Yields the readers of a journal, and how many rows wait for each.
+
+    Args:
+        journal: its folder.
+        most_read: as for `Backlog`.
+
+    Raises:
+        JournalError: as `load`, or the journal can't be read.
+    """
+    backlog: Backlog | None = None
     for reader in load(journal):
-        if end is None:
-            opened = Journal(journal)
-            end, count = opened.end(), opened.row_counter()
-        yield reader, count(reader.offset, end)
+        backlog = backlog or Backlog(Journal(journal), most_read)
+        yield reader, backlog.of(reader)
 
 
 def silence(reader: Reader, behind: int, now_us: int) -> str:
@@ -147,7 +193,7 @@ class ReaderWatch:
                 age_s(path)  # of a clock that was wrong: else it is never given up
         late: dict[str, bool] = {}
         new: list[str] = []
-        for each, behind in waiting(self._settings.path):
+        for each, behind in waiting(self._settings.path, 0):  # a hub reads no rows for this
             if silence(each, behind, now_us):
                 given_up = late[each.name] = each.is_given_up(timeout_s, now_us)
                 if self._told.get(each.name) != given_up:
@@ -173,19 +219,22 @@ def checked_query(query: object) -> str:
 
 
 class ProgressReport(TypedDict):
-    """How far a query has come: its id, its name, by node the next row it will read, and when it said so."""
+    """How far a query has come: its id, its name, by node the next row it will read, when it said so, and whether it
+    reads what pipelines have published.
+    """
 
     query: str
     name: str
     offset: dict[str, int]
     time_us: int
+    results: bool
 
 
 def parse_report(body: bytes) -> ProgressReport:
     """Reads a report of progress.
 
     Args:
-        body: JSON with `query`, `name`, `offset` (node: next sequence number) and perhaps `time_us`.
+        body: JSON with `query`, `name`, `offset` (node: next sequence number), and perhaps `time_us` and `results`.
 
     Returns:
         What `save_report` takes.
@@ -204,7 +253,14 @@ def parse_report(body: bytes) -> ProgressReport:
         raise ArgumentError(f"name: {_shown(name)} is no text; the name of the query is needed.")
     time_us = values.get("time_us")
     seen_us = time_us if _is_count(time_us) else now_us()
-    return {"query": query, "name": name, "offset": _offset(values.get("offset")), "time_us": seen_us}
+    results = values.get("results") is not False
+    return {
+        "query": query,
+        "name": name,
+        "offset": _offset(values.get("offset")),
+        "time_us": seen_us,
+        "results": results,
+    }
 
 
 def _offset(offset: object) -> dict[str, int]:

@@ -14,7 +14,8 @@ from typing import IO, NamedTuple
 from smqrt.errors import JournalError
 from smqrt.journal import arrow, committed, index, manifest, numbers, readers
 from smqrt.journal.files import crc32, touch
-from smqrt.journal.index import HAS_TXN, INDEX, INDEXED, REMEDY, BatchEntry, remove_summary
+from smqrt.journal.index import HAS_TXN, INDEX, INDEXED, REMEDY, RESULTS, BatchEntry, remove_summary
+from smqrt.journal.record import Flag
 
 DAMAGED = ".damaged"
 _NEWEST = 2  # segments with rows: the one that was written to, and the one before it, which may not have been sealed
@@ -31,12 +32,14 @@ class Recovered(NamedTuple):
         removed_bytes: how much was cut off.
         txns: the last committed batch of each query, whichever node of the journal stored it.
         damages: a sentence for each part of a segment that can't be read, though what follows it can.
+        end: the number behind the last row; below `next_seq` numbers are left out.
     """
 
     next_seq: int
     removed_bytes: int
     txns: dict[str, int]
     damages: tuple[str, ...] = ()
+    end: int = 0
 
 
 class _Repaired(NamedTuple):
@@ -63,10 +66,10 @@ def recover(folder: Path, schema: bytes = b"") -> Recovered:
     journal = folder.parent.parent
     try:
         next_seq, removed, damages = _repair_newest(folder, schema)
-        next_seq = max(next_seq, manifest.load(journal).nodes.get(folder.name, 0))
-        given, unknown = _given(folder, next_seq)
-        next_seq = next_seq if given <= next_seq else numbers.behind(given)
-        return Recovered(next_seq, removed, committed.last_batches(journal), (*damages, *unknown))
+        end = max(next_seq, manifest.load(journal).nodes.get(folder.name, 0))
+        given, unknown = _given(folder, end)
+        next_seq = end if given <= end else numbers.behind(given)
+        return Recovered(next_seq, removed, committed.last_batches(journal), (*damages, *unknown), end)
     except OSError as error:
         raise JournalError(f"{folder} can't be recovered: {error}; give this user the files.") from None
 
@@ -349,7 +352,8 @@ def _corrected(entry: BatchEntry, batch: bytes) -> BatchEntry:
     """Returns an index record with what no checksum covers, from the batch itself."""
     times = arrow.decode_numbers(batch, "ts")
     has_txn = arrow.read_header(batch).nulls[-1] < entry.rows
-    flags = HAS_TXN if has_txn else 0
+    are_results = all((flag or 0) & Flag.PIPELINE for flag in arrow.decode_numbers(batch, "flags"))  # damaged: no flag
+    flags = (HAS_TXN if has_txn else 0) | (RESULTS if are_results else 0)
     return entry._replace(ts_min_us=min(times), ts_max_us=max(times), flags=flags, reserved=0)
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from urllib.parse import SplitResult, quote, urlsplit
 
 from smqrt.errors import JournalError
-from smqrt.journal import locations, manifest
+from smqrt.journal import locations, manifest, numbers
 from smqrt.journal.index import DATA, INDEX, INDEXED, REMEDY
 from smqrt.journal.locations import Endpoint, Unreachable, checked_url, trusted_certificates, with_token
 from smqrt.journal.manifest import DataFile, ManifestPage
@@ -92,6 +92,7 @@ class RemoteJournal(Journal):
         self._pages: OrderedDict[str, tuple[DataFile, ...]] = OrderedDict()
         self._segments: dict[tuple[str, int], _Listed] = {}
         self._indexes: dict[str, bytes] = {}
+        self._known_gaps: dict[str, list[tuple[int, int]]] = {}
 
     def __repr__(self) -> str:
         return f"RemoteJournal({self.url!r})"
@@ -144,8 +145,12 @@ class RemoteJournal(Journal):
             for one in segments
             if "idx_bytes" in one
         }
+        self._known_gaps = {node: numbers.parse_gaps(found) for node, found in values.get("gaps", {}).items()}
         wal = {node: [int(one["first"]) for one in segments] for node, segments in values["wal"].items()}
         return JournalSnapshot(wal, manifest.parse(values["manifest"], self._page))
+
+    def _gaps(self, node: str) -> list[tuple[int, int]]:
+        return self._known_gaps.get(node, [])
 
     def _page(self, page: ManifestPage) -> tuple[DataFile, ...]:
         """Returns a page of the manifest; its name is that of its content, so that it is asked for once."""

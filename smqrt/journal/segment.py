@@ -131,7 +131,7 @@ class SegmentFile:
             first_seq: the number of its first row; `next_seq`.
             rows: how many.
             ts_min_us, ts_max_us: earliest and latest time, microseconds UTC.
-            flags: `HAS_TXN` or 0.
+            flags: of the index record.
 
         Raises:
             OSError: the disk is full or broken; the same batch can be appended again later.

@@ -218,7 +218,7 @@ class JournalWriter:
             log.error("%s", damage)
         self._seq, self._txns = recovered.next_seq, committed.CommittedBatches(recovered.txns)
         try:
-            self._numbers = NumberReserve(self._wal, self._seq)
+            self._numbers = NumberReserve(self._wal, self._seq, recovered.end)
             self._segment = self._begin()
             recovery.remove_empty(self._wal, self._seq)
         except OSError as error:
@@ -240,7 +240,13 @@ class JournalWriter:
         return True
 
     def _append(
-        self, rows: int, first_us: int, last_us: int, pieces: Sequence[Any], commit: _Commit | None = None
+        self,
+        rows: int,
+        first_us: int,
+        last_us: int,
+        pieces: Sequence[Any],
+        commit: _Commit | None = None,
+        flags: int = 0,
     ) -> None:
         if fault := self._durability.fault:
             raise fault
@@ -248,7 +254,7 @@ class JournalWriter:
             self._durability.reserve(self._seq + rows)
             if self._seq + rows > self._numbers.below:
                 raise OSError(errno.ETIMEDOUT, "the disk has not kept which numbers are used")
-        self._segment.append(pieces, self._seq, rows, first_us, last_us, index.HAS_TXN if commit else 0)
+        self._segment.append(pieces, self._seq, rows, first_us, last_us, flags | (index.HAS_TXN if commit else 0))
         if commit:  # before the segment is sealed: what is saved then has the commits of all its rows
             self._txns.note(*commit)
         self._seq += rows
@@ -438,7 +444,7 @@ class JournalWriter:
         now_us = self._clock.now_us()
         batch = encode(outgoing.rows(self._seq, now_us, "{}:{}".format(*commit) if commit else None))
         try:
-            self._append(len(outgoing), now_us, now_us, batch, commit)
+            self._append(len(outgoing), now_us, now_us, batch, commit, index.RESULTS)
         except OSError as error:
             raise self._refusal(error) from None
 

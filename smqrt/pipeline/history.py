@@ -201,7 +201,7 @@ def _planned(read: ReadOptions, start: Offsets, end: Offsets, wanted: ReadColumn
     """Returns the plan, and where each of its files is held."""
     journal, topics = _opened(read), read.filter()
     for _ in range(_ATTEMPTS):
-        begin, last = journal.begin(), journal.end()
+        begin, last = journal.begin(start), journal.end()
         start, end = offsets.checked(start, end, begin, last, read.fail_on_data_loss)
         files, through = journal.compacted(start, end, topics)
         ranges = {node: (start.get(node, 0), seq) for node, seq in end.items()}

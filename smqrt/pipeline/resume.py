@@ -59,7 +59,7 @@ def resume_table(
             folder = f"{location}{tables.BACKFILL}{secrets.token_hex(6)}"
         checkpoint.keep_table_folder(query, folder)
         end = checkpoint.table_end(query)
-        begin = _most(end, dict(journal.begin())) if end else None
+        begin = _most(end, journal.begin(end)) if end else None
         missing = _REMOVED if told and begin != end else ""
         return folder, begin, told + missing
     checkpoint.keep_table_folder(query, folder)
@@ -86,7 +86,7 @@ def resume_lake_table(query: Path, table: LakeTable, journal: Journal | RemoteJo
             f"adds to the table in {table.location}, whose commits don't say which rows of the journal it has; "
             "rows that it has come again where --from is before its end."
         )
-    begin = _most(end, dict(journal.begin()))
+    begin = _most(end, journal.begin(end))
     told = f"goes on where its table in {table.location} ends, at {checkpoint.offset_text(end)}."
     told = f"the checkpoint in {query} is gone. It {told}{_REMEMBERED.format(query.name)}" if lost else told
     return begin, told + (_REMOVED if begin != end else "")
@@ -165,7 +165,7 @@ def resume_published(query: Path, journal: Journal | RemoteJournal, hub: CommitC
     is_there = hub.has(commit.query_id, commit.batch)
     begun, ended = (commit.start, commit.end) if is_there else (commit.before, commit.start)
     done = _most(before.split or {}, ended)
-    starting = _most(before.starting, dict(journal.begin())) if commit.stateful else done
+    starting = _most(before.starting, journal.begin(before.starting)) if commit.stateful else done
     pending = _most(before.split or {}, begun) if commit.stateful and begun else None
     checkpoint.replace_start(query, QueryStart(starting, None if starting == done else done, pending))
     return f"the checkpoint in {query} is gone. {_goes_on(commit, done)}"

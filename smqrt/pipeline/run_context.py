@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from smqrt.errors import JournalError, SmqrtError
 from smqrt.journal import commit, locations
-from smqrt.journal.record import Flag
 from smqrt.journal.remote import open_journal
+from smqrt.journal.results import ResultRows
 from smqrt.pipeline import checkpoint, option_values, references, session, sinks
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets, QueryStart
@@ -103,12 +103,16 @@ class RunContext:
         self._address = options.journal, options.token, options.cafile
         self.journal = open_journal(*self._address[:2], cafile=options.cafile)
         self.status = StatusWriter(
-            options.state, lag_seconds(*self._address), lag_rows(*self._address, ignores=self._ignores_results)
+            options.state, lag_seconds(*self._address, ignores=self._ignores_results), self.lag_rows()
         )
         self._rows = JournalSource(*self._address)
         tables = [each for each in catalog.declarations.values() if each.kind == "reference"]
         self.watch = references.ReferenceWatch(tables, catalog.folder, options.report)
         self.spark: SparkSession
+
+    def lag_rows(self) -> LagRows:
+        """Returns what tells how many rows wait for a query; to be asked by one thread."""
+        return lag_rows(*self._address, ignores=self._ignores_results)
 
     def _ignores_results(self, name: str) -> bool:
         """Whether a query reads nothing that pipelines have published."""
@@ -130,8 +134,9 @@ class RunContext:
         """Tells the journal how far a query is, so that retention keeps what comes after it."""
         try:
             address = locations.HubAddress.of(*self._address)
-            for name in plan.reader_names.values():
-                commit.report_progress(address, name, name, offset, retry_s=retry_s)
+            for source, name in plan.reader_names.items():
+                results = bool(self.catalog.declarations[source].options["include_pipeline"])
+                commit.report_progress(address, name, name, offset, retry_s=retry_s, results=results)
         except JournalError as error:
             self.report(f"{plan.name}: the journal's retention doesn't know how far it is: {error}")
 
@@ -140,12 +145,19 @@ class RunContext:
         return references.table(self.spark, declaration, self.catalog.folder)
 
 
-def lag_seconds(location: str, token: str | None = None, cafile: str | None = None) -> LagSeconds:
+def _reads_all(name: str) -> bool:
+    return False
+
+
+def lag_seconds(
+    location: str, token: str | None = None, cafile: str | None = None, *, ignores: Callable[[str], bool] = _reads_all
+) -> LagSeconds:
     """Returns what tells a `StatusWriter` how far a query is behind, in seconds.
 
     Args:
         location: path or URL of the journal, of which for each question the next row of each node is read.
         token: what its hub wants to see; cafile: as for `open_journal`.
+        ignores: whether a query leaves out what pipelines have published, such as its own results: that does not wait.
 
     Raises:
         JournalError: there is no such journal.
@@ -154,7 +166,11 @@ def lag_seconds(location: str, token: str | None = None, cafile: str | None = No
 
     def seconds(name: str, ends: dict[str, int]) -> float | None:
         try:
-            times_us = [_time_us(journal, node, seq) for node, seq in ends.items()]
+            known = {node: seq for node, seq in journal.end().items() if node in ends}
+            firsts = (
+                ResultRows(journal, known).first_others(ends) if ignores(name) else journal.behind_gaps(ends, known)
+            )
+            times_us = [_time_us(journal, node, seq) for node, seq in firsts.items()]
         except (SmqrtError, OSError):
             return None  # a hub that is away, a segment that was just removed: the next question is soon
         waiting_us = [time_us for time_us in times_us if time_us is not None]
@@ -163,18 +179,13 @@ def lag_seconds(location: str, token: str | None = None, cafile: str | None = No
     return seconds
 
 
-MOST_LOOKED_AT = 5000
-"""So many rows that wait are looked at, each time that Spark tells how far it is; of more, all are counted."""
-
-
 def lag_rows(
     location: str, token: str | None = None, cafile: str | None = None, *, ignores: Callable[[str], bool]
 ) -> LagRows:
     """Returns what tells a `StatusWriter` how many rows wait for a query between two offsets.
 
     Args:
-        location, token, cafile: as for `lag_seconds`.
-        ignores: whether a query leaves out what pipelines have published, such as its own results: that does not wait.
+        location, token, cafile, ignores: as for `lag_seconds`.
 
     Raises:
         JournalError: there is no such journal.
@@ -183,14 +194,7 @@ def lag_rows(
 
     def rows(name: str, start: Offsets, end: Offsets) -> int | None:
         try:
-            count = journal.count(start, end)
-            if not 0 < count <= MOST_LOOKED_AT or not ignores(name):
-                return count
-            chunks = (chunk for part in journal.plan(start, end) for chunk in part)
-            flags = (
-                batch.column("flags").to_pylist() for chunk in chunks for batch in journal.tables(chunk, ["flags"])
-            )
-            return sum(not flag & Flag.PIPELINE for some in flags for flag in some)
+            return ResultRows(journal, end).others(start) if ignores(name) else journal.count(start, end)
         except (SmqrtError, OSError):
             return None
 

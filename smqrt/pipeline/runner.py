@@ -28,7 +28,7 @@ from smqrt.pipeline.graph import QueryPlan, plans
 from smqrt.pipeline.query import Query
 from smqrt.pipeline.run_context import RunContext, RunOptions
 from smqrt.pipeline.smq_source import offsets
-from smqrt.pipeline.status import Status, StatusWriter
+from smqrt.pipeline.status import LagRows, Status, StatusWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -95,7 +95,7 @@ class Runner:
     def _watchdog(self, context: RunContext) -> ProgressWatchdog:
         options = self._options
         journal = open_journal(options.journal, options.token, cafile=options.cafile, retry_s=0)
-        return ProgressWatchdog(context.status, options.state, journal.end, count=journal.count)
+        return ProgressWatchdog(context.status, options.state, journal.end, lag_rows=context.lag_rows())
 
     @contextmanager
     def _session(self, wanted: list[QueryPlan]) -> Iterator[SparkSession]:
@@ -200,7 +200,7 @@ class ProgressWatchdog:
         end: of the journal.
         least_s: see `STUCK_AFTER_S`.
         java: what watches Spark's Java; found when it is not given.
-        count: of the rows between two offsets.
+        count: of the rows between two offsets; lag_rows: of those of them that wait for a query, instead.
     """
 
     def __init__(
@@ -211,8 +211,9 @@ class ProgressWatchdog:
         least_s: float = STUCK_AFTER_S,
         java: jvm.GarbageTime | None = None,
         count: Callable[[Offsets, Offsets], int] = offsets.distance,
+        lag_rows: LagRows | None = None,
     ) -> None:
-        self._count = count
+        self._rows_between: LagRows = lag_rows or (lambda name, start, end: count(start, end))
         self._status, self._state, self._end, self._least_s = status, state, end, least_s
         self._java = java or jvm.find_garbage_time()
 
@@ -247,9 +248,10 @@ class ProgressWatchdog:
         try:
             folder = self._state / status.name
             done = checkpoint.committed_offsets(folder) or checkpoint.start_offsets(folder)
-            return self._count(done, self._end()) if done else 0
+            found = self._rows_between(status.name, done, dict(self._end())) if done else 0
         except (SmqrtError, OSError, ValueError):  # a hub that is away, a file that was just removed
-            return status.lag_rows or 1
+            found = None
+        return status.lag_rows or 1 if found is None else found
 
     @staticmethod
     def _why(status: Status, quiet_s: float, usual_s: float, garbage_share: float) -> str:

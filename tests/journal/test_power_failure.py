@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.journal import numbers, recovery, segment, writer
+from smqrt.journal import index, numbers, recovery, segment, writer
 from smqrt.journal.compact import CompactOptions, compact, rows_to_compact
 from smqrt.journal.inspection import journal_stats, latest
 from smqrt.journal.numbers import STEP, NumberReserve
@@ -282,6 +282,64 @@ def test_remote_readers_pass_a_gap(gapped: Path, tmp_path: Path) -> None:
     assert there(lambda: journal.count({"n1": 3}, journal.end())) == 34
     assert there(lambda: journal.behind_gaps({"n1": 12}, journal.end())) == {"n1": STEP}
     there(journal.close)
+
+
+def expired_before_a_gap(path: Path, crashes: int = 1) -> int:
+    """A hub was killed, perhaps several times before it wrote more, and the rows before have expired; returns the
+    number of the first row.
+    """
+    written.write(path, [[5], [12]])
+    folder = path / "wal/n1"
+    NumberReserve(folder, 12)
+    for _ in range(crashes):
+        found = recovery.recover(folder)
+        NumberReserve(folder, found.next_seq, found.end)
+        written.write(path, [[]], first=found.next_seq)
+    written.write(path, [[found.next_seq + 7]], first=found.next_seq)
+    for older in index.paths(folder)[:-1]:
+        older.unlink()
+        older.with_suffix(".idx").unlink()
+    return found.next_seq
+
+
+@pytest.mark.parametrize("crashes", [1, 3])
+def test_rows_before_a_gap_that_have_expired_are_missing_for_nobody_who_read_them(tmp_path: Path, crashes: int) -> None:
+    behind = expired_before_a_gap(tmp_path, crashes)
+    journal = Journal(tmp_path)
+    assert journal.begin() == {"n1": behind}
+    for seen in (12, 13, behind - 1, behind):
+        start = {"n1": seen}
+        assert journal.begin(start) == start
+        assert offsets.checked(start, journal.end(), journal.begin(start), journal.end(), fail=True)[0] == start
+    assert journal.begin({"n1": 11}) == {"n1": behind}, "a row is missing"
+    assert journal.begin({"n1": behind + 3}) == {"n1": behind}
+    (tmp_path / "wal/n1" / f"{behind:020d}.arrows").unlink()
+    (tmp_path / "wal/n1" / f"{behind:020d}.idx").unlink()
+    written.write(tmp_path, [[behind + 9]], first=behind + 7)
+    assert journal.begin({"n1": 12}) == {"n1": behind + 7}, "rows behind the gap are missing"
+
+
+def test_remote_readers_know_so_too(tmp_path: Path) -> None:
+    (tmp_path / "hub").mkdir()
+    hub = Hub(tmp_path / "hub")
+    behind = expired_before_a_gap(hub.path)
+    journal = hub.open()
+    assert there(lambda: journal.begin({"n1": 12})) == {"n1": 12}
+    assert there(lambda: journal.begin({"n1": 11})) == {"n1": behind}
+    there(journal.close)
+
+
+def test_gaps_stay_known(tmp_path: Path) -> None:
+    """Of the many crashes of a node those of the newest, also when a hub ends in order; older hubs note none."""
+    for crash in range(300):
+        NumberReserve(tmp_path, STEP * (crash + 1), STEP * crash + 5)
+    NumberReserve(tmp_path, STEP * 300 + 7).settle(STEP * 300 + 9)
+    found = numbers.gaps(tmp_path)
+    assert len(found) == numbers.MOST_GAPS
+    assert found[-1] == (STEP * 299 + 5, STEP * 300)
+    for text in ('{"below": 5}', '{"below": 5, "gaps": [1]}', "[]", "{"):
+        (tmp_path / "numbers.json").write_text(text)
+        assert numbers.gaps(tmp_path) == []
 
 
 def test_a_micro_batch_begins_behind_a_gap(gapped: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_thousand_torn_tails(damage: Damage, whole: tuple[bytes, bytes], memor
         assert found.removed_bytes == len(data) + len(index) - sum(sizes)
         assert whole[0].startswith((folder / SEGMENT).read_bytes())
         assert list(Journal(memory).rows({}, {"n1": end})) == written.rows(0, end)
-        assert recovery.recover(folder) == (end, 0, {}, ())
+        assert recovery.recover(folder)[:4] == (end, 0, {}, ())
 
 
 @pytest.mark.parametrize("field", range(32, 64), ids=str)
@@ -98,7 +98,7 @@ def test_what_no_checksum_covers_is_corrected(field: int, whole: tuple[bytes, by
     index[64 * 5 + field] ^= 0x81
     (folder / SEGMENT).write_bytes(whole[0])
     (folder / SEGMENT).with_suffix(".idx").write_bytes(index)
-    assert recovery.recover(folder) == (BATCHES[-1], 0, {}, ())
+    assert recovery.recover(folder)[:4] == (BATCHES[-1], 0, {}, ())
     assert (folder / SEGMENT).with_suffix(".idx").read_bytes() == whole[1]
 
 
@@ -131,7 +131,7 @@ def test_an_index_that_is_lost_is_made_again(tmp_path: Path, left: int | None) -
 
 
 def test_nothing_at_all(tmp_path: Path) -> None:
-    assert recovery.recover(tmp_path / "wal/n1") == (0, 0, {}, ())
+    assert recovery.recover(tmp_path / "wal/n1")[:4] == (0, 0, {}, ())
 
 
 @pytest.mark.parametrize("left", [0, 1, 8, 100])

@@ -354,9 +354,10 @@ def test_progress_is_kept_for_retention(shelf: Shelf) -> None:
     path = shelf.writer.path / "readers" / "q-1.json"
     kept = json.loads(path.read_text())
     assert abs(kept.pop("time_us") / 1e6 - time.time()) < 60
-    assert kept == report
-    assert shelf.ask("main/progress", "POST", json=report | {"offset": {"n1": 18}, "time_us": 5}).status_code == 200
-    assert json.loads(path.read_text()) == report | {"offset": {"n1": 18}, "time_us": 5}
+    assert kept == report | {"results": True}
+    newer = report | {"offset": {"n1": 18}, "time_us": 5, "results": False}
+    assert shelf.ask("main/progress", "POST", json=newer).status_code == 200
+    assert json.loads(path.read_text()) == newer
     assert os.listdir(path.parent) == ["q-1.json"]
 
 

@@ -32,9 +32,9 @@ def rows(first: int, end: int, txn: str | None = None, step_us: int = 1000) -> l
     return [row(seq, txn, step_us) for seq in range(first, end)]
 
 
-def append(opened: segment.SegmentFile, batch: Sequence[Row]) -> None:
+def append(opened: segment.SegmentFile, batch: Sequence[Row], flags: int = 0) -> None:
     times = [one.ts_us for one in batch]
-    flags = index.HAS_TXN if any(one.txn for one in batch) else 0
+    flags |= index.HAS_TXN if any(one.txn for one in batch) else 0
     opened.append(arrow.encode(batch), batch[0].seq, len(batch), min(times), max(times), flags)
 
 

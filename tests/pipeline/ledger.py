@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from smqrt.client import SmqClient
 from smqrt.errors import JournalError
 from smqrt.journal import commit, locations, numbers
 from smqrt.journal.reader import Journal
+from tests.pipeline.receivers import ClientThread, Delivery, Result
 
 KEYS = 10
 LATE_US = 2_000_000
@@ -78,13 +80,27 @@ class Publisher(threading.Thread):
 
 
 class Client(Publisher):
-    """Publishes as a client of SMQ: confirmed is what it receives itself, of a hub whose `sync` is "publish"."""
+    """Publishes as a client of SMQ: confirmed is what it receives itself, of a hub whose `sync` is "publish".
 
-    def __init__(self, name: str, journal: Path, rate: int, url: str) -> None:
+    Args:
+        name, journal, rate: as for `Publisher`.
+        url: what it connects to.
+        thread: the one of all clients.
+    """
+
+    def __init__(self, name: str, journal: Path, rate: int, url: str, thread: ClientThread) -> None:
         super().__init__(name, journal, rate)
-        self._url = url
+        self._url, self._thread = url, thread
 
-    def run(self) -> None:
+    def start(self) -> None:
+        """Begins, in the thread of the clients."""
+        self._thread.spawn(self._publish)
+
+    def finish(self) -> None:
+        """Lets it end."""
+        self._over.set()
+
+    def _publish(self) -> None:
         client = SmqClient(self._url, onclose=lambda *_: TICK_S, queue_bytes=1 << 20)
         for key in range(KEYS):
             client.subscribe(f"in/{key}", onmsg=self._received)
@@ -116,23 +132,25 @@ class Recorded:
     """What was in a journal, in the order of its numbers.
 
     Attributes:
-        sent: messages; end: the number behind the last one; out: by topic of results the ids that came; windows:
-            results of the stateful query; future: ids that were left out of it; gaps: missing numbers; commits:
-            (query:batch) of all results.
+        sent: messages; end: by node the number behind the last one; out: by topic of results the ids that came;
+            windows: results of the stateful query; future: ids that were left out of it; gaps: missing numbers;
+            commits: (query:batch) of all results; results: by topic, those that subscribers ought to get.
     """
 
     sent: list[Sent] = field(default_factory=list)
-    end: int = 0
+    end: dict[str, int] = field(default_factory=dict)
     out: dict[str, Counter[str]] = field(default_factory=dict)
     windows: list[dict[str, int]] = field(default_factory=list)
     future: set[str] = field(default_factory=set)
     gaps: int = 0
     commits: set[str] = field(default_factory=set)
+    results: dict[str, list[Result]] = field(default_factory=dict)
 
-    def add(self, row: Any) -> None:
-        """Takes the next row."""
+    def add(self, node: str, row: Any) -> None:
+        """Takes the next row of a node."""
         if row.txn:
             self.commits.add(row.txn)
+            self.results.setdefault(row.topic, []).append(Result(node, row.seq, row.payload, row.txn))
         if row.topic == "out/sums":
             self.windows.append(json.loads(row.payload))
         elif row.topic == "out/future":
@@ -140,9 +158,25 @@ class Recorded:
         elif row.topic.startswith("in/"):
             payload = json.loads(row.payload)
             self.sent.append(Sent(payload["id"], row.ts_us, payload["key"]))
-            self.end = row.seq + 1
+            self.end[node] = row.seq + 1
         else:
             self.out.setdefault(row.topic, Counter())[json.loads(row.payload)["id"]] += 1
+
+    def in_order(self) -> dict[str, list[Result]]:
+        """Returns, by topic, the results in the order of their commits, whichever of several hubs has stored them."""
+        return {topic: _in_order(some) for topic, some in self.results.items()}
+
+
+def _in_order(some: list[Result]) -> list[Result]:
+    queries: dict[str, int] = {}
+
+    def key(result: Result) -> tuple[int, int, float, int]:
+        name, _, batch = result.txn.rpartition(":")
+        query, _, part = name.partition(".")
+        number = queries.setdefault(query, len(queries))  # a query that begins anew has a new id
+        return number, int(batch), float(part) if part else inf, result.seq  # the part without a number is the last
+
+    return sorted(some, key=key)
 
 
 class Collector(threading.Thread):
@@ -179,13 +213,13 @@ class Collector(threading.Thread):
 
     def _look(self) -> None:
         journal = Journal(self._path)
-        end = journal.end()
-        for row in journal.rows({"n1": self.next.get("n1", 0)}, end):
-            expected = self.next.get("n1", 0)
-            # Behind a hub that was killed numbers go on with the next step (decision 0035): nothing is missing there.
-            self.recorded.gaps += row.seq != expected and not numbers.is_gap(expected, row.seq)
-            self.recorded.add(row)
-            self.next["n1"] = row.seq + 1
+        for node, end in journal.end().items():
+            for row in journal.rows({node: self.next.get(node, 0)}, {node: end}):
+                expected = self.next.get(node, 0)
+                # Behind a hub that was killed numbers go on with the next step (decision 0035).
+                self.recorded.gaps += row.seq != expected and not numbers.is_gap(expected, row.seq)
+                self.recorded.add(node, row)
+                self.next[node] = row.seq + 1
 
     def caught_up(self) -> Recorded:
         """Waits until it has looked once more; returns what it has seen."""
@@ -218,6 +252,7 @@ class Figures:
         windows: results of the stateful query; wrong: how many have another count than their messages; twice: how many
             came again; missing: how many never came; late: messages that a clock set back made too late, which may be
             in their window or not; future: messages that a clock set forward put out of windows.
+        deliveries: by subscriber of the results, what became of its copies.
     """
 
     acknowledged: int
@@ -233,24 +268,30 @@ class Figures:
     missing: int
     late: int
     future: int
+    deliveries: dict[str, Delivery]
 
     @property
     def exact(self) -> bool:
-        """Whether everything was done exactly once."""
+        """Whether everything was done exactly once, and each subscriber got what it could get."""
         faults = self.lost + self.doubled + self.gaps + self.wrong + self.twice + self.missing
-        return not faults and not any(self.wrong_results.values()) and self.expected > 0 and self.windows > 0
+        are_delivered = all(one.exact for one in self.deliveries.values())
+        is_complete = are_delivered and not any(self.wrong_results.values())
+        return not faults and is_complete and self.expected > 0 and self.windows > 0
 
 
 Window = tuple[int, int]
 
 
-def figures(recorded: Recorded, acknowledged: Iterable[str], kept: Iterable[str]) -> Figures:
+def figures(
+    recorded: Recorded, acknowledged: Iterable[str], kept: Iterable[str], deliveries: dict[str, Delivery]
+) -> Figures:
     """Compares what came in with what went out.
 
     Args:
         recorded: what the journal had.
         acknowledged: ids that publishers know to be stored.
         kept: ids in the table.
+        deliveries: by subscriber, what became of its copies.
     """
     truth, promised = Counter(one.id for one in recorded.sent), set(acknowledged)
     results = {**recorded.out, "table": Counter(kept)}
@@ -271,6 +312,7 @@ def figures(recorded: Recorded, acknowledged: Iterable[str], kept: Iterable[str]
         missing=sum(1 for window in _final(recorded, least) if window not in told),
         late=most.total() - least.total(),
         future=len(recorded.future),
+        deliveries=deliveries,
     )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,55 +24,89 @@ TOPICS = ("out/echo", "out/sums", "out/plain")
 NOT_YET = "before it subscribed"
 KILLED = "hub killed before delivery"
 AWAY = "hub killed, not back yet"
-UNDELIVERED_COMMITS = 10
+UNDELIVERED_COMMITS = 2
 """Results of so many commits may be stored and not yet read by a subscriber when a hub dies; more are lost."""
+_SPREAD_S = 0.5
+"""After so long other workers and nodes know of a subscription."""
 _TICK_S = 0.1
+_CALL_S = 0.02
 _LAST_S = 60.0
 
 
 class Result(NamedTuple):
-    """A result as the journal has it; `txn` is its commit."""
+    """A result as the journal has it: the number `seq` of a node; `txn` is its commit."""
 
+    node: str
     seq: int
     payload: bytes
-    txn: str | None
+    txn: str
+
+    def is_before(self, moment: Moment) -> bool:
+        """Whether it was stored before a moment."""
+        return self.seq < moment.ends.get(self.node, 0)
 
 
 class Moment(NamedTuple):
-    """When something happened: on the clock of `time.monotonic`, and the journal's next number then, or later."""
+    """When something happened: on the clock of `time.monotonic`, and the journal's next numbers then, or later."""
 
     at_s: float
-    seq: int
+    ends: Mapping[str, int]
 
 
 def moment(journal: Path, at_s: float) -> Moment:
-    """Returns what the journal's next number is, as soon as it can be read."""
+    """Returns what the journal's next numbers are, as soon as it can be read."""
     while True:
         with suppress(JournalError, OSError):  # its folder is away
-            return Moment(at_s, Journal(journal).end().get("n1", 0))
+            return Moment(at_s, Journal(journal).end())
         gevent.sleep(_TICK_S)
 
 
-class Receiver(threading.Thread):
+class ClientThread(threading.Thread):
+    """The thread of all clients of SMQ: they belong to one thread of a process, and not to one for each."""
+
+    def __init__(self) -> None:
+        super().__init__(name="clients", daemon=True)
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            while not self._calls.empty():
+                gevent.spawn(self._calls.get())
+            gevent.sleep(_CALL_S)
+
+    def spawn(self, function: Callable[[], None]) -> None:
+        """Has it call a function in a greenlet."""
+        self._calls.put(function)
+
+    def finish(self) -> None:
+        """Ends it, and whatever runs there."""
+        self._over.set()
+        self.join(_LAST_S)
+
+
+class Receiver:
     """Subscribes to results, and comes back when the connection is lost.
 
     Args:
         name: for the figures.
         journal: of the hub that stores the results.
         url: what it connects to.
+        is_at_hub: of the hub that is killed, or of another node.
 
     Attributes:
         got: payloads by topic, as they came; subscribed: when subscriptions held, once for each connection.
     """
 
-    def __init__(self, name: str, journal: Path, url: str) -> None:
-        super().__init__(name=name, daemon=True)
+    def __init__(self, name: str, journal: Path, url: str, is_at_hub: bool) -> None:
+        self.name, self.is_at_hub = name, is_at_hub
         self.got: dict[str, list[bytes]] = {topic: [] for topic in TOPICS}
         self.subscribed: list[Moment] = []
         self._journal, self._url = journal, url
         self._over, self._ready = threading.Event(), threading.Event()
 
     def run(self) -> None:
+        """Receives, in the thread of the clients, until `finish` is called."""
         client = SmqClient(self._url, onclose=lambda *_: _TICK_S, onreconnect=self._note)
         for topic in TOPICS:
             noting = {"onack": self._note} if topic == TOPICS[-1] else {}
@@ -85,7 +119,7 @@ class Receiver(threading.Thread):
         self.got[topic].append(bytes(payload))
 
     def _note(self, *_: Any) -> None:
-        gevent.spawn(self._note_moment, time.monotonic())
+        gevent.spawn_later(_SPREAD_S, self._note_moment, time.monotonic())
 
     def _note_moment(self, at_s: float) -> None:
         self.subscribed.append(moment(self._journal, at_s))
@@ -98,7 +132,6 @@ class Receiver(threading.Thread):
     def finish(self) -> None:
         """Ends it."""
         self._over.set()
-        self.join(_LAST_S)
 
 
 @dataclass
@@ -129,14 +162,17 @@ def delivery(
     got: Mapping[str, Sequence[bytes]],
     subscribed: Sequence[Moment],
     kills: Sequence[Moment],
+    ways: Sequence[Sequence[Moment]],
 ) -> Delivery:
     """Compares what a subscriber received with what the journal has.
 
     Args:
-        results: those of each topic, in the journal's order.
+        results: those of each topic, in the order of their commits.
         got: what came of each topic, in the order in which it came.
         subscribed: when subscriptions held.
         kills: when the hub was killed.
+        ways: what has to be there again after a kill before results come, each as the moments at which it was: the
+            subscription of one at the hub, links between workers and nodes.
     """
     made = Delivery()
     reached: dict[str, set[int]] = {}
@@ -148,9 +184,8 @@ def delivery(
         made.foreign += len(payloads) - len(found)
         made.doubled += len(found) - len(reached[topic])
         made.disordered += sum(later < earlier for earlier, later in pairwise(found))
-    last = max((results[topic][number].seq for topic, those in reached.items() for number in those), default=-1)
     for topic in got:
-        reasons = _Reasons(results.get(topic, ()), reached[topic], subscribed, kills, last)
+        reasons = _Reasons(results.get(topic, ()), reached[topic], subscribed, kills, ways)
         found_reasons = Counter(reasons.all())
         made.lost += found_reasons.pop("", 0)
         made.missed.update(found_reasons)
@@ -158,7 +193,7 @@ def delivery(
 
 
 class _Reasons:
-    """Why a subscriber missed results of one topic; `last` is the number of the last result of any that it has got."""
+    """Why a subscriber missed results of one topic."""
 
     def __init__(
         self,
@@ -166,12 +201,12 @@ class _Reasons:
         reached: set[int],
         subscribed: Sequence[Moment],
         kills: Sequence[Moment],
-        last: int,
+        ways: Sequence[Sequence[Moment]],
     ) -> None:
         self._results, self._reached = results, reached
-        self._subscribed, self._kills, self._last = subscribed, kills, last
-        self._seqs = [result.seq for result in results]
+        self._subscribed, self._ways = subscribed, ways
         self._reached_below = [0, *accumulate(number in reached for number in range(len(results)))]
+        self._kills = [(kill, sum(result.is_before(kill) for result in results)) for kill in kills]
         new = (one.txn != next_one.txn for one, next_one in pairwise(results))
         self._commit = [0, *accumulate(new)]
 
@@ -181,30 +216,26 @@ class _Reasons:
         for number, result in enumerate(self._results):
             if number in self._reached:
                 continue
-            if number < first and self._subscribed and result.seq < self._subscribed[0].seq:
+            if number < first and self._subscribed and result.is_before(self._subscribed[0]):
                 yield NOT_YET
-            elif self._is_away(number, result.seq):
+            elif self._is_away(number, result):
                 yield AWAY
             else:
-                yield KILLED if self._is_cut_off(number, result.seq) else ""
+                yield KILLED if self._is_cut_off(number) else ""
 
-    def _is_away(self, number: int, seq: int) -> bool:
-        """Whether nothing came between the last kill and this one, and the subscription did not hold again.
-
-        A subscriber at another node keeps its subscription; that it got anything later shows that the link is back.
-        """
-        kill = next((one for one in reversed(self._kills) if one.seq <= seq), None)
-        if kill is None or not self._are_missed(bisect_left(self._seqs, kill.seq), number):
+    def _is_away(self, number: int, result: Result) -> bool:
+        """Whether nothing came between the last kill and this one, and the way to it was not there again."""
+        kill, first = next((one for one in reversed(self._kills) if one[1] <= number), (None, 0))
+        if kill is None or not self._are_missed(first, number):
             return False
-        back = next((one.seq for one in self._subscribed if one.at_s > kill.at_s), None)
-        return seq < (self._last if back is None else back)
+        back = (next((one for one in way if one.at_s > kill.at_s), None) for way in self._ways)
+        return any(one is not None and result.is_before(one) for one in back)
 
-    def _is_cut_off(self, number: int, seq: int) -> bool:
+    def _is_cut_off(self, number: int) -> bool:
         """Whether nothing came between this one and the next kill, and it is of the last commits before that."""
-        kill = next((one for one in self._kills if one.seq > seq), None)
-        if kill is None:
+        end = next((end for _, end in self._kills if end > number), 0)
+        if not end:
             return False
-        end = bisect_left(self._seqs, kill.seq)
         commits = self._commit[end - 1] - self._commit[number] + 1
         return commits <= UNDELIVERED_COMMITS and self._are_missed(number, end)
 

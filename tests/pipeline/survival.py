@@ -6,38 +6,47 @@ import json
 import os
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from smqrt.journal import commit, locations
 from smqrt.pipeline import status, tables
 from smqrt.pipeline.process import CRASH_VARIABLE
-from tests.pipeline import ledger
+from tests.conftest import free_port
+from tests.pipeline import ledger, receivers
 from tests.pipeline.plain_stream import JAVA
 from tests.waiting import wait_until
 
 HUB = """
 from smqrt import hub
+from smqrt.app import worker
 from smqrt.journal import durability
 
 durability.RETENTION_S = 2.0
-smq = hub.create(journal=%r)
+smq = hub.create(cluster="trial", journal=%r)
 
 
 def answer(request, relpath):
-    if relpath == "smq":
+    is_here = relpath in ("smq", f"smq{worker.number}")
+    if is_here:
         smq.connect(request)
-    return relpath == "smq"
+    return is_here
 
 
 dir.setfunc(answer)
 """
+OTHER_HUB = HUB.replace("durability.RETENTION_S = 2.0\n", "").replace(", journal=%r", "")
+WORKERS = 2
+NODES = ("n1", "n1-w1")
+LINKS = {"SMQRT_CLUSTER__PASSWORD": "of the trial", "SMQRT_CLUSTER__PING_S": "0.2"}
 SETTINGS = {"sync": "publish", "min_free_bytes": 0}
 RETAINED = SETTINGS | {"retain": "30s", "segment_bytes": "256KiB"}
 """So that segments are sealed, compacted and removed all the time."""
@@ -68,6 +77,7 @@ QUERIES = ("echo", "sums", "kept", "timed.dead_letters")
 PLAIN = "plain"
 """The stream without decorators: its results, and the folder of its checkpoint."""
 PATIENCE_S = 600
+DELIVERY_S = 10.0
 HERE = Path(__file__).parent
 
 
@@ -123,6 +133,25 @@ class Shims:
             file.write(struct.pack("<q", ahead_s))
 
 
+def _free_ports(count: int) -> int:
+    """Returns the first of so many free ports that follow each other."""
+    while True:
+        first = free_port()
+        with suppress(OSError), ExitStack() as taken:
+            for port in range(first, first + count):
+                taken.enter_context(socket.create_server(("127.0.0.1", port)))
+            return first
+
+
+def _clusters(port: int) -> list[Any]:
+    """Returns what the server with this port for operators says of its cluster; nothing while it is not there."""
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/api/v1/clusters", timeout=5) as answer:
+            return list(json.load(answer))
+    except OSError:
+        return []
+
+
 class Trial:
     """An application, its hub, its publishers and its pipelines, each in a process group of its own.
 
@@ -149,32 +178,81 @@ class Trial:
         self._compactor: subprocess.Popen[Any] | None = None
         self.driver: subprocess.Popen[Any] | None = None
         self._publishers: list[ledger.Publisher] = []
-        self._collector = ledger.Collector(self.journal)
+        self._collector, self._clients = ledger.Collector(self.journal), receivers.ClientThread()
+        self._links, self._other_port, self._admin_ports = _free_ports(WORKERS), free_port(), (free_port(), free_port())
+        self._other: subprocess.Popen[Any] | None = None
+        self._receivers: list[receivers.Receiver] = []
+        self._kills: list[receivers.Moment] = []
+        self._linked: list[receivers.Moment] = []
 
     # ---- processes
 
     def start_hub(self) -> None:
         """Starts the hub, where it was; at the first start messages begin to flow."""
-        environment = self.shims.environment if self.shims else {}
-        words = ("serve", "--port", str(self._port), str(self.folder))
+        environment, known = (self.shims.environment if self.shims else {}) | LINKS, self._announced()
+        links = ("--cluster-listen", f"127.0.0.1:{self._links}", "--admin-port", str(self._admin_ports[0]))
+        words = ("serve", "--port", str(self._port), "--workers", str(WORKERS), *links, str(self.folder))
         self._hub = self._process(*words, log="hub.log", **environment)
-        wait_until(lambda: self._announced() == self._hub.pid, "the hub is there", 60)  # type: ignore[union-attr]
+        wait_until(lambda: self._announced() not in (0, known), "the hub is there", 60)
         if not self._publishers:
             self._port = int(self._url.split(":")[2].split("/")[0])
+            self._start_other_node()
+        at_s = time.monotonic()
+        wait_until(self._are_linked, "workers and nodes are linked", 60)
+        self._linked.append(receivers.moment(self.journal, at_s))
+        if not self._publishers:
             self._begin()
 
+    def _are_linked(self) -> bool:
+        """Whether each of both workers and the other node sees both others."""
+        found = [node for port in self._admin_ports for node in _clusters(port)]
+        all_nodes = {node["node"] for node in found}
+        hubs = [(node["node"], hub) for node in found for hub in node["hubs"] if not hub["joining"]]
+        return len(hubs) == WORKERS + 1 and all({number, *hub["nodes"]} == all_nodes for number, hub in hubs)
+
     def _begin(self) -> None:
-        address = f"http://127.0.0.1:{self._port}/smq"
-        over_http = ledger.Publisher("http", self.journal, self._rate // 2)
-        self._publishers = [over_http, ledger.Client("client", self.journal, self._rate // 2, address)]
+        self._clients.start()
+        for worker in range(WORKERS):
+            self.subscribe(f"raw at worker {worker}", f"http://127.0.0.1:{self._port}/smq{worker}")
+            self.subscribe(f"WebSocket at worker {worker}", f"ws://127.0.0.1:{self._port}/smq{worker}")
+        self.subscribe("raw at another node", f"http://127.0.0.1:{self._other_port}/smq", is_at_hub=False)
+        self.subscribe("WebSocket at another node", f"ws://127.0.0.1:{self._other_port}/smq", is_at_hub=False)
+        address, rate = f"http://127.0.0.1:{self._port}/smq", self._rate // 2
+        client = ledger.Client("client", self.journal, rate, address, self._clients)
+        self._publishers = [ledger.Publisher("http", self.journal, rate), client]
         for name in (*QUERIES, PLAIN):  # as if all had run before the first message
-            commit.report_progress(locations.HubAddress.of(self.journal), name, name, {"n1": 0})
+            commit.report_progress(locations.HubAddress.of(self.journal), name, name, dict.fromkeys(NODES, 0))
         for thread in (*self._publishers, self._collector):
             thread.start()
+
+    def _start_other_node(self) -> None:
+        """A node without a journal, whose subscribers get the results over links."""
+        app = self.folder.with_name("other")
+        app.mkdir()
+        (app / ".preload.py").write_text(OTHER_HUB)
+        nodes = ",".join(f"127.0.0.1:{self._links + worker}" for worker in range(WORKERS))
+        links = ("--cluster-listen", f"127.0.0.1:{free_port()}", "--cluster-nodes", nodes)
+        words = ("serve", "--port", str(self._other_port), "--admin-port", str(self._admin_ports[1]), *links, str(app))
+        self._other = self._process(*words, log="other.log", **LINKS)
+
+    def subscribe(self, name: str, url: str, is_at_hub: bool = True) -> None:
+        """Adds a subscriber of the results."""
+        receiver = receivers.Receiver(name, self.journal, url, is_at_hub)
+        self._clients.spawn(receiver.run)
+        receiver.wait_subscribed()
+        self._receivers.append(receiver)
+
+    def join_late(self) -> None:
+        """Adds subscribers of the results that have missed some already, at all workers and nodes."""
+        for worker in range(WORKERS):
+            self.subscribe(f"late raw at worker {worker}", f"http://127.0.0.1:{self._port}/smq{worker}")
+        self.subscribe("late WebSocket", f"ws://127.0.0.1:{self._port}/smq")
+        self.subscribe("late raw at another node", f"http://127.0.0.1:{self._other_port}/smq", is_at_hub=False)
 
     def kill_hub(self) -> None:
         """kill -9."""
         self._kill(self._hub)
+        self._kills.append(receivers.moment(self.journal, time.monotonic()))
         self.hub_kills += 1
 
     def start_compactor(self) -> None:
@@ -230,7 +308,9 @@ class Trial:
 
     def close(self) -> None:
         """Ends what still runs."""
-        for process in (self.driver, self._compactor, self._hub):
+        if self._clients.is_alive():
+            self._clients.finish()
+        for process in (self.driver, self._compactor, self._hub, self._other):
             if process is not None and process.poll() is None:
                 self._kill(process)
 
@@ -279,7 +359,7 @@ class Trial:
         """Waits until queries that run are behind the last message, and stops them."""
         end = self._last_message()
         behind = lambda: all(self._is_behind(end, each) for each in queries)  # noqa: E731
-        wait_until(lambda: self._ended or behind(), f"{queries} are behind row {end}", PATIENCE_S)
+        wait_until(lambda: self._ended or behind(), f"{queries} are behind rows {end}", PATIENCE_S)
         self.stop_driver()
 
     def figures(self) -> ledger.Figures:
@@ -287,8 +367,26 @@ class Trial:
         recorded = self._collector.caught_up()
         self._collector.finish()
         assert recorded.sent
+        deliveries = self._deliveries(recorded)
         acknowledged = (name for publisher in self._publishers for name in publisher.acknowledged)
-        return ledger.figures(recorded, acknowledged, self._kept())
+        return ledger.figures(recorded, acknowledged, self._kept(), deliveries)
+
+    def _deliveries(self, recorded: ledger.Recorded) -> dict[str, receivers.Delivery]:
+        """Waits until subscribers have the last results, though not for ever."""
+        until_s = time.monotonic() + DELIVERY_S
+        while True:
+            results = recorded.in_order()
+            found = {one.name: self._delivery(one, results) for one in self._receivers}
+            if all(one.exact for one in found.values()) or time.monotonic() > until_s:
+                break
+            time.sleep(0.5)
+        for one in self._receivers:
+            one.finish()
+        return found
+
+    def _delivery(self, one: receivers.Receiver, results: dict[str, list[receivers.Result]]) -> receivers.Delivery:
+        ways = [self._linked, one.subscribed] if one.is_at_hub else [self._linked]
+        return receivers.delivery(results, one.got, one.subscribed, self._kills, ways)
 
     @property
     def uncertain(self) -> int:
@@ -313,22 +411,22 @@ class Trial:
         found = status.read(self.state / query)
         return found.query_id if found else ""
 
-    def _last_message(self) -> int:
-        """Waits until no more messages come; returns the number behind the last one."""
+    def _last_message(self) -> dict[str, int]:
+        """Waits until no more messages come; returns by node the number behind the last one."""
         seen = [-1, 0]
         while seen[-1] != seen[-2]:
             seen.append(len(self._collector.caught_up().sent))
             time.sleep(1)
         return self._collector.recorded.end
 
-    def _is_behind(self, end: int, query: str) -> bool:
+    def _is_behind(self, end: dict[str, int], query: str) -> bool:
         """Whether a query is behind the last message; for windows also with the micro-batch that follows."""
         batch = self.batch(query) - (query == "sums")
-        return batch >= 0 and self._end_of(query, batch) >= end
-
-    def _end_of(self, query: str, batch: int) -> int:
+        if batch < 0:
+            return False
         lines = (self.state / query / "checkpoint" / "offsets" / str(batch)).read_text().splitlines()
-        return int(json.loads(lines[2]).get("n1", 0))
+        reached = json.loads(lines[2])
+        return all(reached.get(node, 0) >= seq for node, seq in end.items())
 
     # ---- starting and killing
 

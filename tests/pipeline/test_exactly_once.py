@@ -31,6 +31,7 @@ def test_kill_of_driver_and_hub(trial: Trial) -> None:
     assert trial.inside == 1
     trial.start_driver(http=True)
     trial.wait_for_batches(2)
+    trial.join_late()
     trial.kill_hub()
     trial.start_hub()
     trial.wait_for_batches(2)

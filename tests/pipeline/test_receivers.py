@@ -8,28 +8,43 @@ import pytest
 
 from tests.pipeline.receivers import AWAY, KILLED, NOT_YET, UNDELIVERED_COMMITS, Delivery, Moment, Result, delivery
 
-RESULTS = [Result(number, b"%d" % number, f"q:{number}") for number in range(30)]
-START, KILL, BACK = Moment(0.0, 0), Moment(10.0, 20), Moment(11.0, 22)
+RESULTS = [Result("n1", number, b"%d" % number, f"q:{number}") for number in range(30)]
+
+
+def at(at_s: float, seq: int) -> Moment:
+    return Moment(at_s, {"n1": seq})
+
+
+START, KILL, BACK, LINKED = at(0.0, 0), at(10.0, 20), at(11.0, 22), at(12.0, 25)
 
 
 def of(got: list[int], subscribed: list[Moment], kills: list[Moment]) -> Delivery:
-    return delivery({"out/echo": RESULTS}, {"out/echo": [b"%d" % number for number in got]}, subscribed, kills)
+    """Of one at the hub, whose connection is lost with it; of one at another node when it subscribes only once."""
+    ways = [subscribed] if BACK in subscribed else [[START, LINKED]]
+    return delivery({"out/echo": RESULTS}, {"out/echo": [b"%d" % number for number in got]}, subscribed, kills, ways)
 
 
 ALL = list(range(30))
 CASES = {
     "all": (ALL, [START], [], {}, 0),
-    "joined late": (ALL[5:], [Moment(1.0, 5)], [], {NOT_YET: 5}, 0),
-    "joined late and missed some": (ALL[7:], [Moment(1.0, 5)], [], {NOT_YET: 5}, 2),
+    "joined late": (ALL[5:], [at(1.0, 5)], [], {NOT_YET: 5}, 0),
+    "joined late and missed some": (ALL[7:], [at(1.0, 5)], [], {NOT_YET: 5}, 2),
     "only the first subscriber gets results": ([], [START], [], {}, 30),
     "a gap": (ALL[:4] + ALL[5:], [START], [], {}, 1),
     "the end is missing": (ALL[:-3], [START], [], {}, 3),
     "a kill": (ALL[:18] + ALL[22:], [START, BACK], [KILL], {KILLED: 2, AWAY: 2}, 0),
     "a gap before a kill": (ALL[:17] + ALL[19:20] + ALL[22:], [START, BACK], [KILL], {AWAY: 2}, 2),
     "deaf after it was back": (ALL[:20] + ALL[25:], [START, BACK], [KILL], {AWAY: 2}, 3),
-    "deaf long before a kill": (ALL[:2] + ALL[22:], [START, BACK], [KILL], {KILLED: UNDELIVERED_COMMITS, AWAY: 2}, 8),
+    "deaf long before a kill": (ALL[:2] + ALL[22:], [START, BACK], [KILL], {KILLED: UNDELIVERED_COMMITS, AWAY: 2}, 16),
     "another node": (ALL[:19] + ALL[25:], [START], [KILL], {KILLED: 1, AWAY: 5}, 0),
-    "another node that is not linked again": (ALL[:20], [START], [KILL], {}, 10),
+    "another node that gets nothing when it is linked again": (ALL[:20], [START], [KILL], {AWAY: 5}, 5),
+    "another node, and something before it was linked": (
+        ALL[:20] + ALL[22:23] + ALL[25:],
+        [START],
+        [KILL],
+        {AWAY: 2},
+        2,
+    ),
 }
 
 

@@ -157,6 +157,7 @@ class BatchReader(DataSourceReader):
         scan = self.scan
         begin, last = scan.journal.begin(), scan.journal.end()
         start, end = edges(scan.journal, self.options, begin, last)
+        begin = scan.journal.begin(start)
         start, end = offsets.checked(start, end, begin, last, self.options.fail_on_data_loss)
         return scan.parts(scan.plan(*clipped(start, end, self.pushed)))
 
@@ -277,7 +278,7 @@ class ProgressReports:
 
     def __init__(self, options: ReadOptions) -> None:
         self._hub = locations.HubAddress.of(options.journal, options.token, options.cafile)
-        self._query = options.query or ""
+        self._query, self._results = options.query or "", options.include_pipeline
         self._waiting: Offsets | None = None
         self._last_s = -INTERVAL_S
 
@@ -295,7 +296,7 @@ class ProgressReports:
             return
         offset, self._waiting, self._last_s = self._waiting, None, time.monotonic()
         try:
-            commit.report_progress(self._hub, self._query, self._query, offset)
+            commit.report_progress(self._hub, self._query, self._query, offset, results=self._results)
         except JournalError as error:
             _log.warning("progress can't be reported, retention doesn't know of it: %s", error)
 
@@ -390,7 +391,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @without_traceback
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         journal = self.scan.journal
-        start, end = offsets.checked(start, end, journal.begin(), self._end(), self.options.fail_on_data_loss)
+        start, end = offsets.checked(start, end, journal.begin(start), self._end(), self.options.fail_on_data_loss)
         return self.scan.parts(self._plan(start, end))
 
     def _plan(self, start: Offsets, end: Offsets) -> Chunks:

@@ -1,0 +1,141 @@
+"""What pipelines have published does not wait for those who leave it out: by the index, and without reading rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from smqrt.journal import commit, index, locations, readers, recovery, results, segment, writer
+from smqrt.journal.arrow import schema_message
+from smqrt.journal.inspection import journal_stats
+from smqrt.journal.numbers import STEP
+from smqrt.journal.reader import Journal
+from smqrt.journal.record import Flag
+from smqrt.journal.results import ResultRows
+from smqrt.pipeline.run_context import lag_rows, lag_seconds
+from tests.device import Site
+from tests.journal import written
+
+
+def write(journal: Path, kinds: str, first: int = 0, rows: int = 4, told: bool = True, node: str = "n1") -> list[int]:
+    """Writes a segment of batches: "r" of results, "m" of messages, "x" of both; returns the numbers of messages."""
+    opened, messages = segment.SegmentFile.open(journal / "wal" / node, first, node, "hub"), []
+    for number, kind in enumerate(kinds):
+        begin = first + number * rows
+        is_result = [kind == "r" or (kind == "x" and seq % 2 == 0) for seq in range(begin, begin + rows)]
+        batch = [
+            one._replace(flags=int(Flag.PIPELINE) if result else 0)
+            for one, result in zip(written.rows(begin, begin + rows), is_result, strict=True)
+        ]
+        messages += [one.seq for one, result in zip(batch, is_result, strict=True) if not result]
+        written.append(opened, batch, index.RESULTS if told and kind == "r" else 0)
+    opened.close()
+    return messages
+
+
+def test_every_range_against_a_plain_count(tmp_path: Path) -> None:
+    chance = random.Random(5)
+    messages, at = [], 0
+    for told in (True, False, True):
+        kinds = "".join(chance.choice("rrmx") for _ in range(12))
+        messages += write(tmp_path, kinds, at, told=told)
+        at += len(kinds) * 4
+    messages += write(tmp_path, "rrmr", STEP)
+    end = STEP + 16
+    journal = Journal(tmp_path)
+    for _ in range(150):
+        last = chance.choice([chance.randint(1, at), end])
+        first = chance.randint(0, min(last, at))
+        wanted = [seq for seq in messages if first <= seq < last]
+        found = ResultRows(journal, {"n1": last})
+        assert found.others({"n1": last - 1}) == sum(seq == last - 1 for seq in messages)
+        assert found.others({"n1": first}) == len(wanted), "also when an earlier row is asked for later"
+        assert found.first_others({"n1": first}) == ({"n1": wanted[0]} if wanted else {})
+
+
+def test_no_row_is_read_where_the_index_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "r" * 500 + "m", rows=20)
+    monkeypatch.setattr(results, "MOST_READ", 0)
+    monkeypatch.setattr(Journal, "tables", None)
+    journal = Journal(tmp_path)
+    assert ResultRows(journal, {"n1": 10_000}, 0).others({"n1": 3}) == 0
+    assert ResultRows(journal, {"n1": 10_020}, 0).others({"n1": 3}) == 20
+
+
+def test_of_many_rows_without_an_index_all_count(tmp_path: Path) -> None:
+    write(tmp_path, "rrr", rows=100, told=False)
+    end = {"n1": 300}
+    assert ResultRows(Journal(tmp_path), end, 300).others({}) == 0
+    assert ResultRows(Journal(tmp_path), end, 299).others({}) == 300
+    assert ResultRows(Journal(tmp_path), end, 299).first_others({}) == {"n1": 299}, "as far as it was read"
+
+
+def test_compacted_rows(tmp_path: Path) -> None:
+    messages = write(tmp_path, "rrmrrm", rows=10)
+    written.to_parquet(tmp_path, [25, 40])
+    written.drop_compacted(tmp_path)
+    found = ResultRows(Journal(tmp_path), {"n1": 60})
+    assert found.others({"n1": 0}) == len(messages)
+    assert found.first_others({"n1": 31}) == {"n1": 50}
+
+
+def test_lag_in_seconds_is_that_of_the_first_message(tmp_path: Path) -> None:
+    """A query that only its own results wait for is not behind."""
+    opened = segment.SegmentFile.open(tmp_path / "wal/n1", 0, "n1", "hub")
+    for first, ago_s, flags in ((0, 90, index.RESULTS), (10, 60, 0), (20, 30, index.RESULTS)):
+        us, flag = int((time.time() - ago_s) * 1e6), int(Flag.PIPELINE) if flags else 0
+        written.append(opened, [one._replace(ts_us=us, flags=flag) for one in written.rows(first, first + 10)], flags)
+    opened.close()
+    seconds = lag_seconds(str(tmp_path), ignores=lambda name: name == "hot")
+    assert seconds("hot", {"n1": 0}) == pytest.approx(60, abs=5)
+    assert seconds("all", {"n1": 0}) == pytest.approx(90, abs=5)
+    assert seconds("hot", {"n1": 20}) == 0.0
+    assert lag_rows(str(tmp_path), ignores=lambda name: True)("hot", {"n1": 0}, {"n1": 30}) == 10
+
+
+def test_results_of_a_hub_wait_for_nobody_who_leaves_them_out(make_site: Callable[..., Site], tmp_path: Path) -> None:
+    site = make_site(journal={"path": str(tmp_path / "j")})
+    journal, address = site.smq.journal, locations.HubAddress.of(tmp_path / "j")
+    device = site.device(b"device")
+    device.create(b"in")
+    journal.commit("q", 0, [(b"out", None, b"1")] * 7)
+    journal.publish([(b"out", None, b"2")] * 5)
+    journal.flush()
+    for name, reads_results in (("own", False), ("all", True)):
+        commit.report_progress(address, name, name, {"n1": 0}, results=reads_results)
+        os.utime(tmp_path / "j/readers" / f"{name}.json", (time.time() - 90_000,) * 2)
+    assert {one.name: behind for one, behind in readers.waiting(tmp_path / "j")} == {"all": 12, "own": 0}
+    stats = journal_stats(Journal(tmp_path / "j"))
+    assert (stats.readers, list(stats.stale_readers)) == ({"all": 12, "own": 0}, ["all"])
+    watch = readers.ReaderWatch(site.smq.journal.settings)
+    assert [sentence.split()[2] for sentence in watch.look(time.time_ns() // 1000)] == ["all"]
+    writer.close_all()
+
+
+def test_what_a_report_says(tmp_path: Path) -> None:
+    parsed = [
+        readers.parse_report(json.dumps({"query": "q", "offset": {}} | more).encode())["results"]
+        for more in ({}, {"results": True}, {"results": False}, {"results": None})
+    ]
+    assert parsed == [True, True, False, True]
+
+
+def test_an_index_that_is_made_again_tells_it_too(tmp_path: Path) -> None:
+    write(tmp_path, "rmr")
+    (path,) = index.paths(tmp_path / "wal/n1")
+    path.with_suffix(index.INDEXED).unlink()
+    recovery.recover(tmp_path / "wal/n1", schema_message("n1", "hub"))
+    assert [entry.flags for entry in index.read_index(path)] == [index.RESULTS, 0, index.RESULTS]
+
+
+def test_flags_of_newer_versions_say_nothing_of_results(tmp_path: Path) -> None:
+    opened = segment.SegmentFile.open(tmp_path / "wal/n1", 0, "n1", "hub")
+    written.append(opened, written.rows(0, 4), 128)
+    opened.close()
+    assert ResultRows(Journal(tmp_path), {"n1": 4}).others({}) == 4
