@@ -78,6 +78,7 @@ PLAIN = "plain"
 """The stream without decorators: its results, and the folder of its checkpoint."""
 PATIENCE_S = 600
 DELIVERY_S = 10.0
+MISSED_BATCHES = 5
 HERE = Path(__file__).parent
 
 
@@ -275,6 +276,7 @@ class Trial:
             plain: instead of them a stream of plain Spark, whose sink is `format("smq")`.
         """
         self._plain = plain
+        self._fault_batch = int(fault.partition(":")[2] or 0)
         environment = {CRASH_VARIABLE: fault} if fault else {}
         where = (self._url, "--token", (self.journal / "token").read_text().strip()) if http else (str(self.journal),)
         if plain:
@@ -287,9 +289,13 @@ class Trial:
         self.driver = self._started(*command, log="driver.log", **environment)
 
     def wait_for_the_fault(self) -> None:
-        """Waits until the pipelines have killed themselves, and notes whether the hub knew more than Spark."""
+        """Waits until the pipelines have killed themselves, and notes whether the hub knew more than Spark. They are
+        killed when they did not: the micro-batch that was meant had no results.
+        """
         assert self.driver
-        self.driver.wait(PATIENCE_S)
+        wait_until(lambda: self._ended or self.batch() > self._fault_batch + MISSED_BATCHES, "the fault", PATIENCE_S)
+        if not self._ended:
+            self._kill(self.driver)
         assert self.driver.returncode == -signal.SIGKILL, self.log.read_text()
         self.driver_kills += 1
         self.inside += self._is_inside()
