@@ -19,6 +19,7 @@ from smqrt.backplane.mesh import PORT, LinkTls, Mesh, key_of
 from smqrt.cluster.node import PING_S, QUEUE_BYTES, SILENCE_S
 from smqrt.errors import ArgumentError
 from smqrt.net.broker import GeventBroker, HubOptions
+from smqrt.net.succession import succession
 from smqrt.net.worker_place import WorkerPlace, worker_place
 from smqrt.wire.ids import MAX_NODE
 
@@ -99,6 +100,8 @@ class ProcessCluster:
         if servers:
             self._meet_through(servers)
         member = self.opened().join(broker, name)
+        if succession.names_for(broker.key) is not None:
+            member.expect_clients()
         if (options.observe or self._observes()) == "cluster":
             member.count_all()
 

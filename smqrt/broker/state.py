@@ -254,8 +254,33 @@ class ClusterMember(Protocol):
     """Take the hub out of the cluster."""
     suspend: Callable[[], object]
     """Leave the other nodes, as long as it is not known whether the clients stay here."""
-    resume: Callable[[], object]
-    """They do: be back."""
+
+    @property
+    def number(self) -> int:
+        """Of the node."""
+        ...
+
+    def pause(self) -> None:
+        """The hub is about to move to another process: have the other nodes keep what is for it, see `is_paused`."""
+        ...
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether all that were asked do so: nothing comes any more."""
+        ...
+
+    def stay(self) -> None:
+        """The clients stay here after all: be back."""
+        ...
+
+    @property
+    def awaits_clients(self) -> bool:
+        """Whether those of another process's hub are to come here."""
+        ...
+
+    def succeed(self, number: int) -> None:
+        """This hub goes on for that of the node of this number, whose clients are here; `resync` follows."""
+        ...
 
     def resync(self) -> None:
         """Clients of another hub go on here: tell the other nodes of them."""

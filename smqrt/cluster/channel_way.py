@@ -37,18 +37,21 @@ class ChannelWay(Way):
         queue = self.queue
         if not queue:
             dirty.append(self)
-        elif self.holds and run[2] == smq.Type.PUBLISH and self._put_bytes > KEPT * self.link.node.queue_bytes:
+        elif self._is_over() and run[2] == smq.Type.PUBLISH:
             self.missed = True
             self.link.leave_out(self._channel, [run])
             return
         queue.append(run)
         self._put_bytes += len(run)
-        if self._put_bytes > HANDED_AT_ONCE_BYTES and not self.holds:
+        if self._put_bytes > HANDED_AT_ONCE_BYTES and not (self.holds or self.keeps):
             self.flush()
+
+    def _is_over(self) -> bool:
+        return (self.holds or self.keeps) and self._put_bytes > KEPT * self.link.node.queue_bytes
 
     def flush(self) -> None:
         """Hand the queue to the link, until that is full."""
-        if self.holds:
+        if self.holds or self.keeps:
             return
         self._put_bytes = 0
         if not self.queue:  # that of a lost node stays
@@ -62,6 +65,8 @@ class ChannelWay(Way):
     def go_on(self) -> None:
         """See `Way`; what waits is handed over in parts, until the link is full again."""
         self.holds = False
+        if self.keeps:
+            return
         waiting, portion, size, at = self.queue, 0, 0, 0
         if not waiting:
             return
@@ -99,6 +104,11 @@ class ChannelWay(Way):
     def has_left(self) -> bool:
         """See `Way`: it is being stopped, or only its hub has ended."""
         return self.link.has_left
+
+    @property
+    def knows_succession(self) -> bool:
+        """See `Way`."""
+        return self.link.knows_succession
 
     @property
     def tells_stamps(self) -> bool:

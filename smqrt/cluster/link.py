@@ -159,6 +159,7 @@ class Link:
         sent_bytes: of the link.
         knows_pressure: whether the other side knows the packets from `LinkType.PRESSED` on.
         knows_stamps: whether it knows `LinkType.VALUE_AT` and `LinkType.CLOCK`.
+        knows_succession: whether it knows the packets from `LinkType.PAUSE` on.
         siblings: what the other side has said of the processes of its server; None before, and of older releases.
         unhandled_bytes: what the other node's applications have not handled yet of all that came over their channels.
     """
@@ -190,7 +191,7 @@ class Link:
         self._unacked: deque[Unacked] = deque()
         self._uncounted: set[int] = set()
         """Channels there that were joined, and of whose end this side has not heard."""
-        self.knows_pressure = self.knows_stamps = self._knows_siblings = False
+        self.knows_pressure = self.knows_stamps = self.knows_succession = self._knows_siblings = False
         self.siblings: Siblings | None = None
         self._closes = Bucket(CLOSES_PER_S, CLOSES_AT_ONCE, now_s)
         self._waiting: list[Callable[[], object]] = []
@@ -463,6 +464,7 @@ class Link:
             return
         self.knows_pressure = self.knows_pressure or ability == wire.PRESSURE
         self.knows_stamps = self.knows_stamps or ability == wire.STAMPS
+        self.knows_succession = self.knows_succession or ability == wire.SUCCESSION
         if ability == wire.SIBLINGS and not self._knows_siblings:
             self._knows_siblings = True
             self.say_siblings()

@@ -19,6 +19,7 @@ from smqrt.broker.value_clock import clock
 from smqrt.cluster.absent import Absent, AbsentNode
 from smqrt.cluster.events import NodeEvents
 from smqrt.cluster.interest import Interest
+from smqrt.cluster.moving import Moving
 from smqrt.cluster.remote import ClockedRoute, Phantom, RemoteNode
 from smqrt.cluster.waits import Waits, paced
 from smqrt.cluster.way import ForwardedRoute, PacedRoute, RenumberedRoute, Way
@@ -52,6 +53,7 @@ class Member:
         interest: what the other nodes want.
         lost: the nodes that are lost and may come back.
         events: what the application is told of nodes.
+        moving: hubs that move to another process, also this one.
         counts_all: whether observers are told the subscribers of all nodes; see `count_all`.
         changed: called when a node has joined, has said all, or is gone.
         epoch: when this node started.
@@ -66,7 +68,7 @@ class Member:
         self.foreign: dict[int, tuple[Topic, RemoteNode]] = {}
         self.interest = Interest()
         self.lost = Absent(self)
-        self.events = NodeEvents(broker)
+        self.events, self.moving = NodeEvents(broker), Moving(self)
         self.changed: Callable[[RemoteNode, str], object] = lambda node, what: None
         self.epoch = 0
         self.leave: Callable[[], object] = lambda: None
@@ -137,6 +139,8 @@ class Member:
 
     def resync(self) -> None:
         """See `ClusterMember`. They keep their ETIDs, which have the number of the node that they were at."""
+        if self.moving.awaits:  # nobody has said whose they were
+            self.moving.begin(0)
         for etid in self.broker.sessions:
             if not node_of(etid) and etid not in self._public:
                 self._name(etid)
@@ -146,8 +150,39 @@ class Member:
             if topic.observers:
                 self.observed(topic)
         for node in self.remotes:
-            put_off(paced(node, self._snapshot(node)))
+            put_off(paced(node, self.moving.framed(node, self._snapshot(node))))
             self.tell_counts(node.watched, [node])
+
+    # ---- the hub moves to another process, or comes from one
+
+    def pause(self) -> None:
+        """See `ClusterMember`."""
+        self.moving.pause()
+
+    @property
+    def is_paused(self) -> bool:
+        """See `ClusterMember`."""
+        return self.moving.is_paused
+
+    def stay(self) -> None:
+        """See `ClusterMember`."""
+        self.moving.stay()
+        self.resume()
+
+    def expect_clients(self) -> None:
+        """Another process has the clients of this hub still."""
+        self.moving.expect()
+
+    @property
+    def awaits_clients(self) -> bool:
+        """See `ClusterMember`."""
+        return self.moving.awaits
+
+    def succeed(self, number: int) -> None:
+        """See `ClusterMember`."""
+        self.moving.begin(number)
+        if number not in (0, self.number):
+            self._local[server_of(number)] = self.broker.server.etid
 
     # ---- topics and ETIDs of this hub
 
@@ -166,8 +201,9 @@ class Member:
         phantom = self.phantom(number)
         if phantom is None:
             return None
-        topic = self.broker.topic_table.foreign(number, phantom.node.way)
-        self.foreign[number] = topic, phantom.node
+        node = self.moving.present(phantom.node)
+        topic = self.broker.topic_table.foreign(number, node.way)
+        self.foreign[number] = topic, node
         return topic
 
     def phantom(self, etid: int) -> Phantom | None:
@@ -258,7 +294,8 @@ class Member:
         return RenumberedRoute(route, topic.id) if route is not None and topic.id != tid else route
 
     def _nodes(self, nodes: int) -> Iterator[RemoteNode]:
-        return (one for one in self.remotes if one.bit & nodes)
+        found = (one for one in (*self.remotes, *self.moving.nodes) if one.bit & nodes)
+        return iter(dict.fromkeys(map(self.moving.present, found)))
 
     def _number_at(self, node: RemoteNode, key: Key | None, tid: int) -> int:
         return tid if key is None else node.numbers.get(key, key[0])
@@ -269,7 +306,7 @@ class Member:
     def to_servers(self, data: bytes, ptid: int, stid: int) -> int:
         """Send a message to the servers of all other nodes; gives how many there are."""
         public = self._public.get(ptid, ptid)
-        for node in self.remotes:
+        for node in self._nodes(self._bits):
             node.way.put(smq.publish_frame(server_of(node.number), public, stid, data))
         if self.lost.nodes:
             self.broker.stats.drop(Drop.LINK_LOST, len(self.lost.nodes))
@@ -294,7 +331,8 @@ class Member:
         key = self.key_of(topic)
         if isinstance(origin, RemoteNode) and key in origin.once:
             return False
-        nodes = [node for node in self.remotes if key in node.once]
+        nodes = [node for node in self.remotes if key in node.once and node is self.moving.present(node)]
+        nodes = [node for node in nodes if not node.way.keeps]
         oldest = min(nodes, key=_seniority, default=None)
         if oldest is None or (self.epoch, self.number) <= _seniority(oldest):
             return True
@@ -305,7 +343,8 @@ class Member:
 
     def handles_once(self, topic: Topic, number: int) -> None:
         """See `ClusterMember`."""
-        self._tell_once([(*self.key_of(topic), number)], self.remotes)
+        if not self.moving.awaits:
+            self._tell_once([(*self.key_of(topic), number)], self.remotes)
 
     def _tell_once(self, topics: list[tuple[int, int, int]], nodes: Iterable[RemoteNode]) -> None:
         for node in nodes:
@@ -333,7 +372,7 @@ class Member:
         """See `ClusterMember`."""
         if not self.remotes or topic.name is None:
             return
-        if topic.subscribers == 1:
+        if topic.subscribers == 1 and not self.moving.awaits:
             self._tell(wire.keys(LinkType.INTEREST, [self.key_of(topic)]))
         self._count_changed(topic)
 
@@ -384,8 +423,9 @@ class Member:
         node = RemoteNode(self, number, bit, way)
         self.remotes.append(node)
         way.on_full = lambda: self.waits.filled(node)
-        put_off(paced(node, self._snapshot(node)))
-        self._forget_valued()
+        self.moving.greet(node)
+        put_off(paced(node, self.moving.framed(node, self._snapshot(node))))
+        self.forget_valued()
         self.changed(node, "joined")
         return node
 
@@ -395,7 +435,8 @@ class Member:
         """
         broker = self.broker
         once = ((broker.topic_table.get(tid), inbox) for tid, inbox in list(broker.server.once.items()))
-        self._tell_once([(*self.key_of(topic), inbox.id) for topic, inbox in once if topic is not None], [node])
+        if not self.moving.awaits:
+            self._tell_once([(*self.key_of(topic), inbox.id) for topic, inbox in once if topic is not None], [node])
         for topics in _portions(broker.slow.pressure.here() if broker.slow is not None else []):
             self.waits.tell(topics, node)
             yield
@@ -411,7 +452,7 @@ class Member:
         for clients in _portions([*broker.staying.values(), *broker.sessions.values()], lambda one: len(one.info)):
             node.way.say(wire.peers(self._announced(one) for one in clients if not one.closed))
             yield
-        for topics in _portions(list(broker.topic_table.by_name.values())):
+        for topics in _portions([] if self.moving.awaits else list(broker.topic_table.by_name.values())):
             node.way.say(wire.keys(LinkType.INTEREST, (self.key_of(topic) for topic in topics if topic.subscribers)))
             yield
         yield from self.last_values(node)
@@ -488,8 +529,11 @@ class Member:
         """
         if node.gone:
             return
+        if node in self.remotes:
+            self.remotes.remove(node)
+        if self.moving.has_left(node):
+            return
         node.gone = True
-        self.remotes.remove(node)
         node.way.end(reason, self.broker.stats.drop)
         if self.broker.slow is not None:
             self.broker.slow.pressure.forget(node.way)
@@ -502,7 +546,17 @@ class Member:
         yield from node.forget_all(absent)
         self._bits &= ~node.bit
 
-    def _forget_valued(self) -> None:
+    def forget_moved(self, before: RemoteNode, node: RemoteNode) -> None:
+        """`node` goes on for the one before, and has its clients."""
+        before.gone = True
+        if self.broker.slow is not None:
+            self.broker.slow.pressure.forget(before.way)
+        self.waits.caught_up(before)
+        put_off(self._forget_node(before, None))
+        self.changed(before, "another process goes on for it")
+
+    def forget_valued(self) -> None:
+        """Have publishers look for the ways to topics with last values again."""
         if self.broker.last_values is not None:
             for values in self.broker.last_values:
                 values.topic.forget_routes()
@@ -556,7 +610,13 @@ class Member:
             self.broker.hooks.onvanish(phantom)
         self.release(phantom)
         topic, node = self.foreign.get(phantom.etid, (None, None))
-        if topic is not None and node is phantom.node:
+        if topic is None or node is not phantom.node:
+            return
+        if (moved := self._phantoms.get(phantom.etid)) is not None:
+            topic.discard(node.way)
+            topic.add(moved.node.way)
+            self.foreign[phantom.etid] = topic, moved.node
+        else:
             del self.foreign[phantom.etid]
             self.broker.gone(topic)
 
@@ -647,6 +707,7 @@ class Member:
     def detach(self) -> None:
         """The hub goes on alone, with its clients."""
         assert not self.remotes
+        self.moving.clear()
         self.lost.clear()
         self.broker.cluster = None
         self.broker.topic_table.absent = lambda number: None

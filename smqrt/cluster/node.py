@@ -16,7 +16,7 @@ from smqrt.cluster.strangers import Strangers
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.limits import Bucket, LineLimit
 from smqrt.wire.ids import MAX_NODE
-from smqrt.wire.link import ID_BYTES, OLDEST_VERSION, PRESSURE, SIBLINGS, STAMPS, VERSION, Refusal
+from smqrt.wire.link import ID_BYTES, OLDEST_VERSION, PRESSURE, SIBLINGS, STAMPS, SUCCESSION, VERSION, Refusal
 
 log = logging.getLogger("smqrt")
 
@@ -84,7 +84,7 @@ class Node:
         if not 0 <= number <= MAX_NODE:
             raise ArgumentError(f"node: {number}; a node's number is 1 to {MAX_NODE}, 0 to draw one")
         self.key, self.random, self.clock_s, self._clock_ns = key, random, clock_s, clock_ns
-        self.abilities: tuple[bytes, ...] = (PRESSURE, STAMPS, SIBLINGS)
+        self.abilities: tuple[bytes, ...] = (PRESSURE, STAMPS, SIBLINGS, SUCCESSION)
         self.versions, self.epoch, self.predecessors = versions, clock_ns(), predecessors
         self.is_fixed = bool(number)
         self.number = number or self._draw(())
@@ -177,6 +177,8 @@ class Node:
         return member
 
     def _resume(self, member: Member) -> None:
+        if self.members.get(member.name) is member:
+            return
         self.members[member.name], member.events.is_off = member, False
         for link in self.links.values():
             link.open(member)
@@ -264,6 +266,7 @@ class Node:
             link.look(now_s, ping_s, silence_s)
         for member in self.members.values():
             member.lost.look()
+            member.moving.look()
 
     def close(self) -> None:
         """Leave all clusters, close all channels and end all links."""

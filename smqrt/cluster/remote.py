@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from smqrt.broker.last_values import LastValueRoute, SentValueRoute
+from smqrt.broker.last_values import LastValueRoute, LastValues, SentValueRoute
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.routes import HandledRoute
 from smqrt.broker.server_client import Arrived, ServerClient
@@ -102,6 +102,8 @@ class RemoteNode:
             before it knows theirs.
         stamped: topics, by their keys here, of whose messages it tells when they were published.
         valued: topics whose names it was told, so that it can keep their last values.
+        predecessor: the node that it goes on for, while messages for that are kept; see `smqrt.cluster.moving`.
+        is_held: whether what it sends only becomes last values: it is for the process that this one goes on for.
     """
 
     def __init__(self, member: Member, number: int, bit: int, way: Way) -> None:
@@ -120,6 +122,8 @@ class RemoteNode:
         self.renumbered: dict[bytes, Topic] = {}
         self.stamped: set[bytes] = set()
         self._heard_us = self._told_us = 0
+        self.predecessor: RemoteNode | None = None
+        self.is_held = False
         self.server = Phantom(self, Announced(server_of(number), 0, SERVER_UID, b"", b""))
 
     # ---- messages from it
@@ -130,10 +134,35 @@ class RemoteNode:
         topic = broker.topic_table.at(destination) or self.renumbered.get(destination)
         if topic is not None and topic.id in self.member.foreign:
             topic = None  # what came over one link does not go on over another
-        route = self._route(topic, int.from_bytes(destination, "big"))
+        tid = int.from_bytes(destination, "big")
+        if self.is_held:
+            return self._silent_route(topic, tid)
+        route = self._route(topic, tid)
         if topic is not None and topic.key == destination:
             self._cache(topic, route)
         return route
+
+    def hold(self, is_held: bool) -> None:
+        """Let its messages reach nobody from now on, or those they are for again."""
+        if is_held != self.is_held:
+            self.is_held = is_held
+            self.forget_routes()
+
+    def _silent_route(self, topic: Topic | None, tid: int) -> Route:
+        route, values = NobodyRoute(lambda reason, messages: None), self.member.broker.last_values
+        if topic is None or values is None or not values.selects(topic):
+            return route
+        return self._translated(self._to_values(topic, values, route), topic, tid)
+
+    def _to_values(self, topic: Topic, values: LastValues, route: Route) -> Route:
+        if topic.key in self.stamped:
+            return SentValueRoute(values.of(topic), route, lambda: self._heard_us)
+        return LastValueRoute(values.of(topic), route, None)
+
+    def _translated(self, route: Route, topic: Topic, tid: int) -> Route:
+        if topic.id != tid:
+            route = RenumberedRoute(route, topic.id)
+        return SubtopicRoute(route, self.subtopics) if self.subtopics else route
 
     def _route(self, topic: Topic | None, tid: int) -> Route:
         broker = self.member.broker
@@ -145,16 +174,11 @@ class RemoteNode:
             route = OnceRoute(broker.server, topic, self) if topic.id in broker.server.once else ArrivedRoute(topic)
         values = broker.last_values
         if values is not None and values.selects(topic):
-            if topic.key in self.stamped:
-                route = SentValueRoute(values.of(topic), route, lambda: self._heard_us)
-            else:
-                route = LastValueRoute(values.of(topic), route, None)
+            route = self._to_values(topic, values, route)
         server = broker.server
         if topic is server.topic or topic.id in server.topics or server.is_inbox(topic.id):
             route = HandledRoute(broker.server, route, self.server)
-        if topic.id != tid:
-            route = RenumberedRoute(route, topic.id)
-        return SubtopicRoute(route, self.subtopics) if self.subtopics else route
+        return self._translated(route, topic, tid)
 
     def _cache(self, topic: Topic, route: Route) -> None:
         if len(self.routes) >= MAX_ROUTES:
@@ -335,6 +359,23 @@ class RemoteNode:
         self._heard_us = _stamp_of(packet)
         clock.heard(self._heard_us)
 
+    def _pause(self, packet: bytes) -> None:
+        self.member.moving.pauses(self)
+
+    def _paused(self, packet: bytes) -> None:
+        self.member.moving.paused(self)
+
+    def _successor(self, packet: bytes) -> None:
+        if len(packet) != 3:
+            raise ProtocolError(CloseReason.SHORT_PACKET, "a node goes on for another one that it does not name")
+        self.member.moving.succeeds(self, int.from_bytes(packet[1:], "big"))
+
+    def _succeed(self, packet: bytes) -> None:
+        self.member.moving.succeeded(self)
+
+    def _succeeded(self, packet: bytes) -> None:
+        self.hold(False)
+
     def tell_clock(self, stamp: int) -> None:
         """Say when what follows is published, unless that was said already."""
         if stamp != self._told_us:
@@ -490,4 +531,9 @@ HANDLERS: dict[int, Callable[[RemoteNode, bytes], None]] = {
     LinkType.ONCE: RemoteNode._once,
     LinkType.VALUE_AT: RemoteNode._value_at,
     LinkType.CLOCK: RemoteNode._clock,
+    LinkType.PAUSE: RemoteNode._pause,
+    LinkType.PAUSED: RemoteNode._paused,
+    LinkType.SUCCESSOR: RemoteNode._successor,
+    LinkType.SUCCEED: RemoteNode._succeed,
+    LinkType.SUCCEEDED: RemoteNode._succeeded,
 }

@@ -19,19 +19,25 @@ class Way(Outbox):
     Attributes:
         on_full: called when so much waits that publishers should wait.
         holds: whether what is put waits here, since the engine's queue is full; see `go_on`.
+        keeps: whether what is put waits here, since the node's hub moves to another process; see `keep`.
         missed: whether messages were left out since that was looked at.
     """
 
-    __slots__ = ("holds", "missed", "on_full")
+    __slots__ = ("holds", "keeps", "missed", "on_full")
 
     def __init__(self) -> None:
         super().__init__()
         self.on_full: Callable[[], object] = lambda: None
-        self.missed = self.holds = False
+        self.missed = self.holds = self.keeps = False
 
     @property
     def knows_pressure(self) -> bool:
         """Whether the node knows the packets from `LinkType.PRESSED` on."""
+        return False
+
+    @property
+    def knows_succession(self) -> bool:
+        """Whether the node knows the packets from `LinkType.PAUSE` on."""
         return False
 
     @property
@@ -70,6 +76,11 @@ class Way(Outbox):
     def go_on(self) -> None:
         """Hold back no more."""
         self.holds = False
+
+    def keep(self) -> None:
+        """Let what is put from now on wait here."""
+        self.flush()
+        self.keeps = True
 
     def say(self, packets: Iterable[bytes]) -> None:
         """Send control packets."""

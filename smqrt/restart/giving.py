@@ -21,12 +21,12 @@ from smqrt.broker.session import Session
 from smqrt.broker.snapshot import names_of, values_of
 from smqrt.http.server import HttpServer
 from smqrt.net.connection_records import address_of
-from smqrt.net.fd_channel import ChannelError, ChannelSilent, FdChannel
+from smqrt.net.fd_channel import ChannelError, ChannelSilent, FdChannel, Message
 from smqrt.net.listener import Acceptor, Listener, open_acceptors, open_listeners
 from smqrt.net.moving import OTHERS_TURN_S, MovingClient, StandingHub
 from smqrt.net.precopy import SentAhead, is_at_rest
 from smqrt.net.succession import SucceedingBroker, succession
-from smqrt.restart.protocol import BYTES_AT_ONCE, FDS_AT_ONCE, STEP_S, VERSION, expect
+from smqrt.restart.protocol import BYTES_AT_ONCE, FDS_AT_ONCE, PAUSE_S, STEP_S, VERSION, expect
 from smqrt.restart.staying import Staying, late
 
 log = logging.getLogger("smqrt")
@@ -84,6 +84,7 @@ class HandOver:
         self._runs: list[tuple[SucceedingBroker, tuple[int, int, bytes]]] = []
         self._late: gevent.Greenlet[..., None] | None = None
         self._staying: Staying | None = None
+        self._succeeds = False
 
     def run(self) -> None:
         """Hand everything over; blocks. When that fails, this process goes on.
@@ -164,6 +165,7 @@ class HandOver:
             raise ChannelError("the new process does not say which hubs it has")
         if ready.get("relays") is True:  # older ones do not say it
             self._staying = Staying(self._channel)
+        self._succeeds = ready.get("succeeds") is True
         return [key for key in hubs if isinstance(key, str)]
 
     @staticmethod
@@ -193,6 +195,7 @@ class HandOver:
                 os.close(fd)
 
     def _give(self, broker: SucceedingBroker) -> None:
+        more = self._pause(broker)
         began_s = time.monotonic()
         hub = StandingHub(broker, ahead=self._ahead)
         try:
@@ -202,8 +205,9 @@ class HandOver:
                 broker.cluster.suspend()
             record = hub.take()
             unchanged = [one.ahead.number for one in hub.clients if one.ahead and one.is_unchanged]
-            staying = {"staying": self._staying.keep(hub)} if self._staying else {}
-            self._channel.send({"do": "hub", "key": broker.key, "record": record, "unchanged": unchanged, **staying})
+            if self._staying:
+                more["staying"] = self._staying.keep(hub)
+            self._channel.send({"do": "hub", "key": broker.key, "record": record, "unchanged": unchanged, **more})
             for portion in values_of(broker):
                 self._channel.send({"do": "values", **portion})
             for clients in _portions([one for one in hub.clients if one.ahead and not one.is_unchanged]):
@@ -218,7 +222,7 @@ class HandOver:
             broker.open_files()
             hub.go_on()
             if broker.cluster is not None:
-                broker.cluster.resume()
+                broker.cluster.stay()
             raise
         self.longest_s = max(self.longest_s, time.monotonic() - began_s)
         self.moved += len(hub.clients)
@@ -226,6 +230,16 @@ class HandOver:
         if self._staying:
             self._staying.begin(broker)
         self._given.append(hub)
+
+    def _pause(self, broker: SucceedingBroker) -> Message:
+        """Have the other nodes of its cluster keep what is for a hub; gives what the new process is to know of that."""
+        if broker.cluster is None or not self._succeeds:
+            return {}
+        broker.cluster.pause()
+        until_s = time.monotonic() + PAUSE_S
+        while not broker.cluster.is_paused and time.monotonic() < until_s:
+            gevent.sleep(OTHERS_TURN_S)
+        return {"node": broker.cluster.number}
 
     def _send_clients(self, clients: Sequence[MovingClient]) -> None:
         self._channel.send(
@@ -259,7 +273,7 @@ class HandOver:
                 log.exception("a hub goes on without its files")
             hub.begin_anew()
             if hub.broker.cluster is not None:
-                hub.broker.cluster.resume()
+                hub.broker.cluster.stay()
         self._given.clear()
 
     # ---- the rest

@@ -4,13 +4,15 @@
     hello {version, pid}            ──▶
                                     ◀──  welcome {version, pid, listeners, hubs, nodes, failed} and listening sockets
     (loads the applications)
-    ready {hubs, relays},
+    ready {hubs, relays, succeeds},
     or failed {why}                 ──▶
                                     ◀──  relay and a socket, when the new one says `relays`; see staying.py
                                          (while all are served on:)
                                     ◀──  ahead {key, clients} and their sockets, as often as needed
                                          (accepts no more; for each hub:)
-                                    ◀──  hub {key, record, unchanged, staying}; of the unchanged nothing more is sent
+                                    ◀──  hub {key, record, unchanged, staying, node}; of the unchanged nothing more is
+                                         sent; with `node`, when the new one says `succeeds`, that number's other nodes
+                                         keep what is for the hub, see cluster/moving.py
                                     ◀──  values {values, sources}, as often as needed: last values that no file has
                                     ◀──  changed {clients}, as often as needed: others that were sent ahead
                                     ◀──  clients {clients} and their sockets, as often as needed: all the rest
@@ -36,6 +38,8 @@ from smqrt.net.fd_channel import ChannelError, FdChannel, Message
 
 VERSION = 1
 HELLO_S = 5.0
+PAUSE_S = 0.2
+"""How long the other nodes of a cluster may take to say that they keep what is for a hub."""
 STEP_S = 5.0
 """What each step of the move may take the other process; the longest of them opens a journal."""
 ENVIRONMENT = "_SMQRT_TAKE_OVER"

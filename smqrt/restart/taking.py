@@ -43,6 +43,7 @@ class TakeOver:
         self._arriving: ArrivingHub | None = None
         self._has_all = False
         self._greeted: set[int] = set()
+        self._predecessor = 0
         self._relays: Relays | None = None
         try:
             if not channel.is_of_this_user():
@@ -122,7 +123,7 @@ class TakeOver:
             self.give_up(f"application {worse[0]}")
             raise StartError(f"The other process goes on: application {worse[0]}")
         try:
-            self._say("ready", hubs=[one.key for one in succession.hubs()], relays=True)
+            self._say("ready", hubs=[one.key for one in succession.hubs()], relays=True, succeeds=True)
             while not self._step(http):
                 pass
         except Refused as error:
@@ -139,6 +140,9 @@ class TakeOver:
         for arriving in self._prepared.values():  # of hubs that were closed meanwhile, or went with the old process
             arriving.discard()
         succession.end()
+        for cluster in (one.cluster for one in succession.hubs()):
+            if cluster is not None and cluster.awaits_clients:  # of hubs that did not come
+                cluster.resync()
         inherited.close()
 
     def _step(self, http: HttpServer) -> bool:
@@ -202,6 +206,7 @@ class TakeOver:
             self._arriving = self._prepared.pop(message["key"], None) or ArrivingHub(broker)
             self._arriving.adopt(message["record"])
             self._arriving.place_prepared(message["unchanged"])
+            self._predecessor = message.get("node", 0)
             if self._relays is not None:
                 self._relays.place(self._arriving.broker, message.get("staying"))
         except SmqrtError as error:
@@ -217,6 +222,8 @@ class TakeOver:
         assert self._arriving
         arriving, self._arriving, self._has_all = self._arriving, None, False
         greet_application(arriving.broker, self._greeted)
+        if arriving.broker.cluster is not None:
+            arriving.broker.cluster.succeed(self._predecessor)
         arriving.begin()
         if self._relays is not None:
             self._relays.begin(arriving.broker)

@@ -58,6 +58,16 @@ class LinkType(IntEnum):
     """`(u32 tid, u32 check, u32 number)*`: the server there handles messages to these once in the cluster, and those
     that it is to handle come to this number; 0: no more.
     """
+    PAUSE = 0x53
+    """The hub is about to move to another process: keep what is for it."""
+    PAUSED = 0x54
+    """Nothing comes behind this."""
+    SUCCESSOR = 0x55
+    """`u16 number`: this hub goes on for that of the node of this number."""
+    SUCCEED = 0x56
+    """`u16 number`: it has said all that it wants."""
+    SUCCEEDED = 0x57
+    """What comes behind this is for it."""
 
 
 class Announced(NamedTuple):

@@ -40,6 +40,8 @@ PRESSURE = ABILITY + b"pressure"
 """The sender knows the packets from `LinkType.PRESSED` on."""
 STAMPS = ABILITY + b"stamps"
 """The sender knows `LinkType.VALUE_AT` and `LinkType.CLOCK`."""
+SUCCESSION = ABILITY + b"succession"
+"""The sender knows the packets from `LinkType.PAUSE` on."""
 SIBLINGS = ABILITY + b"siblings"
 """The sender knows the packet `Packet.SIBLINGS`."""
 MAX_SIBLINGS = 1024

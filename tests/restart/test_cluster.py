@@ -26,12 +26,12 @@ ba.sleep(400) -- the new process is a node before it takes the place of the old 
 """
 SLOW = "<?lsp ba.sleep(700) ?>"
 """A request under way holds the old process."""
-EVERY_S = 0.005
+EVERY_S = 0.002
 
 
 @pytest.mark.parametrize(
     ("met", "number", "most_lost"),
-    [("in both lists", 0, 4), ("in both lists", 7, 20), ("in the other's list", 7, 200), ("through NATS", 7, 300)],
+    [("in both lists", 0, 0), ("in both lists", 7, 0), ("in the other's list", 7, 0), ("through NATS", 7, 0)],
 )
 def test_clients_of_a_node_stay_and_hear_those_of_others(
     serve_hot: Serve, tmp_path: Path, met: str, number: int, most_lost: int
