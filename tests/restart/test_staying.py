@@ -168,8 +168,7 @@ def test_workers(serve: Callable[..., Served], tmp_path: Path) -> None:
             assert own == sorted(set(own))
             assert min(got[-1], own[-1]) > sent[0]
             assert abs(got[-1] - own[-1]) < 10, "until the close, one to one as well"
-            if node_of(publisher.device.etid) == node_of(etid):
-                assert (gaps(got), gaps(own)) == ([], [])
+            assert (gaps(got), gaps(own)) == ([], [])
 
 
 def heard_in_the_end(publisher: Device, number: int, device: Device, text: bytes) -> int:
