@@ -36,13 +36,17 @@ class AbsentNode:
 
     def __init__(self, number: int, way: Way, bit: int, until_s: float) -> None:
         self.number, self.bit, self.until_s = number, bit, until_s
-        self._id, self._process = way.node_id, way.process
+        self._id, self._process, self._place, self._epoch = way.node_id, way.process, way.place, way.epoch
 
     def is_at(self, way: Way) -> bool:
-        """Whether a way leads to the same node, or to the process that was started in its place."""
+        """Whether a way leads to the same node, or to the worker that was started in its place."""
         return (bool(self._id) and way.node_id == self._id) or (
             self._process is not None and way.process == self._process
         )
+
+    def is_followed(self, way: Way) -> bool:
+        """Whether a way leads to a node that was started later at the same address."""
+        return self._place is not None and way.place == self._place and way.epoch > self._epoch
 
 
 class Absent:
@@ -64,8 +68,8 @@ class Absent:
     def lost(self, node: RemoteNode) -> AbsentNode | None:
         """A node is lost: count for it from now on. None when another one is there in its place."""
         until_s = self._member.broker.clock() + ABSENT_S
-        before = next((one for one in self.nodes if one.is_at(node.way)), None)
-        if before is not None:  # it was back, and had not said all
+        if found := self.at(node.way):  # it was back, and had not said all
+            before = found[0]
             before.number, before.until_s = node.number, until_s
             self.nodes.remove(before)
             self.nodes.append(before)
@@ -85,14 +89,16 @@ class Absent:
         """It wanted these topics; those that it has asked for anew, since it is back, it gets."""
         if not absent.bit & self._counted:
             return
-        bits = sum(one.bit for one in self._member.remotes if absent.is_at(one.way))
+        bits = sum(one.bit for one in self._member.remotes if absent in self.at(one.way))
         for key in keys:
             if not bits or not self._member.interest.nodes(key) & bits:
                 self._interest.add(key, absent.bit)
 
     def at(self, way: Way) -> list[AbsentNode]:
-        """Those that are back, by this way."""
-        return [one for one in self.nodes if one.is_at(way)]
+        """Those that are back, by this way. Several nodes may seem to have one address, behind a router: one that is known
+        itself is in no other's place.
+        """
+        return [one for one in self.nodes if one.is_at(way)] or [one for one in self.nodes if one.is_followed(way)]
 
     def gets(self, absent: AbsentNode, key: Key) -> None:
         """It is back, and wants a topic: it gets what is published from now on."""

@@ -101,6 +101,11 @@ class ChannelWay(Way):
         return None if siblings is None else (siblings.server, siblings.own)
 
     @property
+    def place(self) -> tuple[str, int] | None:
+        """See `Way`."""
+        return self.link.place
+
+    @property
     def has_left(self) -> bool:
         """See `Way`: it is being stopped, or only its hub has ended."""
         return self.link.has_left

@@ -44,7 +44,7 @@ class NodeEvents:
         if node in self._known:
             return
         self._known.add(node)
-        was_lost = [one for one in (node.way.node_id, node.way.process) if one in self._lost]
+        was_lost = [one for one in (node.way.node_id, node.way.process, node.way.place) if one in self._lost]
         for one in was_lost:
             del self._lost[one]
         self._add(node.number, "back" if was_lost else "joined", "")
@@ -56,8 +56,8 @@ class NodeEvents:
         self._known.discard(node)
         has_left = node.way.has_left
         if not has_left:
-            self._lost.update((one, None) for one in (node.way.node_id, node.way.process) if one)
-            while len(self._lost) > 2 * MAX_LOST:
+            self._lost.update((one, None) for one in (node.way.node_id, node.way.process, node.way.place) if one)
+            while len(self._lost) > 3 * MAX_LOST:
                 del self._lost[next(iter(self._lost))]
         self._add(node.number, "left" if has_left else "lost", why)
 

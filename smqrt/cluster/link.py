@@ -155,6 +155,7 @@ class Link:
         remote: where received messages go at the moment.
         round_trip_s: of the newest ping; None before.
         on_up, on_end: called when the handshake is over, and with the reason when it ends.
+        via: where the connection goes, as its transport has said when the link came up.
         why, code: why it ended; the code is a `Refusal`, 0 for none.
         sent_bytes: of the link.
         knows_pressure: whether the other side knows the packets from `LinkType.PRESSED` on.
@@ -174,7 +175,7 @@ class Link:
         self.since_s = self.heard_s = self.pinged_s = now_s
         self._pings: deque[int] = deque()
         """When those were sent that may still be answered in time, in µs."""
-        self.why, self.code = "", 0
+        self.why, self.code, self.via = "", 0, ""
         self.on_up: Callable[[Link], object] = lambda link: None
         self.on_end: Callable[[Link, str], object] = lambda link, why: None
         oldest, newest = node.versions
@@ -262,6 +263,13 @@ class Link:
     def is_refused(self) -> bool:
         """Whether it ended because the two nodes can't have a link."""
         return self.code in (Refusal.VERSION, Refusal.PASSWORD, Refusal.SELF, Refusal.NUMBER)
+
+    @property
+    def place(self) -> tuple[str, int] | None:
+        """Host and port at which the other node takes links; None when that is not known."""
+        port = self.siblings.places[self.siblings.own][1] if self.siblings is not None else 0
+        host, colon, _ = self.via.rpartition(":")
+        return (host, port) if colon and port else None
 
     @property
     def has_left(self) -> bool:
@@ -397,7 +405,7 @@ class Link:
 
     def come_up(self) -> None:
         """The handshake is over."""
-        self.state = LinkState.UP
+        self.state, self.via = LinkState.UP, self.transport.via
         for ability in self.node.abilities:
             self._say(wire.channel(Packet.OPEN, 0, ability))
         self.say_siblings()

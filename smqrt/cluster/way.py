@@ -56,6 +56,11 @@ class Way(Outbox):
         return None
 
     @property
+    def place(self) -> tuple[str, int] | None:
+        """Host and port at which the node takes links, as far as that is known: often the same after its restart."""
+        return None
+
+    @property
     def has_left(self) -> bool:
         """Whether the node has said that it goes; else it is lost."""
         return False

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from smqrt.backplane.mesh import Mesh
 from smqrt.broker.outbox import Drop
+from smqrt.broker.state import Hooks
 from smqrt.cluster import absent
-from tests.cluster.engines import Engine, Place, pair
+from smqrt.net.broker import GeventBroker, HubOptions
+from tests.cluster.cut import Cable
+from tests.cluster.engines import KEY, Engine, Place, pair
+from tests.waiting import wait_until
 
 
 def lost(place: Place) -> int:
@@ -147,3 +152,38 @@ def test_no_more_lost_nodes_are_counted_for_than_the_limit(engine: Engine, monke
     engine.until(lambda: not one.member.remotes and not one.member.interest, "it notices")
     publisher.publish(b"topic", b"meanwhile")
     assert lost(one) == len(one.member.lost.nodes) == 1
+
+
+def test_a_node_that_draws_its_number_is_back_at_its_address() -> None:
+    here, there, hub, again = Mesh(KEY), Mesh(KEY), GeventBroker(Hooks(), HubOptions()), Mesh(KEY)
+    told: list[str] = []
+    hub.hooks.onnode = lambda node, event, why: told.append(event)
+    member = here.join(hub, "hub")
+    old, new = GeventBroker(Hooks(), HubOptions()), GeventBroker(Hooks(), HubOptions())
+    there.join(old, "hub")
+    old.subscribe(b"topic")
+    port = there.listen("127.0.0.1", 0).address[1]
+    cable = Cable(port)
+    here.dial("127.0.0.1", cable.port)
+    try:
+        wait_until(lambda: told == ["joined"], told)
+        hub.publish(b"before", b"topic")
+        wait_until(lambda: not any(link._unacked for link in here.node.links.values()), "it has arrived")
+        cable.cut()
+        there.close()
+        wait_until(lambda: told == ["joined", "lost"] and not member.interest, told)
+        hub.publish(b"meanwhile", b"topic")
+        assert hub.drops()["link_lost"] == 1
+        again.join(new, "hub")
+        again.listen("127.0.0.1", port)
+        cable.mend()
+        wait_until(lambda: told == ["joined", "lost", "back"], told)
+        assert not member.lost.nodes
+        hub.publish(b"nobody wants it any more", b"topic")
+        assert (hub.drops()["link_lost"], hub.drops()["unrouted"]) == (1, 1)
+    finally:
+        for mesh in (here, there, again):
+            mesh.close()
+        for broker in (hub, old, new):
+            broker.close()
+        cable.close()
