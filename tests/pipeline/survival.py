@@ -174,7 +174,7 @@ class Trial:
         self.shims = Shims(folder.with_name("shims"), self.journal) if full else None
         self.hub_kills = self.driver_kills = self.compactor_kills = self.inside = 0
         self.log = folder / "driver.log"
-        self._port, self._rate, self._plain = 0, rate, False
+        self._port, self._rate, self._plain = free_port(), rate, False
         self._hub: subprocess.Popen[Any] | None = None
         self._compactor: subprocess.Popen[Any] | None = None
         self.driver: subprocess.Popen[Any] | None = None
@@ -196,7 +196,6 @@ class Trial:
         self._hub = self._process(*words, log="hub.log", **environment)
         wait_until(lambda: self._announced() not in (0, known), "the hub is there", 60)
         if not self._publishers:
-            self._port = int(self._url.split(":")[2].split("/")[0])
             self._start_other_node()
         at_s = time.monotonic()
         wait_until(self._are_linked, "workers and nodes are linked", 60)
