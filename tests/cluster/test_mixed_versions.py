@@ -1,0 +1,284 @@
+"""Nodes of the last release and of this one in one cluster: what each sends the other, both ways."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gevent
+import pytest
+import requests
+
+from smqrt.wire import smq
+from smqrt.wire.smq import Type
+from tests import last_release
+from tests.cluster.test_status import status
+from tests.conftest import Served, free_port
+from tests.device import Device, publish
+from tests.factory import Factory
+from tests.last_release import Release, release
+from tests.nats.server import NatsServer
+from tests.pki import Authority
+from tests.restart.hot import HotServed, application
+from tests.waiting import wait_until
+
+__all__ = ["release"]
+
+pytestmark = pytest.mark.servers
+
+PRELOAD = """
+smq = require "smq.hub".create {
+   name = "main", cluster = "chat", lastvalue = "state/#", observe = "cluster", budget = 65536, slow = "wait",
+}
+smq:subscribe("ask", {onmsg = function(data, ptid) smq:publish("NAME:" .. data, ptid) end})
+watching, data, nodes = 0, {}, {}
+smq:observe("watched", function(count) watching = count end)
+jobs = require "smq.mtl".server():open("jobs",
+   function(node, up) nodes[tostring(node)] = up and true or nil end,
+   function(text) data[#data + 1] = text end)
+"""
+SEEN = """<?lsp
+local peers = {}
+for _, peer in app.smq:peers(true) do
+   if peer.uid ~= "SMQ server client" then peers[#peers + 1] = {peer.uid, peer.tid, peer.phantom == true} end
+end
+response:json {peers = peers, watching = app.watching, data = app.data, nodes = app.nodes}
+?>"""
+SEND = "<?lsp response:json {sent = app.jobs:send(request:data 'text')} ?>"
+WAYS = ("the old one dials over TLS", "the new one dials over TLS", "through NATS")
+
+
+class Pair(NamedTuple):
+    """A node of each version, by `old` and `new`."""
+
+    old: HotServed
+    new: HotServed
+
+    def both_ways(self) -> list[tuple[HotServed, HotServed]]:
+        return [(self.old, self.new), (self.new, self.old)]
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def pair(request: pytest.FixtureRequest, release: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("pair")
+    with ExitStack() as ending:
+        words = how_to_meet(request.param, folder, ending)
+        start = ending.enter_context(Factory(HotServed, HotServed.end))
+        apps = {name: make_app(folder / name, name) for name in ("old", "new")}
+        old = start(apps["old"], *words["old"], cwd=release.folder, env=release.environment)
+        new = start(apps["new"], *words["new"])
+        wait_until(lambda: all(is_joined(one) for one in (old, new)), lambda: old.output + new.output)
+        yield Pair(old, new)
+        for one in (old, new):
+            assert "Traceback" not in one.output, one.output
+            assert len(row(one)["links"]) == 1
+            assert row(one)["links_lost"] == 0, "the link that was made first has held"
+            assert not any(row(one)["hubs"][0]["lost"].values())
+
+
+def make_app(folder: Path, name: str) -> Path:
+    return application(folder / "app", PRELOAD.replace("NAME", name), seen=SEEN, send=SEND)
+
+
+def how_to_meet(way: str, folder: Path, ending: ExitStack) -> dict[str, list[object]]:
+    """The options of each."""
+    common: list[object] = ["--cluster-password", "of the test", "--cluster-ping-s", "0.2"]
+    if way == "through NATS":
+        server = NatsServer(folder)
+        ending.callback(server.stop)
+        return dict.fromkeys(("old", "new"), [*common, "--cluster-nodes", server.url])
+    authority, address = Authority(folder), f"127.0.0.1:{free_port()}"
+    dials = "old" if "old one" in way else "new"
+    words = {}
+    for name in ("old", "new"):
+        cert, key = authority.pair(name)
+        tls = ["--cluster-ca", authority.path, "--cluster-cert", cert, "--cluster-key", key]
+        words[name] = [*common, *tls, "--cluster-nodes" if name == dials else "--cluster-listen", address]
+    return words
+
+
+def row(served: Served) -> Any:
+    (found,) = requests.get(served.admin_url + "/api/v1/clusters", timeout=10).json()
+    return found
+
+
+def is_joined(served: Served) -> bool:
+    """Whether its hub knows all that the other one has said."""
+    (hub,) = row(served)["hubs"]
+    return len(hub["nodes"]) == 1 and not hub["joining"]
+
+
+def seen(served: Served) -> Any:
+    return requests.get(served.url + "/seen.lsp", timeout=10).json()
+
+
+def messages(device: Device) -> list[bytes]:
+    """The payloads that have come so far."""
+    return [packet[13:] for packet in device.sync() if packet[0] == Type.PUBLISH]
+
+
+def flood(device: Device, tid: int, count: int) -> None:
+    """Publish numbered messages of a kilobyte."""
+    begin, rest = publish(tid, device.etid, b""), bytes(1000)
+    for at in range(0, count, 100):
+        frames = [smq.frame(b"%b%08d%b" % (begin, number, rest)) for number in range(at, at + 100)]
+        device.send_bytes(b"".join(frames))
+        gevent.sleep(0)  # whoever reads has its turn
+
+
+def until_wanted(device: Device, tid: int, reader: Device) -> None:
+    """Publish until the reader's node has told of its interest, then take away what it got."""
+    wait_until(lambda: device.publish(tid, b"?").sync() is not None and messages(reader), "interest")
+    while messages(reader):
+        pass
+
+
+def test_messages_of_all_kinds_arrive_once_and_in_order(pair: Pair) -> None:
+    for here, there in pair.both_ways():
+        publisher, reader = here.device(b"publisher"), there.device(b"reader")
+        name = b"news of %d" % here.port
+        topic = reader.subscribe(name)
+        assert publisher.create(name) == topic, "a name has one number everywhere"
+        sub = publisher.createsub(b"sport")
+        assert reader.createsub(b"sport") == sub
+        until_wanted(publisher, topic, reader)
+        for number in range(200):
+            publisher.publish(topic, b"%d" % number, sub * (number % 2))
+            if number % 10 == 0:
+                publisher.publish(reader.etid, b"to you %d" % number)
+        due = []
+        for number in range(200):
+            due.append(publish(topic, publisher.etid, b"%d" % number, sub * (number % 2)))
+            if number % 10 == 0:
+                due.append(publish(reader.etid, publisher.etid, b"to you %d" % number))
+        reader.expect(*due)
+        reader.publish(publisher.etid, b"back")
+        publisher.expect(publish(publisher.etid, reader.etid, b"back"))
+        big = bytes(range(256)) * 240
+        publisher.publish(topic, big)
+        reader.expect(publish(topic, publisher.etid, big))
+        reader.send(bytes((Type.UNSUBSCRIBE,)) + topic.to_bytes(4, "big")).expect_nothing()
+        publisher.publish(topic, b"nobody wants it").publish(reader.etid, b"the last")
+        reader.expect(publish(reader.etid, publisher.etid, b"the last"))
+        for one in (publisher, reader):
+            one.expect_nothing()
+            one.close()
+
+
+def test_servers_of_both_versions_are_asked_and_answer(pair: Pair) -> None:
+    for here, _ in pair.both_ways():
+        asking = here.device(b"asking")
+        topic = asking.create(b"ask")
+        asking.publish(topic, b"who")
+        answers = [asking.receive() for _ in range(2)]
+        assert {packet[13:] for packet in answers} == {b"old:who", b"new:who"}
+        servers = {packet[13:16]: int.from_bytes(packet[5:9], "big") for packet in answers}
+        assert len(set(servers.values())) == 2, "each by the ETID that it has at this node"
+        asking.close()
+
+
+def test_last_values_are_those_of_the_newest_message(pair: Pair) -> None:
+    for here, there in pair.both_ways():
+        name = b"state/%d" % here.port
+        publishers = [one.device(b"publisher-%d" % one.port) for one in (here, there)]
+        topic = publishers[0].create(name)
+        assert publishers[1].create(name) == topic
+        for at, value in ((0, b"first"), (1, b"second"), (0, b"third"), (1, b""), (0, b"fourth"), (0, b"")):
+            publishers[at].publish(topic, value).sync()
+            for one in (here, there):
+                due = [value] * bool(value)
+                wait_until(lambda one=one, name=name, due=due: given(one, name) == due, value)
+        for one in publishers:
+            one.close()
+
+
+def given(served: HotServed, name: bytes) -> list[bytes]:
+    """What a new subscriber gets."""
+    late = served.device(b"newcomer")
+    late.subscribe(name)
+    got = messages(late)
+    late.close()
+    return got
+
+
+def test_clients_of_the_other_node_are_listed_and_observed(pair: Pair) -> None:
+    for here, there in pair.both_ways():
+        observer, goes = here.device(b"observer"), there.device(b"leaver")
+        due = [["leaver", goes.etid, True], ["observer", observer.etid, False]]
+        wait_until(lambda here=here, due=due: sorted(seen(here)["peers"]) == due, [due, seen(here)])
+        observer.send(bytes((Type.OBSERVE,)) + goes.etid.to_bytes(4, "big"))
+        observer.expect_nothing()
+        goes.close()
+        observer.expect(bytes((Type.CHANGE,)) + goes.etid.to_bytes(4, "big") + bytes(4))
+        again = there.device(b"observer")  # a take-over
+        assert observer.until_end()[-1][0] == Type.DISCONNECT
+        assert again.etid != observer.etid
+        for one in (observer, again):
+            one.close()
+        wait_until(lambda here=here: not seen(here)["peers"])
+
+
+def test_subscribers_of_both_nodes_are_counted(pair: Pair) -> None:
+    devices = [one.device(b"watcher-%d-%d" % (one.port, number)) for one in pair for number in range(3)]
+    for due, device in enumerate(devices, 1):
+        device.subscribe(b"watched")
+        wait_until(lambda due=due: [seen(one)["watching"] for one in pair] == [due, due], due)
+    for device in devices:
+        device.close()
+    wait_until(lambda: [seen(one)["watching"] for one in pair] == [0, 0])
+
+
+def test_channels_of_applications_are_joined(pair: Pair) -> None:
+    wait_until(lambda: all(len(seen(one)["nodes"]) == 1 for one in pair))
+    for here, there in pair.both_ways():
+        before = list(seen(there)["data"])
+        for number in range(20):
+            assert requests.get(f"{here.url}/send.lsp?text={number}", timeout=10).json() == {"sent": 1}
+        due = before + [str(number) for number in range(20)]
+        wait_until(lambda there=there, due=due: seen(there)["data"] == due, due)
+
+
+def test_the_state_of_the_cluster_is_told_right(pair: Pair) -> None:
+    for here, there in pair.both_ways():
+        (link,) = row(here)["links"]
+        assert link["node"] == row(there)["node"]
+    shown = status(pair.new)
+    assert (shown.returncode, shown.stderr) == (0, "")
+
+
+def test_publishers_do_not_wait_for_slow_clients_of_the_other_version(pair: Pair) -> None:
+    """That is what the older one does not know. What comes meanwhile is kept beyond the budget, and nobody is lost."""
+    count = 10_000
+    for here, there in pair.both_ways():
+        publisher, lazy, reader = here.device(b"publisher"), there.device(b"lazy-1"), here.device(b"reader")
+        lazy.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 200_000)
+        topic = reader.subscribe(b"flood")
+        assert lazy.subscribe(b"flood") == topic
+        until_wanted(publisher, topic, lazy)
+        while messages(reader):
+            pass
+        reading = gevent.spawn(lambda reader=reader: [reader.receive() for _ in range(count)])
+        flood(publisher, topic, count)
+        assert [int(packet[13:21]) for packet in reading.get(timeout=60)] == list(range(count))
+        wait_until(lambda there=there: looked(there, "lazy-1")["queued_bytes"] > 1 << 20)
+        assert [int(data[:8]) for data in messages(lazy)] == list(range(count))
+        assert looked(there, "lazy-1")["dropped"] == 0
+        for one in (publisher, lazy, reader):
+            one.close()
+
+
+def looked(served: Served, uid: str) -> Any:
+    """What an operator sees of a client."""
+    answer = requests.get(served.admin_url + "/api/v1/peers", params={"limit": 100}, timeout=10)
+    (found,) = [one for one in answer.json()["items"] if one["uid"] == uid]
+    return found
+
+
+def test_without_history_a_copy_of_the_tree_stands_for_the_last_release(tmp_path: Path) -> None:
+    last_release.unpack(tmp_path, "0" * 40)
+    with pytest.warns(UserWarning, match="this tree without the abilities of its links stands for the last release"):
+        found = last_release.found(tmp_path)
+    assert last_release.WITHOUT in (found.folder / "smqrt/cluster/node.py").read_text()
