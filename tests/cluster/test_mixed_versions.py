@@ -12,6 +12,7 @@ import gevent
 import pytest
 import requests
 
+from smqrt.cli.admin_client import AdminClient, AdminError
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from tests import last_release
@@ -245,8 +246,16 @@ def test_the_state_of_the_cluster_is_told_right(pair: Pair) -> None:
     for here, there in pair.both_ways():
         (link,) = row(here)["links"]
         assert link["node"] == row(there)["node"]
-    shown = status(pair.new)
-    assert (shown.returncode, shown.stderr) == (0, "")
+        shown = status(here)
+        assert (shown.returncode, shown.stderr) == (0, ""), "the command is of this version, the server of either"
+
+
+def test_what_a_server_of_an_older_release_does_not_know_is_told_so(pair: Pair) -> None:
+    client = AdminClient(pair.old.admin_url)
+    with pytest.raises(AdminError, match="is of an older release, which does not know new; upgrade it first"):
+        client.post("new", on=True)
+    with pytest.raises(AdminError, match="is of an older release, which does not know new; upgrade it first"):
+        client.get("new")
 
 
 def test_publishers_do_not_wait_for_slow_clients_of_the_other_version(pair: Pair) -> None:
