@@ -13,10 +13,11 @@ import pytest
 import requests
 
 from smqrt.cli.admin_client import AdminClient, AdminError
+from smqrt.client import SmqClient
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from tests import last_release
-from tests.cluster.test_status import status
+from tests.cluster.test_status import SOON, smqrt_cluster, status
 from tests.conftest import Served, free_port
 from tests.device import Device, publish
 from tests.factory import Factory
@@ -106,10 +107,10 @@ def row(served: Served) -> Any:
     return found
 
 
-def is_joined(served: Served) -> bool:
-    """Whether its hub knows all that the other one has said."""
+def is_joined(served: Served, others: int = 1) -> bool:
+    """Whether its hub knows all that the others have said."""
     (hub,) = row(served)["hubs"]
-    return len(hub["nodes"]) == 1 and not hub["joining"]
+    return len(hub["nodes"]) == others and not hub["joining"]
 
 
 def seen(served: Served) -> Any:
@@ -291,3 +292,88 @@ def test_without_history_a_copy_of_the_tree_stands_for_the_last_release(tmp_path
     with pytest.warns(UserWarning, match="this tree without the abilities of its links stands for the last release"):
         found = last_release.found(tmp_path)
     assert last_release.WITHOUT in (found.folder / "smqrt/cluster/node.py").read_text()
+
+
+def test_three_nodes_are_upgraded_and_one_goes_back(release: Release, tmp_path: Path) -> None:
+    """Each client comes back to its node, and hears those of all others, whatever runs there."""
+    ports = [(free_port(), f"127.0.0.1:{free_port()}") for _ in range(3)]
+    words = ["--cluster-password", "s", "--cluster-nodes", ",".join(address for _, address in ports)]
+    apps = [make_app(tmp_path / f"node{at}", f"node{at}") for at in range(3)]
+    with ExitStack() as ending:
+        start = ending.enter_context(Factory(HotServed, HotServed.end))
+        old = {"cwd": release.folder, "env": release.environment}
+
+        def begin(at: int, is_old: bool) -> HotServed:
+            own = [apps[at], "--port", ports[at][0], "--cluster-listen", ports[at][1], *words]
+            found: HotServed = start(*own, **(old if is_old else {}))
+            return found
+
+        nodes = [begin(at, True) for at in range(3)]
+        everybody = [Listener(node, ending) for node in nodes]
+        all_are_joined(nodes)
+        all_hear(everybody, "all are old")
+        everybody[1].client.publish("kept", "state/a")
+        for at, is_old in ((0, False), (1, False), (2, False), (1, True)):
+            if is_old:  # what runs there is new, and knows how to drain
+                drained = smqrt_cluster(nodes[at], "drain", str(row(nodes[at])["node"]))
+                assert (drained.returncode, drained.stderr) == (0, "")
+            assert nodes[at].stop() == 0
+            for other in nodes[:at] + nodes[at + 1 :]:
+                wait_until(lambda other=other, at=at: misses(other, ports[at][1]), other.lines)
+                shown = status(other)
+                assert (shown.returncode, f"no link to {ports[at][1]}" in shown.stderr) == (1, True), shown
+            nodes[at] = begin(at, is_old)
+            all_are_joined(nodes)
+            all_hear(everybody, f"node {at} is {'old' if is_old else 'new'}")
+            for node in nodes:
+                assert given(node, b"state/a") == [b"kept"]
+
+
+class Listener:
+    """A client that comes back to its node whenever that is there.
+
+    Attributes:
+        heard: what it got of `news`.
+    """
+
+    def __init__(self, served: Served, ending: ExitStack) -> None:
+        self.heard: list[bytes] = []
+        self.client = ending.enter_context(SmqClient(served.url + "/smq.lsp", uid=f"of {served.port}", **SOON))
+        self.client.subscribe("news", onmsg=lambda data, *_: self.heard.append(data))
+
+    def heard_of(self, begin: bytes) -> list[bytes]:
+        return [one for one in self.heard if one.startswith(begin)]
+
+
+def all_hear(everybody: list[Listener], text: str) -> None:
+    """Let each publish a hundred messages, and check that all get all of them, in order, and once."""
+    numbers = range(len(everybody))
+    marks = [b"%d is back: %b" % (number, text.encode()) for number in numbers]
+
+    def know_each_other() -> bool:
+        for one, mark in zip(everybody, marks, strict=True):
+            one.client.publish(mark, "news")
+        return all(one.heard_of(mark) for one in everybody for mark in marks)
+
+    wait_until(know_each_other, [one.heard[-9:] for one in everybody])
+    due = [[b"%d %b %d" % (number, text.encode(), count) for count in range(100)] for number in numbers]
+    for one, data in zip(everybody, due, strict=True):
+        for each in data:
+            one.client.publish(each, "news")
+    for one in everybody:
+        for number in numbers:
+            begin = b"%d %b " % (number, text.encode())
+            wait_until(lambda one=one, begin=begin: len(one.heard_of(begin)) >= 100, begin)
+            assert one.heard_of(begin) == due[number]
+
+
+def all_are_joined(nodes: list[HotServed]) -> None:
+    """Wait for what the manual says is to be waited for."""
+    for node in nodes:
+        wait_until(lambda node=node: is_joined(node, len(nodes) - 1), node.lines)
+        wait_until(lambda node=node: status(node).returncode == 0, node.lines)
+
+
+def misses(served: Served, address: str) -> bool:
+    """Whether it says that it has no link to a node of its list."""
+    return any(one["address"] == address and one["state"] == "not linked" for one in row(served)["addresses"])
