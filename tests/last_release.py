@@ -1,7 +1,7 @@
 """The last release, unpacked, so that a test can run it beside the tree.
 
 Its source comes from the history of the repository. Where there is none, as in a clone of the newest commit only, a
-copy of the tree stands for it that knows nothing of its abilities on links.
+copy of the tree stands for it without what the last release does not know on links.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ COMMIT = "24df59f1bf97ba9d1eddbd6233840d5f775ebf42"
 """Stands for the last release as long as no tag does: its links have no abilities, its last values no times, and in a
 hot restart it passes nothing on to clients that stay.
 """
-ABILITIES = "self.abilities: tuple[bytes, ...] = (PRESSURE, STAMPS, SIBLINGS)"
-WITHOUT = "self.abilities: tuple[bytes, ...] = ()"
+LEFT_OUT = (
+    ("cluster/node.py", "self.abilities: tuple[bytes, ...] = (PRESSURE, STAMPS, SIBLINGS)", "self.abilities = ()"),
+    ("net/valuestore.py", '(?, ?, ?, ?)", stamps)', '(?, ?, ?, ?)", [])'),
+)
+"""Of the tree where it stands for the last release: in which file what is replaced, and by what."""
 
 
 class Release(NamedTuple):
@@ -74,11 +77,11 @@ def unpack(folder: Path, name: str) -> None:
     else:
         ignored = shutil.ignore_patterns("__pycache__", ".journal", ".pipelines")
         shutil.copytree(REPOSITORY / "smqrt", folder / "smqrt", ignore=ignored)
-        node = folder / "smqrt/cluster/node.py"
-        text = node.read_text()
-        assert ABILITIES in text, "smqrt/cluster/node.py says otherwise what a node can do; say so here, too"
-        node.write_text(text.replace(ABILITIES, WITHOUT))
-        name = "this tree without the abilities of its links"
+        for file, text, without in LEFT_OUT:
+            path = folder / "smqrt" / file
+            assert text in path.read_text(), f"smqrt/{file} says it otherwise now; say so here, too"
+            path.write_text(path.read_text().replace(text, without))
+        name = "this tree without what is new on links"
     (folder / "name").write_text(name)
 
 

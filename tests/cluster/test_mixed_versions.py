@@ -34,6 +34,7 @@ pytestmark = pytest.mark.servers
 PRELOAD = """
 smq = require "smq.hub".create {
    name = "main", cluster = "chat", lastvalue = "state/#", observe = "cluster", budget = 65536, slow = "wait",
+   MORE
 }
 smq:subscribe("ask", {onmsg = function(data, ptid) smq:publish("NAME:" .. data, ptid) end})
 watching, data, nodes = 0, {}, {}
@@ -81,8 +82,9 @@ def pair(request: pytest.FixtureRequest, release: Release, tmp_path_factory: pyt
             assert not any(row(one)["hubs"][0]["lost"].values())
 
 
-def make_app(folder: Path, name: str) -> Path:
-    return application(folder / "app", PRELOAD.replace("NAME", name), seen=SEEN, send=SEND)
+def make_app(folder: Path, name: str, more: str = "") -> Path:
+    preload = PRELOAD.replace("NAME", name).replace("MORE", more.replace("PATH", str(folder)))
+    return application(folder / "app", preload, seen=SEEN, send=SEND)
 
 
 def how_to_meet(way: str, folder: Path, ending: ExitStack) -> dict[str, list[object]]:
@@ -131,11 +133,22 @@ def flood(device: Device, tid: int, count: int) -> None:
         gevent.sleep(0)  # whoever reads has its turn
 
 
-def until_wanted(device: Device, tid: int, reader: Device) -> None:
-    """Publish until the reader's node has told of its interest, then take away what it got."""
-    wait_until(lambda: device.publish(tid, b"?").sync() is not None and messages(reader), "interest")
-    while messages(reader):
-        pass
+def until_wanted(device: Device, tid: int, *subscribers: Device) -> None:
+    """Publish until the nodes of all subscribers have told of their interest, and all have got the last message."""
+    got: dict[Device, list[bytes]] = {one: [] for one in subscribers}
+    tried = [b""]
+
+    def all_have_some() -> bool:
+        tried.append(b"try %d" % len(tried))
+        device.publish(tid, tried[-1]).sync()
+        for one in subscribers:
+            got[one] += messages(one)
+        return all(got.values())
+
+    wait_until(all_have_some, "interest")
+    for one in subscribers:
+        while got[one][-1] != tried[-1]:
+            got[one].append(one.receive()[13:])
 
 
 def test_messages_of_all_kinds_arrive_once_and_in_order(pair: Pair) -> None:
@@ -267,9 +280,7 @@ def test_publishers_do_not_wait_for_slow_clients_of_the_other_version(pair: Pair
         lazy.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 200_000)
         topic = reader.subscribe(b"flood")
         assert lazy.subscribe(b"flood") == topic
-        until_wanted(publisher, topic, lazy)
-        while messages(reader):
-            pass
+        until_wanted(publisher, topic, lazy, reader)
         reading = gevent.spawn(lambda reader=reader: [reader.receive() for _ in range(count)])
         flood(publisher, topic, count)
         assert [int(packet[13:21]) for packet in reading.get(timeout=60)] == list(range(count))
@@ -289,16 +300,17 @@ def looked(served: Served, uid: str) -> Any:
 
 def test_without_history_a_copy_of_the_tree_stands_for_the_last_release(tmp_path: Path) -> None:
     last_release.unpack(tmp_path, "0" * 40)
-    with pytest.warns(UserWarning, match="this tree without the abilities of its links stands for the last release"):
+    with pytest.warns(UserWarning, match="this tree without what is new on links stands for the last release"):
         found = last_release.found(tmp_path)
-    assert last_release.WITHOUT in (found.folder / "smqrt/cluster/node.py").read_text()
+    for file, _, without in last_release.LEFT_OUT:
+        assert without in (found.folder / "smqrt" / file).read_text()
 
 
 def test_three_nodes_are_upgraded_and_one_goes_back(release: Release, tmp_path: Path) -> None:
     """Each client comes back to its node, and hears those of all others, whatever runs there."""
     ports = [(free_port(), f"127.0.0.1:{free_port()}") for _ in range(3)]
     words = ["--cluster-password", "s", "--cluster-nodes", ",".join(address for _, address in ports)]
-    apps = [make_app(tmp_path / f"node{at}", f"node{at}") for at in range(3)]
+    apps = [make_app(tmp_path / f"node{at}", f"node{at}", "persist = 'PATH/names.db'") for at in range(3)]
     with ExitStack() as ending:
         start = ending.enter_context(Factory(HotServed, HotServed.end))
         old = {"cwd": release.folder, "env": release.environment}
@@ -313,6 +325,9 @@ def test_three_nodes_are_upgraded_and_one_goes_back(release: Release, tmp_path: 
         all_are_joined(nodes)
         all_hear(everybody, "all are old")
         everybody[1].client.publish("kept", "state/a")
+        everybody[1].client.publish("at first", "state/b")
+        for node in nodes:
+            wait_until(lambda node=node: given(node, b"state/b") == [b"at first"])
         for at, is_old in ((0, False), (1, False), (2, False), (1, True)):
             if is_old:  # what runs there is new, and knows how to drain
                 drained = smqrt_cluster(nodes[at], "drain", str(row(nodes[at])["node"]))
@@ -322,11 +337,16 @@ def test_three_nodes_are_upgraded_and_one_goes_back(release: Release, tmp_path: 
                 wait_until(lambda other=other, at=at: misses(other, ports[at][1]), other.lines)
                 shown = status(other)
                 assert (shown.returncode, f"no link to {ports[at][1]}" in shown.stderr) == (1, True), shown
+            newest = f"while node {at} is away".encode()
+            everybody[at - 1].client.publish(newest, "state/b")
+            wait_until(lambda at=at, newest=newest: given(nodes[at - 2], b"state/b") == [newest])
             nodes[at] = begin(at, is_old)
             all_are_joined(nodes)
             all_hear(everybody, f"node {at} is {'old' if is_old else 'new'}")
             for node in nodes:
                 assert given(node, b"state/a") == [b"kept"]
+                if not (is_old and node is nodes[at]):  # which goes on with what its file has
+                    assert given(node, b"state/b") == [newest]
 
 
 class Listener:
