@@ -335,8 +335,8 @@ def test_three_nodes_are_upgraded_and_one_goes_back(release: Release, tmp_path: 
             assert nodes[at].stop() == 0
             for other in nodes[:at] + nodes[at + 1 :]:
                 wait_until(lambda other=other, at=at: misses(other, ports[at][1]), other.lines)
-                shown = status(other)
-                assert (shown.returncode, f"no link to {ports[at][1]}" in shown.stderr) == (1, True), shown
+            shown = status(nodes[at - 1])
+            assert (shown.returncode, f"no link to {ports[at][1]}" in shown.stderr) == (1, True), shown
             newest = f"while node {at} is away".encode()
             everybody[at - 1].client.publish(newest, "state/b")
             wait_until(lambda at=at, newest=newest: given(nodes[at - 2], b"state/b") == [newest])
@@ -391,7 +391,11 @@ def all_are_joined(nodes: list[HotServed]) -> None:
     """Wait for what the manual says is to be waited for."""
     for node in nodes:
         wait_until(lambda node=node: is_joined(node, len(nodes) - 1), node.lines)
-        wait_until(lambda node=node: status(node).returncode == 0, node.lines)
+        wait_until(
+            lambda node=node: not any(one["state"] == "not linked" for one in row(node)["addresses"]), node.lines
+        )
+    shown = status(nodes[0])
+    assert (shown.returncode, "no link" in shown.stderr) == (0, False), shown
 
 
 def misses(served: Served, address: str) -> bool:
