@@ -11,8 +11,8 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import warnings
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,9 +61,11 @@ def last_tag() -> str:
 
 
 def archive(name: str) -> bytes:
-    """A tar file with the package as it was then; empty when the repository does not have that."""
+    """A ZIP file with the package as it was then; empty when the repository does not have that."""
     try:
-        ran = subprocess.run(["git", "archive", name, "smqrt"], cwd=REPOSITORY, capture_output=True, check=False)
+        ran = subprocess.run(
+            ["git", "archive", "--format=zip", name, "smqrt"], cwd=REPOSITORY, capture_output=True, check=False
+        )
     except OSError:
         return b""
     return b"" if ran.returncode else ran.stdout
@@ -72,8 +74,8 @@ def archive(name: str) -> bytes:
 def unpack(folder: Path, name: str) -> None:
     """Put the package of a version into a folder, and its name beside it."""
     if packed := archive(name):
-        with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
-            tar.extractall(folder, filter="data")
+        with zipfile.ZipFile(io.BytesIO(packed)) as zipped:
+            zipped.extractall(folder)
     else:
         ignored = shutil.ignore_patterns("__pycache__", ".journal", ".pipelines")
         shutil.copytree(REPOSITORY / "smqrt", folder / "smqrt", ignore=ignored)
