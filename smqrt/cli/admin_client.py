@@ -20,6 +20,8 @@ from smqrt.printable import printable
 
 PASSWORD_VARIABLE = "SMQRT_ADMIN_PASSWORD"
 TIMEOUT_S = 10.0
+_NO_SUCH_ADDRESS = ("There is no such address; /api/v1/ lists them.", "There is nothing to do at this address.")
+"""What servers, those of older releases too, say of addresses that they don't know."""
 
 
 class AdminError(SmqrtError):
@@ -117,9 +119,12 @@ class AdminClient:
         if answer.status == 401:
             raise AdminError(f"{self.url} asks for a login: give --user, of the group admin.")
         try:
-            raise AdminError(str(json.loads(data)["error"]))
+            why = str(json.loads(data)["error"])
         except (ValueError, KeyError, TypeError):
-            raise AdminError(f"{self.url} answered {answer.status} {answer.reason}.") from None
+            why = f"{self.url} answered {answer.status} {answer.reason}."
+        if answer.status == 404 and why in _NO_SUCH_ADDRESS:
+            why = f"The server at {self.url} is of an older release, which does not know {path}; upgrade it first."
+        raise AdminError(why)
 
 
 def connection(parts: SplitResult, timeout_s: float, ca: str | None, pinned: str | None = None) -> HTTPConnection:

@@ -503,9 +503,11 @@ class Member:
         else:
             table.named(name)
 
-    def restore_value(self, frame: bytes, stamp: int | None = None) -> None:
-        """Have a last value of another node, unless there is a newer one here; when that node does not say when it was
-        published, unless there is one here.
+    def restore_value(self, frame: bytes, stamp: int | None, since: int) -> None:
+        """Have a last value of another node, unless there is a newer one here.
+
+        An older version does not say when it was published. It has it since before this node started, at `since`, when
+        the one here is from a file that an older version wrote: what was published while this node was away is newer.
         """
         values, topic = self.broker.last_values, self.broker.topic_table.by_key.get(frame[3:7])
         if values is None or topic is None or not values.selects(topic):
@@ -514,7 +516,7 @@ class Member:
         if stamp is not None:
             clock.heard(stamp)
             kept.take_told(frame, stamp)
-        elif frame[11:15] not in kept.newest:
+        elif frame[11:15] not in kept.newest or (0 < since < self.epoch and not kept.stamp(frame[11:15])):
             kept.take_frame(frame, None)
 
     def synced(self, node: RemoteNode) -> None:

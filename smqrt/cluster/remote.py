@@ -330,7 +330,7 @@ class RemoteNode:
         topic = self.renumbered.get(frame[3:7])
         if topic is not None and frame[3:7] not in self.member.broker.topic_table.by_key:
             frame = wire.rewritten(frame, topic.id, int.from_bytes(frame[7:11], "big"))
-        self.member.restore_value(frame, stamp)
+        self.member.restore_value(frame, stamp, self.way.epoch)
 
     def _pressed(self, packet: bytes) -> None:
         for key in wire.parse_keys(packet):

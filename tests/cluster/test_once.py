@@ -61,6 +61,18 @@ def test_one_server_handles_each_message_whoever_goes(engine: Engine) -> None:
     assert publish(engine, handled, places, "fourth") == "c", "also of a node that handles none itself"
 
 
+def test_what_comes_from_a_node_of_the_version_before_is_handled_once(engine: Engine) -> None:
+    handled: Handled = []
+    older, *places = engine.place("older", abilities=()), engine.place("a"), engine.place("b")
+    for place in places:
+        serve(place, handled)
+    engine.joined(older, *places)
+    ask = older.member.key_of(older.hub.topic_table.named(b"ask"))
+    engine.until(lambda: older.member.interest.nodes(ask).bit_count() == 2, "it knows that both want them")
+    engine.until(lambda: all(any(node.once for node in one.member.remotes) for one in places), "they know each other")
+    assert publish(engine, handled, [older, *places], "mixed") == "a"
+
+
 def test_each_part_of_a_cluster_has_one(engine: Engine) -> None:
     handled: Handled = []
     one, other = engine.place("one"), engine.place("other")
