@@ -95,8 +95,8 @@ class Absent:
                 self._interest.add(key, absent.bit)
 
     def at(self, way: Way) -> list[AbsentNode]:
-        """Those that are back, by this way. Several nodes may seem to have one address, behind a router: one that is known
-        itself is in no other's place.
+        """Those that are back, by this way. Several nodes may seem to have one address, behind a router: one that is
+        known itself is in no other's place.
         """
         return [one for one in self.nodes if one.is_at(way)] or [one for one in self.nodes if one.is_followed(way)]
 

@@ -358,6 +358,8 @@ class Link:
             self.refuse(Refusal.SELF, "that is the process whose place this one takes")
         elif peer.id == self.node.id:
             self._refuse_self(peer)
+        elif self.connects and self.node.is_linked(peer):  # before that node has a choice: its messages are under way
+            self.refuse(Refusal.DUPLICATE, "there is a link already")
         else:
             self.state = LinkState.PROVING
             if self.connects:

@@ -16,7 +16,7 @@ from smqrt.cluster.strangers import Strangers
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.limits import Bucket, LineLimit
 from smqrt.wire.ids import MAX_NODE
-from smqrt.wire.link import ID_BYTES, OLDEST_VERSION, PRESSURE, SIBLINGS, STAMPS, SUCCESSION, VERSION, Refusal
+from smqrt.wire.link import ID_BYTES, OLDEST_VERSION, PRESSURE, SIBLINGS, STAMPS, SUCCESSION, VERSION, Hello, Refusal
 
 log = logging.getLogger("smqrt")
 
@@ -329,6 +329,11 @@ class Node:
                 return number
 
     # ---- one link to each node
+
+    def is_linked(self, peer: Hello) -> bool:
+        """Whether there is a link to that process."""
+        link = self.links.get(peer.id)
+        return link is not None and link.peer is not None and link.peer.epoch == peer.epoch
 
     def _settle(self, link: Link, before: Link | None) -> None:
         """Keep one of two links to the same node: both sides choose the same."""
