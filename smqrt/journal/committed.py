@@ -160,6 +160,7 @@ class OtherNodes:
     def __init__(self, journal: Path, node: str) -> None:
         self._wal, self._node = journal / "wal", node
         self._seen: dict[Path, int] = {}
+        self._snapshots: dict[Path, tuple[int, ...]] = {}
 
     def are_there(self) -> bool:
         """Says whether the journal has other nodes.
@@ -181,7 +182,20 @@ class OtherNodes:
         seen, paths = self._seen.get(folder), index.paths(folder)
         end = max([seen or 0, *map(_end, paths[-1:])])  # before: what comes meanwhile is read again
         found = _of_node(folder) if seen is None else _since(paths, seen)
+        add_later(found, self._new_snapshot(folder))  # after: a segment is removed when its commits are in there
         self._seen[folder] = end
+        return found
+
+    def _new_snapshot(self, folder: Path) -> dict[str, int]:
+        try:
+            about = (folder / COMMITS_FILE).stat()
+        except FileNotFoundError:
+            return {}
+        version = about.st_ino, about.st_mtime_ns, about.st_size
+        if self._snapshots.get(folder) == version:
+            return {}
+        found = load_snapshot(folder)
+        self._snapshots[folder] = version
         return found
 
 

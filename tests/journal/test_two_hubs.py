@@ -13,7 +13,7 @@ import gevent
 import pytest
 
 from smqrt import hub
-from smqrt.journal import commit, committed, manifest, writer
+from smqrt.journal import commit, committed, compact, index, manifest, writer
 from smqrt.journal.announcer import Announcer, hold
 from smqrt.journal.locations import HubAddress
 from smqrt.journal.reader import Journal
@@ -182,6 +182,20 @@ def test_a_query_goes_from_hub_to_hub_and_back(create: Create) -> None:
         assert one.commit("q", batch, rows)
         assert not other.commit("q", batch, rows)
     assert sum(journal.stats()["rows"] for journal in hubs) == 20
+
+
+def test_a_commit_whose_segment_was_compacted_before_the_other_hub_looked(create: Create, tmp_path: Path) -> None:
+    rows = [(b"t", None, b"x")]
+    first, second = create("n1"), create("n2")
+    assert first.commit("q", 0, rows)
+    assert not second.commit("q", 0, rows)  # it has looked
+    assert first.commit("q", 1, rows)
+    first._seal()
+    wait_until(lambda: committed.load_snapshot(tmp_path / "wal/n1").get("q") == 1, "the disk has it")
+    compact.compact(tmp_path, compact.CompactOptions(grace_s=0))
+    assert all(index.first_seq(path) >= 2 for path in index.paths(tmp_path / "wal/n1"))
+    assert not second.commit("q", 1, rows)
+    assert second.commit("q", 2, rows)
 
 
 def test_the_same_commit_to_two_hubs_at_once(create: Create) -> None:
