@@ -38,8 +38,8 @@ from smqrt.net.fd_channel import ChannelError, FdChannel, Message
 
 VERSION = 1
 HELLO_S = 5.0
-PAUSE_S = 0.2
-"""How long the other nodes of a cluster may take to say that they keep what is for a hub."""
+PAUSE_S = 1.0
+"""How long the other nodes of a cluster may take to say that they keep what is for a hub; its clients are served on."""
 STEP_S = 5.0
 """What each step of the move may take the other process; the longest of them opens a journal."""
 ENVIRONMENT = "_SMQRT_TAKE_OVER"

@@ -185,11 +185,23 @@ def delivery(
         made.doubled += len(found) - len(reached[topic])
         made.disordered += sum(later < earlier for earlier, later in pairwise(found))
     for topic in got:
-        reasons = _Reasons(results.get(topic, ()), reached[topic], subscribed, kills, ways)
-        found_reasons = Counter(reasons.all())
-        made.lost += found_reasons.pop("", 0)
-        made.missed.update(found_reasons)
+        for stored, numbers in _by_node(results.get(topic, ()), reached[topic]):
+            found_reasons = Counter(_Reasons(stored, numbers, subscribed, kills, ways).all())
+            made.lost += found_reasons.pop("", 0)
+            made.missed.update(found_reasons)
     return made
+
+
+def _by_node(results: Sequence[Result], reached: set[int]) -> Iterable[tuple[list[Result], set[int]]]:
+    """Yields the results that each node has stored, and which of them came: links to one node may be there again
+    before those to another one.
+    """
+    for node in {one.node for one in results}:
+        numbers = [number for number, one in enumerate(results) if one.node == node]
+        yield (
+            [results[number] for number in numbers],
+            {at for at, number in enumerate(numbers) if number in reached},
+        )
 
 
 class _Reasons:

@@ -60,3 +60,13 @@ def test_copies_that_come_twice_or_late_or_from_nowhere_are_seen() -> None:
     found = of([0, 2, 1, 1, *ALL[3:], 99], [START], [])
     assert (found.doubled, found.disordered, found.foreign, found.lost) == (1, 1, 1, 0)
     assert not found.exact
+
+
+def test_links_to_one_node_are_there_before_those_to_another_one() -> None:
+    results = [Result("n1" if number % 2 else "n2", number, b"%d" % number, f"q:{number}") for number in range(30)]
+    ends = {"n1": 20, "n2": 20}
+    ways = [[Moment(0.0, {}), Moment(12.0, {"n1": 26, "n2": 26})]]
+    got = [*range(20), 21, 23, *range(25, 30)]
+    payloads = [b"%d" % number for number in got]
+    found = delivery({"out/echo": results}, {"out/echo": payloads}, [START], [Moment(10.0, ends)], ways)
+    assert (found.missed, found.lost) == (Counter({AWAY: 3}), 0)
