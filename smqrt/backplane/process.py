@@ -103,7 +103,7 @@ class ProcessCluster:
         if succession.names_for(broker.key) is not None:
             member.expect_clients()
         if (options.observe or self._observes()) == "cluster":
-            member.count_all()
+            member.counts.count_all()
 
     def _observes(self) -> str:
         """Whose subscribers `observe` counts in hubs that don't say it: workers alone are one server, and so count as

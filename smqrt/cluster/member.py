@@ -17,6 +17,7 @@ from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.broker.topics import Route, Topic
 from smqrt.broker.value_clock import clock
 from smqrt.cluster.absent import Absent, AbsentNode
+from smqrt.cluster.counts import Counts
 from smqrt.cluster.events import NodeEvents
 from smqrt.cluster.interest import Interest
 from smqrt.cluster.moving import Moving
@@ -54,7 +55,7 @@ class Member:
         lost: the nodes that are lost and may come back.
         events: what the application is told of nodes.
         moving: hubs that move to another process, also this one.
-        counts_all: whether observers are told the subscribers of all nodes; see `count_all`.
+        counts: what observers are told of the subscribers of all nodes.
         changed: called when a node has joined, has said all, or is gone.
         epoch: when this node started.
         leave: takes the hub out of the cluster; the engine's.
@@ -88,10 +89,7 @@ class Member:
         """Of nodes whose clients have come here with their ETIDs: nobody else may have these."""
         self.waits = Waits(self)
         self._bits = self._told_us = 0
-        self.counts_all = False
-        self._watching: dict[Key, dict[RemoteNode, int]] = {}
-        """Topics that somebody observes here, and how many subscribe at each other node."""
-        self._recounted: dict[Topic, None] = {}
+        self.counts = Counts(self)
         self._take_names()
         self.renumber(number)
         broker.cluster = self
@@ -151,7 +149,7 @@ class Member:
                 self.observed(topic)
         for node in self.remotes:
             put_off(paced(node, self.moving.framed(node, self._snapshot(node))))
-            self.tell_counts(node.watched, [node])
+            self.counts.tell(node.watched, [node])
 
     # ---- the hub moves to another process, or comes from one
 
@@ -189,7 +187,7 @@ class Member:
     def _named_otherwise(self, topic: Topic) -> None:
         key = self._numbers.topic(topic.name or b"")
         self._otherwise[key] = topic
-        self._tell(wire.keys_and_numbers(LinkType.NUMBERED, [(*key, topic.id)]))
+        self.tell(wire.keys_and_numbers(LinkType.NUMBERED, [(*key, topic.id)]))
 
     def absent(self, number: int) -> Topic | None:
         """The topic of an ETID that is not in the hub's table: of a client of another node, or of one of this node
@@ -224,7 +222,7 @@ class Member:
             self._otherwise[key].forget_routes()
 
     def _new_subtopic(self, number: int, name: bytes) -> None:
-        self._tell(wire.names(LinkType.SUBTOPICS, [(number, name)]))
+        self.tell(wire.names(LinkType.SUBTOPICS, [(number, name)]))
 
     def subtopic(self, name: bytes, number: int) -> int:
         """The number of another node's sub-topic here; its own when the hub has as many names as it may."""
@@ -353,7 +351,8 @@ class Member:
 
     # ---- what the hub does
 
-    def _tell(self, packets: Iterable[bytes]) -> None:
+    def tell(self, packets: Iterable[bytes]) -> None:
+        """Send control packets to all other nodes."""
         if self.remotes:
             for frame in [smq.frame(packet) for packet in packets]:
                 for node in self.remotes:
@@ -368,35 +367,40 @@ class Member:
         """How other nodes know a topic with a name."""
         return self._numbers.topic(topic.name or b"")
 
+    def topic_of(self, key: Key) -> Topic | None:
+        """The topic that other nodes know so, when it is there."""
+        topic = self._otherwise.get(key) or self.broker.topic_table.by_key.get(key[0].to_bytes(4, "big"))
+        return topic if topic is not None and topic.name is not None and self.key_of(topic) == key else None
+
     def subscribed(self, topic: Topic) -> None:
         """See `ClusterMember`."""
         if not self.remotes or topic.name is None:
             return
         if topic.subscribers == 1 and not self.moving.awaits:
-            self._tell(wire.keys(LinkType.INTEREST, [self.key_of(topic)]))
-        self._count_changed(topic)
+            self.tell(wire.keys(LinkType.INTEREST, [self.key_of(topic)]))
+        self.counts.changed(topic)
 
     def unsubscribed(self, topic: Topic) -> None:
         """See `ClusterMember`."""
         if not self.remotes or topic.name is None:
             return
         if not topic.subscribers:
-            self._tell(wire.keys(LinkType.NO_INTEREST, [self.key_of(topic)]))
-        self._count_changed(topic)
+            self.tell(wire.keys(LinkType.NO_INTEREST, [self.key_of(topic)]))
+        self.counts.changed(topic)
 
     def entered(self, client: BrokerClient) -> None:
         """See `ClusterMember`."""
         holder = self.holder(client.uid)
         now_ms = self._clock_ms()
         self._stamps[client.etid] = max(now_ms, holder.stamp + 1) if holder else now_ms
-        self._tell(wire.peers([self._announced(client)]))
+        self.tell(wire.peers([self._announced(client)]))
 
     def left(self, client: BrokerClient) -> None:
         """See `ClusterMember`."""
         self._stamps.pop(client.etid, None)
         public = self._public.pop(client.etid, client.etid)
         self._local.pop(public, None)
-        self._tell(wire.etids([public]))
+        self.tell(wire.etids([public]))
 
     def _announced(self, client: BrokerClient) -> Announced:
         shown = "" if client.identity is None else client.identity.shown
@@ -446,7 +450,7 @@ class Member:
         for topics in _portions(list(self._otherwise.items())):
             node.way.say(wire.keys_and_numbers(LinkType.NUMBERED, ((*key, topic.id) for key, topic in topics)))
             yield
-        for keys in _portions(list(self._watching)):
+        for keys in _portions(list(self.counts.watching)):
             node.way.say(wire.keys(LinkType.WATCH, keys))
             yield
         for clients in _portions([*broker.staying.values(), *broker.sessions.values()], lambda one: len(one.info)):
@@ -636,73 +640,12 @@ class Member:
 
     def end_all(self, text: bytes | None) -> None:
         """End the clients of all nodes."""
-        self._tell([wire.end(0, text or b"")])
+        self.tell([wire.end(0, text or b"")])
         self.broker.end_clients(text, None)
-
-    # ---- the number of subscribers, over all nodes
-
-    def count_all(self) -> None:
-        """Tell observers the subscribers of all nodes, also those who observe already."""
-        self.counts_all = True
-        for topic in self.broker.topic_table.by_name.values():
-            if topic.observers:
-                self.observed(topic)
 
     def observed(self, topic: Topic) -> None:
         """See `ClusterMember`."""
-        key = self.key_of(topic)
-        if self.counts_all and key not in self._watching:
-            self._watching[key] = {}
-            self._tell(wire.keys(LinkType.WATCH, [key]))
-
-    def counted(self, node: RemoteNode, key: Key, subscribers: int) -> None:
-        """A node has so many subscribers of a topic."""
-        topic = self.topic_of(key)
-        if topic is None or not topic.observers:
-            self._watching.pop(key, None)
-            node.way.say(wire.keys(LinkType.UNWATCH, [key]))
-        elif key in self._watching:
-            self._watching[key][node] = subscribers
-            self._recount(topic, key)
-
-    def _recount(self, topic: Topic, key: Key) -> None:
-        topic.elsewhere = sum(self._watching[key].values())
-        self.broker.changed_count(topic)
-
-    def forget_counts(self, node: RemoteNode) -> Iterator[None]:
-        """A lost node has no subscribers."""
-        for key, counts in list(self._watching.items()):
-            topic = self.topic_of(key)
-            if counts.pop(node, 0) and topic is not None:
-                self._recount(topic, key)
-            yield
-
-    def topic_of(self, key: Key) -> Topic | None:
-        """The topic that other nodes know so, when it is there."""
-        topic = self._otherwise.get(key) or self.broker.topic_table.by_key.get(key[0].to_bytes(4, "big"))
-        return topic if topic is not None and topic.name is not None and self.key_of(topic) == key else None
-
-    def _count_changed(self, topic: Topic) -> None:
-        if any(node.watched for node in self.remotes):
-            if not self._recounted:
-                put_off(self._tell_counts())
-            self._recounted[topic] = None
-
-    def _tell_counts(self) -> Iterator[None]:
-        changed, self._recounted = self._recounted, {}
-        for topic in changed:
-            key = self.key_of(topic)
-            self.tell_counts([key], [node for node in self.remotes if key in node.watched])
-            yield
-
-    def tell_counts(self, keys: Iterable[Key], to: Iterable[RemoteNode]) -> None:
-        """Tell nodes how many subscribe to topics here."""
-        counts = []
-        for key in keys:
-            topic = self.topic_of(key)
-            counts.append((*key, topic.subscribers if topic is not None else 0))
-        for node in to:
-            node.way.say(wire.keys_and_numbers(LinkType.COUNT, counts))
+        self.counts.observed(topic)
 
     # ---- the end
 

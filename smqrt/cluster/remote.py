@@ -294,7 +294,7 @@ class RemoteNode:
         before = len(self.watched)
         self.watched.update(keys)
         self._keep(_TOPIC_BYTES * (len(self.watched) - before))
-        self.member.tell_counts(keys, [self])
+        self.member.counts.tell(keys, [self])
 
     def _unwatch(self, packet: bytes) -> None:
         before = len(self.watched)
@@ -305,7 +305,7 @@ class RemoteNode:
         for number, check, subscribers in wire.parse_keys_and_numbers(packet):
             if subscribers > MAX_SUBSCRIBERS:
                 raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"{subscribers} subscribers at another node")
-            self.member.counted(self, (number, check), subscribers)
+            self.member.counts.counted(self, (number, check), subscribers)
 
     def _topics(self, packet: bytes) -> None:
         for number, name in wire.parse_names(packet):
@@ -398,7 +398,7 @@ class RemoteNode:
                 self.member.forget(key)
             yield
         self.forget_routes()
-        yield from self.member.forget_counts(self)
+        yield from self.member.counts.forget(self)
 
 
 def _stamp_of(packet: bytes) -> int:

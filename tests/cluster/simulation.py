@@ -97,7 +97,7 @@ class Machine:
     def join(self) -> None:
         self.member = self.node.join(self.hub, "hub")
         if self.counts_all:
-            self.member.count_all()
+            self.member.counts.count_all()
 
     @property
     def joined(self) -> bool:
@@ -441,7 +441,7 @@ class World:
                 "foreign": one.member.foreign,
                 "stamps": one.member._stamps,
                 "holders": one.member._holders,
-                "recounted": one.member._recounted,
+                "recounted": one.member.counts.recounted,
             }
             must(not any(map(len, left.values())), f"left at node {one.node.number}: {left}")
 

@@ -163,7 +163,7 @@ def test_observers_of_an_etid_hear_once_that_it_went(engine: Engine) -> None:
 
 def test_topics_are_observed_per_node_or_over_all(engine: Engine) -> None:
     one, other = pair(engine)
-    one.member.count_all()
+    one.member.counts.count_all()
     everywhere, here = one.client(), other.client()
     for watcher in (everywhere, here):
         watcher.observe(watcher.number(b"topic"))

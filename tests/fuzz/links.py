@@ -69,7 +69,7 @@ def _node() -> tuple[Node, Member, Ear]:
     session.control(smq.connect(b"uid-0001"))
     session.control(smq.with_name(smq.Type.SUBSCRIBE, b"news"))
     session.control(smq.with_id(smq.Type.OBSERVE, broker.create(b"news")))
-    member.count_all()
+    member.counts.count_all()
     return node, member, ear
 
 
