@@ -1,4 +1,4 @@
-"""How many subscribe to a topic, over all nodes of a cluster: what observers are told, and the other nodes."""
+"""Numbers of subscribers of a topic over all nodes of a cluster, for observers and for the other nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a hub's application is told of other nodes: `onnode(node, event, why)`."""
+"""Events of other nodes for a hub's application: `onnode(node, event, why)`."""
 
 from __future__ import annotations
 

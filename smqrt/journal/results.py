@@ -1,5 +1,5 @@
-"""Which rows of a journal pipelines have published: they do not wait for who leaves them out, such as the queries that
-made them.
+"""Rows of a journal that pipelines have published: readers that leave them out, such as the queries that made them, are
+not behind by them.
 
 What a pipeline has published is in batches of its own, and the index of a segment says so; no row has to be read. It
 does not say so of rows that are compacted, or were published by an older version: of those a few are read.

@@ -231,8 +231,8 @@ class TakeOver:
 
     def take_late(self) -> bool:
         """Publish what the applications of the old process still publish, until it ends; and join the clusters that it
-        leaves. Blocks. False when it has
-        changed its mind, because it did not hear from this one in time: then this one has to end.
+        leaves. Blocks. False when it has changed its mind, because it did not hear from this one in time: then this one
+        has to end.
         """
         try:
             while True:
