@@ -135,6 +135,7 @@ class Server:
         self._stopping = Event()
         self._ending = Ending(self._left)
         self._exit_code = 0
+        self._watches: dict[Application, reload.FolderWatch] = {}
         self._watcher: gevent.Greenlet[..., None] | None = None
         self.identities = self._read_identities()
         sessions.catch_up()
@@ -303,7 +304,11 @@ class Server:
         """Loads applications one after the other and reports each; one that fails does not hinder the others."""
         self._loader.configure()
         for spec in specs:
+            # Before its code is read: what is saved meanwhile is a change.
+            watch = reload.FolderWatch(spec.path) if self.settings.reload else None
             application = self._loader.load(spec.name, spec.path, spec.priority, spec.inner, spec.entry)
+            if watch:
+                self._watches[application] = watch
             self._tell(application, _outcome(application))
         if self.settings.pages.applications and all(application.name for application in self.applications):
             self.root.insert(ApplicationList(self.applications))
@@ -318,7 +323,7 @@ class Server:
             if not self.place.is_first:
                 cluster.wait_until_joined(JOIN_S)  # whose clients reach those of the workers that serve already
         if self.settings.reload:
-            watches = {one: reload.FolderWatch(one.path) for one in self.applications}
+            watches = {one: self._watches.get(one) or reload.FolderWatch(one.path) for one in self.applications}
             self._watcher = reload.watch(watches, self._changed)
         self._listeners.start()
         self.renewal.start()

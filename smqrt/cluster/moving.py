@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 MOVE_S = 10.0
 """So long a node keeps messages for a hub that moves; then they are counted as `LINK_LOST`."""
+MAX_AWAITED = 64
+"""Nodes whose hubs are awaited at once; the oldest is lost then."""
 FLUSHED_AT_ONCE = 64
 _KEPT = frozenset((smq.Type.PUBLISH, LinkType.CLOCK, LinkType.END))
 """Of what is put for a hub that moves; all else is told to the new process anyway."""
@@ -85,6 +87,8 @@ class Moving:
             return False
         if node not in self.nodes:
             self.nodes.append(node)
+        if len(self.nodes) > MAX_AWAITED:
+            self._give_up(self.nodes[0])
         return True
 
     def succeeds(self, node: RemoteNode, number: int) -> None:

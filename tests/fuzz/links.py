@@ -123,6 +123,7 @@ def _end(link: Link, node: Node, member: Member, ear: Ear) -> None:
         connections.Session(member.broker, Ear(), 5).control(smq.connect(uid or b"none"))
     connections.settle()
     link.lose("the end")
+    member.moving.clear()  # as when nobody has gone on for its hub for so long; the clock of the target stands still
     connections.settle()
     _check_clean(node, member)
     if not ear.ended:  # by End, as it may
