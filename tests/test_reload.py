@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from smqrt.server.reload import FolderWatch
+from tests.conftest import Served
 
 
 def test_a_change_counts_once_and_when_it_has_settled(tmp_path: Path) -> None:
@@ -46,3 +49,14 @@ def test_a_zip_file_is_one_piece(tmp_path: Path) -> None:
     archive.write_bytes(b"another")
     watch.poll()
     assert watch.poll() == [str(archive)]
+
+
+@pytest.mark.servers
+def test_what_is_saved_while_the_application_loads_is_a_change(tmp_path: Path) -> None:
+    module = tmp_path / "app" / "words.py"
+    module.parent.mkdir()
+    module.write_text("first")
+    (module.parent / ".preload.py").write_text(f"from pathlib import Path; Path({str(module)!r}).write_text('x = 1')\n")
+    served = Served(module.parent, "--reload")
+    served.wait_for(r"^app app at /: ok(.|\n)*^app app at /: ok$")
+    assert served.stop() == 0
