@@ -74,7 +74,10 @@ class OpenJournal(ServedJournal, Protocol):
         """Store and publish the rows of a micro-batch; False when that was done before."""
 
     def committed(self, query: str) -> int:
-        """The last batch of a query that is stored; -1 when there is none."""
+        """The last batch of a query that is known to be stored; -1 when there is none."""
+
+    def learn(self) -> None:
+        """Take note of what was committed to other hubs of the folder."""
 
     def queries(self) -> Iterable[str]:
         """The names under which there are commits."""
@@ -263,11 +266,13 @@ class JournalService(Directory):
     def _seal(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         query, batch, _ = _batch(request)
         query, parts = grant.own(query), _parts(request.body(_SEAL_BYTES))
+        journal.learn()  # else other parts than the committed ones are decided on
         known = journal.committed(query) >= batch
         _give(request, {"parts": [] if known else in_thread(self._of(journal).staged.seal, query, batch, parts)})
 
     def _committed(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         query = readers.checked_query(_values(request).get("query"))
+        journal.learn()  # the last one may have gone to another worker
         _give(request, {"batch": journal.committed(grant.own(query))})
 
     def _publish(self, request: Request, journal: OpenJournal, grant: Grant) -> None:

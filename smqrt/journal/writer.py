@@ -351,7 +351,7 @@ class JournalWriter:
         return self._txns.last(query) >= batch
 
     def committed(self, query: str) -> int:
-        """Return the number of the last batch of a query that is stored; -1 when there is none."""
+        """Return the number of the last batch of a query that is known to be stored (see `learn`); -1: none."""
         return self._txns.last(query)
 
     def queries(self) -> list[str]:

@@ -103,6 +103,26 @@ def test_a_hub_that_is_killed_knows_its_commits(pair: Pair) -> None:
 
 
 @pytest.mark.servers
+def test_each_hub_says_what_was_committed_to_the_other(pair: Pair) -> None:
+    """A pipeline whose checkpoint is lost asks any of them where it goes on."""
+    token = (pair.journal / "token").read_text().strip()
+    for batch in range(4):
+        here, there = ("n1", "n2")[:: 1 if batch % 2 else -1]
+        assert pair.commit(here, "q", batch)
+        address = HubAddress.of(f"{pair.served[there].url}/rtl/journal/{there}", token)
+        assert commit.last_batch(address, "q") == batch
+
+
+def test_parts_that_were_committed_to_one_hub_are_not_sealed_by_the_other(pair: Pair) -> None:
+    """A repetition of the micro-batch may be cut into more parts, of which some would be new."""
+    token = (pair.journal / "token").read_text().strip()
+    for node, pieces in (("n1", 1), ("n2", 3)):
+        address = HubAddress.of(f"{pair.served[node].url}/rtl/journal/{node}", token)
+        parts = [part for _ in range(pieces) for part in commit.stage(address, "q", 0, ROWS[:1], 0)]
+        commit.commit_staged(address, "q", 0, parts, 0)
+    assert len([row for row in Journal(pair.journal).rows({}, Journal(pair.journal).end()) if row.txn]) == 1
+
+
 def test_pipelines_go_to_the_first_and_then_to_the_other(pair: Pair) -> None:
     assert pair.announced() == "n1"
     assert pair.commit("n1", "a", 0)
