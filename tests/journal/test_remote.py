@@ -48,6 +48,9 @@ class Served:
     def committed(self, query: str) -> int:
         return -1
 
+    def learn(self) -> None:
+        pass
+
     def queries(self) -> list[str]:
         return []
 

@@ -40,6 +40,9 @@ class Troubled:
     def committed(self, query: str) -> int:
         return -1
 
+    def learn(self) -> None:
+        pass
+
     def commit(self, query: str, batch: int, rows: list[OutRow]) -> bool:
         raise JournalError("the disk is full; make room.")
 
