@@ -25,6 +25,8 @@ PROGRESS_RETRY_S = 5.0
 _U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
 _LONGEST_NAME = 0xFFFF
 PART_BYTES = 1 << 20
+MOST_PAYLOAD_BYTES, MOST_NAME_BYTES = 0xFFF0, 0xFFF7
+"""Of a message, and of a topic or subtopic: what its frame can carry (`smqrt.wire.smq`)."""
 MOST_ROWS = 4096
 """Of one commit: a hub numbers and stores all its rows in one go, and its clients wait meanwhile (some 20 ms)."""
 _ROW_BYTES = 8

@@ -114,6 +114,19 @@ class Declaration:
         """Whether it runs by itself, rather than being a part of what runs."""
         return self.kind in QUERY_KINDS
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether rows that it fails with are left out, rather than ending it."""
+        return str(self.options.get("on_error", "fail")) != "fail"
+
+    @property
+    def error_topic(self) -> str | None:
+        """The topic for rows that it fails with; None when they are only left out, or end it."""
+        action, _, topic = str(self.options.get("on_error", "fail")).partition(":")
+        if action != "dead_letter":
+            return None
+        return topic or self.options.get("dead_letter") or f"dead_letters/{self.name}"
+
 
 def source(
     topics: str | Sequence[str] = "#",
@@ -186,6 +199,7 @@ def publish(
     subtopic: str | None = None,
     mode: Mode = "append",
     trigger: str = DEFAULT_TRIGGER,
+    on_error: str = "fail",
     **unknown: object,
 ) -> Callable[[Function], Function]:
     """Declares a query whose rows are published, each exactly once.
@@ -195,6 +209,9 @@ def publish(
         subtopic: the sub-topic, a template as `to` is.
         mode: "append" publishes rows when they are final, "update" when they change, "complete" all of them each time.
         trigger: the shortest time between micro-batches, such as "200 ms".
+        on_error: what becomes of the messages that a function or a UDF fails with: "fail" ends the query, "drop" leaves
+            them out and counts them, "dead_letter" publishes them too, to `dead_letters/NAME`, "dead_letter:TOPIC" to
+            another topic.
 
     The message is the column `payload` if there is one, else the row as JSON without the journal's own columns.
 
@@ -211,6 +228,7 @@ def table(
     dead_letter: str | None = None,
     format: str = "parquet",
     trigger: str = "10 seconds",
+    on_error: str = "fail",
     **unknown: object,
 ) -> Callable[[Function], Function]:
     """Declares a query whose rows are kept as a table, each exactly once.
@@ -224,6 +242,7 @@ def table(
         format: "parquet", files with a log that Spark knows; "delta", a table of Delta Lake; or
             "iceberg", one of Iceberg.
         trigger: the shortest time between micro-batches: each makes at least one file.
+        on_error: as for @publish; "dead_letter" alone takes the topic of `dead_letter` when that is given.
 
     Raises:
         PipelineError: an option is unknown or wrong.
@@ -241,6 +260,7 @@ def alert(
     absent: str | None = None,
     rate: str | None = None,
     trigger: str | None = None,
+    on_error: str = "fail",
     **unknown: object,
 ) -> Callable[[Function], Function]:
     """Declares a query that publishes when a key raises an alarm, and when the alarm is over.
@@ -255,6 +275,7 @@ def alert(
         rate: raise it when a value changes by more than this, such as "temp > 5 per 1 minute" (a rise, counted from the
             lowest value within that time) or "temp < -5 per 1 minute" (a fall).
         trigger: the shortest time between micro-batches; "1 second" with absent=, whose clock needs one all the time.
+        on_error: as for @publish.
 
     Raises:
         PipelineError: an option is unknown or wrong.

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from smqrt.errors import PipelineError, SmqrtError
 from smqrt.journal.remote import open_journal
-from smqrt.pipeline import checkpoint, references, replacing, session, sinks, tables
+from smqrt.pipeline import checkpoint, failing_rows, references, replacing, session, sinks, tables
 from smqrt.pipeline.api import Declaration
-from smqrt.pipeline.checkpoint import QueryStart
+from smqrt.pipeline.checkpoint import Offsets, QueryStart
 from smqrt.pipeline.corrections import Corrections
 from smqrt.pipeline.discover import Catalog
 from smqrt.pipeline.failures import planning_error
@@ -76,10 +76,12 @@ class _Task:
     ) -> None:
         self._catalog, self._declaration, self._options, self._stopping = catalog, declaration, options, stopping
         self._folder = options.state / declaration.name
-        journal = open_journal(options.journal, options.token, cafile=options.cafile)
+        self._journal = journal = open_journal(options.journal, options.token, cafile=options.cafile)
         self._start = checkpoint.offsets(journal, options.start)
         self._end = checkpoint.offsets(journal, options.until or "latest", end=True)
         self._check_range()
+        # Of its own, as the query's stream may run. A second call for this range publishes no letter again.
+        self._left_out = failing_rows.LeftOut(key=f"backfill.{declaration.name}.{self._key()}.on_error")
 
     def _check_range(self) -> None:
         if not any(self._start.get(node, 0) < seq for node, seq in self._end.items()):
@@ -87,26 +89,55 @@ class _Task:
             raise PipelineError(f"There are no rows between {self._options.start} and {until}.")
 
     def run(self, spark: SparkSession) -> int:
-        declaration = self._declaration
-        try:
-            if declaration.kind != "table":
-                self._publish(spark)
-            elif self._options.replace:
-                self._replace(spark)
+        while True:
+            try:
+                self._compute(spark)
+            except SmqrtError:
+                raise
+            except Exception as error:
+                if not self._leave_out(spark, error):
+                    raise planning_error(self._declaration, error) from error
             else:
-                self._write(self._frame(spark))
-        except SmqrtError:
-            raise
-        except Exception as error:
-            raise planning_error(declaration, error) from error
-        return 0
+                return 0
+
+    def _compute(self, spark: SparkSession) -> None:
+        if self._declaration.kind != "table":
+            self._publish(spark)
+        elif self._options.replace:
+            self._replace(spark)
+        else:
+            self._write(self._frame(spark))
+
+    def _leave_out(self, spark: SparkSession, error: Exception) -> bool:
+        """Looks for the rows that it fails with; whether there are any, which are left out from now on."""
+        if not failing_rows.is_wanted(self._declaration, error):
+            return False
+
+        def compute(start: Offsets, end: Offsets, found: failing_rows.Numbers) -> Exception | None:
+            left_out = failing_rows.joined(self._left_out.rows, found)
+            graph = self._graph(
+                spark, lambda one: failing_rows.without(self._rows.batch(spark, one, start, end), left_out)
+            )
+            return failing_rows.error_of(lambda: sinks.outgoing(graph.frame(self._declaration), self._declaration))
+
+        span = failing_rows.Span.of((self._start, self._end), self._journal.begin())
+        rows = failing_rows.Search(compute, span, self._declaration.name, self._stopping.is_set).rows()
+        if rows:
+            self._left_out.add(rows, self._declaration.error_topic, self._journal)
+            self._left_out.publish(self._hub.commit)
+            self._report(failing_rows.told(rows))
+        return bool(rows)
 
     def _frame(self, spark: SparkSession) -> DataFrame:
         # Few messages are published in the order of the rows that they were made of.
         ordered = self._declaration.kind != "table" and not self._are_many
-        return self._graph(
-            spark, lambda source: self._rows.batch(spark, source, self._start, self._end, ordered)
-        ).frame(self._declaration)
+        left_out = self._left_out.rows
+
+        def rows_of(source: Declaration) -> DataFrame:
+            rows = self._rows.batch(spark, source, self._start, self._end, ordered)
+            return failing_rows.without(rows, left_out)
+
+        return self._graph(spark, rows_of).frame(self._declaration)
 
     def _graph(self, spark: SparkSession, sources: Frames) -> Graph:
         folder = self._catalog.folder
@@ -177,14 +208,24 @@ class _Task:
     # ---- results on topics
 
     def _publish(self, spark: SparkSession) -> None:
-        options = self._options
-        hub = sinks.CommitClient(
-            options.journal, options.token, options.hub_retry_s, self._stopping, cafile=options.cafile
-        )
+        hub = self._hub
         versions = Corrections(spark, self._folder, lambda frame, key, many: sinks.publish(frame, hub, key, 0, many))
         messages = as_messages(self._frame(spark), self._declaration)
         for told in versions.publish(messages, self._start, self._end):
             self._report(told)
+
+    @property
+    def _hub(self) -> sinks.CommitClient:
+        options = self._options
+        return sinks.CommitClient(
+            options.journal,
+            options.token,
+            options.hub_retry_s,
+            self._stopping,
+            cafile=options.cafile,
+            letters=self._declaration.error_topic,
+            left_out=lambda rows: self._report(f"{rows} results are too long for a message, and are left out"),
+        )
 
     @property
     def _are_many(self) -> bool:

@@ -221,6 +221,24 @@ def last_begun_batch(query: Path) -> int:
     return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
+def batch_under_way(query: Path) -> tuple[Offsets, Offsets] | None:
+    """Returns the rows of the micro-batch that Spark has begun and not done: the next seq of each node at its beginning
+    and its end; of several sources from the first beginning to the last end. None when there is none.
+    """
+    batch = last_begun_batch(query)
+    if batch <= last_batch(query):
+        return None
+    try:
+        ends = list(_ends(query, batch))
+        starts = list(_ends(query, batch - 1)) if batch else []
+    except (OSError, ValueError):
+        return None
+    if len(starts) != len(ends):  # a source had nothing yet
+        starts = [start_offsets(query) or {}]
+    end = {node: max(one[node] for one in ends if node in one) for one in ends for node in one}
+    return {node: min(one.get(node, 0) for one in starts) for node in end}, end
+
+
 def last_commit(query: Path) -> PublishCommit | None:
     """Returns the last commit of a query that was begun; None when nobody knows."""
     found = cast("dict[str, Any]", read_json(query / _COMMIT) or {})

@@ -7,25 +7,29 @@ jar (`--packages`), that writes and commits, with the same keys.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from smqrt.errors import PipelineError
 from smqrt.journal import locations
 from smqrt.journal.delta_table import import_deltalake, one_line
 from smqrt.journal.reader import Offsets
 from smqrt.pipeline import lake_files, process
+from smqrt.pipeline.column_names import column
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _KEY = "smqrt"
 """Of what a commit says about the rows of the journal that it holds."""
 _JAR = "io.delta.sql.DeltaSparkSessionExtension"
+_ESCAPED = re.compile("%([0-9A-Fa-f]{2})")
 _HISTORY = 1000
 """So many commits back somebody looks for one of ours: others are made by compaction and by vacuum."""
 
@@ -237,7 +241,7 @@ def frame(spark: SparkSession, location: str) -> DataFrame:
     Raises:
         PipelineError: deltalake is missing.
     """
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StringType, StructField, StructType
 
     if _has_jar(spark):
         return spark.read.format("delta").load(location)
@@ -246,7 +250,26 @@ def frame(spark: SparkSession, location: str) -> DataFrame:
     paths = table.file_uris()
     if not paths:
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).option("basePath", location).parquet(*paths)
+    # Values of partitions are in names of folders, and Spark decodes those of texts only.
+    kinds = {name: schema[name].dataType for name in table.metadata().partition_columns}
+    as_texts = StructType([StructField(f.name, StringType() if f.name in kinds else f.dataType) for f in schema])
+    found = spark.read.schema(as_texts).option("basePath", location).parquet(*paths)
+    values = {name: _decoded(name, paths).cast(kind) for name, kind in kinds.items()}
+    return found.withColumns(values) if values else found
+
+
+def _decoded(name: str, paths: Sequence[str]) -> Column:
+    """Returns the values of a partition: Spark takes each byte of `%C3%A9` for a letter, where others write UTF-8."""
+    from pyspark.sql import functions as F
+
+    pairs = (folder.partition("=")[::2] for path in paths if "%" in path for folder in path.split("/"))
+    folders = {value for key, value in pairs if unquote(key) == name}
+    by_spark = {one: _ESCAPED.sub(lambda byte: chr(int(byte[1], 16)), one) for one in folders}
+    wrong = {seen: unquote(one) for one, seen in by_spark.items() if seen != unquote(one)}
+    if not wrong:
+        return column(name)
+    right = F.create_map(*(F.lit(text) for pair in wrong.items() for text in pair))
+    return F.coalesce(F.element_at(right, column(name)), column(name))
 
 
 def files(location: str) -> list[str]:

@@ -6,7 +6,7 @@ A `QueryPlan` is one query to run, a `Graph` makes its DataFrame, `JournalSource
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -179,7 +179,9 @@ def plans(catalog: Catalog, queries: list[Declaration]) -> list[QueryPlan]:
     """Returns what to run so that these queries run, dead letters included."""
     found = [_query_plan(catalog, query) for query in queries]
     parts = {each.name: each for query in queries for each in catalog.walk(query)}
-    return found + [_letters_plan(catalog, each) for each in parts.values() if _has_letters(each)]
+    # What a query leaves out, the letters of its parts leave out too: they are made by the same functions.
+    leave_out = {each.name for query in queries if query.leaves_out for each in catalog.walk(query)}
+    return found + [_letters_plan(catalog, each, leave_out) for each in parts.values() if _has_letters(each)]
 
 
 def _query_plan(catalog: Catalog, query: Declaration) -> QueryPlan:
@@ -190,13 +192,14 @@ def _has_letters(part: Declaration) -> bool:
     return bool(part.options.get("dead_letter")) or any(each.on_fail == "dead_letter" for each in part.expectations)
 
 
-def _letters_plan(catalog: Catalog, part: Declaration) -> QueryPlan:
+def _letters_plan(catalog: Catalog, part: Declaration, leave_out: Container[str]) -> QueryPlan:
     """One query for a part's dead letters, however many queries read the part: each letter is published once."""
     options = {
         "to": "{topic}",
         "subtopic": None,
         "mode": part.options.get("mode", "append"),
         "trigger": DEFAULT_TRIGGER,
+        "on_error": "drop" if part.name in leave_out else "fail",
     }
     query = Declaration(
         f"{part.name}.dead_letters", "publish", part.function, part.inputs, options, [], part.file, part.line

@@ -193,6 +193,7 @@ class IcebergTable:
     def check_condition(self, condition: str) -> None:
         """As `DeltaTable.check_condition`."""
         with _condition_told(self._there(), condition):
+            _check_names(self._there(), condition)
             list(self._there().scan(row_filter=condition, limit=0).plan_files())
 
     def delete(self, condition: str) -> int:
@@ -385,6 +386,17 @@ def _condition_told(table: Table, condition: str) -> Iterator[None]:
         raise PipelineError(f"{condition!r} can't be deleted from {table.location()}: {error}.") from None
 
 
+def _check_names(table: Table, condition: str) -> None:
+    """Refuses columns with a dot in their names: pyiceberg finds rows by them, but deletes none, and says nothing."""
+    from pyiceberg.expressions.parser import parse
+    from pyiceberg.expressions.visitors import bind, extract_field_ids
+
+    asked = extract_field_ids(bind(table.schema(), parse(condition), case_sensitive=True))
+    for field in table.schema().fields:
+        if "." in field.name and field.field_id in asked:
+            raise ValueError(f"pyiceberg deletes nothing by a column with a dot in its name, {field.name!r}; use Spark")
+
+
 def delete_rows(table: Table, condition: str) -> int:
     """Deletes the rows that meet a condition, in SQL as pyiceberg knows it; returns how many.
 
@@ -393,6 +405,7 @@ def delete_rows(table: Table, condition: str) -> int:
     """
     known = {one.snapshot_id for one in table.refresh().snapshots()}
     with _condition_told(table, condition):
+        _check_names(table, condition)
         table.delete(condition)
     new = [one.summary for one in table.refresh().snapshots() if one.snapshot_id not in known and one.summary]
     figures = [summary.additional_properties for summary in new if summary.operation.value in ("delete", "overwrite")]

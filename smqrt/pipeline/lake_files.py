@@ -80,11 +80,15 @@ def written(frame: DataFrame, table: str, partition_by: Sequence[str], keep: boo
         partition_by: columns that become folders.
         keep: have these columns in the files too.
     """
+    from pyspark.sql import functions as F
 
     if keep:
         twins = [f"{_TWIN}{name}" for name in partition_by]
         frame = frame.withColumns(dict(zip(twins, map(column, partition_by), strict=True))) if twins else frame
         partition_by = twins
+    # A folder needs a name: readers, and Spark in its own tables, take an empty text for NULL.
+    texts = [name for name in partition_by if frame.schema[name].dataType.typeName() == "string"]
+    frame = frame.withColumns({name: F.nullif(column(name), F.lit("")) for name in texts}) if texts else frame
     keys = {name: value for name, value in os.environ.items() if name.startswith(_KEYS) and locations.scheme(table)}
     names = frame.columns
     write = partial(_write, table=table, partition_by=tuple(partition_by), keys=keys, names=names)

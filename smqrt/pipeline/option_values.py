@@ -153,6 +153,14 @@ def topic(where: str, name: str, value: object) -> str:
         raise PipelineError(f"{where}: {name}: {error}") from None
 
 
+def on_error(where: str, name: str, value: object) -> str:
+    """Returns "fail", "drop", "dead_letter" or "dead_letter:TOPIC"."""
+    action, colon, rest = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if action not in ("fail", "drop", "dead_letter") or (colon and (action != "dead_letter" or not rest)):
+        raise PipelineError(f"{where}: {name}={value!r} must be 'fail', 'drop', 'dead_letter' or 'dead_letter:TOPIC'.")
+    return str(value)
+
+
 CHECKS: dict[str, dict[str, Check]] = {
     "source": {
         "topics": texts,
@@ -176,6 +184,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "subtopic": optional(topic),
         "mode": choice("append", "update", "complete"),
         "trigger": duration,
+        "on_error": on_error,
     },
     "table": {
         "path": text,
@@ -183,6 +192,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "dead_letter": optional(text),
         "format": choice("parquet", "delta", "iceberg"),
         "trigger": duration,
+        "on_error": on_error,
     },
     "alert": {
         "to": topic,
@@ -193,6 +203,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "absent": optional(duration),
         "rate": optional(text),
         "trigger": duration,
+        "on_error": on_error,
     },
     "reference": {"path": text, "schema": optional(text)},
     "stateful": {"key": texts, "schema": text, "time": optional(choice("processing", "event"))},

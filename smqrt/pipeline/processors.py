@@ -129,8 +129,8 @@ def _made(state: StatefulOptions, begins: str) -> StatefulProcessor:
 def _sparks(frame: DataFrame, state: StatefulOptions, made: StatefulProcessor, schema: StructType) -> DataFrame:
     """With Spark's own clock."""
 
-    order = _positions(frame, "ts", "seq")
-    return transform(frame.groupBy(*map(quoted, state.key)), InOrder(made, order), schema, "Update", _MODES[state.time])
+    processor = InOrder(made, _positions(frame, "ts", "seq"), _names(frame))
+    return transform(_by_key(frame, state.key), processor, schema, "Update", _MODES[state.time])
 
 
 def _by_rows(
@@ -142,9 +142,20 @@ def _by_rows(
     if frame.isStreaming and _DELAY not in (frame.schema[column].metadata or {}):
         frame = frame.withWatermark(quoted(column), "0 seconds")
     timed = frame.withColumn(MILLISECONDS, F.unix_millis(F.col(quoted(column))))
-    processor = ByRows(made, _positions(timed, column, "seq"), delay_ms, frame.isStreaming)
+    processor = ByRows(made, _positions(timed, column, "seq"), delay_ms, frame.isStreaming, _names(timed))
     mode = EVENT_TIME if frame.isStreaming else NO_TIMERS
-    return transform(timed.groupBy(*map(quoted, state.key)), processor, schema, "Update", mode)
+    return transform(_by_key(timed, state.key), processor, schema, "Update", mode)
+
+
+def _names(frame: DataFrame) -> tuple[str, ...]:
+    """Returns the names of the columns when they must be other ones for Spark, which takes a dot for a struct's."""
+    return tuple(frame.columns) if any(mark in name for name in frame.columns for mark in ".`") else ()
+
+
+def _by_key(frame: DataFrame, key: Sequence[str]) -> GroupedData:
+    if not (names := _names(frame)):
+        return frame.groupBy(*map(quoted, key))
+    return frame.toDF(*(f"c{at}" for at in range(len(names)))).groupBy(*(f"c{names.index(name)}" for name in key))
 
 
 def _positions(frame: DataFrame, *names: str) -> list[int]:
@@ -196,10 +207,12 @@ class InOrder(StatefulProcessor):
     Args:
         processor: gets them.
         order: positions of the columns that they are sorted by, NULL first; none leaves them as they come.
+        names: of the columns, where Spark has others.
     """
 
-    def __init__(self, processor: StatefulProcessor, order: Sequence[int]) -> None:
+    def __init__(self, processor: StatefulProcessor, order: Sequence[int], names: Sequence[str] = ()) -> None:
         self._processor, self._order = processor, tuple(order)
+        self._named = Row(*names) if names else None
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Is called by Spark in each task."""
@@ -223,6 +236,8 @@ class InOrder(StatefulProcessor):
         def sort_key(row: Row) -> list[tuple[bool, Any]]:
             return [(row[at] is not None, row[at]) for at in self._order]
 
+        if self._named is not None:
+            rows = (self._named(*row) for row in rows)
         return sorted(rows, key=sort_key) if self._order else rows
 
 
@@ -235,10 +250,18 @@ class ByRows(InOrder):
         delay_ms: by so much the clock is behind the rows, as a watermark is.
         is_stream: timers that are still to come are left to Spark, whose clock is the watermark; in a batch nothing
             comes any more.
+        names: as of `InOrder`.
     """
 
-    def __init__(self, processor: StatefulProcessor, order: Sequence[int], delay_ms: int, is_stream: bool) -> None:
-        super().__init__(processor, order)
+    def __init__(
+        self,
+        processor: StatefulProcessor,
+        order: Sequence[int],
+        delay_ms: int,
+        is_stream: bool,
+        names: Sequence[str] = (),
+    ) -> None:
+        super().__init__(processor, order, names)
         self._delay_ms, self._is_stream = delay_ms, is_stream
 
     def init(self, handle: StatefulProcessorHandle) -> None:

@@ -16,6 +16,8 @@ from smqrt.journal import commit, locations
 from smqrt.pipeline import (
     checkpoint,
     checkpoint_repair,
+    failing_rows,
+    failures,
     option_values,
     process,
     resume,
@@ -84,6 +86,8 @@ class Query:
     _reported_batch: int = -1
     _claimed: bool = False
     _warning: str = ""
+    _search: failing_rows.SearchThread | None = None
+    _failure: tuple[str, BaseException] | None = None
 
     @property
     def folder(self) -> Path:
@@ -119,6 +123,9 @@ class Query:
     def _poll(self) -> None:
         if process.stop_requested(self.folder):
             self.finish()
+        elif self._search is not None:
+            if not self._search.is_alive():
+                self._after_search(self._search)
         elif self._start_at_s:
             if time.monotonic() >= self._start_at_s:
                 self._start_at_s = 0.0
@@ -163,6 +170,8 @@ class Query:
         if self.spark_query is not None:
             with suppress(Exception):  # a JVM that is gone has stopped it
                 self.spark_query.stop()
+        if self._search is not None:
+            self._search.cancel()
         self._end("stopped")
 
     def _claim(self) -> None:
@@ -187,7 +196,9 @@ class Query:
             self.plan, checkpoint.committed_offsets(self.folder) or self._within_journal(start), commit.PROGRESS_RETRY_S
         )
         self._references = self._references_now()
-        graph = Graph(context.catalog, context.sources(self.plan, start), context.reference)
+        left_out = failing_rows.LeftOut(self.folder)
+        left_out.publish(self._commit_client().commit)
+        graph = Graph(context.catalog, context.sources(self.plan, start, left_out.rows), context.reference)
         frame = self.plan.make(graph)
         self._check_operators(frame)
         writer = self._writer(frame, start)
@@ -292,7 +303,7 @@ class Query:
         return outgoing.writeStream.outputMode(declaration.options["mode"]).foreachBatch(self._sink)
 
     def _commit_client(self) -> sinks.CommitClient:
-        return self.context.commit_client(self.stopping, self._troubled)
+        return self.context.commit_client(self.plan, self.stopping, self._troubled)
 
     def _troubled(self, why: str) -> None:
         self.context.status.troubled(self.plan.name, why)
@@ -323,10 +334,55 @@ class Query:
         self._failed(running_error(self.plan.declaration, cause), cause)
 
     def _failed(self, message: str, cause: BaseException) -> None:
-        """Starts it anew a little later, unless that has been tried or can't help."""
+        """Starts it anew a little later; when that has been tried, looks for the rows that it fails with."""
         batch = self._done()
         if batch > self._batch:
             self._failures, self._batch = 0, batch
+        # Not at the first time: a service that a function asks may have been away.
+        tried = self._failures >= (_ATTEMPTS if is_helper_gone(cause) else 0 if self.context.options.once else 1)
+        if tried and failing_rows.is_wanted(self.plan.declaration, cause):
+            self._look_for_rows(message, cause)
+        else:
+            self._retry_or_fail(message, cause)
+
+    def _look_for_rows(self, message: str, cause: BaseException) -> None:
+        self._troubled(f"{message.rstrip('.')}. The rows that it fails with are looked for.")
+        self._failure = message, cause
+        self._search = failing_rows.SearchThread(self.context.spark, self.plan.name, self._found_rows)
+        self._search.start()
+
+    def _found_rows(self) -> list[failing_rows.FailingRow]:
+        """Finds the rows and takes note of them, in a thread."""
+        context, left_out = self.context, failing_rows.LeftOut(self.folder)
+        until_s = time.monotonic() + failing_rows.SEARCH_S
+
+        def compute(start: Offsets, end: Offsets, found: failing_rows.Numbers) -> Exception | None:
+            sources = context.rows_between(start, end, failing_rows.joined(left_out.rows, found))
+            graph = Graph(context.catalog, sources, context.reference)
+            return failing_rows.error_of(lambda: sinks.outgoing(self.plan.make(graph), self.plan.declaration))
+
+        search = failing_rows.Search(
+            compute,
+            failing_rows.Span.of(checkpoint.batch_under_way(self.folder), context.journal.begin()),
+            self.plan.name,
+            stopped=lambda: self.stopping.is_set() or time.monotonic() > until_s,
+        )
+        rows = search.rows()
+        left_out.add(rows, self.plan.declaration.error_topic, context.journal)
+        return rows
+
+    def _after_search(self, search: failing_rows.SearchThread) -> None:
+        assert self._failure is not None
+        (message, cause), self._search = self._failure, None
+        if search.rows:
+            self.context.status.left_out(self.plan.name, failing_rows.ON_ERROR, len(search.rows))
+            self._report(failing_rows.told(search.rows))
+            self._start_or_retry()
+            return
+        why = failures.sentence(self.plan.name, search.error) if search.error else "no row fails by itself"
+        self._retry_or_fail(f"{message.rstrip('.')}; no row is left out: {why.rstrip('.')}.", search.error or cause)
+
+    def _retry_or_fail(self, message: str, cause: BaseException) -> None:
         if is_final(cause) or (self.context.options.once and not is_helper_gone(cause)):
             self._fail(message)
         else:

@@ -8,8 +8,10 @@ Source: design of the pipeline §7 (help/pipeline-rules.md is the page for users
 
 from __future__ import annotations
 
+import base64
+import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any, cast
@@ -17,6 +19,7 @@ from urllib.parse import quote
 
 from smqrt.errors import ArgumentError, PipelineError
 from smqrt.journal import payload_schema as types
+from smqrt.journal.commit import MOST_PAYLOAD_BYTES
 from smqrt.journal.record import COLUMNS
 from smqrt.pipeline import option_values
 from smqrt.pipeline.api import Declaration, Expectation
@@ -150,6 +153,7 @@ def _complaint(frame: DataFrame, each: Expectation, name: str, where: str) -> Co
 # ---- dead letters
 
 _ORIGIN = ("topic", "subtopic", "uid", "node", "seq", "ts")
+_LETTER_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _LETTER_JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "ignoreNullFields": "true"}
 
 
@@ -171,8 +175,44 @@ def dead_letters(rejected: Sequence[tuple[str, DataFrame]]) -> DataFrame:
 def _dead_letters(topic: str, frame: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
-    letter = F.struct(F.col(REASON), *_row_columns(frame))
-    return frame.select(F.lit(topic).alias("topic"), F.to_json(letter, _LETTER_JSON).alias("payload"))
+    whole = F.to_json(F.struct(F.col(REASON), *_row_columns(frame)), _LETTER_JSON)
+    letters = frame.select(F.struct(*(column(name) for name in frame.columns)).alias("row"), whole.alias("payload"))
+    short = F.to_json(F.struct(*_short_columns(frame)), _LETTER_JSON)
+    fits = F.octet_length("payload") <= MOST_PAYLOAD_BYTES
+    return letters.select(F.lit(topic).alias("topic"), F.when(fits, F.col("payload")).otherwise(short).alias("payload"))
+
+
+def _short_columns(frame: DataFrame) -> list[Column]:
+    """Of a letter that no message can carry: node and seq tell where the payload is."""
+    from pyspark.sql import functions as F
+
+    def cut(name: str) -> Column:
+        value = F.col(f"row.{name}")
+        is_text = dict(frame.dtypes)[name] == "string"
+        return (F.substring(value, 1, _SHOWN_CHARACTERS) if is_text else value).alias(name)
+
+    known = [cut(name) for name in (REASON, *_ORIGIN) if name in frame.columns]
+    if "payload" in frame.columns:
+        return [*known, F.octet_length("row.payload").alias("payload_bytes")]
+    return [*known, F.substring(F.to_json("row", _LETTER_JSON), 1, _SHOWN_CHARACTERS).alias("row_begin")]
+
+
+def letter_text(origin: Mapping[str, object], payload: bytes) -> str:
+    """Returns one dead letter as `dead_letters` makes them.
+
+    Args:
+        origin: its reason, and where it comes from, without what is NULL.
+        payload: of the message.
+    """
+    try:
+        told = {"payload": payload.decode()}
+    except UnicodeDecodeError:
+        told = {"payload_base64": base64.b64encode(payload).decode()}
+    whole = _LETTER_ENCODER.encode({**origin, **told})
+    if len(whole.encode()) <= MOST_PAYLOAD_BYTES:
+        return whole
+    cut = {name: value[:_SHOWN_CHARACTERS] if isinstance(value, str) else value for name, value in origin.items()}
+    return _LETTER_ENCODER.encode({**cut, "payload_bytes": len(payload)})
 
 
 def _row_columns(frame: DataFrame) -> list[Column]:
@@ -326,24 +366,47 @@ def is_far(value: Column, kind: DataType) -> Column | None:
         value: the column; kind: its type.
     """
     from pyspark.sql import functions as F
+
+    def far(time: Column, name: str) -> Column | None:
+        if name not in _BOUNDS:
+            return None
+        earliest, latest = map(F.expr, _BOUNDS[name])
+        return F.coalesce((time < earliest) | (time >= latest), F.lit(False))
+
+    return _any_inside(value, kind, far)
+
+
+def is_no_text(value: Column, kind: DataType) -> Column | None:
+    """Returns whether there is a text in a column that is no UTF-8, as `is_far`."""
+    from pyspark.sql import functions as F
+
+    def no_text(text: Column, name: str) -> Column | None:
+        return F.coalesce(~F.is_valid_utf8(text), F.lit(False)) if name == "string" else None
+
+    return _any_inside(value, kind, no_text)
+
+
+def _any_inside(value: Column, kind: DataType, wrong: Callable[[Column, str], Column | None]) -> Column | None:
+    """Returns whether `wrong` is true of a value or of what is in it; None where it is asked of nothing."""
+    from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, MapType, StructType
 
-    if kind.typeName() in _BOUNDS:
-        earliest, latest = map(F.expr, _BOUNDS[kind.typeName()])
-        return F.coalesce((value < earliest) | (value >= latest), F.lit(False))
     if isinstance(kind, StructType):
-        inner = [is_far(value.getField(field.name), field.dataType) for field in kind.fields]
+        inner = [_any_inside(value.getField(field.name), field.dataType, wrong) for field in kind.fields]
         found = [each for each in inner if each is not None]
         return reduce(lambda one, more: one | more, found) if found else None
     if isinstance(kind, MapType):
         entries = ArrayType(StructType().add("key", kind.keyType).add("value", kind.valueType))
-        return is_far(F.map_entries(value), entries)
-    if isinstance(kind, ArrayType) and is_far(F.lit(None), kind.elementType) is not None:
+        return _any_inside(F.map_entries(value), entries, wrong)
+    if isinstance(kind, ArrayType):
         item = kind.elementType
-        return F.coalesce(F.exists(value, lambda each: cast("Column", is_far(each, item))), F.lit(False))
-    return None
+        if _any_inside(F.lit(None), item, wrong) is None:
+            return None
+        return F.coalesce(F.exists(value, lambda each: cast("Column", _any_inside(each, item, wrong))), F.lit(False))
+    return wrong(value, kind.typeName())
 
 
+NO_TEXT = "a text is no UTF-8"
 _LONGEST_NAME = 255
 """Bytes of a folder's name, in nearly all file systems."""
 FITS_TABLE = "fits the table"
@@ -368,17 +431,22 @@ def split_unfit(frame: DataFrame, table: Declaration) -> tuple[DataFrame, list[t
         for field in frame.schema
         if (far := is_far(column(field.name), field.dataType)) is not None
     ]
+    if table.options["format"] != "parquet":  # which others read, and can't when there is one such text in it
+        texts = [is_no_text(column(field.name), field.dataType) for field in frame.schema]
+        reasons += [F.when(wrong, NO_TEXT) for wrong in texts if wrong is not None]
     for field in frame.schema:
-        if field.name in by and field.dataType.typeName() == "string":
-            text = f"the value of {field.name} in partition_by is too long for the name of a folder"
-            reasons.append(F.when(_folder_bytes(field.name) > _LONGEST_NAME, text))
-    if not reasons:
-        return frame, []
+        if field.name in by and field.dataType.typeName() in ("string", "binary"):
+            value = column(field.name).cast("string")
+            told = f"the value of {field.name} in partition_by"
+            reasons.append(F.when(~F.is_valid_utf8(value), f"{told} is no UTF-8 text"))
+            reasons.append(F.when(_folder_bytes(field.name) > _LONGEST_NAME, f"{told} is too long for a folder's name"))
+    topic = table.options.get("dead_letter")
+    if not reasons:  # every row fits; the query of its dead letters has none then
+        return frame, [(topic, frame.where(F.lit(False)).withColumn(REASON, F.lit("")))] if topic else []
     reason = F.concat_ws("; ", F.array_distinct(F.array_compact(F.array(*reasons))))
     marked = frame.withColumn(_STATE, reason)
     counts = F.count(F.lit(1)).alias(_ROW_COUNT), F.count_if(F.col(_STATE) != "").alias(f"0:{FITS_TABLE}")
     good = marked.observe(f"{METRIC}{table.name}.{_FIT}", *counts).where(F.col(_STATE) == "").drop(_STATE)
-    topic = table.options.get("dead_letter")
     return good, [(topic, marked.where(F.col(_STATE) != "").withColumnRenamed(_STATE, REASON))] if topic else []
 
 
@@ -389,7 +457,8 @@ def _folder_bytes(name: str) -> Column:
     """How long a folder's name becomes: NAME=VALUE, with other characters than letters and digits as %XX."""
     from pyspark.sql import functions as F
 
-    coded = F.replace(F.replace(F.url_encode(column(name)), F.lit("+"), F.lit("%20")), F.lit("*"), F.lit("%2A"))
+    text = F.make_valid_utf8(column(name).cast("string"))
+    coded = F.replace(F.replace(F.url_encode(text), F.lit("+"), F.lit("%20")), F.lit("*"), F.lit("%2A"))
     return F.coalesce(F.octet_length(coded), F.lit(0)) + len(quote(name)) + len("_=")
 
 
@@ -435,7 +504,13 @@ def _field_names(ddl: str, where: str) -> list[str]:
 
 
 def _no_collision(names: list[str], prefix: str, where: str) -> None:
+    known: dict[str, str] = {}
     for name in names:
+        if (other := known.setdefault(name.lower(), name)) != name:
+            raise PipelineError(
+                f"{where}: json= has the fields {other!r} and {name!r}, which Spark takes for one column; name one of "
+                "them, or take both out of json='variant'."
+            )
         if prefix + name in _TAKEN:
             raise PipelineError(
                 f"{where}: the JSON field {name!r} is called as a column of the journal is; "

@@ -19,7 +19,8 @@ from smqrt.pipeline import checkpoint, option_values, references, session, sinks
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets, QueryStart
 from smqrt.pipeline.discover import Catalog
-from smqrt.pipeline.graph import JournalSource, QueryPlan
+from smqrt.pipeline.failing_rows import Numbers, without
+from smqrt.pipeline.graph import Frames, JournalSource, QueryPlan
 from smqrt.pipeline.status import LagRows, LagSeconds, StatusWriter
 from smqrt.printable import printable
 
@@ -120,15 +121,30 @@ class RunContext:
         read = self.catalog.walk(declaration) if declaration else []
         return bool(read) and not any(one.options["include_pipeline"] for one in read if one.kind == "source")
 
-    def commit_client(self, stopping: threading.Event, away: Callable[[str], None]) -> sinks.CommitClient:
+    def commit_client(
+        self, plan: QueryPlan, stopping: threading.Event, away: Callable[[str], None]
+    ) -> sinks.CommitClient:
         """Returns where results go; `stopping` ends the waiting for it, of which `away` is told."""
         options = self.options
-        return sinks.CommitClient(options.journal, options.token, options.hub_retry_s, stopping, away, options.cafile)
+        return sinks.CommitClient(
+            options.journal,
+            options.token,
+            options.hub_retry_s,
+            stopping,
+            away,
+            options.cafile,
+            plan.declaration.error_topic,
+            lambda rows: self.status.left_out(plan.name, sinks.FITS_MESSAGE, rows),
+        )
 
-    def sources(self, plan: QueryPlan, start: QueryStart) -> Callable[[Declaration], DataFrame]:
-        """Returns what gives the streams of a query's sources."""
+    def sources(self, plan: QueryPlan, start: QueryStart, left_out: Numbers) -> Frames:
+        """Returns what gives the streams of a query's sources, without some rows."""
         names = plan.reader_names
-        return lambda source: self._rows.stream(self.spark, source, start, names[source.name])
+        return lambda source: without(self._rows.stream(self.spark, source, start, names[source.name]), left_out)
+
+    def rows_between(self, start: Offsets, end: Offsets, left_out: Numbers) -> Frames:
+        """Returns what gives the rows of sources between two offsets, without some."""
+        return lambda source: without(self._rows.batch(self.spark, source, start, end), left_out)
 
     def report_progress(self, plan: QueryPlan, offset: Mapping[str, int], retry_s: float) -> None:
         """Tells the journal how far a query is, so that retention keeps what comes after it."""

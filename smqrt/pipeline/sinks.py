@@ -8,6 +8,7 @@ Source: design of the pipeline §5 (help/exactly-once.md is the page for users).
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from smqrt.errors import PipelineError
 from smqrt.journal import commit
-from smqrt.journal.commit import OutRow
+from smqrt.journal.commit import MOST_NAME_BYTES, MOST_PAYLOAD_BYTES, OutRow
 from smqrt.journal.locations import HubAddress, Unreachable
 from smqrt.journal.record import COLUMNS
 from smqrt.pipeline import checkpoint, process
@@ -65,6 +66,11 @@ def as_messages(frame: DataFrame, declaration: Declaration) -> DataFrame:
     )
 
 
+def outgoing(frame: DataFrame, declaration: Declaration) -> DataFrame:
+    """Returns what a query gives to its sink. Raises as `as_messages` and `partitioned`."""
+    return partitioned(frame, declaration) if declaration.kind == "table" else as_messages(frame, declaration)
+
+
 def collected_messages(frame: DataFrame) -> Iterator[OutRow]:
     """Yields the messages of what `as_messages` returned, through Arrow."""
     for batch in frame.toArrow().to_batches():
@@ -106,7 +112,7 @@ def _filled_template(frame: DataFrame, declaration: Declaration, text: str) -> C
         F.coalesce(columns[piece].cast("string"), F.lit("null")) if is_column else F.lit(piece)
         for is_column, piece in template.parts
     ]
-    return F.concat(*pieces)
+    return F.make_valid_utf8(F.concat(*pieces))  # a column may be made of any bytes
 
 
 _QUERY_ID = "sql.streaming.queryId"
@@ -133,6 +139,8 @@ class CommitClient:
         stopping: set when nobody shall wait any longer.
         away: is told why, while the hub is waited for.
         cafile: as for `HubAddress.of`.
+        letters: topic for rows that are too long for a message; None when they are only left out.
+        left_out: is told how many rows these are.
     """
 
     journal: str
@@ -141,6 +149,17 @@ class CommitClient:
     stopping: threading.Event
     away: Callable[[str], None] = lambda why: None
     cafile: str | None = None
+    letters: str | None = None
+    left_out: Callable[[int], None] = lambda rows: None
+
+    def fitting(self, rows: Sequence[OutRow]) -> Sequence[OutRow]:
+        """Returns the rows, with letters in place of those that are too long for a message, or without them."""
+        if not (unfit := sum(map(is_too_long, rows))):
+            return rows
+        self.left_out(unfit)
+        if self.letters is None:
+            return [row for row in rows if not is_too_long(row)]
+        return [_too_long_letter(self.letters, row) if is_too_long(row) else row for row in rows]
 
     def commit(self, query: str, batch: int, rows: Sequence[OutRow]) -> int:
         """Publishes the results of a micro-batch once, however often it is called.
@@ -255,7 +274,7 @@ def publish(frame: DataFrame, hub: CommitClient, query: str, batch: int, many: b
             if not is_too_large(error):
                 raise
         else:
-            return _commit(hub, query, batch, rows)
+            return _commit(hub, query, batch, hub.fitting(rows))
     return _by_task(frame, hub, query, batch)
 
 
@@ -274,13 +293,64 @@ def _by_task(frame: DataFrame, hub: CommitClient, query: str, batch: int) -> int
 
     # Without nulls, which Spark would sort apart from the empty ones that they are published as.
     whole = frame.select("topic", *(F.coalesce(name, F.lit("").cast(kind)).alias(name) for name, kind in _NULLABLE))
-    counted = Observation()
-    ordered = whole.repartition(1).sortWithinPartitions("topic", "subtopic", "payload")
-    writer = ordered.observe(counted, F.count(F.lit(1)).alias("rows")).write.format("smq").mode("append")
+    counted, unfit = Observation(), _is_too_long_column()
+    # Counted before they are left out: Spark would else compute each payload twice, as it filters as early as it can.
+    kept = whole.observe(counted, F.count(F.lit(1)).alias("rows"), F.count_if(unfit).alias("unfit"))
+    kept = kept.where(~unfit) if hub.letters is None else kept.select(*_with_letters(hub.letters, unfit))
+    ordered = kept.repartition(1).sortWithinPartitions("topic", "subtopic", "payload")
+    writer = ordered.write.format("smq").mode("append")
     writer = writer.option("txnAppId", query).option("txnVersion", batch).option("retry", f"{hub.retry_s}s")
     given = {"token": hub.token, "cafile": hub.cafile}
     writer.options(**{name: value for name, value in given.items() if value}).save(hub.journal)
-    return int(counted.get["rows"])
+    found = counted.get
+    if found["unfit"]:
+        hub.left_out(int(found["unfit"]))
+    return int(found["rows"]) - (int(found["unfit"]) if hub.letters is None else 0)
+
+
+# ---- rows that no message can carry
+
+FITS_MESSAGE = "fits a message"
+"""How the status calls what each row that is published must meet."""
+_SHOWN_CHARACTERS = 100
+_TOO_LONG = (
+    f'{{"reason":"a message carries at most {MOST_PAYLOAD_BYTES} bytes, and a name {MOST_NAME_BYTES}",'
+    '"topic":"%s","topic_bytes":%d,"payload_bytes":%d}'
+)
+_NOT_IN_JSON = r'[\x00-\x1f"\\]'
+
+
+def is_too_long(row: OutRow) -> bool:
+    """Whether a row is too long for a message."""
+    topic, subtopic, payload = row
+    names = max(len(topic), len(subtopic or b""))
+    return len(payload) > MOST_PAYLOAD_BYTES or names > MOST_NAME_BYTES
+
+
+def _too_long_letter(topic: str, row: OutRow) -> OutRow:
+    shown = re.sub(_NOT_IN_JSON, "?", row[0].decode(errors="replace")[:_SHOWN_CHARACTERS])
+    return topic.encode(), None, (_TOO_LONG % (shown, len(row[0]), len(row[2]))).encode()
+
+
+def _is_too_long_column() -> Column:
+    """The same as `is_too_long`, of the columns of messages."""
+    from pyspark.sql import functions as F
+
+    names = F.greatest(F.octet_length("topic"), F.octet_length("subtopic"))
+    return (F.octet_length("payload") > MOST_PAYLOAD_BYTES) | (names > MOST_NAME_BYTES)
+
+
+def _with_letters(topic: str, unfit: Column) -> list[Column]:
+    """The same as `_too_long_letter`, byte by byte: a micro-batch that is done again may go the other way."""
+    from pyspark.sql import functions as F
+
+    shown = F.regexp_replace(F.substring("topic", 1, _SHOWN_CHARACTERS), F.lit(_NOT_IN_JSON), F.lit("?"))
+    letter = F.format_string(_TOO_LONG, shown, F.octet_length("topic"), F.octet_length("payload"))
+    return [
+        F.when(unfit, F.lit(topic)).otherwise(F.col("topic")).alias("topic"),
+        F.when(unfit, F.lit("")).otherwise(F.col("subtopic")).alias("subtopic"),
+        F.when(unfit, letter.cast("binary")).otherwise(F.col("payload")).alias("payload"),
+    ]
 
 
 class TableSink:

@@ -57,7 +57,8 @@ class Status:
         future: rows that were left out since `since` because their time was in the future.
         published: rows published since `since`.
         bad_json: payloads that were no JSON object since `since`; wrong_type: rows with a JSON field of another type.
-        expectations: rows that failed one since `since`, by its name.
+        expectations: rows that failed one since `since`, by its name; "on_error" are those that a function fails with,
+            "fits the table" and "fits a message" those that can't be kept or published.
         ui: address of Spark's own user interface; empty when it is off.
         error: why it failed, one sentence.
         warning: what is wrong with it although it runs, one sentence: state that grows for ever.
@@ -163,6 +164,12 @@ class StatusWriter:
         with self._lock:
             if now := self._statuses.get(name):
                 self._statuses[name] = replace(now, published=now.published + published)
+
+    def left_out(self, name: str, why: str, rows: int) -> None:
+        """Adds to the rows that a query has left out; as for `count`."""
+        with self._lock:
+            if now := self._statuses.get(name):
+                self._statuses[name] = replace(now, expectations=_sums(now.expectations, {why: rows}))
 
     def ended(self, name: str, state: str, error: str = "") -> None:
         """A query is over in this process.

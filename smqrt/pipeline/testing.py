@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline import alerts, checkpoint, fixtures, references, session
+from smqrt.journal.remote import open_journal
+from smqrt.pipeline import alerts, checkpoint, failing_rows, fixtures, references, session, sinks
+from smqrt.pipeline.checkpoint import Offsets
 from smqrt.pipeline.column_names import column
 from smqrt.pipeline.discover import Catalog, load
-from smqrt.pipeline.failures import planning_error, running_error
-from smqrt.pipeline.graph import Graph, JournalSource, QueryPlan, plans
+from smqrt.pipeline.failing_rows import FailingRow
+from smqrt.pipeline.failures import running_error
+from smqrt.pipeline.graph import Frames, Graph, JournalSource, QueryPlan, plans
 from smqrt.pipeline.sinks import as_messages
 
 if TYPE_CHECKING:
@@ -88,25 +91,54 @@ class _Test:
     def __init__(self, spark: SparkSession, catalog: Catalog, journal: JournalSource, scratch: Path) -> None:
         self._spark, self._catalog, self._journal, self._scratch = spark, catalog, journal, scratch
 
-    def rows(self, plan: QueryPlan) -> list[dict[str, object]]:
-        """Returns what a query gives, as golden files have it.
+    def rows(self, plan: QueryPlan, say: Callable[[str], None]) -> list[dict[str, object]]:
+        """Returns what a query gives, as golden files have it; `say` is told which rows of the slice are left out.
 
         For a table its rows; else its messages: `topic`, `subtopic` if there is one, and `payload`, which is what JSON
         it holds, or text; `payload_hex` when it is neither.
         """
-        try:
-            return self._collected(self._frame(plan), plan)
-        except PipelineError:
-            raise
-        except Exception as error:
-            raise planning_error(plan.declaration, error) from error
+        left_out = failing_rows.LeftOut()
+        while True:
+            try:
+                return self._collected(self._frame(plan, left_out.rows), plan)
+            except PipelineError:
+                raise
+            except Exception as error:
+                more = self._failing_rows(plan, error, left_out.rows)
+                if not more:
+                    raise PipelineError(running_error(plan.declaration, error)) from None
+                left_out.add(more, None, open_journal(self._journal.location))
+                say(f"         {plan.name}: {failing_rows.told(more)}")
 
-    def _frame(self, plan: QueryPlan) -> DataFrame:
-        start = checkpoint.QueryStart({}, None)
-        graph = Graph(
+    def _failing_rows(self, plan: QueryPlan, error: Exception, known: failing_rows.Numbers) -> list[FailingRow]:
+        """Returns the rows that a query fails with, which `on_error` lets it leave out."""
+        if not failing_rows.is_wanted(plan.declaration, error):
+            return []
+
+        def compute(start: Offsets, end: Offsets, found: failing_rows.Numbers) -> Exception | None:
+            without = failing_rows.joined(known, found)
+            graph = self._graph(
+                lambda one: failing_rows.without(self._journal.batch(self._spark, one, start, end), without)
+            )
+            return failing_rows.error_of(lambda: sinks.outgoing(plan.make(graph), plan.declaration))
+
+        journal = open_journal(self._journal.location)
+        span = failing_rows.Span(dict(journal.begin()), dict(journal.end()))
+        return failing_rows.Search(compute, span, plan.name).rows()
+
+    def _graph(self, sources: Frames) -> Graph:
+        return Graph(
             self._catalog,
-            lambda source: self._journal.stream(self._spark, source, start, f"test.{plan.name}"),
+            sources,
             lambda reference: references.table(self._spark, reference, self._catalog.folder),
+        )
+
+    def _frame(self, plan: QueryPlan, left_out: failing_rows.Numbers) -> DataFrame:
+        start = checkpoint.QueryStart({}, None)
+        graph = self._graph(
+            lambda source: failing_rows.without(
+                self._journal.stream(self._spark, source, start, f"test.{plan.name}"), left_out
+            )
         )
         frame = plan.make(graph)
         return frame if plan.declaration.kind == "table" else as_messages(frame, plan.declaration)
@@ -127,12 +159,15 @@ class _Test:
                 raise RuntimeError(type(error).__name__) from None
 
         writer = frame.writeStream.outputMode(plan.declaration.options["mode"]).foreachBatch(take)
-        writer = writer.option("checkpointLocation", str(self._scratch / plan.name / "checkpoint"))
+        # A new one each time: an earlier try may have failed inside its only micro-batch.
+        writer = writer.option("checkpointLocation", tempfile.mkdtemp(dir=self._scratch))
         query = writer.trigger(availableNow=True).start()
         try:
             query.awaitTermination()
-        except Exception as error:
-            raise PipelineError(running_error(plan.declaration, raised[-1] if raised else error)) from None
+        except Exception:
+            if raised:
+                raise raised[-1] from None
+            raise
         return found
 
 
@@ -186,7 +221,7 @@ def _slice(folder: Path) -> Path:
 def _one(test: _Test, plan: QueryPlan, folder: Path, update: bool, say: Callable[[str], None]) -> bool:
     file = folder / f"{plan.name}.json"
     try:
-        rows = test.rows(plan)
+        rows = test.rows(plan, say)
         expected = fixtures.load_golden(file) if file.exists() and not update else None
     except PipelineError as error:
         say(f"FAILED   {plan.name}: {error}")

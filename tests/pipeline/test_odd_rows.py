@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from smqrt.errors import PipelineError
 from smqrt.journal import compact
 from smqrt.journal.duckdb_views import DuckDB
 from smqrt.journal.reader import Journal
@@ -210,3 +211,83 @@ def test_odd_rows_and_names_go_through(tmp_path: Path, hub: JournalingHub, spark
     assert sum("years 1 to 9999" in reason for reason in reasons) == 2
     assert [row["n"] for row in app.results("res/s.1")] == [1, 1, 4, 5]
     assert [row["state"] for row in app.results("alarm/s.1")] == ["raised"]
+
+
+STATE = """
+from smqrt.pipeline import stateful
+from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql import Row
+from pyspark.sql.types import StructType, StructField, LongType
+class Count(StatefulProcessor):
+    def init(self, handle):
+        self.n = handle.getValueState("n", "n bigint")
+    def handleInputRows(self, key, rows, timerValues):
+        for row in rows:
+            n = (self.n.get()[0] if self.n.exists() else 0) + 1
+            self.n.update((n,))
+            yield Row(**{"service.name": key[0], "ü b": key[1], "n": n, "last.x": row["last.x"]})
+    def close(self): pass
+
+FIELDS = '`service.name` string, `ü b` string, `last.x` int'
+
+@source({source}, json=f'{FIELDS}, `ev.t` timestamp', event_time='ev.t', watermark='1 second')
+def rows(df): return df
+
+@publish(to='OUT/{service.name}', mode='update')
+@stateful(Count, key=['service.name', 'ü b'], schema=f'{FIELDS}, n bigint', time={time})
+def counted(rows): return rows.select('`service.name`', '`ü b`', '`last.x`', '`ev.t`', 'ts')
+"""
+
+
+@pytest.mark.parametrize("time", ["None", "'event'"])
+def test_state_of_columns_with_odd_names(app: Application, time: str) -> None:
+    app.write(STATE.replace("{source}", app.source).replace("{time}", time))
+    row = {"service.name": "s.1", "ü b": "x", "last.x": 3, "ev.t": "2026-11-27T00:00:00Z"}
+    app.send(row, {**row, "last.x": 4}, {**row, "service.name": "s.2", "ev.t": "2026-11-27T00:01:00Z"})
+    assert app.run(republish=True) == 0, app.told
+    app.send({**row, "ev.t": "2026-11-27T00:02:00Z"})
+    assert app.run(republish=True) == 0, app.told
+    assert [(row["n"], row["last.x"], row["ü b"]) for row in app.results("s.1")] == [
+        (1, 3, "x"),
+        (2, 4, "x"),
+        (3, 3, "x"),
+    ]
+    assert [row["n"] for row in app.results("s.2")] == [1]
+
+
+def test_fields_that_differ_in_case_only_are_refused(spark: Any) -> None:
+    frame = spark.createDataFrame([(b"{}",)], "payload binary")
+    source = Declaration("rows", "source", lambda df: df, [], {"json": "a int, A int", "prefix": ""}, [], "here.py", 1)
+    with pytest.raises(PipelineError, match="here.py:1: json= has the fields 'a' and 'A', which Spark takes for one"):
+        row_checks.parse_json(frame, source)
+
+
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_tables_with_odd_names_are_optimized(tmp_path: Path, hub: JournalingHub, spark: Any, table_format: str) -> None:
+    app = LakeApplication(tmp_path, hub, spark, "delta")
+    app.write(
+        f"@source({app.source}, json='n int, `service.name` string, `ü b` string')\ndef rows(df): return df\n"
+        f"@table('kept', format='{table_format}', partition_by=['service.name', 'ü b'])\n"
+        "def kept(rows): return rows.select('n', '`service.name`', '`ü b`')\n"
+    )
+    for n in range(3):
+        app.send({"n": n, "service.name": "s.1", "ü b": "é/x"}, {"n": n, "service.name": "s.2", "ü b": None})
+        assert app.run(republish=True) == 0, app.told
+    table = tables.open_lake_table(app.catalog.declarations["kept"], str(app.place))
+    assert table is not None
+    assert table.optimize() == (6, 2)
+    found = tables.frame(spark, app.place).collect()
+    assert sorted((row["n"], row["service.name"], row["ü b"]) for row in found if row["ü b"]) == [
+        (n, "s.1", "é/x") for n in range(3)
+    ]
+    by_dotted = {"delta": "`service.name` = 's.2' and n < 2", "iceberg": "service.name = 's.2' and n < 2"}[table_format]
+    if table_format == "iceberg":
+        for call in (table.check_condition, table.delete):
+            with pytest.raises(
+                PipelineError, match="nothing by a column with a dot in its name, 'service.name'"
+            ):
+                call(by_dotted)
+    condition = {"delta": by_dotted, "iceberg": '"ü b" is null and n < 2'}[table_format]
+    table.check_condition(condition)
+    assert table.delete(condition) == 2
+    assert tables.frame(spark, app.place).count() == 4

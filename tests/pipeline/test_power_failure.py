@@ -53,7 +53,9 @@ def test_the_hub_gets_a_micro_batch_whose_rows_the_disk_knows(query: Path, synce
         seen.append(set(synced))
         return len(rows)
 
-    sink = PublishSink(cast("CommitClient", SimpleNamespace(commit=commit, retry_s=1)), PublishGate(query, None))
+    sink = PublishSink(
+        cast("CommitClient", SimpleNamespace(commit=commit, fitting=list, retry_s=1)), PublishGate(query, None)
+    )
     sink(cast("Any", Frame()), 3)
     assert sink.error is None
     assert seen == [seen[0]]
