@@ -283,9 +283,7 @@ def test_tables_with_odd_names_are_optimized(tmp_path: Path, hub: JournalingHub,
     by_dotted = {"delta": "`service.name` = 's.2' and n < 2", "iceberg": "service.name = 's.2' and n < 2"}[table_format]
     if table_format == "iceberg":
         for call in (table.check_condition, table.delete):
-            with pytest.raises(
-                PipelineError, match="nothing by a column with a dot in its name, 'service.name'"
-            ):
+            with pytest.raises(PipelineError, match="nothing by a column with a dot in its name, 'service.name'"):
                 call(by_dotted)
     condition = {"delta": by_dotted, "iceberg": '"ü b" is null and n < 2'}[table_format]
     table.check_condition(condition)
