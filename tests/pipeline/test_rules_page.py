@@ -45,6 +45,7 @@ def test_the_examples_are_planned(spark: Any, catalog: Catalog) -> None:
         "meters.dead_letters",
         "once",
         "readings.dead_letters",
+        "stroke",
         "visits",
     ]
     assert all(as_messages(plan.make(graph), plan.declaration).isStreaming for plan in planned)
