@@ -260,6 +260,11 @@ class ClusterMember(Protocol):
         """Of the node."""
         ...
 
+    @property
+    def others(self) -> frozenset[int]:
+        """The numbers of the other nodes that have said what they want."""
+        ...
+
     def pause(self) -> None:
         """The hub is about to move to another process: have the other nodes keep what is for it, see `is_paused`."""
         ...

@@ -119,6 +119,11 @@ class Member:
         """This node's number."""
         return self.broker.topic_table.node
 
+    @property
+    def others(self) -> frozenset[int]:
+        """See `ClusterMember`."""
+        return frozenset(one.number for one in self.remotes if one.synced)
+
     def renumber(self, number: int) -> None:
         """Have another node number, while no other node is there. Clients with an ETID of the old one are called by
         another one elsewhere, until they are gone.

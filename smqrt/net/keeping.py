@@ -12,7 +12,7 @@ from gevent import get_hub
 
 from smqrt import app_folder
 from smqrt.broker.snapshot import Record, adopt_values, values_of
-from smqrt.net.moving import ArrivingHub, StandingHub
+from smqrt.net.moving import ArrivingHub, StandingHub, pause_others
 from smqrt.net.succession import SucceedingBroker, succession
 
 KEEP_S = 10.0
@@ -23,6 +23,7 @@ class _Kept(NamedTuple):
     record: Record
     values: list[Record]
     clients: list[tuple[Record, Any]]
+    place: Record
     timer: Any
 
 
@@ -30,12 +31,15 @@ _kept: dict[str, _Kept] = {}
 
 
 def keep(broker: SucceedingBroker) -> None:
-    """Keep the clients of a hub that is closed next; blocks until hooks have done what they are at."""
+    """Keep the clients of a hub that is closed next; blocks until hooks have done what they are at, and the
+    other nodes of its cluster keep what is for it.
+    """
+    place = pause_others(broker)
     standing = StandingHub(broker, with_tls=True)
     standing.settle()
     record = standing.take()
     timer = get_hub().loop.timer(KEEP_S, ref=False)
-    _kept[broker.key] = _Kept(record, list(values_of(broker)), standing.hand_over(), timer)
+    _kept[broker.key] = _Kept(record, list(values_of(broker)), standing.hand_over(), place, timer)
     succession.names[broker.key] = record["names"]
     timer.start(drop, broker.key)
 
@@ -61,7 +65,7 @@ def _give(broker: SucceedingBroker) -> None:
     arriving.adopt(kept.record)
     for record, transport in kept.clients:
         arriving.place(record, transport)
-    arriving.begin()
+    arriving.begin(kept.place)
 
 
 def _take(key: str) -> _Kept | None:
@@ -78,6 +82,9 @@ def drop(key: str) -> None:
     kept = _take(key)
     for _, transport in kept.clients if kept else ():
         transport.close()
+    broker = succession.find(key)
+    if broker is not None and broker.cluster is not None and broker.cluster.awaits_clients:
+        broker.cluster.resync()
 
 
 def drop_all() -> None:

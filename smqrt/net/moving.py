@@ -46,6 +46,10 @@ _LOOK_S = 0.002
 _AT_ONCE = 500
 OTHERS_TURN_S = 0.001
 """For those who are served between two portions; sleep(0) would look at no socket."""
+PAUSE_S = 1.0
+"""How long the other nodes of a cluster may take to say that they keep what is for a hub; its clients are served on."""
+LINK_S = 1.0
+"""How long what clients publish waits for the nodes of a cluster that are to have it."""
 _new_poll = monkey.get_original("select", "poll")  # gevent's own makes a watcher for each
 NO_ONE: Mapping[Session, SentAhead] = {}
 
@@ -150,6 +154,22 @@ def can_move(session: Session, with_tls: bool) -> bool:
     if not isinstance(connection, RawConnection) or session.state is not SessionState.CONNECTED:
         return False
     return with_tls or type(connection.transport) is not TlsTransport
+
+
+def pause_others(broker: SucceedingBroker) -> Record:
+    """Have the other nodes of a hub's cluster keep what they publish for it, before it stands still. Blocks until they
+    have said so, `PAUSE_S` at most.
+
+    Returns:
+        For `ArrivingHub.begin`: `node`, the number that they know this one by, and `others`, theirs.
+    """
+    if broker.cluster is None:
+        return {}
+    broker.cluster.pause()
+    until_s = time.monotonic() + PAUSE_S
+    while not broker.cluster.is_paused and time.monotonic() < until_s:
+        gevent.sleep(OTHERS_TURN_S)
+    return {"node": broker.cluster.number, "others": list(broker.cluster.others)}
 
 
 class StandingHub:
@@ -382,12 +402,18 @@ class ArrivingHub:
         snapshot.forget_clients(self.broker, {connection.session for connection, _ in self._placed})
         self._placed.clear()
 
-    def begin(self) -> None:
-        """All are here: go on where they were, and tell the application of each."""
+    def begin(self, place: Record) -> None:
+        """All are here: go on where they were, and tell the application of each.
+
+        Args:
+            place: that of the old hub in its cluster, see `pause_others`. What the clients publish waits until this
+                hub reaches the nodes that the old one reached, `LINK_S` at most.
+        """
         self.forget_prepared()
         if self.refused:
             log.error("clients that could not go on, since others have their ETIDs or uids here: %d", self.refused)
         if self.broker.cluster is not None:
+            self.broker.cluster.succeed(place.get("node", 0))
             self.broker.cluster.resync()
         onconnect = self.broker.hooks.onconnect
         for connection, record in self._placed:
@@ -404,7 +430,18 @@ class ArrivingHub:
         for connection in connections:
             connection.send_again()
             connection.paused = True
-        gevent.spawn(_read_again, _waiting_first(connections))
+        gevent.spawn(self._read_again, connections, place.get("others", ()))
+
+    def _read_again(self, connections: list[RawConnection], others: Iterable[int]) -> None:
+        """In portions: those who are read already get turns meanwhile."""
+        cluster, until_s = self.broker.cluster, time.monotonic() + LINK_S
+        while cluster is not None and not cluster.others.issuperset(others) and time.monotonic() < until_s:
+            gevent.sleep(OTHERS_TURN_S)
+        ordered = _waiting_first([one for one in connections if not one.life.over and one not in datapath.still])
+        for at in range(0, len(ordered), _AT_ONCE):
+            for connection in ordered[at : at + _AT_ONCE]:
+                connection.resume()
+            gevent.sleep(OTHERS_TURN_S)
 
 
 def _waiting_first(connections: list[RawConnection]) -> list[RawConnection]:
@@ -414,11 +451,3 @@ def _waiting_first(connections: list[RawConnection]) -> list[RawConnection]:
         poll.register(one.transport, select.POLLIN)
     waiting = {fd for fd, _ in poll.poll(0)}
     return sorted(connections, key=lambda one: not (one.carry or one.transport.fileno() in waiting))
-
-
-def _read_again(connections: list[RawConnection]) -> None:
-    """In portions: those who are read already get turns meanwhile."""
-    for at in range(0, len(connections), _AT_ONCE):
-        for connection in connections[at : at + _AT_ONCE]:
-            connection.resume()
-        gevent.sleep(OTHERS_TURN_S)

@@ -23,10 +23,10 @@ from smqrt.http.server import HttpServer
 from smqrt.net.connection_records import address_of
 from smqrt.net.fd_channel import ChannelError, ChannelSilent, FdChannel, Message
 from smqrt.net.listener import Acceptor, Listener, open_acceptors, open_listeners
-from smqrt.net.moving import OTHERS_TURN_S, MovingClient, StandingHub
+from smqrt.net.moving import OTHERS_TURN_S, MovingClient, StandingHub, pause_others
 from smqrt.net.precopy import SentAhead, is_at_rest
 from smqrt.net.succession import SucceedingBroker, succession
-from smqrt.restart.protocol import BYTES_AT_ONCE, FDS_AT_ONCE, PAUSE_S, STEP_S, VERSION, expect
+from smqrt.restart.protocol import BYTES_AT_ONCE, FDS_AT_ONCE, STEP_S, VERSION, expect
 from smqrt.restart.staying import Staying, late
 
 log = logging.getLogger("smqrt")
@@ -195,7 +195,9 @@ class HandOver:
                 os.close(fd)
 
     def _give(self, broker: SucceedingBroker) -> None:
-        more = self._pause(broker)
+        more: Message = {}
+        if broker.cluster is not None and self._succeeds:
+            more = pause_others(broker)
         began_s = time.monotonic()
         hub = StandingHub(broker, ahead=self._ahead)
         try:
@@ -230,16 +232,6 @@ class HandOver:
         if self._staying:
             self._staying.begin(broker)
         self._given.append(hub)
-
-    def _pause(self, broker: SucceedingBroker) -> Message:
-        """Have the other nodes of its cluster keep what is for a hub; gives what the new process is to know of that."""
-        if broker.cluster is None or not self._succeeds:
-            return {}
-        broker.cluster.pause()
-        until_s = time.monotonic() + PAUSE_S
-        while not broker.cluster.is_paused and time.monotonic() < until_s:
-            gevent.sleep(OTHERS_TURN_S)
-        return {"node": broker.cluster.number}
 
     def _send_clients(self, clients: Sequence[MovingClient]) -> None:
         self._channel.send(

@@ -10,9 +10,10 @@
                                          (while all are served on:)
                                     ◀──  ahead {key, clients} and their sockets, as often as needed
                                          (accepts no more; for each hub:)
-                                    ◀──  hub {key, record, unchanged, staying, node}; of the unchanged nothing more is
-                                         sent; with `node`, when the new one says `succeeds`, that number's other nodes
-                                         keep what is for the hub, see cluster/moving.py
+                                    ◀──  hub {key, record, unchanged, staying, node, others}; of the unchanged nothing
+                                         more is sent; with `node`, when the new one says `succeeds`, the other nodes
+                                         keep what is for the hub that they know by this number, see cluster/moving.py;
+                                         `others` are their numbers
                                     ◀──  values {values, sources}, as often as needed: last values that no file has
                                     ◀──  changed {clients}, as often as needed: others that were sent ahead
                                     ◀──  clients {clients} and their sockets, as often as needed: all the rest
@@ -38,8 +39,6 @@ from smqrt.net.fd_channel import ChannelError, FdChannel, Message
 
 VERSION = 1
 HELLO_S = 5.0
-PAUSE_S = 1.0
-"""How long the other nodes of a cluster may take to say that they keep what is for a hub; its clients are served on."""
 STEP_S = 5.0
 """What each step of the move may take the other process; the longest of them opens a journal."""
 ENVIRONMENT = "_SMQRT_TAKE_OVER"

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 
-from smqrt.broker.snapshot import adopt_values, greet_application, valued_topics
+from smqrt.broker.snapshot import Record, adopt_values, greet_application, valued_topics
 from smqrt.errors import ArgumentError, SmqrtError, StartError
 from smqrt.http.server import HttpServer
 from smqrt.net.admission import open_connections
@@ -43,7 +43,7 @@ class TakeOver:
         self._arriving: ArrivingHub | None = None
         self._has_all = False
         self._greeted: set[int] = set()
-        self._predecessor = 0
+        self._place_in_cluster: Record = {}
         self._relays: Relays | None = None
         try:
             if not channel.is_of_this_user():
@@ -206,7 +206,7 @@ class TakeOver:
             self._arriving = self._prepared.pop(message["key"], None) or ArrivingHub(broker)
             self._arriving.adopt(message["record"])
             self._arriving.place_prepared(message["unchanged"])
-            self._predecessor = message.get("node", 0)
+            self._place_in_cluster = {one: message[one] for one in ("node", "others") if one in message}
             if self._relays is not None:
                 self._relays.place(self._arriving.broker, message.get("staying"))
         except SmqrtError as error:
@@ -222,9 +222,7 @@ class TakeOver:
         assert self._arriving
         arriving, self._arriving, self._has_all = self._arriving, None, False
         greet_application(arriving.broker, self._greeted)
-        if arriving.broker.cluster is not None:
-            arriving.broker.cluster.succeed(self._predecessor)
-        arriving.begin()
+        arriving.begin(self._place_in_cluster)
         if self._relays is not None:
             self._relays.begin(arriving.broker)
         self.moved += arriving.clients

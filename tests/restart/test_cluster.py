@@ -15,6 +15,7 @@ from tests.device import Device
 from tests.nats.server import NatsServer
 from tests.restart.hot import HotServed, application
 from tests.restart.test_hot_restart import heard
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.servers
 
@@ -59,13 +60,42 @@ def test_clients_of_a_node_stay_and_hear_those_of_others(
         publisher.stop()
         assert received == sorted(set(received)), "twice, or out of order"
         assert len(received) == received[-1] - received[0] + 1, "some are lost"
-        if not number:  # else nobody is linked with the new process in its first moment
-            back.check()
+        back.check()
         speaker.publish(listener.etid, b"to you")
         while heard(listener) != (listener.etid, b"to you"):
             pass
         assert "Traceback" not in moved.output + other.output, moved.output + other.output
         assert "fixed number" not in moved.output + other.output
+
+
+KEEPING = """
+-- %d
+smq = require "smq.hub".create {name = "main", cluster = "chat", keep = true}
+"""
+
+
+@pytest.mark.parametrize("met", ["in both lists", "through NATS"])
+def test_clients_that_are_kept_hear_those_of_others(serve_hot: Serve, tmp_path: Path, met: str) -> None:
+    """The application of one node starts again three times: every message once and in order, both ways."""
+    app, plain = (application(tmp_path / name, KEEPING % 0) for name in ("app", "plain"))
+    with ExitStack() as ending:
+        folders = zip((app, plain), how_to_meet(met, tmp_path, ending)(0), strict=True)
+        edited, other = (serve_hot(folder, "--reload", "--cluster-password", "s", *one) for folder, one in folders)
+        listener, speaker = edited.device(b"listener"), other.device(b"speaker")
+        publisher = Publisher(speaker, listener.subscribe(b"news"))
+        back = Back(edited, other)
+        received = [int(heard(listener)[1])]
+        for version in range(1, 4):
+            seen = edited.output.count("app app at /: ok")
+            (app / ".preload").write_text(KEEPING % version)
+            wait_until(lambda seen=seen: edited.output.count("app app at /: ok") > seen, edited.lines)
+            sent = publisher.sent
+            while received[-1] < sent:
+                received.append(int(heard(listener)[1]))
+        publisher.stop()
+        assert received == list(range(received[0], received[-1] + 1)), "lost, twice, or out of order"
+        back.check()
+        assert "Traceback" not in edited.output + other.output, edited.output + other.output
 
 
 Words = Callable[[int], list[list[object]]]
