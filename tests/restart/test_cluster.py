@@ -10,6 +10,7 @@ from pathlib import Path
 import gevent
 import pytest
 
+from smqrt.net.keeping import KEEP_S
 from tests.conftest import free_port
 from tests.device import Device
 from tests.nats.server import NatsServer
@@ -96,6 +97,22 @@ def test_clients_that_are_kept_hear_those_of_others(serve_hot: Serve, tmp_path: 
         assert received == list(range(received[0], received[-1] + 1)), "lost, twice, or out of order"
         back.check()
         assert "Traceback" not in edited.output + other.output, edited.output + other.output
+
+
+def test_a_hub_whose_clients_were_kept_for_too_long_is_one_of_its_cluster(serve_hot: Serve, tmp_path: Path) -> None:
+    app, plain = (application(tmp_path / name, KEEPING % 0) for name in ("app", "plain"))
+    with ExitStack() as ending:
+        folders = zip((app, plain), how_to_meet("in both lists", tmp_path, ending)(0), strict=True)
+        edited, other = (serve_hot(folder, "--reload", "--cluster-password", "s", *one) for folder, one in folders)
+        kept, speaker = edited.device(b"kept-1"), other.device(b"speaker")
+        (app / ".preload").write_text(KEEPING % 1 + f"ba.sleep({(KEEP_S + 0.5) * 1000:.0f})")
+        assert kept.until_end() == []
+        wait_until(lambda: edited.output.count("app app at /: ok") > 1, edited.lines)
+        listener = edited.device(b"listener")
+        topic = listener.subscribe(b"news")
+        publisher = Publisher(speaker, topic)
+        assert heard(listener)
+        publisher.stop()
 
 
 Words = Callable[[int], list[list[object]]]
