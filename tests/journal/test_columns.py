@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smqrt.journal import arrow
-from smqrt.journal.columns import MAX_ROWS, SUBTOPIC, TOPIC, UID, Columns, JitColumns, PureColumns, stamp, toggle
+from smqrt.journal.columns import (
+    MAX_ROWS,
+    MAX_TEXT_BYTES,
+    SUBTOPIC,
+    TOPIC,
+    UID,
+    Columns,
+    JitColumns,
+    PureColumns,
+    stamp,
+    toggle,
+)
 from smqrt.journal.record import Row
 from smqrt.wire import smq
 
@@ -18,15 +30,15 @@ NAMES = {
     (UID, 0x81234567): b"uid-x",
 }
 IDS = st.sampled_from([5, 0xFFFFFFF0, 77, 0x81234567, 0x7FFFFFFF])
-FRAMES = st.builds(
-    smq.publish_frame,
-    IDS,
-    st.sampled_from([0x81234567, SERVER, 0x80000000]),
-    st.sampled_from([0, 9, 10]),
-    st.binary(max_size=40),
+ADDRESSES = IDS, st.sampled_from([0x81234567, SERVER, 0x80000000]), st.sampled_from([0, 9, 10])
+FRAMES = st.builds(smq.publish_frame, *ADDRESSES, st.binary(max_size=40))
+RUNS = st.builds(
+    lambda tid, ptid, stid, payloads: b"".join(smq.publish_frame(tid, ptid, stid, one) for one in payloads),
+    *ADDRESSES,
+    st.lists(st.binary(max_size=40), min_size=2, max_size=20),
 )
 TIMES = st.integers(1_600_000_000_000_000, 1_900_000_000_000_000)
-STREAM = st.lists(st.one_of(FRAMES, FRAMES, FRAMES, TIMES.map(stamp), st.sampled_from([2, 4]).map(toggle)), max_size=60)
+STREAM = st.lists(st.one_of(FRAMES, FRAMES, RUNS, TIMES.map(stamp), st.sampled_from([2, 4]).map(toggle)), max_size=60)
 
 
 def rows(columns: Columns, data: bytes, seq: int = 7) -> list[list[Row]]:
@@ -71,6 +83,18 @@ def test_a_batch_of_much_payload_is_divided() -> None:
         batches = rows(columns, b"".join([*frames, stamp(1)]))
         assert len(batches) > 2
         assert [row.payload[0] for batch in batches for row in batch] == list(range(40))
+
+
+def test_a_batch_of_long_names_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(NAMES, (TOPIC, 5), b"n" * 1000)
+    run = smq.publish_frame(5, 0x81234567, 0, b"x") * 1200
+    single = smq.publish_frame(77, 0x81234567, 0, b"y")
+    batches = rows(JitColumns(), run + single + run + stamp(1))
+    full = MAX_TEXT_BYTES // 1000
+    assert [len(batch) for batch in batches] == [full, full, full + 1, full, 2400 - 4 * full]
+    assert [row for batch in batches for row in batch] == [
+        row for batch in rows(PureColumns(), run + single + run + stamp(1)) for row in batch
+    ]
 
 
 def test_flags() -> None:
