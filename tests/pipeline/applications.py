@@ -32,6 +32,7 @@ class Application:
     Attributes:
         told: what was reported, one sentence each.
         topic: how its topics begin: messages in `<topic>/in/…`, results in `<topic>/out/…`.
+        first: the seq of the journal's first row that may be one of its messages.
     """
 
     def __init__(self, folder: Path, hub: JournalingHub, spark: Any) -> None:
@@ -39,6 +40,7 @@ class Application:
         self.journal = str(hub.journal)
         self.told: list[str] = []
         self.topic = folder.name
+        self.first = self.end
         (folder / "pipelines").mkdir()
 
     @property
