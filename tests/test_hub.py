@@ -242,8 +242,12 @@ def test_pubon(site: Site) -> None:
     one, two = site.device(b"one-11"), site.device(b"two-22", WS)
     assert site.smq.pubon("x", two.etid, one.etid, 5) is True
     two.expect(publish(two.etid, one.etid, b"x", 5))
-    assert site.smq.pubon("x", two.etid, 1) is False, "the server is no remote peer"
-    assert site.smq.pubon("x", 1, two.etid) is False
+    assert site.smq.pubon("from the server", two.etid, 1) is True
+    two.expect(publish(two.etid, 1, b"from the server"))
+    heard = Calls()
+    site.smq.subscribe("self", heard)
+    assert site.smq.pubon("to it", 1, two.etid) is True
+    assert heard.come(1) == [(b"to it", two.etid, 1, 0)]
     assert site.smq.pubon("x", site.smq.create("news"), one.etid) is False
     one.disconnect()
     wait_until(lambda: not site.smq.etid2peer(one.etid), "the end of one")
@@ -288,6 +292,24 @@ def test_subscribe_to_a_clients_etid_is_refused(site: Site) -> None:
 
 
 DEEP = b"[" * 30000
+SCALARS = [(b"42", 42), (b" -0.5\n", -0.5), (b"true", True), (b"false", False), (b'"text"', "text"), (b"null", None)]
+"""JSON values that are no table, and what they are."""
+NO_JSON = [
+    b"no json",
+    DEEP,
+    b"\xff",
+    b"",
+    b" ",
+    b"NaN",
+    b"[NaN]",
+    b"-Infinity",
+    b"1 2",
+    b"1]",
+    b'"a',
+    b"nul",
+    b"{}{}",
+    b"1,",
+]
 
 
 def test_subscribe_json(site: Site, caplog: pytest.LogCaptureFixture) -> None:
@@ -295,10 +317,11 @@ def test_subscribe_json(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.smq.onmsg(rest)
     tid = site.smq.subscribe("news", onmsg=decoded, json=True)
     device = site.device(b"uid-a1")
-    for payload in (b'{"a":1}', b"[null]", b"5", b"no json", DEEP, b"\xff", b""):
+    for payload in (b'{"a":1}', b"[null]", *(payload for payload, _ in SCALARS), *NO_JSON):
         device.publish(tid, payload)
-    assert [call[0] for call in decoded.come(3)] == [{"a": 1}, [None], 5]
-    assert [call[0] for call in rest.come(4)] == [b"no json", DEEP, b"\xff", b""]
+    found = [call[0] for call in decoded.come(2 + len(SCALARS))]
+    assert repr(found) == repr([{"a": 1}, [None], *(value for _, value in SCALARS)])
+    assert [call[0] for call in rest.come(len(NO_JSON))] == NO_JSON
     assert "is no JSON" in caplog.text  # once a second
 
 
@@ -384,7 +407,7 @@ def test_peers_and_their_tables(site: Site) -> None:
     assert (peer.tid, peer.info, peer.sock) == (device.etid, "a device", sock)
     assert peer.topics == {tid: sock}
     assert {peer: 1}[peer] == 1
-    assert peer.phantom is False
+    assert peer.phantom is None
     assert sock.peername() == device.sock.getsockname()
     assert sock.sockname() == device.sock.getpeername()
     assert site.smq.etid2peer(device.etid) is site.smq.sock2peer(sock) is peer
@@ -410,7 +433,7 @@ def test_keep_alive(make_site: Callable[..., Site]) -> None:
 
     assert settings(b"first-1") == (1, 100, 10)
     site.smq.setkeepalive(20)
-    assert settings(b"second") == (1, 20, 3)
+    assert settings(b"second") == (1, 20, 20)
     site.smq.setkeepalive(50, 7)
     assert settings(b"third-1") == (1, 50, 7)
 

@@ -15,6 +15,7 @@ from smqrt.errors import ArgumentError, CloseReason, SmqrtError
 from smqrt.http.headers import joined_fields
 from smqrt.hub.binding import is_number, text_of
 from smqrt.net import certificates
+from smqrt.net.handover import page_user
 from smqrt.net.tls import TlsTransport
 from smqrt.wire.smq import ConnackCode
 
@@ -159,7 +160,7 @@ class Info(TypedDict):
     session: Any
     """The browser's session (`smqrt.http.sessions.Session`), None without one."""
     uname: str | None
-    """The user it has logged in as (help: identity), or whom the web server has authenticated: WSGI's `REMOTE_USER`."""
+    """The user it has logged in as (help: identity), or who has logged in at the page; under WSGI `REMOTE_USER`."""
 
 
 @dataclass(eq=False)
@@ -171,7 +172,7 @@ class Peer:
         uid: as the client sent it.
         info: the client's own description.
         sock: its socket; `sock.peername()` tells the address.
-        phantom: whether it is connected to another node of a cluster; it has no socket here then.
+        phantom: true for one that is connected to another node of a cluster, and has no socket here; None for others.
         node: the number of that node; 0 for a client of this one.
     """
 
@@ -181,7 +182,7 @@ class Peer:
     sock: PeerSocket
     _session: BrokerPeer = field(repr=False)
     data: dict[str, Any] = field(default_factory=dict)
-    phantom: bool = False
+    phantom: bool | None = None
     node: int = 0
 
     @property
@@ -213,7 +214,8 @@ def peer_of(session: BrokerPeer) -> Peer:
     if not isinstance(peer, Peer):
         node = session.node.number if isinstance(session, Phantom) else 0
         info, sock = text_of(session.info), PeerSocket(session)
-        peer = session.extra = Peer(session.etid, session.uid, info, sock, session, phantom=bool(node), node=node)
+        peer = session.extra = Peer(session.etid, session.uid, info, sock, session, node=node)
+        peer.phantom = True if node else None
     peer.tid = session.etid
     return peer
 
@@ -252,7 +254,7 @@ def _of_request(request: Any) -> dict[str, Any]:
         "data": _parameters(request.query),
         "header": HeaderFields(request.fields()),
         "session": find_session(request) if find_session else None,
-        "uname": None,
+        "uname": page_user(request),
     }
 
 

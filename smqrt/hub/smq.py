@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,7 +38,7 @@ from smqrt.hub.callbacks import (
 from smqrt.hub.peer import Info, Peer, PeerSocket, Refused, info_of, peer_of
 from smqrt.journal.writer import HubJournal, JournalWriter
 from smqrt.limits import LineLimit
-from smqrt.message import Message, Payload, Requests, payload
+from smqrt.message import Message, Payload, Requests, json_value, payload
 from smqrt.net.broker import GeventBroker, HubOptions
 from smqrt.net.handover import is_smq
 from smqrt.options import function, make
@@ -267,12 +266,13 @@ class Smq:
 
     @bound
     def setkeepalive(self, idle: int, intv: int = 0) -> None:
-        """TCP keep-alive of new connections, in seconds; the interval is a tenth of `idle` by default, at least 3."""
+        """TCP keep-alive of new connections, in seconds; the interval is that of `idle` by default."""
 
     @bound
-    def shutdown(self, msg: Text | None = None, etid: int | None = None, everywhere: bool = False) -> None:
-        """Send Disconnect with `msg` to the client `etid`, or to all, and close; without `msg` just close. With
-        `everywhere` to all of the cluster.
+    def shutdown(self, msg: Text | None = None, etid: int | None = None, everywhere: bool = True) -> None:
+        """Send Disconnect with `msg` to the client `etid`, or to all of the cluster and of all workers, and close;
+        without `msg` just close. With `everywhere` false, and while the application is being unloaded, only to those of
+        this hub.
         """
 
     def close(self) -> None:
@@ -364,7 +364,7 @@ class Smq:
 
     @bound
     def pubon(self, data: Payload, totid: int, fromtid: int, subtid: int = 0) -> bool:
-        """Send to one client on behalf of another; false unless both are connected."""
+        """Send to one client on behalf of another; false unless both are connected, or the server itself."""
 
     def subscribe(
         self,
@@ -394,7 +394,7 @@ class Smq:
             value: object = data
             if json:
                 try:
-                    value = jsonlib.loads(data)
+                    value = json_value(data)
                 except (ValueError, RecursionError):  # the latter: nested without end
                     no_json.warn(f"a message to {tid} is no JSON: it goes to the global onmsg")
                     self._broker.server.deliver_default(data, ptid, tid, stid)
@@ -484,10 +484,13 @@ class Smq:
         """`(free, used)` places of the publish queue."""
 
 
+_nonsense = LineLimit()
+
+
 def _verdict(answer: Any) -> Verdict:
     code, text = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
     if not is_number(code) or not 0 <= code <= 6 or not isinstance(text, str | bytes | None):
-        if answer is not None:
-            log.error("authenticate: a code from 0 to 6, or a code and a reason, is needed, not %r", answer)
+        if answer is not None and (others := _nonsense.others()) is not None:
+            log.error("authenticate: a code from 0 to 6, or a code and a reason, is needed, not %r%s", answer, others)
         return ConnackCode.ACCESS_DENIED, b""
     return code, binding.text("reason", text or b"") if code else b""

@@ -227,7 +227,7 @@ class Application:
         running = self._running
         if running is None or running.has_ended:
             return
-        running.has_ended = True
+        running.has_ended = running.owner.is_unloading = True
         for script in running.scripts:
             try:
                 with app_folder.running_app(running.owner):

@@ -33,6 +33,7 @@ from smqrt.lua.services import Services
 from smqrt.lua.socket_handles import PeerHandle
 from smqrt.lua.vm import LuaFunction, Vm
 from smqrt.net.broker import GeventBroker, HubOptions
+from smqrt.net.handover import page_user
 from smqrt.net.log_limits import ErrorLimit
 from smqrt.options import make, options_of
 from smqrt.wire import smq as wire
@@ -237,17 +238,19 @@ class HubBinding:
         return bridge.utf8(identity.user), bridge.utf8(",".join(identity.groups))
 
     def origin(self, number: int) -> LuaValues:
-        """What is known of the request that opened a connection: seed, argument, path, and the name/value pairs of the
-        query and head.
+        """What is known of the request that opened a connection: seed, argument, path, the user of the page, and the
+        name/value pairs of the query and head.
         """
         session = self._sessions[number]
         request = session.origin.request if session.origin else None
         arg = session.origin.arg if session.origin else None
         if request is None:
-            return session.seed, arg, b"", 0
+            return session.seed, arg, b"", None, 0
         query = [part.encode("utf-8", "surrogateescape") for pair in _query(request) for part in pair]
         head = [part.encode("latin-1", "replace") for pair in request.fields() for part in pair]
-        return session.seed, arg, request.path.encode("utf-8", "surrogateescape"), len(query), *query, *head
+        user = page_user(request)
+        facts = request.path.encode("utf-8", "surrogateescape"), None if user is None else bridge.utf8(user)
+        return session.seed, arg, *facts, len(query), *query, *head
 
     def session(self, number: int) -> int | None:
         """The number of the session of the browser that opened a connection."""

@@ -28,8 +28,6 @@ local peer_meta = {
   __index = function(self, key)
     local sock = rawget(self, "sock")
     if key == "dropped" then return py.peer_dropped(number_of[sock]) end
-    if key == "phantom" then return false end
-    if key == "node" then return nil end
     if key == "user" then return (py.peer_user(number_of[sock])) end
     if key == "groups" then
       local user, groups = py.peer_user(number_of[sock])
@@ -93,12 +91,12 @@ end
 
 local function describe(number, peer)
   local facts = {py.origin(number)}
-  local queries, session = facts[4], py.session(number)
+  local queries, session = facts[5], py.session(number)
   return {
     seed = facts[1], arg = core.deref(facts[2]), url = facts[3],
     restored = facts[3] == "", -- no request has an empty path
-    uid = peer.uid, info = peer.info, uname = peer.user, sock = peer.sock, session = session and ba.session(session) or false,
-    data = collect({}, facts, 5, 4 + queries), header = collect({}, facts, 5 + queries, #facts),
+    uid = peer.uid, info = peer.info, uname = peer.user or facts[4], sock = peer.sock, session = session and ba.session(session) or false,
+    data = collect({}, facts, 6, 5 + queries), header = collect({}, facts, 6 + queries, #facts),
   }
 end
 
@@ -149,10 +147,13 @@ end
 
 local adapters = {}
 
-function adapters.authenticate(authenticate)
+function adapters.authenticate(authenticate, what)
   return function(credentials, number)
     local code, reason = authenticate(credentials, (info_of(number)))
-    if math.type(code) ~= "integer" or code < 0 or code > 6 then return 6, "" end
+    if math.type(code) ~= "integer" or code < 0 or code > 6 then
+      if code ~= nil then py.log_error(what, "a code from 0 to 6 is needed, not " .. (type(code) == "string" and string.format("%q", code) or tostring(code))) end
+      return 6, ""
+    end
     return code, reason and tostring(reason) or ""
   end
 end
@@ -308,7 +309,7 @@ for fname in py.methods():gmatch "%S+" do declare(fname, py.method(fname)) end
 -- syntax: smq:connect(request [,arg])      blocks until the handshake ended
 function smq.connect(self, request, value)
   local number = handle(self)
-  if type(request) ~= "userdata" then core.bad_argument(1, "connect", "request", request) end
+  if getmetatable(request) ~= "request" then core.bad_argument(1, "connect", "request", request) end
   local anchor = value ~= nil and ref(value) or nil
   local cmd = exchange.handle_of(request)
   py.connect(number, cmd, anchor)
@@ -328,7 +329,7 @@ function smq.close(self) py.close(handle(self)) end
 local function decoding(number, onmsg)
   local told_s -- one line a second: who sends them must not fill the log
   return function(data, ptid, tid, subtid)
-    local value = ba.json.decode(data)
+    local value = core.json_value(data)
     if value == nil then
       local now_s = os.time()
       if now_s ~= told_s then
@@ -337,6 +338,7 @@ local function decoding(number, onmsg)
       end
       py.deliver_default(number, data, ptid, tid, subtid)
     else
+      if value == ba.json.null then value = nil end
       onmsg(value, ptid, tid, subtid)
     end
   end
@@ -411,6 +413,7 @@ end
 function core.hub_handle(value) return handles[value] end
 
 local function isSMQ(request)
+  if getmetatable(request) ~= "request" then core.bad_argument(1, "isSMQ", "request", request) end
   return request:header "SimpleMQ" ~= nil or request:header "Sec-WebSocket-Key" ~= nil
 end
 
