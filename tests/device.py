@@ -220,7 +220,9 @@ class Device:
         """Send the bootstrap request and read the reply and Init."""
         own = WS_HEADERS if self.on_websocket else RAW_HEADERS
         self.send_bytes(request(own if headers is None else headers, target=target))
-        return self.read_head().hello()
+        self.read_head()
+        assert self.head[9:12] in (b"200", b"101"), f"{self.head!r} {self.stream.data[:300]!r}"
+        return self.hello()
 
     def read_head(self) -> Device:
         while b"\r\n\r\n" not in self.stream.data:

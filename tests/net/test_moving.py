@@ -117,7 +117,7 @@ def arrive(standing: StandingHub, arriving: ArrivingHub, settle_s: float = 0.02)
         else:
             arriving.place(sent(client.record), duplicate(client.connection))
     standing.let_go(lambda run, tid, ptid: None)
-    arriving.begin()
+    arriving.begin({})
     let_others_run()
     return standing
 
