@@ -444,7 +444,7 @@ def test_wrong_arguments(app: AppServer):
     assert app.vm.eval(null) == (True,)
     assert app.vm.eval("local u = ba.create.jsonuser() u:set{ann={pwd='x', inactive=9}} return u:getpwd'ann'") == (
         b"x",
-        3,
+        5,
         False,
         9,
     )
