@@ -34,12 +34,11 @@ MAX_PACKET_BYTES = 65535 + 3  # of `mqtt3c.connect`; a larger packet ends `run` 
 TIMEOUT_MS = number(0, 86_400_000, "milliseconds", above=True)
 
 _RENAMED = {"id": "clientidentifier", "uname": "username", "passwd": "password", "intf": "source"}
-_SAME = tuple(
-    "port nocheck ipv6 clientidentifier keepalive username password queuesize queuebytes queuefull maxpacketsize "
-    "inflight topicalias cafile certfile keyfile".split()
-)
+_QUEUE = ("queuesize", "queuebytes", "queuefull", "maxpacketsize", "inflight", "topicalias")
+_SAME = ("port", "nocheck", "ipv6", "clientidentifier", "keepalive", "username", "password", *_QUEUE)
+_FILES = ("cafile", "certfile", "keyfile")
 _CHANGED = ("secure", "shark", "timeout", "will", "alpn", "recbta")
-OPTIONS = (*_RENAMED, *_SAME, *_CHANGED)
+OPTIONS = (*_RENAMED, *_SAME, *_FILES, *_CHANGED)
 """The names of all options of `create` and `connect`."""
 _PUBLISH_OPTIONS = ("qos", "retain")
 _SUBSCRIBE_OPTIONS = ("qos", "onpub", "nolocal", "retainaspublished", "retainhandling")
@@ -78,7 +77,7 @@ def engine_options(given: Options, version: int) -> dict[str, Any]:
     """
     chosen: dict[str, Any] = {"version": version, "resubscribe": False, "queuefull": "raise"}
     chosen |= {theirs: given[ours] for ours, theirs in _RENAMED.items() if ours in given}
-    chosen |= {name: given[name] for name in _SAME if name in given}
+    chosen |= {name: given[name] for name in (*_SAME, *_FILES) if name in given}
     secure, shark = given.get("secure"), given.get("shark")
     chosen["secure"] = shark if isinstance(shark, ClientTls) and not isinstance(secure, ClientTls) else secure or shark
     if chosen["secure"] is None:

@@ -1,7 +1,7 @@
 """Sockets of an application as streams, and the trust in their certificates.
 
-A program may hand over a connection that it made: a socket of the standard library or of gevent, with or without TLS, or
-a `Stream`. A plain socket is detached, so that neither `close()` nor the garbage collector of the program ends the
+A program may pass a connection that it made: a socket of the standard library or of gevent, with or without TLS, or a
+`Stream`. A plain socket is detached, so that neither `close()` nor the garbage collector of the program ends the
 connection. A TLS socket holds the state of OpenSSL, so it is used as it is, without blocking.
 """
 

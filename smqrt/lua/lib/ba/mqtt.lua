@@ -1,8 +1,8 @@
 -- MQTT clients, of which the modules mqttc and mqtt3c are made (specification: smq.md 8 and 9). A client is an object with an integer.
 local core, py = ...
 
-local arg, ref, dump, load, getmetatable, rawtype, setmetatable, tostring, xpcall =
-  core.arg, core.ref, core.table_codec.dump, core.table_codec.load, core.getmetatable, core.rawtype, setmetatable, tostring, xpcall
+local arg, format, ref, dump, load, getmetatable, rawtype, setmetatable, tostring, xpcall =
+  core.arg, string.format, core.ref, core.table_codec.dump, core.table_codec.load, core.getmetatable, core.rawtype, setmetatable, tostring, xpcall
 local create_bytearray, is_bytearray = ba.bytearray.create, core.is_bytearray
 
 local methods = {}
@@ -166,14 +166,31 @@ local function tls_of(op, fname)
   return tls and core.tls.check(tls, "secure", fname, "client")
 end
 
-local COPIED <const> = {"port", "nocheck", "timeout", "ipv6", "clientidentifier", "keepalive", "username", "password", "queuesize",
-  "queuebytes", "queuefull", "maxpacketsize", "inflight", "topicalias"}
+local COPIED <const> = {"port", "nocheck", "timeout", "ipv6", "keepalive", "queuesize", "queuebytes", "queuefull", "maxpacketsize",
+  "inflight", "topicalias"}
+local OLDER <const> = {clientidentifier = "id", username = "uname", password = "passwd"} -- name -> its older name
+local known = {secure = true, shark = true, intf = true, alpn = true, will = true, recbta = true}
+for _, name in ipairs(COPIED) do known[name] = true end
+for name, older in pairs(OLDER) do known[name], known[older] = true, true end
 
--- The options for Python.
+local function warn_of_unknown(op, version, fname)
+  local module = version == 5 and "mqttc" or "mqtt3c"
+  for name in pairs(op) do
+    if not known[name] then
+      tracep(false, 0, format("%s%s.%s: unknown option '%s' is ignored", core.where(), module, fname, tostring(name)))
+    end
+  end
+end
+mqtt.warn_of_unknown = warn_of_unknown
+
+-- The options for Python, which checks the values of most of them.
 function mqtt.options(op, props, version, fname)
   local options = {version = version, properties = props, tls = tls_of(op, fname), source = op.intf}
   for _, name in ipairs(COPIED) do
     options[name] = op[name]
+  end
+  for name, older in pairs(OLDER) do
+    options[name] = op[name] == nil and op[older] or op[name]
   end
   if op.will ~= nil then options.will = will_of(op.will, fname) end
   if op.alpn ~= nil then options.alpn = core.type(op.alpn) == "table" and op.alpn or {arg.string(op.alpn, "alpn", fname)} end
@@ -183,6 +200,7 @@ end
 --- Makes a client that connects by itself. addr: a name, a connected socket, or a function that makes one. What is none of these
 -- is told to onstatus (spec: bas-api §17).
 function mqtt.create(self, addr, op, props, version)
+  warn_of_unknown(op, version, "create")
   local address, socket
   if rawtype(addr) == "function" then
     self.connectfunc = addr
