@@ -19,7 +19,7 @@ from smqrt.mqtt.options import MqttOptions
 from smqrt.mqtt.sockets import ADDRESS_KINDS, is_socket, stream_of
 from smqrt.net.contexts import ClientTls
 from smqrt.net.stream import Stream
-from smqrt.options import function, make, number, optional
+from smqrt.options import function, instance, make, number, optional, text
 from smqrt.wire.mqtt.properties import Props
 
 log = logging.getLogger("smqrt.mqtt")
@@ -32,6 +32,8 @@ Connect = Callable[..., object]
 DEFAULT_KEEPALIVE_S, LEAST_KEEPALIVE_S = 600, 60  # of `mqtt3c.connect`
 MAX_PACKET_BYTES = 65535 + 3  # of `mqtt3c.connect`; a larger packet ends `run` with "overflow"
 TIMEOUT_MS = number(0, 86_400_000, "milliseconds", above=True)
+
+_TEXT_OR_BYTES = instance("a text or bytes", str, bytes)
 
 _RENAMED = {"id": "clientidentifier", "uname": "username", "passwd": "password", "intf": "source"}
 _QUEUE = ("queuesize", "queuebytes", "queuefull", "maxpacketsize", "inflight", "topicalias")
@@ -73,10 +75,11 @@ def engine_options(given: Options, version: int) -> dict[str, Any]:
         version: 5, or 4 for MQTT 3.1.1.
 
     Raises:
-        ArgumentError: a timeout or a will that is none.
+        ArgumentError: a value of another kind for one of those.
     """
     chosen: dict[str, Any] = {"version": version, "resubscribe": False, "queuefull": "raise"}
-    chosen |= {theirs: given[ours] for ours, theirs in _RENAMED.items() if ours in given}
+    for ours in _RENAMED.keys() & given.keys():  # checked here: errors of the engine have its names
+        chosen[_RENAMED[ours]] = (_TEXT_OR_BYTES if ours == "passwd" else text()).check(ours, given[ours])
     chosen |= {name: given[name] for name in (*_SAME, *_FILES) if name in given}
     secure, shark = given.get("secure"), given.get("shark")
     chosen["secure"] = shark if isinstance(shark, ClientTls) and not isinstance(secure, ClientTls) else secure or shark

@@ -416,11 +416,12 @@ WRONG_CONNECTS = {
     'connect("h", put, {timeout = -1})': "timeout must be a number greater than 0, at most 86400000 (milliseconds)",
     'connect("h", put, {keepalive = "x"})': "bad argument #keepalive to 'connect' (integer expected, got string)",
     'connect("h", put, {keepalive = 1e6})': "keepalive must be a whole number from 0 to 65535 (seconds), not 1000000",
-    'connect("h", put, {secure = 5})': "secure",
+    'connect("h", put, {secure = 5})': "bad argument #secure to 'connect' (sharkssl expected, got number)",
+    'create("h", put, {alpn = {true}})': "bad argument #alpn to 'create' (string expected, got boolean)",
     'connect("h", put, {nocheck = 5})': "nocheck must be true or false, not 5",
-    'connect("h", put, {intf = {}})': "source",
-    'connect("h", put, {id = {}})': "clientidentifier must be a text",
-    'connect("h", put, {will = {topic = 5, payload = put}})': "bad argument",
+    'connect("h", put, {intf = {}})': "bad argument #intf to 'connect' (string expected, got table)",
+    'connect("h", put, {id = {}})': "bad argument #id to 'connect' (string expected, got table)",
+    'connect("h", put, {will = {topic = "t", payload = put}})': "bad argument #will.payload to 'connect' (string expected",
     'create("h", put, {port = "x"})': "port must be a whole number from 1 to 65535, or nothing, not 'x'",
 }
 

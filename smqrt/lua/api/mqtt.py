@@ -117,9 +117,6 @@ class LuaInbox(Inbox):
         return found or fail(self.word or "socketclosed")
 
 
-_TEXTS = ("clientidentifier", "username", "source", "queuefull")
-
-
 class MqttBinding:
     """MQTT clients by their integers."""
 
@@ -177,14 +174,11 @@ class MqttBinding:
         self._vm.start(self._event_ref, number, b"end")
 
     def _options(self, packed: bytes) -> dict[str, Any]:
-        """Keyword arguments of `MqttClient`: times are milliseconds in Lua, TLS objects are numbers, and numbers may
-        stand for texts."""
+        """Keyword arguments of `MqttClient`: times are milliseconds in Lua, and TLS objects are numbers."""
         chosen: dict[str, Any] = {key.decode(): value for key, value in table_codec.load(packed).items()}
         for name, value in chosen.items():
             if isinstance(value, bytes) and name != "password":
                 chosen[name] = value.decode("utf-8", "replace")
-            elif name in _TEXTS and isinstance(value, int | float):
-                chosen[name] = str(value)
         chosen.setdefault("queuefull", "raise")
         if chosen["queuefull"] == "wait":
             raise ArgumentError("queuefull must be 'raise' (publish returns nil, \"full\") or 'drop', not 'wait'")
