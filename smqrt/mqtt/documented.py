@@ -50,7 +50,7 @@ _SUBSCRIBE_OPTIONS = ("qos", "onpub", "nolocal", "retainaspublished", "retainhan
 
 
 def merged(op: object, more: Options, known: Iterable[str], fname: str) -> dict[str, Any]:
-    """Return the options of a call: those of the dict `op`, and the keywords. Unknown ones are logged and left out.
+    """Return the options of a call: those of the dict `op`, and the keywords. Unknown ones are logged.
 
     Args:
         known: the names of options that there are.
@@ -64,7 +64,6 @@ def merged(op: object, more: Options, known: Iterable[str], fname: str) -> dict[
     found = {name: value for name, value in {**(op or {}), **more}.items() if value is not None}
     for name in found.keys() - set(known):
         log.warning("%s: unknown option %r is ignored", fname, name)
-        del found[name]
     return found
 
 
@@ -150,7 +149,13 @@ class Mqtt:
         """
         chosen = merged(op, options, _PUBLISH_OPTIONS, "publish")
         try:
-            item = self._client.publish(topic, payload_of(msg), properties=prop, **chosen)  # type: ignore[arg-type]
+            item = self._client.publish(
+                topic,
+                payload_of(msg),  # type: ignore[arg-type]  # checked there
+                chosen.get("qos", 0),
+                chosen.get("retain", False),
+                prop,
+            )
         except ClosedError:
             return False
         if item.error == "toolarge":
@@ -185,15 +190,18 @@ class Mqtt:
         if isinstance(callback, Mapping):
             callback, op, prop = None, callback, op if prop is None else prop
         chosen = merged(op, options, _SUBSCRIBE_OPTIONS, "subscribe")
-        onpub = optional(function()).check("onpub", chosen.pop("onpub", None))
+        onpub = optional(function()).check("onpub", chosen.get("onpub"))
         callback = optional(function()).check("callback", callback)
         try:
             return self._client.subscribe(
                 topic,
                 None if onpub is None else self._held(self._on_message(onpub), True),
                 None if callback is None else self._held(self._on_suback(callback), False),
+                qos=chosen.get("qos", 0),
+                nolocal=chosen.get("nolocal", False),
+                retainaspublished=chosen.get("retainaspublished", False),
+                retainhandling=chosen.get("retainhandling", 0),
                 properties=prop,
-                **chosen,
             )
         except ClosedError:
             return False

@@ -421,7 +421,7 @@ WRONG_CONNECTS = {
     'connect("h", put, {nocheck = 5})': "nocheck must be true or false, not 5",
     'connect("h", put, {intf = {}})': "bad argument #intf to 'connect' (string expected, got table)",
     'connect("h", put, {id = {}})': "bad argument #id to 'connect' (string expected, got table)",
-    'connect("h", put, {will = {topic = "t", payload = put}})': "bad argument #will.payload to 'connect' (string expected",
+    'connect("h", put, {will = {topic = "t", payload = put}})': "bad argument #will.payload to 'connect' (string",
     'create("h", put, {port = "x"})': "port must be a whole number from 1 to 65535, or nothing, not 'x'",
 }
 

@@ -186,8 +186,11 @@ def test_unknown_options_are_one_warning(
     mqtt, err = make(broker.address, keep, op={"colour": "red", "shark": None}, timeout=4000)
     clients.append(mqtt)
     assert err is None
-    assert [line for line in caplog.messages if "colour" in line] == [caplog.messages[0]]
-    assert "unknown option 'colour' is ignored" in caplog.text
+    mqtt.publish("a", "b", {"qos": 0, "size": 1})
+    mqtt.subscribe("a", {"onpub": keep}, nosuch=1)
+    told = [line.partition(": ")[2] for line in caplog.messages if "unknown" in line]
+    assert told == [f"unknown option {name!r} is ignored" for name in ("colour", "size", "nosuch")]
+    assert caplog.messages[0].startswith("mqttc.create:" if make is mqttc.create else "mqtt3c.")
 
 
 # ---- connections that the application makes
@@ -247,7 +250,7 @@ def test_a_function_makes_the_connection(mosquitto: Mosquitto, clients: Log, cap
     log: Log = []
 
     def connect(mqtt: object, op: dict[str, Any]) -> object:
-        log.append((mqtt is made[0], op["port"]))
+        log.append((mqtt is made[0], op["port"] if op["mine"] else None))
         match len(log):
             case 1:
                 return None, "notyet"
@@ -263,7 +266,7 @@ def test_a_function_makes_the_connection(mosquitto: Mosquitto, clients: Log, cap
         log.append((kind, code))
         return 0.001
 
-    made = mqttc.create(connect, onstatus, port=mosquitto.port)
+    made = mqttc.create(connect, onstatus, port=mosquitto.port, mine=True)
     clients.append(made[0])
     wait_until(lambda: len(log) == 10, log)
     assert log[::2] == [(True, mosquitto.port)] * 5
@@ -509,7 +512,7 @@ def test_close_delivers(scripted: Scripted) -> None:
 
 
 SCRIPT = """
-import sys, threading
+import socket, sys, threading
 from smqrt import mqtt3c, mqttc
 import smqrt
 assert smqrt.mqttc is mqttc and smqrt.mqtt3c is mqtt3c
@@ -523,7 +526,7 @@ mqtt, err = mqtt3c.connect("127.0.0.1", onpub, {"port": port})
 if not mqtt:
     sys.exit(err)
 mqtt.subscribe("script", lambda code: print("granted", code))
-sender, _ = mqttc.create("127.0.0.1", lambda *what: True, {"port": port})
+sender, _ = mqttc.create(socket.create_connection(("127.0.0.1", port)), lambda *what: True)
 sender.publish("script", "hello")
 sender.close()
 print(mqtt.run())
@@ -531,9 +534,17 @@ print(sys.modules["threading"].current_thread() is threading.main_thread())
 """
 
 
-def test_a_plain_script_without_monkey_patching(mosquitto: Mosquitto, tmp_path: Path) -> None:
+PATCHED = """
+from gevent import monkey
+monkey.patch_all()
+import socket
+"""
+
+
+@pytest.mark.parametrize("before", ["", PATCHED])
+def test_a_script_with_and_without_monkey_patching(mosquitto: Mosquitto, tmp_path: Path, before: str) -> None:
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+    script.write_text(before + SCRIPT)
     done = subprocess.run(
         [sys.executable, script, str(mosquitto.port)], capture_output=True, text=True, timeout=60, check=False
     )
