@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import gevent
 import pytest
@@ -258,7 +259,14 @@ def test_a_second_run_is_refused(lua: Lua, mosquitto: Mosquitto) -> None:
     assert lines[1:] == ["nil disconnect", "nil socketclosed"]
 
 
-def test_a_client_that_is_dropped_does_not_wait_for_room(lua: Lua) -> None:
+def test_a_client_that_is_dropped_does_not_wait_for_room(lua: Lua, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[MqttClient] = []
+
+    def make(*arguments: Any, **options: Any) -> MqttClient:
+        made.append(MqttClient(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr("smqrt.mqtt.documented.MqttClient", make)
     broker = ScriptedBroker(4, on_open=lambda wire: wire.send(publish("t", b"x" * 50) * 5000))
     code = """
     do
@@ -270,6 +278,7 @@ def test_a_client_that_is_dropped_does_not_wait_for_room(lua: Lua) -> None:
     put"end"
     """
     assert lua(code, int(broker.address.split(":")[1])) == ["0 0"]
+    wait_until(lambda: [client.closed for client in made] == [True])
     broker.close()
 
 

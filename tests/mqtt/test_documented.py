@@ -358,6 +358,19 @@ def silent_tls(tmp_path: Path) -> Iterator[tuple[int, Log]]:
         listener.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.parametrize("kind", [ssl, gevent.ssl])
+def test_a_verified_chain_for_another_name_is_not_trusted(secure: Mosquitto, tmp_path: Path, kind: Any) -> None:
+    for name, expected in (("localhost", None), ("broker.example", "cert")):
+        context = kind.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        context.load_verify_locations(tmp_path / "ca.pem")
+        sock: Any = SOCKETS["gevent" if kind is gevent.ssl else "socket"](secure.port)
+        mqtt, err = mqtt3c.connect(context.wrap_socket(sock, server_hostname=name), keep, uname="anna")
+        assert err == expected
+        if mqtt is not None:
+            mqtt.close()
+
+
 def test_credentials_are_sent_to_a_trusted_broker(secure: Mosquitto, tmp_path: Path, caplog: Any) -> None:
     store = CertStore()
     store.add((tmp_path / "ca.pem").read_bytes())
@@ -482,6 +495,7 @@ def test_a_client_that_is_not_run_closes_with_messages_waiting(scripted: Scripte
         mqtt.setwill({"topic": "t", "message": "w"})
         mqtt.setwill(None)
     assert mqtt.status() == (0, False, True)
+    assert mqtt._client.closed, "its greenlet has ended"
 
 
 def test_setwill_is_for_the_next_connection(scripted: Scripted, clients: Log) -> None:
