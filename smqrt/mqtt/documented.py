@@ -113,7 +113,7 @@ class Mqtt:
     """A client of `mqttc.create`: MQTT 5, and the base of those for MQTT 3.1.1.
 
     Args:
-        callbacks: an inbox for a client that the application runs, else None.
+        inbox: of a client that the application runs, else None.
         payload_type: of the payloads that `onpub` gets.
 
     Attributes:
