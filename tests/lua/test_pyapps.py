@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from tests.lua.app_server import AppServer
+from tests.mqtt.mosquitto import Mosquitto
+from tests.waiting import wait_until
 
 HELLO = """
 from smqrt.http.tree import Directory
@@ -46,6 +52,38 @@ def test_its_functions_may_block(server: AppServer):
     code = HELLO.replace("count += 1", "import gevent; gevent.sleep(0.01)")
     server.app({".preload.py": code})
     assert server.ask("/hello/x").text == "hello x 0 0"
+
+
+DOCUMENTED_MQTT = """
+import gevent
+from smqrt import mqtt3c, mqttc
+from smqrt.http.tree import Directory
+
+log = []
+mqtt, err = mqtt3c.connect("127.0.0.1", lambda *message: log.append(message), {"port": PORT})
+assert mqtt, err
+mqtt.subscribe("app", lambda code: sender.publish("app", "hello"))
+sender, _ = mqttc.create("127.0.0.1", lambda *what: True, {"port": PORT})
+gevent.spawn(lambda: log.append(mqtt.run()))
+
+def onunload():
+    mqtt.disconnect()
+    sender.close()
+
+shower = Directory("log")
+shower.setfunc(lambda request, relpath: request.response.write(repr(log).encode()))
+dir.insert(shower)
+"""
+
+
+@pytest.mark.servers
+def test_the_documented_mqtt_modules_in_an_application(server: AppServer, tmp_path: Path) -> None:
+    broker = Mosquitto(tmp_path)
+    application = server.app({".preload.py": DOCUMENTED_MQTT.replace("PORT", str(broker.port))}, "mq")
+    assert application.error is None
+    wait_until(lambda: server.ask("/mq/log/").text == "[('app', b'hello')]")
+    application.unload()
+    broker.stop()
 
 
 def test_a_failing_python_application_names_file_and_line(server: AppServer, caplog):
