@@ -194,6 +194,18 @@ def test_isSMQ() -> None:
     assert hub.isSMQ({"HTTP_SIMPLEMQ": ""})
     assert hub.isSMQ({"HTTP_SEC_WEBSOCKET_KEY": "x"})
     assert not hub.isSMQ({"HTTP_HOST": "x"})
+    for wrong in (None, 5, "x", []):
+        with pytest.raises(ArgumentError, match="request: not an HTTP request"):
+            hub.isSMQ(wrong)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_connects_once(site: Site, kind: str) -> None:
+    device = site.device(b"uid-a1", kind)
+    with pytest.raises(ArgumentError, match="answered already; connect takes each request once"):
+        site.smq.connect(site.requests[0])
+    tid = device.subscribe(b"news")
+    device.publish(tid, b"it goes on").expect(publish(tid, device.etid, b"it goes on"))
 
 
 # ---- publish and subscribe

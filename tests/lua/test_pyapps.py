@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.device import RAW_HEADERS, Device, publish
 from tests.lua.app_server import AppServer
 from tests.mqtt.mosquitto import Mosquitto
 from tests.waiting import wait_until
@@ -115,3 +116,32 @@ def test_both_kinds_in_one_folder(server: AppServer):
     assert application.error is None
     assert server.ask("/p.lsp").text == "lua"
     assert server.ask("/hello/x").text == "hello x 1 1"
+
+
+UNAME = """
+from smqrt import hub
+
+smq = hub.create(onconnect=lambda etid, info, peer: smq.publish(str(info["uname"]), etid))
+
+
+def serve(request, relpath):
+    if relpath == "login":
+        request.login("ada")
+        return True
+    if relpath == "smq":
+        smq.connect(request)
+        return True
+    return False
+
+
+dir.setfunc(serve)
+"""
+
+
+def test_a_hub_knows_the_user_of_the_page(server: AppServer) -> None:
+    assert server.app({".preload.py": UNAME}).error is None
+    cookie = server.ask("/login").headers["Set-Cookie"].partition(";")[0]
+    for headers, user in ((f"Cookie: {cookie}\r\n", b"ada"), ("", b"None")):
+        device = Device(("127.0.0.1", server.port)).start(target="/smq", headers=RAW_HEADERS + headers)
+        device.connect(b"uid-a1").expect(publish(device.etid, 1, user))
+        device.close()
