@@ -16,7 +16,7 @@ from smqrt.broker.deferred import Deferred
 from smqrt.broker.server_client import Handler
 from smqrt.broker.state import BrokerClient, BrokerPeer, Hooks, Verdict
 from smqrt.broker.topics import Topic as HubTopic
-from smqrt.errors import CloseReason, NoAnswer
+from smqrt.errors import ArgumentError, CloseReason, NoAnswer
 from smqrt.hub import binding
 from smqrt.hub.binding import Name, Text, bound, is_number, text_of
 from smqrt.hub.callbacks import (
@@ -50,6 +50,7 @@ Topic = str | bytes | int
 CALLBACKS = (
     "authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "onmsg", "onnode", "log"
 )  # fmt: skip
+SUBSCRIBE_OPTIONS = ("onmsg", "subtopic", "json", "once")
 JournalOption = bool | str | os.PathLike[str] | Mapping[str, object] | None
 """True, a folder or settings (help: journal)."""
 OnMessageObject = TypeVar("OnMessageObject", bound=Callable[[Message], object])
@@ -61,6 +62,8 @@ def isSMQ(request: object) -> bool:
 
 
 def create(
+    options: Mapping[str, Any] | None = None,
+    /,
     *,
     authenticate: Authenticate | None = None,
     permittop: PermitTop | None = None,
@@ -91,9 +94,11 @@ def create(
     observe: str | None = None,
     journal: JournalOption = None,
 ) -> Smq:
-    """Create a broker.
+    """Create a broker (specification: smq.md §2.2).
 
     Args:
+        options: a dict of the options below, as Lua's table of options. A keyword argument that is not None replaces
+            the entry of the same name.
         authenticate: `f(credentials: bytes, info: Info) -> code | (code, reason)`; 0 accepts, 1 to 6 refuse, None is 6.
             It may raise `Refused(code, reason)` instead.
         permittop: `f(topic, issub: bool, peer) -> bool`.
@@ -114,10 +119,17 @@ def create(
         journal: true, a folder or a dict of settings: what is published is recorded (help: journal).
 
     Raises:
-        ArgumentError: a callback that can't be called, a number out of range, a `persist` file that can't be used.
+        ArgumentError: a callback that can't be called, a number out of range, a `persist` file that can't be used,
+            `options` that are no dict.
         JournalError: a journal that can't be used, or that another process writes to.
+        TypeError: there is no option of that name.
     """
-    given = {name: value for name, value in locals().items() if value is not None and name != "journal"}
+    given = {name: value for name, value in locals().items() if value is not None}
+    if given.pop("options", None) is not None:
+        if not isinstance(options, Mapping):
+            raise ArgumentError(f"options: a dict is needed, not {type(options).__name__}")
+        return create(**{**options, **given})
+    given.pop("journal", None)
     callbacks = {name: function().check(name, given.pop(name)) for name in CALLBACKS if name in given}
     return Smq(callbacks, make(HubOptions, given), journal)
 
@@ -369,20 +381,33 @@ class Smq:
     def subscribe(
         self,
         topic: Topic,
-        onmsg: OnMessage | None = None,
+        onmsg: OnMessage | Mapping[str, Any] | None = None,
         subtopic: Topic | None = None,
         json: bool = False,
         once: bool = False,
     ) -> int:
-        """Receive a topic and give its id.
+        """Receive a topic and return its id (specification: smq.md §2.4).
 
         Args:
             topic: name, id, or `"self"` for the server's own ETID.
-            onmsg: `f(data, ptid, tid, subtid)`; without it the global handler gets the messages.
+            onmsg: `f(data, ptid, tid, subtid)`; without it the global handler gets the messages. Or a dict of this
+                argument and the following ones, as Lua's table of options: `{"onmsg": f, "json": True}`. Arguments
+                that are given beside it replace its entries. The log names entries that mean nothing.
             subtopic: only messages with this sub-topic; without it the handler is the topic's catch-all.
             json: decode the payload; what is no JSON goes to the global handler, as bytes.
             once: of several workers, or nodes of a cluster, that subscribe so, one handles each message.
+
+        Raises:
+            ArgumentError: an argument of the wrong kind, or a number that is no topic's.
+            ClosedError: the hub has been closed.
         """
+        if isinstance(onmsg, Mapping):
+            options = onmsg
+            for name in [name for name in options if name not in SUBSCRIBE_OPTIONS]:
+                log.warning("%s: smq.subscribe has no option %r: it means nothing", calling_line(), name)
+            onmsg = options.get("onmsg")
+            subtopic = options.get("subtopic") if subtopic is None else subtopic
+            json, once = json or bool(options.get("json")), once or bool(options.get("once"))
         sub = None if subtopic is None else binding.destination("subtopic", subtopic)
         handler = None if onmsg is None else self._handler("onmsg", binding.function("onmsg", onmsg), json)
         return self._broker.subscribe(binding.destination("topic", topic), handler, sub, bool(once))

@@ -344,10 +344,20 @@ local function decoding(number, onmsg)
   end
 end
 
+-- Names the keys of a table of options that mean nothing.
+local function check_names(op, known, what)
+  for key in pairs(op) do
+    if not known[key] then tracep(false, 0, core.where() .. what .. " has no option '" .. tostring(key) .. "': it means nothing") end
+  end
+end
+
+local subscribe_options = {onmsg = true, subtopic = true, json = true, once = true}
+
 -- syntax: smq:subscribe(topic [,{onmsg = f, subtopic = name | number, json = bool, once = bool}])   -> tid
 function smq.subscribe(self, topic, op)
   local number = handle(self)
   op = arg.optional(arg.table, op, {}, 2, "subscribe")
+  check_names(op, subscribe_options, "smq.subscribe")
   local f = arg.optional(arg["function"], op.onmsg, nil, "2.onmsg", "subscribe")
   local target, subtopic = destination(topic, 1, "subscribe"), arg.optional(destination, op.subtopic, nil, "2.subtopic", "subscribe")
   if f and op.json then f = decoding(number, f) end
@@ -378,9 +388,7 @@ for _, key in ipairs(values) do known[key] = true end
 
 local function options(op, label)
   local list = {}
-  for key in pairs(op) do
-    if not known[key] then tracep(false, 0, core.where() .. "smq.hub has no option '" .. tostring(key) .. "': it means nothing") end
-  end
+  check_names(op, known, "smq.hub")
   for _, key in ipairs(callbacks) do
     local f = arg.optional(arg["function"], op[key], nil, "1." .. key, "create")
     if f then add(list, "f:" .. key, ref(adapters[key](f, key .. label))) end
