@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import pytest
 
 from smqrt import hub
 from smqrt.errors import ArgumentError
+from smqrt.hub.renamed import renamed
 from tests.device import Site, publish
 from tests.sites import authority, make_site, patience, site
 from tests.waiting import wait_until
@@ -66,3 +68,75 @@ def test_unknown_options_of_subscribe_are_named(caplog: pytest.LogCaptureFixture
         __file__.rpartition("/")[2]
     ]
     assert "smq.subscribe has no option 'onmesg': it means nothing" in caplog.text
+
+
+# ---- names of arguments
+
+DOCUMENTED: dict[str, dict[str, Any]] = {  # the signatures of smq.md §2.3 to §2.5, each with values that are accepted
+    "create": {"topic": "t", "tid": 7},
+    "createsub": {"subtopic": "s", "stid": 8},
+    "gettid": {},
+    "publish": {"data": "x", "topic": "t", "subtopic": "s", "ptid": 1},
+    "pubon": {"data": "x", "totid": 1, "fromtid": 1, "subtopic": 0},
+    "subscribe": {"topic": "t"},
+    "unsubscribe": {"topic": "t"},
+    "observe": {"topic": "t", "onchange": f},
+    "unobserve": {"topic": "t"},
+    "onmsg": {"onmsg": f},
+    "queuesize": {},
+    "tid2topic": {"tid": 7},
+    "topic2tid": {"topic": "t"},
+    "subtopic2tid": {"subtopic": "s"},
+    "tid2subtopic": {"tid": 8},
+    "peers": {},
+    "sock2peer": {"sock": None},
+    "etid2peer": {"etid": 1},
+    "topics": {},
+    "subtopics": {},
+    "setkeepalive": {"time": 60, "intv": 6},
+    "shutdown": {"msg": "the end", "etid": 4711},
+}
+FORMER: dict[str, dict[str, Any]] = {
+    "pubon": {"data": "x", "totid": 1, "fromtid": 1, "subtid": 0},
+    "observe": {"topic": "t", "function": f},
+    "onmsg": {"function": f},
+    "topic2tid": {"name": "t"},
+    "subtopic2tid": {"name": "s"},
+    "tid2subtopic": {"stid": 8},
+    "setkeepalive": {"idle": 60, "intv": 6},
+}
+
+
+@pytest.mark.parametrize("method", DOCUMENTED)
+def test_documented_names_of_arguments(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    getattr(hub.create(), method)(**DOCUMENTED[method])
+    assert not caplog.records
+    declared = list(signature(getattr(hub.Smq, method)).parameters)[1:]
+    assert declared[: len(DOCUMENTED[method])] == list(DOCUMENTED[method]), "in this order too"
+
+
+@pytest.mark.parametrize("method", FORMER)
+def test_former_names_of_arguments_work(method: str) -> None:
+    smq = hub.create()
+    assert getattr(smq, method)(**FORMER[method]) == getattr(smq, method)(**DOCUMENTED[method])
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        getattr(smq, method)(**{**DOCUMENTED[method], **FORMER[method]})
+
+
+def test_a_former_name_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    @renamed(function="onchange", other="another")
+    def observe(topic: str, onchange: int) -> tuple[str, int]:
+        return topic, onchange
+
+    old: Any = observe
+    assert [old("a", function=1), old(topic="b", function=2), old("c", onchange=3)] == [("a", 1), ("b", 2), ("c", 3)]
+    (record,) = caplog.records
+    place, _, text = record.message.partition(": ")
+    assert place.startswith(__file__ + ":")
+    assert text == "the argument 'function' of smq.observe is deprecated: its name is 'onchange' now"
+
+
+def test_connect_by_the_names_of_its_arguments() -> None:
+    for name in ("cmd", "request"):
+        with pytest.raises(ArgumentError, match="^request: not an HTTP request"):
+            hub.create().connect(**{name: 5}, arg=6)

@@ -36,6 +36,7 @@ from smqrt.hub.callbacks import (
     takes_reason,
 )
 from smqrt.hub.peer import Info, Peer, PeerSocket, Refused, info_of, peer_of
+from smqrt.hub.renamed import renamed
 from smqrt.journal.writer import HubJournal, JournalWriter
 from smqrt.limits import LineLimit
 from smqrt.message import Message, Payload, Requests, json_value, payload
@@ -235,11 +236,12 @@ class Smq:
 
     # ---- connections
 
-    def connect(self, request: object, arg: object = None) -> bool:
+    @renamed(request="cmd")
+    def connect(self, cmd: object, arg: object = None) -> bool:
         """Turn an HTTP request into an SMQ connection (specification: smq.md §2.3).
 
         Args:
-            request: the request of a directory function, or a WSGI environ (help: wsgi).
+            cmd: the request of a directory function, or a WSGI environ (help: wsgi).
             arg: is found as `info["arg"]` in `authenticate` and `onconnect`.
 
         Blocks until the handshake ended (under gevent-websocket: until the connection ends). A request that is not SMQ
@@ -248,7 +250,7 @@ class Smq:
         Returns:
             False when nothing was answered: the WSGI server hands no connections over, see `smqrt.wsgi`.
         """
-        return self._broker.connect(request, arg)
+        return self._broker.connect(cmd, arg)
 
     def peers(self, phantoms: bool = False) -> Iterator[tuple[PeerSocket, Peer]]:
         """`(sock, peer)` of every client and of the server's own client; then, when asked for, of the clients of other
@@ -276,8 +278,9 @@ class Smq:
     def refused(self) -> dict[str, int]:
         """How often each limit was reached so far (help: limits)."""
 
+    @renamed(idle="time")
     @bound
-    def setkeepalive(self, idle: int, intv: int = 0) -> None:
+    def setkeepalive(self, time: int, intv: int = 0) -> None:
         """TCP keep-alive of new connections, in seconds; the interval is that of `idle` by default."""
 
     @bound
@@ -327,16 +330,19 @@ class Smq:
     def tid2topic(self, tid: int) -> Name | None:
         """The name of a topic id; None when there is none."""
 
+    @renamed(name="topic")
     @bound
-    def topic2tid(self, name: Text) -> int | None:
+    def topic2tid(self, topic: Text) -> int | None:
         """The id of a topic name; None when it does not exist."""
 
+    @renamed(stid="tid")
     @bound
-    def tid2subtopic(self, stid: int) -> Name | None:
+    def tid2subtopic(self, tid: int) -> Name | None:
         """The name of a sub-topic id; None when there is none."""
 
+    @renamed(name="subtopic")
     @bound
-    def subtopic2tid(self, name: Text) -> int | None:
+    def subtopic2tid(self, subtopic: Text) -> int | None:
         """The id of a sub-topic name; None when it does not exist."""
 
     @bound
@@ -374,9 +380,24 @@ class Smq:
             ClosedError: the hub has been closed.
         """
 
+    @renamed(subtid="subtopic")
     @bound
-    def pubon(self, data: Payload, totid: int, fromtid: int, subtid: int = 0) -> bool:
-        """Send to one client on behalf of another; false unless both are connected, or the server itself."""
+    def pubon(self, data: Payload, totid: int, fromtid: int, subtopic: int = 0) -> bool:
+        """Send to one client on behalf of another (specification: smq.md §2.4).
+
+        Args:
+            data: the message.
+            totid: the ETID of the receiver.
+            fromtid: the ETID that the receiver sees as the publisher's.
+            subtopic: the id of a sub-topic, see `createsub`; 0 for none.
+
+        Returns:
+            False unless both are connected clients, or the server itself.
+
+        Raises:
+            ArgumentError: data over 0xFFF0 bytes, or an argument of the wrong kind.
+            ClosedError: the hub has been closed.
+        """
 
     def subscribe(
         self,
@@ -487,16 +508,23 @@ class Smq:
     def unsubscribe(self, topic: Topic) -> None:
         """Stop receiving a topic and forget its handlers; nothing happens when it is unknown."""
 
-    def onmsg(self, function: OnMessage | None) -> None:
-        """Set the global handler `f(data, ptid, tid, subtid)`."""
-        self._broker.onmsg(None if function is None else self._handler("onmsg", binding.function("onmsg", function)))
+    @renamed(function="onmsg")
+    def onmsg(self, onmsg: OnMessage | None) -> None:
+        """Set the global handler `f(data, ptid, tid, subtid)`; None removes it."""
+        self._broker.onmsg(None if onmsg is None else self._handler("onmsg", binding.function("onmsg", onmsg)))
 
-    def observe(self, topic: Topic, function: Callable[[int, Given], object]) -> bool | None:
-        """Call `function(subscribers, topic)` on every change; once, with 0, when an ETID's client goes away."""
-        binding.function("function", function)
+    @renamed(function="onchange")
+    def observe(self, topic: Topic, onchange: Callable[[int, Given], object]) -> bool | None:
+        """Call `onchange(subscribers, topic)` when the number of subscribers of a topic has changed; for an ETID once,
+        with 0, when its client has disconnected (specification: smq.md §2.4).
+
+        Returns:
+            None for the server's own ETID and for unknown ids, true otherwise.
+        """
+        binding.function("onchange", onchange)
 
         def changed(count: int, name: bytes | int) -> object:
-            return self._guard.call("observe", function, count, name if isinstance(name, int) else text_of(name))
+            return self._guard.call("observe", onchange, count, name if isinstance(name, int) else text_of(name))
 
         return self._broker.observe(binding.destination("topic", topic), changed)
 
