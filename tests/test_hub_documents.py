@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import signature
+from socket import IPPROTO_TCP, TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_NODELAY
+from sys import byteorder
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from smqrt import hub
 from smqrt.errors import ArgumentError
 from smqrt.hub.renamed import renamed
-from tests.device import Site, publish
+from tests.device import KINDS, TLS, WSS, Site, publish
 from tests.sites import authority, make_site, patience, site
 from tests.waiting import wait_until
 
@@ -140,3 +142,43 @@ def test_connect_by_the_names_of_its_arguments() -> None:
     for name in ("cmd", "request"):
         with pytest.raises(ArgumentError, match="^request: not an HTTP request"):
             hub.create().connect(**{name: 5}, arg=6)
+
+
+# ---- sockets of clients
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_documented_methods_of_a_clients_socket(make_site: Callable[..., Site], kind: str) -> None:
+    site = make_site()
+    device = site.device(b"uid-a1", kind)
+    peer = site.smq.etid2peer(device.etid)
+    assert peer is not None
+    sock, below = peer.sock, peer.sock.transport
+    assert below is not None
+    assert sock.setoption("keepalive", True, 60, 7) is True
+    keep_alive = [below.getsockopt(IPPROTO_TCP, option, 4) for option in (TCP_KEEPIDLE, TCP_KEEPINTVL)]
+    assert [int.from_bytes(value, byteorder) for value in keep_alive] == [60, 7]
+    for name, is_on in (("nodelay", False), ("tcp-nodelay", True), ("nodelay", True)):
+        sock.setoption(name, is_on)
+        assert any(below.getsockopt(IPPROTO_TCP, TCP_NODELAY, 4)) is is_on
+    cipher = sock.cipher()
+    assert (cipher is not None) == (kind in (TLS, WSS))
+    assert cipher is None or cipher[1] == "TLSv1.3"
+    assert sock.isresumed() is False
+    sock.close()
+    device.expect_end()
+    assert sock.setoption("nodelay", True) is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("nonsense", True), "unknown option 'nonsense'; there are keepalive, "),
+        (("keepalive", 1), "'keepalive' takes true or false"),
+        (("keepalive", True, 0), "'keepalive' takes seconds, 1 to 32767, not 0"),
+    ],
+)
+def test_wrong_options_of_a_socket_are_named(arguments: Any, error: str) -> None:
+    sock, _ = next(hub.create().peers())
+    with pytest.raises(ArgumentError, match=f"^setoption: {error}"):
+        sock.setoption(*arguments)

@@ -16,6 +16,7 @@ from smqrt.http.headers import joined_fields
 from smqrt.hub.binding import is_number, text_of
 from smqrt.net import certificates
 from smqrt.net.handover import page_user
+from smqrt.net.socket_options import set_option
 from smqrt.net.tls import TlsTransport
 from smqrt.wire.smq import ConnackCode
 
@@ -78,13 +79,43 @@ class PeerSocket:
         shown = getattr(self.transport, "peer_certificate", None)
         return shown() if shown else None
 
+    def cipher(self) -> tuple[str, str] | None:
+        """Return the name of the cipher and the version of TLS; None without TLS."""
+        tell = getattr(self.transport, "cipher", None)
+        found = tell() if tell else None
+        return found[:2] if found else None
+
+    def isresumed(self) -> bool:
+        """Return whether the TLS session was begun by an earlier connection; false without TLS."""
+        return self.tls is not None and self.tls.resumed()
+
+    def setoption(self, name: str, on: bool, *values: int) -> bool:
+        """Set an option of the socket by the name that it has in Lua (specification: bas-api.md §8.2).
+
+            peer.sock.setoption("keepalive", True, 60, 10)
+
+        Args:
+            name: "keepalive", "nodelay" (or "tcp-nodelay"), "broadcast", "dontroute".
+            on: whether it is switched on.
+            values: of "keepalive": the silence before the first probe and the time between probes, 1 to 32767 seconds.
+
+        Returns:
+            False when there is no connection any more.
+
+        Raises:
+            ArgumentError: there is no option of that name, or a value is wrong.
+            OSError: the system refuses it.
+        """
+        set_option(self, name, on, *values)
+        return self.transport is not None and self.transport.fileno() >= 0
+
     def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
         """Set an option of the socket; nothing happens when there is no connection any more.
 
         Raises:
             OSError: the system refuses it.
         """
-        if self.transport is not None:
+        if self.transport is not None and self.transport.fileno() >= 0:
             self.transport.setsockopt(level, option, value)
 
     def close(self) -> None:
