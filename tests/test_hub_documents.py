@@ -182,3 +182,27 @@ def test_wrong_options_of_a_socket_are_named(arguments: Any, error: str) -> None
     sock, _ = next(hub.create().peers())
     with pytest.raises(ArgumentError, match=f"^setoption: {error}"):
         sock.setoption(*arguments)
+
+
+# ---- clients
+
+
+def test_uid_and_info_are_what_the_client_sent(make_site: Callable[..., Site]) -> None:
+    told: list[tuple[Any, ...]] = []
+    site = make_site(onconnect=lambda etid, info, peer: told.append((info.uid, info["info"], peer.uid, peer.info)))
+    site.device("sensör-1".encode(), info=b"attic")
+    site.device(b"\xff\xfe\xfd\xfc\xfb\xfa", info=b"\xff")
+    wait_until(lambda: len(told) == 2, "onconnect")
+    assert told == [("sensör-1", "attic") * 2, (b"\xff\xfe\xfd\xfc\xfb\xfa", b"\xff") * 2]
+
+
+def test_info_has_its_entries_as_attributes(make_site: Callable[..., Site]) -> None:
+    infos: list[hub.Info] = []
+    site = make_site(authenticate=lambda credentials, info: infos.append(info) or 0)
+    site.device()
+    (info,) = infos
+    assert {name: getattr(info, name) for name in info} == info
+    info.rank = 1
+    assert info["rank"] == info.rank == 1
+    with pytest.raises(AttributeError, match="^info has no 'nonsense'; it has arg, seed, uid, "):
+        _ = info.nonsense

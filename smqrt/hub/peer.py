@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 from urllib.parse import parse_qsl
 
 from smqrt.broker.session import Session
@@ -167,16 +167,21 @@ class HeaderFields(dict[str, str]):
         return super().get(name.lower(), default)
 
 
-class Info(TypedDict):
-    """What `authenticate` and `onconnect` are told of a client: the same object for both."""
+class Info(dict[str, Any]):
+    """What `authenticate` and `onconnect` are told of a client: the same object for both. `info.uid` and `info["uid"]`
+    are the same value; an application may add entries.
+    """
+
+    __slots__ = ()
 
     arg: Any
     """The second argument of `connect`."""
     seed: int
     """The number that the client was sent, for hashing its password."""
-    uid: bytes
+    uid: str | bytes
+    """As the client sent it: str, or bytes when it is not UTF-8."""
     info: str | bytes
-    """What the client says about itself."""
+    """What the client says about itself: str, or bytes when it is not UTF-8."""
     sock: PeerSocket
     request: Any
     """The request, or the WSGI environ."""
@@ -193,6 +198,15 @@ class Info(TypedDict):
     uname: str | None
     """The user it has logged in as (help: identity), or who has logged in at the page; under WSGI `REMOTE_USER`."""
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"info has no {name!r}; it has {', '.join(self)}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
 
 @dataclass(eq=False)
 class Peer:
@@ -200,15 +214,15 @@ class Peer:
 
     Attributes:
         tid: the ETID.
-        uid: as the client sent it.
-        info: the client's own description.
+        uid: as the client sent it: str, or bytes when it is not UTF-8.
+        info: the client's own description, likewise.
         sock: its socket; `sock.peername()` tells the address.
         phantom: true for one that is connected to another node of a cluster, and has no socket here; None for others.
         node: the number of that node; 0 for a client of this one.
     """
 
     tid: int
-    uid: bytes
+    uid: str | bytes
     info: str | bytes
     sock: PeerSocket
     _session: BrokerPeer = field(repr=False)
@@ -244,9 +258,11 @@ def peer_of(session: BrokerPeer) -> Peer:
     peer = session.extra
     if not isinstance(peer, Peer):
         node = session.node.number if isinstance(session, Phantom) else 0
-        info, sock = text_of(session.info), PeerSocket(session)
-        peer = session.extra = Peer(session.etid, session.uid, info, sock, session, node=node)
+        uid, info, sock = text_of(session.uid), text_of(session.info), PeerSocket(session)
+        peer = session.extra = Peer(session.etid, uid, info, sock, session, node=node)
         peer.phantom = True if node else None
+    elif not peer.tid:  # it was asked for before the client had said who it is
+        peer.uid, peer.info = text_of(session.uid), text_of(session.info)
     peer.tid = session.etid
     return peer
 
@@ -256,16 +272,16 @@ def info_of(session: BrokerClient) -> Info:
     origin = session.origin
     if origin.info is None:
         request = origin.request
-        origin.info = {
-            "arg": origin.arg,
-            "seed": session.seed,
-            "uid": session.uid,
-            "info": text_of(session.info),
-            "sock": peer_of(session).sock,
-            "request": request,
-            "restored": request is None,
+        origin.info = Info(
+            arg=origin.arg,
+            seed=session.seed,
+            uid=text_of(session.uid),
+            info=text_of(session.info),
+            sock=peer_of(session).sock,
+            request=request,
+            restored=request is None,
             **_details(request),
-        }
+        )
         if (user := peer_of(session).user) is not None:
             origin.info["uname"] = user
     info: Info = origin.info
