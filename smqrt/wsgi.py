@@ -250,6 +250,7 @@ class BehindTls:
         self._sock, self._tls = _socket.socket(fileno=fd), tls
         self._sock.setblocking(False)
         self.getpeername, self.getsockname, self.setsockopt = tls.getpeername, tls.getsockname, tls.setsockopt
+        self.cipher = tls.cipher
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)

@@ -90,9 +90,9 @@ WRONG_ARGUMENTS: list[tuple[str, Callable[[hub.Smq], Any]]] = [
     ("stid", lambda smq: smq.createsub("a", "b")),
     ("stid", lambda smq: smq.createsub("a", 1 << 32)),
     ("tid", lambda smq: smq.tid2topic("a")),
-    ("stid", lambda smq: smq.tid2subtopic(None)),
-    ("name", lambda smq: smq.topic2tid(1)),
-    ("name", lambda smq: smq.subtopic2tid(1)),
+    ("tid", lambda smq: smq.tid2subtopic(None)),
+    ("topic", lambda smq: smq.topic2tid(1)),
+    ("subtopic", lambda smq: smq.subtopic2tid(1)),
     ("data", lambda smq: smq.publish(object(), "a")),
     ("data", lambda smq: smq.publish({"a": object()}, "a")),
     ("data", lambda smq: smq.publish(b"x" * 65521, "a")),
@@ -107,20 +107,20 @@ WRONG_ARGUMENTS: list[tuple[str, Callable[[hub.Smq], Any]]] = [
     ("data", lambda smq: smq.pubon({1}, 1, 2)),
     ("totid", lambda smq: smq.pubon("x", "a", 2)),
     ("fromtid", lambda smq: smq.pubon("x", 1, None)),
-    ("subtid", lambda smq: smq.pubon("x", 1, 2, "a")),
+    ("subtopic", lambda smq: smq.pubon("x", 1, 2, "a")),
     ("topic", lambda smq: smq.subscribe(None)),
     ("topic", lambda smq: smq.subscribe(12345)),
     ("onmsg", lambda smq: smq.subscribe("a", 5)),
     ("subtopic", lambda smq: smq.subscribe("a", f, [])),
     ("topic", lambda smq: smq.unsubscribe(None)),
     ("topic", lambda smq: smq.observe(None, f)),
-    ("function", lambda smq: smq.observe("a", None)),
+    ("onchange", lambda smq: smq.observe("a", None)),
     ("topic", lambda smq: smq.unobserve(1.5)),
     ("onmsg", lambda smq: smq.onmsg(5)),
     ("etid", lambda smq: smq.etid2peer("a")),
-    ("idle", lambda smq: smq.setkeepalive("a")),
-    ("idle", lambda smq: smq.setkeepalive(0)),
-    ("idle", lambda smq: smq.setkeepalive(32768)),
+    ("time", lambda smq: smq.setkeepalive("a")),
+    ("time", lambda smq: smq.setkeepalive(0)),
+    ("time", lambda smq: smq.setkeepalive(32768)),
     ("intv", lambda smq: smq.setkeepalive(10, -1)),
     ("intv", lambda smq: smq.setkeepalive(10, 32768)),
     ("etid", lambda smq: smq.request("a", "x")),
@@ -246,7 +246,7 @@ def test_publish_creates_the_topic_and_counts_what_nobody_gets(make_site: Callab
     (first, second) = dropped.come(2)
     assert first[:4] == (b"x", 1, tid, 0)
     assert second[:4] == (b"y", 1, 4711, 5)
-    assert first[4].uid == b"SMQ server client"
+    assert first[4].uid == "SMQ server client"
     assert site.state.stats.drops[Drop.UNROUTED] == 2
 
 
@@ -414,8 +414,8 @@ def test_peers_and_their_tables(site: Site) -> None:
     device = site.device(b"uid-a1", info=b"a device")
     tid = device.subscribe(b"news")
     peers = {peer.uid: (sock, peer) for sock, peer in site.smq.peers()}
-    assert set(peers) == {b"SMQ server client", b"uid-a1"}
-    sock, peer = peers[b"uid-a1"]
+    assert set(peers) == {"SMQ server client", "uid-a1"}
+    sock, peer = peers["uid-a1"]
     assert (peer.tid, peer.info, peer.sock) == (device.etid, "a device", sock)
     assert peer.topics == {tid: sock}
     assert {peer: 1}[peer] == 1
@@ -425,7 +425,7 @@ def test_peers_and_their_tables(site: Site) -> None:
     assert site.smq.etid2peer(device.etid) is site.smq.sock2peer(sock) is peer
     peer.data["mine"] = 1
     assert site.smq.etid2peer(device.etid).data == {"mine": 1}  # type: ignore[union-attr]
-    assert site.smq.etid2peer(1).uid == b"SMQ server client"  # type: ignore[union-attr]
+    assert site.smq.etid2peer(1).uid == "SMQ server client"  # type: ignore[union-attr]
     assert site.smq.etid2peer(4711) is site.smq.sock2peer(object()) is None
     device.send(wire.with_id(Type.UNSUBSCRIBE, tid)).expect_nothing()
     assert peer.topics is None
@@ -489,8 +489,8 @@ def test_order_of_callbacks_at_take_over(make_site: Callable[..., Site]) -> None
     new = site.device(b"uid-a1", credentials=b"2")
     assert old.etid == new.etid
     assert events == [
-        ("authenticate", b"1"), ("onconnect", old.etid, b"uid-a1"),
-        ("authenticate", b"2"), ("onclose", old.etid, b"uid-a1", "reconnect"), ("onconnect", new.etid, b"uid-a1"),
+        ("authenticate", b"1"), ("onconnect", old.etid, "uid-a1"),
+        ("authenticate", b"2"), ("onclose", old.etid, "uid-a1", "reconnect"), ("onconnect", new.etid, "uid-a1"),
     ]  # fmt: skip
     old.expect_end(wire.disconnect(b"reconnect"))
     new.expect_nothing()
@@ -538,7 +538,7 @@ def test_onclose_tells_why(make_site: Callable[..., Site], name: str) -> None:
     device = site.device(b"uid-a1", kind)
     end(site, device)
     (etid, sock, peer, err, reason) = closed.come()[0]
-    assert (etid, peer.uid, err, reason) == (device.etid, b"uid-a1", word, finer)
+    assert (etid, peer.uid, err, reason) == (device.etid, "uid-a1", word, finer)
     assert sock is peer.sock
 
 
@@ -568,8 +568,8 @@ def test_permittop(make_site: Callable[..., Site]) -> None:
         assert not device.ask(kind, b"news").denied
         assert not device.ask(kind, b"news").denied
     assert asked == [
-        ("forbidden", True, b"uid-a1"), ("news", True, b"uid-a1"),
-        ("forbidden", False, b"uid-a1"), ("news", False, b"uid-a1"), ("news", False, b"uid-a1"),
+        ("forbidden", True, "uid-a1"), ("news", True, "uid-a1"),
+        ("forbidden", False, "uid-a1"), ("news", False, "uid-a1"), ("news", False, "uid-a1"),
     ]  # fmt: skip  # a duplicate Subscribe is not asked about
     assert site.smq.topic2tid("never") is None
     device.ask(Type.CREATE, b"\xff")
@@ -592,7 +592,7 @@ def test_permitsubtop_is_asked_while_the_name_is_unknown(make_site: Callable[...
     device = site.device(b"uid-a1")
     for name in (b"known", b"new", b"new"):
         assert not device.ask(Type.CREATESUB, name).denied
-    assert [(name, peer.uid) for name, peer in asked] == [("new", b"uid-a1")]
+    assert [(name, peer.uid) for name, peer in asked] == [("new", "uid-a1")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -610,13 +610,13 @@ def test_onpublish_sees_every_message_and_decides(make_site: Callable[..., Site]
     for payload in (b"yes", b"no", b"yes", b"yes", b"no"):
         device.publish(tid, payload, 5)
     assert [packet[13:] for packet in device.sync()] == [b"yes"] * 3
-    assert seen == [(payload, device.etid, tid, 5, b"uid-a1") for payload in (b"yes", b"no", b"yes", b"yes", b"no")]
+    assert seen == [(payload, device.etid, tid, 5, "uid-a1") for payload in (b"yes", b"no", b"yes", b"yes", b"no")]
     assert not dropped, "what onpublish swallows is not dropped"
     assert site.state.stats.drops[Drop.SWALLOWED] == 2
     site.smq.publish("no", "news")
     site.smq.publish("yes", "news")
     device.expect(publish(tid, 1, b"yes"))
-    assert seen[-2:] == [(b"no", 1, tid, 0, b"SMQ server client"), (b"yes", 1, tid, 0, b"SMQ server client")]
+    assert seen[-2:] == [(b"no", 1, tid, 0, "SMQ server client"), (b"yes", 1, tid, 0, "SMQ server client")]
     device.publish(4711, b"yes").publish(4711, b"no").publish(server, b"no").publish(server, b"yes").expect_nothing()
     assert [call[:3] for call in dropped] == [(b"yes", device.etid, 4711)], "ondrop comes after onpublish"
     assert [call[0] for call in got] == [b"yes"]

@@ -88,9 +88,9 @@ _ALL = (
     ),
     Method("gettid", (), Kind.NUMBER),
     Method("tid2topic", (Argument("tid", Kind.NUMBER),), Kind.NAME),
-    Method("topic2tid", (Argument("name", Kind.NAME),), Kind.NUMBER),
-    Method("tid2subtopic", (Argument("stid", Kind.NUMBER),), Kind.NAME),
-    Method("subtopic2tid", (Argument("name", Kind.NAME),), Kind.NUMBER),
+    Method("topic2tid", (Argument("topic", Kind.NAME),), Kind.NUMBER),
+    Method("tid2subtopic", (Argument("tid", Kind.NUMBER),), Kind.NAME),
+    Method("subtopic2tid", (Argument("subtopic", Kind.NAME),), Kind.NUMBER),
     Method("topics", (), Kind.NAMES),
     Method("subtopics", (), Kind.NAMES),
     Method("publish", _MESSAGE, Kind.NUMBER),
@@ -101,18 +101,18 @@ _ALL = (
             Argument("data", Kind.PAYLOAD),
             Argument("totid", Kind.NUMBER),
             Argument("fromtid", Kind.NUMBER),
-            Argument("subtid", Kind.NUMBER, 0),
+            Argument("subtopic", Kind.NUMBER, 0),
         ),
         Kind.FLAG,
     ),
     Method("unsubscribe", (_TOPIC,)),
-    Method("onmsg", (Argument("function", Kind.FUNCTION, optional=True),)),
-    Method("observe", (_TOPIC, Argument("function", Kind.FUNCTION)), Kind.FLAG),
+    Method("onmsg", (Argument("onmsg", Kind.FUNCTION, optional=True),)),
+    Method("observe", (_TOPIC, Argument("onchange", Kind.FUNCTION)), Kind.FLAG),
     Method("unobserve", (_TOPIC,)),
     Method("queuesize", (), Kind.ROOM),
     Method("peers", (Argument("phantoms", Kind.FLAG, False),), Kind.PEERS),
     Method("etid2peer", (Argument("etid", Kind.NUMBER),), Kind.PEER),
-    Method("setkeepalive", (Argument("idle", Kind.NUMBER), Argument("intv", Kind.NUMBER, 0))),
+    Method("setkeepalive", (Argument("time", Kind.NUMBER), Argument("intv", Kind.NUMBER, 0))),
     Method(
         "shutdown",
         (
@@ -383,7 +383,7 @@ class Broker(BrokerState):
         """Send to one client on behalf of another; false unless both are connected, or the server itself."""
         self._check_open()
         check_size(data)
-        _checked_id("subtid", stid)
+        _checked_id("subtopic", stid)
         if not self._is_client(to_etid) or not self._is_client(from_etid):
             return False
         self.publish(data, to_etid, stid, from_etid)

@@ -459,9 +459,12 @@ class GeventBroker(SucceedingBroker):
         """
         origin = Origin(request, arg)
         if isinstance(request, dict):
-            if wsgi.HANDLER not in request:
+            if wsgi.REQUEST in request:
+                request = request[wsgi.REQUEST]
+            elif wsgi.HANDLER in request:
+                request = wsgi.HandlerRequest(request)
+            else:
                 return wsgi.connect(self, self._admission, request, origin)
-            request = wsgi.HandlerRequest(request)
         handover.connect(self, self._admission, request, origin)
         return True
 

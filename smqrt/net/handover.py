@@ -147,7 +147,7 @@ class KeepAlive:
     def __init__(self, idle_s: int = KEEPALIVE_IDLE_S, interval_s: int = 0) -> None:
         self.set(idle_s, interval_s, ("keepidle", "keepintv"))
 
-    def set(self, idle_s: int, interval_s: int, names: tuple[str, str] = ("idle", "intv")) -> None:
+    def set(self, idle_s: int, interval_s: int, names: tuple[str, str] = ("time", "intv")) -> None:
         """Other times, for new connections; `names` are those of the arguments in errors. Raises as the class."""
         for name, seconds in zip(names, (idle_s, interval_s or 1), strict=True):
             KEEPALIVE_SECONDS.check(name, seconds)

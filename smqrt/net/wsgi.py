@@ -34,6 +34,9 @@ log = logging.getLogger("smqrt")
 HANDLER = "smqrt.handler"
 """The environ's key of the handler that hands connections over (`smqrt.wsgi`)."""
 
+REQUEST = "smqrt.request"
+"""The environ's key of the server's own request, in applications that are mounted in a directory."""
+
 ORIGINS = Limit("hub_origins", "origins of create", "pages of other hosts may not connect to this hub")
 
 _GONE = frozenset((CloseReason.PEER_CLOSED, CloseReason.WRITE_FAILED, CloseReason.SLOW_CONSUMER))

@@ -671,6 +671,15 @@ def test_an_unknown_option_is_named_in_the_trace(
     assert "keepidle" not in caplog.text
 
 
+def test_an_unknown_option_of_subscribe_is_named_in_the_trace(
+    lua: Callable[[str], LuaSite], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    lua("\nsmq = require'smq.hub'.create()\nsmq:subscribe('x', {onmsg = print, typo = 1, json = true})")
+    assert "root/.preload:3: smq.subscribe has no option 'typo': it means nothing" in caplog.text
+    assert "json" not in caplog.text
+
+
 @pytest.mark.parametrize(
     "callback", ["authenticate", "permittop", "onconnect", "onpublish", "ondrop", "onmsg", "onclose"]
 )
