@@ -98,9 +98,12 @@ class LuaScript:
         # Handles only now: Lua gives those back that it has got, and never one of an application that failed before.
         io, reader = self._files.handle_of(self._io), self._dirs.register(self._reader)
         variables: Any = self._owner.names.get("app", {})  # of .preload.py
-        hubs = [(name, value) for name, value in variables.items() if isinstance(value, Smq)]
-        label = f" of Lua in {self._reader.label}"
-        shared = [part for name, smq in hubs for part in (name.encode(), self._services.hubs.share(smq, label))]
+        hubs = {name: value for name, value in variables.items() if isinstance(value, Smq)}
+        shared: list[Any] = []
+        if self._services.hubs is not None:
+            label = f" of Lua in {self._reader.label}"
+            for name, smq in hubs.items():
+                shared += (name.encode(), self._services.hubs.share(smq, label))
         done, *message = self._vm.run(self._entries["load"], self._number, io, reader, self._entry, *shared)
         if not done:
             raise LuaError(message[0])
