@@ -2,6 +2,8 @@
 
     from smqrt import hub            # brokers: hub.create(), smq.connect(request), smq.publish(...)
     from smqrt import client         # client.SmqClient("ws://host/smq.lsp")
+    from smqrt import mqttc          # MQTT 5: mqttc.create("host", onstatus, onpub)
+    from smqrt import mqtt3c         # MQTT 3.1.1: mqtt3c.connect("host", onpub)
 
 The names load when first used, so that importing smqrt starts nothing.
 """
@@ -12,10 +14,10 @@ from importlib import import_module
 from types import ModuleType
 
 __version__ = "1.0.0rc1"
-__all__ = ["__version__", "client", "hub"]
+__all__ = ["__version__", "client", "hub", "mqtt3c", "mqttc"]
 
 
 def __getattr__(name: str) -> ModuleType:
-    if name in ("client", "hub"):
+    if name in ("client", "hub", "mqtt3c", "mqttc"):
         return import_module(f"smqrt.{name}")
     raise AttributeError(f"module 'smqrt' has no attribute {name!r}")

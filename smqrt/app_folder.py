@@ -38,6 +38,7 @@ class AppScope:
         names: what `smqrt.app` gives its code: `app`, `dir`, `io`.
         kept: what the server keeps in memory for it.
         is_internal: it is part of the server: operators are not shown its hubs.
+        is_unloading: its `onunload` is being run, or has been.
     """
 
     def __init__(self, folder: Path | None, name: str = "") -> None:
@@ -48,7 +49,7 @@ class AppScope:
         self.package = ""
         self.names: dict[str, object] = {}
         self.kept: dict[object, object] = {}
-        self.is_internal = False
+        self.is_internal = self.is_unloading = False
         self._path_before = set(sys.path)
         self._things: WeakSet[Closable] = WeakSet()
         self._packages_before = _packages()

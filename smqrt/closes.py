@@ -57,9 +57,13 @@ ENDINGS = {
         is_trouble=False,
     ),
     CloseReason.REFUSED: Ending(
-        "The client was not let in: its login was wrong, or the application's authenticate said no.",
-        "Look at the client's name and password, and at what authenticate answers.",
+        "The client was not let in: its login was wrong, or it may not have this uid, or one more connection.",
+        "Look at the client's name, password and uid.",
         "auth.users",
+    ),
+    CloseReason.REFUSED_BY_APPLICATION: Ending(
+        "The client was not let in: the application's authenticate said no.",
+        "Look at what the client sends, and at what authenticate answers.",
     ),
     CloseReason.BAD_CONNECT: Ending(
         "The client's first packet was not Connect, or not as it has to be; the line says what was wrong.",

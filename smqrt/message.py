@@ -73,6 +73,20 @@ def json_bytes(value: object) -> bytes:
         raise ArgumentError(f"data: {error}; send bytes, text, or what JSON knows") from None
 
 
+def json_value(data: bytes) -> Any:
+    """Returns the value that `data` is the JSON of, by the rules of Lua's decoder: UTF-8, no NaN and no infinity.
+
+    Raises:
+        ValueError: it is no JSON; UnicodeDecodeError is one.
+        RecursionError: it is nested too deeply.
+    """
+    return json.loads(data.decode(), parse_constant=_no_json)
+
+
+def _no_json(word: str) -> Any:
+    raise ValueError(f"{word} is no JSON")
+
+
 def _finite(value: Any) -> Any:
     """`value` with None for every number that is none."""
     if isinstance(value, dict):
@@ -110,7 +124,7 @@ class Message:
     def json(self) -> Any:
         """The value that the payload is the JSON of. Raises ValueError: it is no JSON."""
         try:
-            return json.loads(self.data)
+            return json_value(self.data)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"a message from {self.etid} to {self.topic!r} is no JSON: {error}") from None
 

@@ -164,7 +164,7 @@ def from_file(path: Path) -> list[Given]:
         StartError: it can't be read, or isn't TOML.
     """
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
         values = tomllib.loads(text)
     except OSError as error:
         raise StartError(f"{path} can't be read: {error.strerror}.") from None

@@ -163,6 +163,11 @@ class HandoverMixin(_Base):
         environ[HANDLER] = self
         return environ
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether the response has begun, or the connection was taken away."""
+        return bool(self._over or self.headers_sent)
+
     def answer(self, status: str, text: str, headers: dict[str, str]) -> None:
         """Answer the request in the application's place."""
         body = text.encode()
@@ -245,6 +250,7 @@ class BehindTls:
         self._sock, self._tls = _socket.socket(fileno=fd), tls
         self._sock.setblocking(False)
         self.getpeername, self.getsockname, self.setsockopt = tls.getpeername, tls.getsockname, tls.setsockopt
+        self.cipher = tls.cipher
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)

@@ -90,9 +90,9 @@ WRONG_ARGUMENTS: list[tuple[str, Callable[[hub.Smq], Any]]] = [
     ("stid", lambda smq: smq.createsub("a", "b")),
     ("stid", lambda smq: smq.createsub("a", 1 << 32)),
     ("tid", lambda smq: smq.tid2topic("a")),
-    ("stid", lambda smq: smq.tid2subtopic(None)),
-    ("name", lambda smq: smq.topic2tid(1)),
-    ("name", lambda smq: smq.subtopic2tid(1)),
+    ("tid", lambda smq: smq.tid2subtopic(None)),
+    ("topic", lambda smq: smq.topic2tid(1)),
+    ("subtopic", lambda smq: smq.subtopic2tid(1)),
     ("data", lambda smq: smq.publish(object(), "a")),
     ("data", lambda smq: smq.publish({"a": object()}, "a")),
     ("data", lambda smq: smq.publish(b"x" * 65521, "a")),
@@ -107,20 +107,20 @@ WRONG_ARGUMENTS: list[tuple[str, Callable[[hub.Smq], Any]]] = [
     ("data", lambda smq: smq.pubon({1}, 1, 2)),
     ("totid", lambda smq: smq.pubon("x", "a", 2)),
     ("fromtid", lambda smq: smq.pubon("x", 1, None)),
-    ("subtid", lambda smq: smq.pubon("x", 1, 2, "a")),
+    ("subtopic", lambda smq: smq.pubon("x", 1, 2, "a")),
     ("topic", lambda smq: smq.subscribe(None)),
     ("topic", lambda smq: smq.subscribe(12345)),
     ("onmsg", lambda smq: smq.subscribe("a", 5)),
     ("subtopic", lambda smq: smq.subscribe("a", f, [])),
     ("topic", lambda smq: smq.unsubscribe(None)),
     ("topic", lambda smq: smq.observe(None, f)),
-    ("function", lambda smq: smq.observe("a", None)),
+    ("onchange", lambda smq: smq.observe("a", None)),
     ("topic", lambda smq: smq.unobserve(1.5)),
     ("onmsg", lambda smq: smq.onmsg(5)),
     ("etid", lambda smq: smq.etid2peer("a")),
-    ("idle", lambda smq: smq.setkeepalive("a")),
-    ("idle", lambda smq: smq.setkeepalive(0)),
-    ("idle", lambda smq: smq.setkeepalive(32768)),
+    ("time", lambda smq: smq.setkeepalive("a")),
+    ("time", lambda smq: smq.setkeepalive(0)),
+    ("time", lambda smq: smq.setkeepalive(32768)),
     ("intv", lambda smq: smq.setkeepalive(10, -1)),
     ("intv", lambda smq: smq.setkeepalive(10, 32768)),
     ("etid", lambda smq: smq.request("a", "x")),
@@ -194,6 +194,18 @@ def test_isSMQ() -> None:
     assert hub.isSMQ({"HTTP_SIMPLEMQ": ""})
     assert hub.isSMQ({"HTTP_SEC_WEBSOCKET_KEY": "x"})
     assert not hub.isSMQ({"HTTP_HOST": "x"})
+    for wrong in (None, 5, "x", []):
+        with pytest.raises(ArgumentError, match="request: not an HTTP request"):
+            hub.isSMQ(wrong)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_connects_once(site: Site, kind: str) -> None:
+    device = site.device(b"uid-a1", kind)
+    with pytest.raises(ArgumentError, match="answered already; connect takes each request once"):
+        site.smq.connect(site.requests[0])
+    tid = device.subscribe(b"news")
+    device.publish(tid, b"it goes on").expect(publish(tid, device.etid, b"it goes on"))
 
 
 # ---- publish and subscribe
@@ -234,7 +246,7 @@ def test_publish_creates_the_topic_and_counts_what_nobody_gets(make_site: Callab
     (first, second) = dropped.come(2)
     assert first[:4] == (b"x", 1, tid, 0)
     assert second[:4] == (b"y", 1, 4711, 5)
-    assert first[4].uid == b"SMQ server client"
+    assert first[4].uid == "SMQ server client"
     assert site.state.stats.drops[Drop.UNROUTED] == 2
 
 
@@ -242,8 +254,12 @@ def test_pubon(site: Site) -> None:
     one, two = site.device(b"one-11"), site.device(b"two-22", WS)
     assert site.smq.pubon("x", two.etid, one.etid, 5) is True
     two.expect(publish(two.etid, one.etid, b"x", 5))
-    assert site.smq.pubon("x", two.etid, 1) is False, "the server is no remote peer"
-    assert site.smq.pubon("x", 1, two.etid) is False
+    assert site.smq.pubon("from the server", two.etid, 1) is True
+    two.expect(publish(two.etid, 1, b"from the server"))
+    heard = Calls()
+    site.smq.subscribe("self", heard)
+    assert site.smq.pubon("to it", 1, two.etid) is True
+    assert heard.come(1) == [(b"to it", two.etid, 1, 0)]
     assert site.smq.pubon("x", site.smq.create("news"), one.etid) is False
     one.disconnect()
     wait_until(lambda: not site.smq.etid2peer(one.etid), "the end of one")
@@ -288,6 +304,24 @@ def test_subscribe_to_a_clients_etid_is_refused(site: Site) -> None:
 
 
 DEEP = b"[" * 30000
+SCALARS = [(b"42", 42), (b" -0.5\n", -0.5), (b"true", True), (b"false", False), (b'"text"', "text"), (b"null", None)]
+"""JSON values that are no table, and what they are."""
+NO_JSON = [
+    b"no json",
+    DEEP,
+    b"\xff",
+    b"",
+    b" ",
+    b"NaN",
+    b"[NaN]",
+    b"-Infinity",
+    b"1 2",
+    b"1]",
+    b'"a',
+    b"nul",
+    b"{}{}",
+    b"1,",
+]
 
 
 def test_subscribe_json(site: Site, caplog: pytest.LogCaptureFixture) -> None:
@@ -295,10 +329,11 @@ def test_subscribe_json(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.smq.onmsg(rest)
     tid = site.smq.subscribe("news", onmsg=decoded, json=True)
     device = site.device(b"uid-a1")
-    for payload in (b'{"a":1}', b"[null]", b"5", b"no json", DEEP, b"\xff", b""):
+    for payload in (b'{"a":1}', b"[null]", *(payload for payload, _ in SCALARS), *NO_JSON):
         device.publish(tid, payload)
-    assert [call[0] for call in decoded.come(3)] == [{"a": 1}, [None], 5]
-    assert [call[0] for call in rest.come(4)] == [b"no json", DEEP, b"\xff", b""]
+    found = [call[0] for call in decoded.come(2 + len(SCALARS))]
+    assert repr(found) == repr([{"a": 1}, [None], *(value for _, value in SCALARS)])
+    assert [call[0] for call in rest.come(len(NO_JSON))] == NO_JSON
     assert "is no JSON" in caplog.text  # once a second
 
 
@@ -379,18 +414,18 @@ def test_peers_and_their_tables(site: Site) -> None:
     device = site.device(b"uid-a1", info=b"a device")
     tid = device.subscribe(b"news")
     peers = {peer.uid: (sock, peer) for sock, peer in site.smq.peers()}
-    assert set(peers) == {b"SMQ server client", b"uid-a1"}
-    sock, peer = peers[b"uid-a1"]
+    assert set(peers) == {"SMQ server client", "uid-a1"}
+    sock, peer = peers["uid-a1"]
     assert (peer.tid, peer.info, peer.sock) == (device.etid, "a device", sock)
     assert peer.topics == {tid: sock}
     assert {peer: 1}[peer] == 1
-    assert peer.phantom is False
+    assert peer.phantom is None
     assert sock.peername() == device.sock.getsockname()
     assert sock.sockname() == device.sock.getpeername()
     assert site.smq.etid2peer(device.etid) is site.smq.sock2peer(sock) is peer
     peer.data["mine"] = 1
     assert site.smq.etid2peer(device.etid).data == {"mine": 1}  # type: ignore[union-attr]
-    assert site.smq.etid2peer(1).uid == b"SMQ server client"  # type: ignore[union-attr]
+    assert site.smq.etid2peer(1).uid == "SMQ server client"  # type: ignore[union-attr]
     assert site.smq.etid2peer(4711) is site.smq.sock2peer(object()) is None
     device.send(wire.with_id(Type.UNSUBSCRIBE, tid)).expect_nothing()
     assert peer.topics is None
@@ -410,7 +445,7 @@ def test_keep_alive(make_site: Callable[..., Site]) -> None:
 
     assert settings(b"first-1") == (1, 100, 10)
     site.smq.setkeepalive(20)
-    assert settings(b"second") == (1, 20, 3)
+    assert settings(b"second") == (1, 20, 20)
     site.smq.setkeepalive(50, 7)
     assert settings(b"third-1") == (1, 50, 7)
 
@@ -454,8 +489,8 @@ def test_order_of_callbacks_at_take_over(make_site: Callable[..., Site]) -> None
     new = site.device(b"uid-a1", credentials=b"2")
     assert old.etid == new.etid
     assert events == [
-        ("authenticate", b"1"), ("onconnect", old.etid, b"uid-a1"),
-        ("authenticate", b"2"), ("onclose", old.etid, b"uid-a1", "reconnect"), ("onconnect", new.etid, b"uid-a1"),
+        ("authenticate", b"1"), ("onconnect", old.etid, "uid-a1"),
+        ("authenticate", b"2"), ("onclose", old.etid, "uid-a1", "reconnect"), ("onconnect", new.etid, "uid-a1"),
     ]  # fmt: skip
     old.expect_end(wire.disconnect(b"reconnect"))
     new.expect_nothing()
@@ -503,7 +538,7 @@ def test_onclose_tells_why(make_site: Callable[..., Site], name: str) -> None:
     device = site.device(b"uid-a1", kind)
     end(site, device)
     (etid, sock, peer, err, reason) = closed.come()[0]
-    assert (etid, peer.uid, err, reason) == (device.etid, b"uid-a1", word, finer)
+    assert (etid, peer.uid, err, reason) == (device.etid, "uid-a1", word, finer)
     assert sock is peer.sock
 
 
@@ -533,8 +568,8 @@ def test_permittop(make_site: Callable[..., Site]) -> None:
         assert not device.ask(kind, b"news").denied
         assert not device.ask(kind, b"news").denied
     assert asked == [
-        ("forbidden", True, b"uid-a1"), ("news", True, b"uid-a1"),
-        ("forbidden", False, b"uid-a1"), ("news", False, b"uid-a1"), ("news", False, b"uid-a1"),
+        ("forbidden", True, "uid-a1"), ("news", True, "uid-a1"),
+        ("forbidden", False, "uid-a1"), ("news", False, "uid-a1"), ("news", False, "uid-a1"),
     ]  # fmt: skip  # a duplicate Subscribe is not asked about
     assert site.smq.topic2tid("never") is None
     device.ask(Type.CREATE, b"\xff")
@@ -557,7 +592,7 @@ def test_permitsubtop_is_asked_while_the_name_is_unknown(make_site: Callable[...
     device = site.device(b"uid-a1")
     for name in (b"known", b"new", b"new"):
         assert not device.ask(Type.CREATESUB, name).denied
-    assert [(name, peer.uid) for name, peer in asked] == [("new", b"uid-a1")]
+    assert [(name, peer.uid) for name, peer in asked] == [("new", "uid-a1")]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -575,13 +610,13 @@ def test_onpublish_sees_every_message_and_decides(make_site: Callable[..., Site]
     for payload in (b"yes", b"no", b"yes", b"yes", b"no"):
         device.publish(tid, payload, 5)
     assert [packet[13:] for packet in device.sync()] == [b"yes"] * 3
-    assert seen == [(payload, device.etid, tid, 5, b"uid-a1") for payload in (b"yes", b"no", b"yes", b"yes", b"no")]
+    assert seen == [(payload, device.etid, tid, 5, "uid-a1") for payload in (b"yes", b"no", b"yes", b"yes", b"no")]
     assert not dropped, "what onpublish swallows is not dropped"
     assert site.state.stats.drops[Drop.SWALLOWED] == 2
     site.smq.publish("no", "news")
     site.smq.publish("yes", "news")
     device.expect(publish(tid, 1, b"yes"))
-    assert seen[-2:] == [(b"no", 1, tid, 0, b"SMQ server client"), (b"yes", 1, tid, 0, b"SMQ server client")]
+    assert seen[-2:] == [(b"no", 1, tid, 0, "SMQ server client"), (b"yes", 1, tid, 0, "SMQ server client")]
     device.publish(4711, b"yes").publish(4711, b"no").publish(server, b"no").publish(server, b"yes").expect_nothing()
     assert [call[:3] for call in dropped] == [(b"yes", device.etid, 4711)], "ondrop comes after onpublish"
     assert [call[0] for call in got] == [b"yes"]

@@ -38,7 +38,8 @@ def test_info_is_one_object_for_both(make_site: Callable[..., Site], kind: str) 
     wait_until(lambda: len(infos) == 2, "onconnect")
     info, (same, peer) = infos
     assert info is same
-    assert (info["uid"], info["info"], info["url"]) == (b"uid-a1", "about me", "/smq")
+    assert (info.uid, info.sock, info.seed) == (peer.uid, peer.sock, info["seed"])
+    assert (info["uid"], info["info"], info["url"]) == ("uid-a1", "about me", "/smq")
     assert info["data"] == {"a": "1", "b": "two"}
     assert info["header"]["HOST"] == info["header"].get("host") == "test"
     assert ("SimpleMQ" in info["header"]) == (kind in (RAW, TLS))
@@ -74,7 +75,7 @@ def test_a_version_2_client_hides_no_tls(make_site: Callable[..., Site]) -> None
 
 def test_the_server_has_a_socket_that_goes_nowhere(site: Site) -> None:
     sock, peer = next(site.smq.peers())
-    assert peer.uid == b"SMQ server client"
+    assert peer.uid == "SMQ server client"
     assert sock is peer.sock
     assert [sock.peername(), sock.sockname(), sock.certificate(), sock.trusted()] == [None, None, None, False]
     sock.setsockopt(1, 2, 3)
@@ -221,7 +222,7 @@ def test_a_closed_hub_says_so(call: Callable[[hub.Smq], Any]) -> None:
         call(smq)
     smq.shutdown("again")
     assert smq.drops()["unrouted"] == 0
-    assert [peer.uid for _, peer in smq.peers()] == [b"SMQ server client"]
+    assert [peer.uid for _, peer in smq.peers()] == ["SMQ server client"]
 
 
 def test_a_journal_that_fails_leaves_no_hub(tmp_path: Path) -> None:
@@ -265,7 +266,8 @@ RIGHT = """
 from smqrt import hub
 
 def authenticate(credentials: bytes, info: hub.Info) -> int:
-    if info["uid"] == b"x":
+    uid: str | bytes = info.uid
+    if uid == info["uid"] == "x":
         raise hub.Refused(3, "no")
     return 0
 

@@ -88,9 +88,9 @@ _ALL = (
     ),
     Method("gettid", (), Kind.NUMBER),
     Method("tid2topic", (Argument("tid", Kind.NUMBER),), Kind.NAME),
-    Method("topic2tid", (Argument("name", Kind.NAME),), Kind.NUMBER),
-    Method("tid2subtopic", (Argument("stid", Kind.NUMBER),), Kind.NAME),
-    Method("subtopic2tid", (Argument("name", Kind.NAME),), Kind.NUMBER),
+    Method("topic2tid", (Argument("topic", Kind.NAME),), Kind.NUMBER),
+    Method("tid2subtopic", (Argument("tid", Kind.NUMBER),), Kind.NAME),
+    Method("subtopic2tid", (Argument("subtopic", Kind.NAME),), Kind.NUMBER),
     Method("topics", (), Kind.NAMES),
     Method("subtopics", (), Kind.NAMES),
     Method("publish", _MESSAGE, Kind.NUMBER),
@@ -101,24 +101,24 @@ _ALL = (
             Argument("data", Kind.PAYLOAD),
             Argument("totid", Kind.NUMBER),
             Argument("fromtid", Kind.NUMBER),
-            Argument("subtid", Kind.NUMBER, 0),
+            Argument("subtopic", Kind.NUMBER, 0),
         ),
         Kind.FLAG,
     ),
     Method("unsubscribe", (_TOPIC,)),
-    Method("onmsg", (Argument("function", Kind.FUNCTION, optional=True),)),
-    Method("observe", (_TOPIC, Argument("function", Kind.FUNCTION)), Kind.FLAG),
+    Method("onmsg", (Argument("onmsg", Kind.FUNCTION, optional=True),)),
+    Method("observe", (_TOPIC, Argument("onchange", Kind.FUNCTION)), Kind.FLAG),
     Method("unobserve", (_TOPIC,)),
     Method("queuesize", (), Kind.ROOM),
     Method("peers", (Argument("phantoms", Kind.FLAG, False),), Kind.PEERS),
     Method("etid2peer", (Argument("etid", Kind.NUMBER),), Kind.PEER),
-    Method("setkeepalive", (Argument("idle", Kind.NUMBER), Argument("intv", Kind.NUMBER, 0))),
+    Method("setkeepalive", (Argument("time", Kind.NUMBER), Argument("intv", Kind.NUMBER, 0))),
     Method(
         "shutdown",
         (
             Argument("msg", Kind.NAME, None, optional=True),
             Argument("etid", Kind.NUMBER, None, optional=True),
-            Argument("everywhere", Kind.FLAG, False),
+            Argument("everywhere", Kind.FLAG, True),
         ),
     ),
     Method("drops", (), Kind.COUNTS),
@@ -204,16 +204,21 @@ class Broker(BrokerState):
         """How often each limit was reached so far: by their names in `smqrt.limits`."""
         return {limit.name: count for limit, count in self.stats.refused.items()}
 
-    def shutdown(self, text: bytes | None = None, etid: int | None = None, everywhere: object = False) -> None:
-        """End one client (`etid`), all of this hub, or all of the cluster (`everywhere`); `text` goes out in a
-        Disconnect packet, without it the sockets just close.
+    @property
+    def is_unloading(self) -> bool:
+        """Whether the application that made it is being unloaded."""
+        return False
+
+    def shutdown(self, text: bytes | None = None, etid: int | None = None, everywhere: object = True) -> None:
+        """End one client (`etid`), all of the cluster (`everywhere`), or all of this hub only, as always while its
+        application is being unloaded; `text` goes out in a Disconnect packet, without it the sockets just close.
 
         Raises:
             ArgumentError: `text` is longer than a packet can be.
         """
         if text is not None:
             _fitting("msg", text)
-        if everywhere and etid is None and self.cluster is not None:
+        if everywhere and etid is None and self.cluster is not None and not self.is_unloading:
             self.cluster.end_all(text)
         elif etid is None or self.cluster is None or not self.cluster.end_client(etid, text):
             self.end_clients(text, etid)
@@ -234,7 +239,7 @@ class Broker(BrokerState):
         self.closed = True
         if self.cluster is not None:  # first, so that the others forget its clients at once
             self.cluster.leave()
-        self.shutdown()
+        self.end_clients(None, None)
         self.server.close()
         self._observers.clear()
         if self.store:
@@ -375,17 +380,19 @@ class Broker(BrokerState):
         return self.server.publish(tid, sender, smq.publish_frame(tid, sender, stid, data))
 
     def pubon(self, data: bytes, to_etid: int, from_etid: int, stid: int = 0) -> bool:
-        """Send to one client on behalf of another; false unless both are connected."""
+        """Send to one client on behalf of another; false unless both are connected, or the server itself."""
         self._check_open()
         check_size(data)
-        _checked_id("subtid", stid)
+        _checked_id("subtopic", stid)
         if not self._is_client(to_etid) or not self._is_client(from_etid):
             return False
         self.publish(data, to_etid, stid, from_etid)
         return True
 
     def _is_client(self, etid: int) -> bool:
-        return etid in self.sessions or (self.cluster is not None and etid in self.cluster.phantoms)
+        if etid in self.sessions or etid == self.server.etid:
+            return True
+        return self.cluster is not None and etid in self.cluster.phantoms
 
     def subscribe(
         self, topic: Name, handler: Handler | None = None, subtopic: Name | None = None, once: bool = False

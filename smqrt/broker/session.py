@@ -221,7 +221,9 @@ class Session:
         if code == ConnackCode.ACCEPTED:
             self.accept()
         else:
-            self.refuse(code, text, CloseReason.REFUSED, _refusal(code, text))
+            by_server = self.broker.hooks.has_logins and self.identity is None
+            reason = CloseReason.REFUSED if by_server else CloseReason.REFUSED_BY_APPLICATION
+            self.refuse(code, text, reason, _refusal(code, text))
 
     def accept(self) -> None:
         """Let the authenticated client in; one that is connected under the same uid gives way and leaves its ETID."""

@@ -96,6 +96,8 @@ class Hooks:
 
     authenticate: Callable[[bytes, BrokerClient], Verdict | Deferred[Verdict]] | None = None
     """`(credentials, session)` gives `(code, text)`: 0 accepts, 1 to 6 refuse."""
+    has_logins: bool = False
+    """Whether `authenticate` asks for a login of the server first."""
     permittop: Callable[[bytes, bool, BrokerClient], object] | None = None
     """`(topic, issub, session)` gives whether the client may subscribe (or create)."""
     permitsubtop: Callable[[bytes, BrokerClient], object] | None = None

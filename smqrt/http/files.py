@@ -224,7 +224,7 @@ class _Answer:
             entry.name,
             entry.stat,
         )
-        self.type = content_type(entry.name)
+        self.type = _forwarded_type(entry.name) if request.forwards else content_type(entry.name)
         self.etag = etag(entry.stat)
         for field, value in (*headers.items(), *_fields(entry)):
             self.response.headers.set(field, value)
@@ -412,6 +412,12 @@ def content_type(name: str) -> str:
     if kind is None or encoding is not None:  # an archive: nobody should unpack it on the way
         return _UNKNOWN_TYPE if encoding is None else f"application/{encoding}"
     return f"{kind}; charset=utf-8" if is_text(kind) and kind not in _WITHOUT_CHARSET else kind
+
+
+def _forwarded_type(name: str) -> str:
+    """Give the type of a file that a page forwards to: nobody asks for parts of pages by their own names."""
+    plain = name.rpartition("/")[2]
+    return "text/html; charset=utf-8" if "." not in plain or plain.lower().endswith(".shtml") else content_type(name)
 
 
 def is_text(kind: str) -> bool:

@@ -350,6 +350,11 @@ class Request(Head, Posted):
         log.error("error %s in %s: %s", number, self.path, failure)
         return number
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether the response has begun, or the connection was taken away."""
+        return self.response.committed or self.response.ended
+
     def detach(self) -> Detached:
         """Take the connection away from HTTP: nothing is sent, the response is dead.
 

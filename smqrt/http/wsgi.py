@@ -15,6 +15,7 @@ from smqrt.http.response import Response
 from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory
 from smqrt.net.scheduling import Turn
+from smqrt.net.wsgi import REQUEST
 
 log = logging.getLogger("smqrt.wsgi")
 
@@ -120,6 +121,7 @@ def environ_of(request: Request, base: str, relpath: str, body: io.BufferedIOBas
         "wsgi.multiprocess": False,
         "wsgi.run_once": False,
         "wsgi.file_wrapper": FileWrapper,
+        REQUEST: request,
     }
     if request.content_length:
         environ["CONTENT_LENGTH"] = str(request.content_length)
@@ -245,9 +247,14 @@ class _Answer:
     """The answer of one application to one request."""
 
     def __init__(self, request: Request, body: Input) -> None:
-        self._body = body
+        self._body, self._request = body, request
         self._response: Response = request.response
         self._started = False
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether a hub has answered, or taken the connection: what the application says is dropped."""
+        return not self._started and self._request.is_answered
 
     def start(
         self, status: str, headers: list[tuple[str, str]], exc_info: ExceptionInfo | None = None
@@ -260,6 +267,8 @@ class _Answer:
             HttpError: the body did not come whole; what the application makes of that is not sent.
             Exception: that of `exc_info`, when the head was sent already.
         """
+        if self._is_over:
+            return self.write
         if self._body.failure is not None and not self._response.committed:
             raise self._body.failure
         if exc_info is not None and exc_info[1] is not None and self._response.committed:
@@ -285,11 +294,15 @@ class _Answer:
 
     def write(self, data: bytes) -> None:
         """What `start_response` gives: sends at once, as PEP 3333 has it. Raises as `Response.write`."""
+        if self._is_over:
+            return
         self._send(data)
         self._response.flush()
 
     def give(self, pieces: Iterable[bytes]) -> None:
         """Send what the application gives, each piece before the next is asked for, and end the response."""
+        if self._is_over:
+            return
         self._announce(pieces)
         at_hand, turn = isinstance(pieces, list | tuple), Turn()
         for piece in pieces:

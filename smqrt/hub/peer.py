@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any
 from urllib.parse import parse_qsl
 
 from smqrt.broker.session import Session
@@ -15,6 +15,8 @@ from smqrt.errors import ArgumentError, CloseReason, SmqrtError
 from smqrt.http.headers import joined_fields
 from smqrt.hub.binding import is_number, text_of
 from smqrt.net import certificates
+from smqrt.net.handover import page_user
+from smqrt.net.socket_options import set_option
 from smqrt.net.tls import TlsTransport
 from smqrt.wire.smq import ConnackCode
 
@@ -77,13 +79,43 @@ class PeerSocket:
         shown = getattr(self.transport, "peer_certificate", None)
         return shown() if shown else None
 
+    def cipher(self) -> tuple[str, str] | None:
+        """Return the name of the cipher and the version of TLS; None without TLS."""
+        tell = getattr(self.transport, "cipher", None)
+        found = tell() if tell else None
+        return found[:2] if found else None
+
+    def isresumed(self) -> bool:
+        """Return whether the TLS session was begun by an earlier connection; false without TLS."""
+        return self.tls is not None and self.tls.resumed()
+
+    def setoption(self, name: str, on: bool, *values: int) -> bool:
+        """Set an option of the socket by the name that it has in Lua (specification: bas-api.md §8.2).
+
+            peer.sock.setoption("keepalive", True, 60, 10)
+
+        Args:
+            name: "keepalive", "nodelay" (or "tcp-nodelay"), "broadcast", "dontroute".
+            on: whether it is switched on.
+            values: of "keepalive": the silence before the first probe and the time between probes, 1 to 32767 seconds.
+
+        Returns:
+            False when there is no connection any more.
+
+        Raises:
+            ArgumentError: there is no option of that name, or a value is wrong.
+            OSError: the system refuses it.
+        """
+        set_option(self, name, on, *values)
+        return self.transport is not None and self.transport.fileno() >= 0
+
     def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
         """Set an option of the socket; nothing happens when there is no connection any more.
 
         Raises:
             OSError: the system refuses it.
         """
-        if self.transport is not None:
+        if self.transport is not None and self.transport.fileno() >= 0:
             self.transport.setsockopt(level, option, value)
 
     def close(self) -> None:
@@ -135,16 +167,21 @@ class HeaderFields(dict[str, str]):
         return super().get(name.lower(), default)
 
 
-class Info(TypedDict):
-    """What `authenticate` and `onconnect` are told of a client: the same object for both."""
+class Info(dict[str, Any]):
+    """What `authenticate` and `onconnect` are told of a client: the same object for both. `info.uid` and `info["uid"]`
+    are the same value; an application may add entries.
+    """
+
+    __slots__ = ()
 
     arg: Any
     """The second argument of `connect`."""
     seed: int
     """The number that the client was sent, for hashing its password."""
-    uid: bytes
+    uid: str | bytes
+    """As the client sent it: str, or bytes when it is not UTF-8."""
     info: str | bytes
-    """What the client says about itself."""
+    """What the client says about itself: str, or bytes when it is not UTF-8."""
     sock: PeerSocket
     request: Any
     """The request, or the WSGI environ."""
@@ -159,7 +196,16 @@ class Info(TypedDict):
     session: Any
     """The browser's session (`smqrt.http.sessions.Session`), None without one."""
     uname: str | None
-    """The user it has logged in as (help: identity), or whom the web server has authenticated: WSGI's `REMOTE_USER`."""
+    """The user it has logged in as (help: identity), or who has logged in at the page; under WSGI `REMOTE_USER`."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"info has no {name!r}; it has {', '.join(self)}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
 
 
 @dataclass(eq=False)
@@ -168,20 +214,20 @@ class Peer:
 
     Attributes:
         tid: the ETID.
-        uid: as the client sent it.
-        info: the client's own description.
+        uid: as the client sent it: str, or bytes when it is not UTF-8.
+        info: the client's own description, likewise.
         sock: its socket; `sock.peername()` tells the address.
-        phantom: whether it is connected to another node of a cluster; it has no socket here then.
+        phantom: true for one that is connected to another node of a cluster, and has no socket here; None for others.
         node: the number of that node; 0 for a client of this one.
     """
 
     tid: int
-    uid: bytes
+    uid: str | bytes
     info: str | bytes
     sock: PeerSocket
     _session: BrokerPeer = field(repr=False)
     data: dict[str, Any] = field(default_factory=dict)
-    phantom: bool = False
+    phantom: bool | None = None
     node: int = 0
 
     @property
@@ -212,8 +258,11 @@ def peer_of(session: BrokerPeer) -> Peer:
     peer = session.extra
     if not isinstance(peer, Peer):
         node = session.node.number if isinstance(session, Phantom) else 0
-        info, sock = text_of(session.info), PeerSocket(session)
-        peer = session.extra = Peer(session.etid, session.uid, info, sock, session, phantom=bool(node), node=node)
+        uid, info, sock = text_of(session.uid), text_of(session.info), PeerSocket(session)
+        peer = session.extra = Peer(session.etid, uid, info, sock, session, node=node)
+        peer.phantom = True if node else None
+    elif not peer.tid:  # it was asked for before the client had said who it is
+        peer.uid, peer.info = text_of(session.uid), text_of(session.info)
     peer.tid = session.etid
     return peer
 
@@ -223,16 +272,16 @@ def info_of(session: BrokerClient) -> Info:
     origin = session.origin
     if origin.info is None:
         request = origin.request
-        origin.info = {
-            "arg": origin.arg,
-            "seed": session.seed,
-            "uid": session.uid,
-            "info": text_of(session.info),
-            "sock": peer_of(session).sock,
-            "request": request,
-            "restored": request is None,
+        origin.info = Info(
+            arg=origin.arg,
+            seed=session.seed,
+            uid=text_of(session.uid),
+            info=text_of(session.info),
+            sock=peer_of(session).sock,
+            request=request,
+            restored=request is None,
             **_details(request),
-        }
+        )
         if (user := peer_of(session).user) is not None:
             origin.info["uname"] = user
     info: Info = origin.info
@@ -252,7 +301,7 @@ def _of_request(request: Any) -> dict[str, Any]:
         "data": _parameters(request.query),
         "header": HeaderFields(request.fields()),
         "session": find_session(request) if find_session else None,
-        "uname": None,
+        "uname": page_user(request),
     }
 
 

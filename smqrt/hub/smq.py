@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +16,7 @@ from smqrt.broker.deferred import Deferred
 from smqrt.broker.server_client import Handler
 from smqrt.broker.state import BrokerClient, BrokerPeer, Hooks, Verdict
 from smqrt.broker.topics import Topic as HubTopic
-from smqrt.errors import CloseReason, NoAnswer
+from smqrt.errors import ArgumentError, CloseReason, NoAnswer
 from smqrt.hub import binding
 from smqrt.hub.binding import Name, Text, bound, is_number, text_of
 from smqrt.hub.callbacks import (
@@ -37,9 +36,10 @@ from smqrt.hub.callbacks import (
     takes_reason,
 )
 from smqrt.hub.peer import Info, Peer, PeerSocket, Refused, info_of, peer_of
+from smqrt.hub.renamed import renamed
 from smqrt.journal.writer import HubJournal, JournalWriter
 from smqrt.limits import LineLimit
-from smqrt.message import Message, Payload, Requests, payload
+from smqrt.message import Message, Payload, Requests, json_value, payload
 from smqrt.net.broker import GeventBroker, HubOptions
 from smqrt.net.handover import is_smq
 from smqrt.options import function, make
@@ -51,6 +51,7 @@ Topic = str | bytes | int
 CALLBACKS = (
     "authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "onmsg", "onnode", "log"
 )  # fmt: skip
+SUBSCRIBE_OPTIONS = ("onmsg", "subtopic", "json", "once")
 JournalOption = bool | str | os.PathLike[str] | Mapping[str, object] | None
 """True, a folder or settings (help: journal)."""
 OnMessageObject = TypeVar("OnMessageObject", bound=Callable[[Message], object])
@@ -62,6 +63,8 @@ def isSMQ(request: object) -> bool:
 
 
 def create(
+    options: Mapping[str, Any] | None = None,
+    /,
     *,
     authenticate: Authenticate | None = None,
     permittop: PermitTop | None = None,
@@ -92,9 +95,11 @@ def create(
     observe: str | None = None,
     journal: JournalOption = None,
 ) -> Smq:
-    """Create a broker.
+    """Create a broker (specification: smq.md §2.2).
 
     Args:
+        options: a dict of the options below, as Lua's table of options. A keyword argument that is not None replaces
+            the entry of the same name.
         authenticate: `f(credentials: bytes, info: Info) -> code | (code, reason)`; 0 accepts, 1 to 6 refuse, None is 6.
             It may raise `Refused(code, reason)` instead.
         permittop: `f(topic, issub: bool, peer) -> bool`.
@@ -115,10 +120,17 @@ def create(
         journal: true, a folder or a dict of settings: what is published is recorded (help: journal).
 
     Raises:
-        ArgumentError: a callback that can't be called, a number out of range, a `persist` file that can't be used.
+        ArgumentError: a callback that can't be called, a number out of range, a `persist` file that can't be used,
+            `options` that are no dict.
         JournalError: a journal that can't be used, or that another process writes to.
+        TypeError: there is no option of that name.
     """
-    given = {name: value for name, value in locals().items() if value is not None and name != "journal"}
+    given = {name: value for name, value in locals().items() if value is not None}
+    if given.pop("options", None) is not None:
+        if not isinstance(options, Mapping):
+            raise ArgumentError(f"options: a dict is needed, not {type(options).__name__}")
+        return create(**{**options, **given})
+    given.pop("journal", None)
     callbacks = {name: function().check(name, given.pop(name)) for name in CALLBACKS if name in given}
     return Smq(callbacks, make(HubOptions, given), journal)
 
@@ -224,11 +236,12 @@ class Smq:
 
     # ---- connections
 
-    def connect(self, request: object, arg: object = None) -> bool:
+    @renamed(request="cmd")
+    def connect(self, cmd: object, arg: object = None) -> bool:
         """Turn an HTTP request into an SMQ connection (specification: smq.md §2.3).
 
         Args:
-            request: the request of a directory function, or a WSGI environ (help: wsgi).
+            cmd: the request of a directory function, or a WSGI environ (help: wsgi).
             arg: is found as `info["arg"]` in `authenticate` and `onconnect`.
 
         Blocks until the handshake ended (under gevent-websocket: until the connection ends). A request that is not SMQ
@@ -237,7 +250,7 @@ class Smq:
         Returns:
             False when nothing was answered: the WSGI server hands no connections over, see `smqrt.wsgi`.
         """
-        return self._broker.connect(request, arg)
+        return self._broker.connect(cmd, arg)
 
     def peers(self, phantoms: bool = False) -> Iterator[tuple[PeerSocket, Peer]]:
         """`(sock, peer)` of every client and of the server's own client; then, when asked for, of the clients of other
@@ -265,14 +278,16 @@ class Smq:
     def refused(self) -> dict[str, int]:
         """How often each limit was reached so far (help: limits)."""
 
+    @renamed(idle="time")
     @bound
-    def setkeepalive(self, idle: int, intv: int = 0) -> None:
-        """TCP keep-alive of new connections, in seconds; the interval is a tenth of `idle` by default, at least 3."""
+    def setkeepalive(self, time: int, intv: int = 0) -> None:
+        """TCP keep-alive of new connections, in seconds; the interval is that of `idle` by default."""
 
     @bound
-    def shutdown(self, msg: Text | None = None, etid: int | None = None, everywhere: bool = False) -> None:
-        """Send Disconnect with `msg` to the client `etid`, or to all, and close; without `msg` just close. With
-        `everywhere` to all of the cluster.
+    def shutdown(self, msg: Text | None = None, etid: int | None = None, everywhere: bool = True) -> None:
+        """Send Disconnect with `msg` to the client `etid`, or to all of the cluster and of all workers, and close;
+        without `msg` just close. With `everywhere` false, and while the application is being unloaded, only to those of
+        this hub.
         """
 
     def close(self) -> None:
@@ -315,16 +330,19 @@ class Smq:
     def tid2topic(self, tid: int) -> Name | None:
         """The name of a topic id; None when there is none."""
 
+    @renamed(name="topic")
     @bound
-    def topic2tid(self, name: Text) -> int | None:
+    def topic2tid(self, topic: Text) -> int | None:
         """The id of a topic name; None when it does not exist."""
 
+    @renamed(stid="tid")
     @bound
-    def tid2subtopic(self, stid: int) -> Name | None:
+    def tid2subtopic(self, tid: int) -> Name | None:
         """The name of a sub-topic id; None when there is none."""
 
+    @renamed(name="subtopic")
     @bound
-    def subtopic2tid(self, name: Text) -> int | None:
+    def subtopic2tid(self, subtopic: Text) -> int | None:
         """The id of a sub-topic name; None when it does not exist."""
 
     @bound
@@ -362,27 +380,55 @@ class Smq:
             ClosedError: the hub has been closed.
         """
 
+    @renamed(subtid="subtopic")
     @bound
-    def pubon(self, data: Payload, totid: int, fromtid: int, subtid: int = 0) -> bool:
-        """Send to one client on behalf of another; false unless both are connected."""
+    def pubon(self, data: Payload, totid: int, fromtid: int, subtopic: int = 0) -> bool:
+        """Send to one client on behalf of another (specification: smq.md §2.4).
+
+        Args:
+            data: the message.
+            totid: the ETID of the receiver.
+            fromtid: the ETID that the receiver sees as the publisher's.
+            subtopic: the id of a sub-topic, see `createsub`; 0 for none.
+
+        Returns:
+            False unless both are connected clients, or the server itself.
+
+        Raises:
+            ArgumentError: data over 0xFFF0 bytes, or an argument of the wrong kind.
+            ClosedError: the hub has been closed.
+        """
 
     def subscribe(
         self,
         topic: Topic,
-        onmsg: OnMessage | None = None,
+        onmsg: OnMessage | Mapping[str, Any] | None = None,
         subtopic: Topic | None = None,
         json: bool = False,
         once: bool = False,
     ) -> int:
-        """Receive a topic and give its id.
+        """Receive a topic and return its id (specification: smq.md §2.4).
 
         Args:
             topic: name, id, or `"self"` for the server's own ETID.
-            onmsg: `f(data, ptid, tid, subtid)`; without it the global handler gets the messages.
+            onmsg: `f(data, ptid, tid, subtid)`; without it the global handler gets the messages. Or a dict of this
+                argument and the following ones, as Lua's table of options: `{"onmsg": f, "json": True}`. Arguments
+                that are given beside it replace its entries. The log names entries that mean nothing.
             subtopic: only messages with this sub-topic; without it the handler is the topic's catch-all.
             json: decode the payload; what is no JSON goes to the global handler, as bytes.
             once: of several workers, or nodes of a cluster, that subscribe so, one handles each message.
+
+        Raises:
+            ArgumentError: an argument of the wrong kind, or a number that is no topic's.
+            ClosedError: the hub has been closed.
         """
+        if isinstance(onmsg, Mapping):
+            options = onmsg
+            for name in [name for name in options if name not in SUBSCRIBE_OPTIONS]:
+                log.warning("%s: smq.subscribe has no option %r: it means nothing", calling_line(), name)
+            onmsg = options.get("onmsg")
+            subtopic = options.get("subtopic") if subtopic is None else subtopic
+            json, once = json or bool(options.get("json")), once or bool(options.get("once"))
         sub = None if subtopic is None else binding.destination("subtopic", subtopic)
         handler = None if onmsg is None else self._handler("onmsg", binding.function("onmsg", onmsg), json)
         return self._broker.subscribe(binding.destination("topic", topic), handler, sub, bool(once))
@@ -394,7 +440,7 @@ class Smq:
             value: object = data
             if json:
                 try:
-                    value = jsonlib.loads(data)
+                    value = json_value(data)
                 except (ValueError, RecursionError):  # the latter: nested without end
                     no_json.warn(f"a message to {tid} is no JSON: it goes to the global onmsg")
                     self._broker.server.deliver_default(data, ptid, tid, stid)
@@ -462,16 +508,23 @@ class Smq:
     def unsubscribe(self, topic: Topic) -> None:
         """Stop receiving a topic and forget its handlers; nothing happens when it is unknown."""
 
-    def onmsg(self, function: OnMessage | None) -> None:
-        """Set the global handler `f(data, ptid, tid, subtid)`."""
-        self._broker.onmsg(None if function is None else self._handler("onmsg", binding.function("onmsg", function)))
+    @renamed(function="onmsg")
+    def onmsg(self, onmsg: OnMessage | None) -> None:
+        """Set the global handler `f(data, ptid, tid, subtid)`; None removes it."""
+        self._broker.onmsg(None if onmsg is None else self._handler("onmsg", binding.function("onmsg", onmsg)))
 
-    def observe(self, topic: Topic, function: Callable[[int, Given], object]) -> bool | None:
-        """Call `function(subscribers, topic)` on every change; once, with 0, when an ETID's client goes away."""
-        binding.function("function", function)
+    @renamed(function="onchange")
+    def observe(self, topic: Topic, onchange: Callable[[int, Given], object]) -> bool | None:
+        """Call `onchange(subscribers, topic)` when the number of subscribers of a topic has changed; for an ETID once,
+        with 0, when its client has disconnected (specification: smq.md §2.4).
+
+        Returns:
+            None for the server's own ETID and for unknown ids, true otherwise.
+        """
+        binding.function("onchange", onchange)
 
         def changed(count: int, name: bytes | int) -> object:
-            return self._guard.call("observe", function, count, name if isinstance(name, int) else text_of(name))
+            return self._guard.call("observe", onchange, count, name if isinstance(name, int) else text_of(name))
 
         return self._broker.observe(binding.destination("topic", topic), changed)
 
@@ -484,10 +537,13 @@ class Smq:
         """`(free, used)` places of the publish queue."""
 
 
+_nonsense = LineLimit()
+
+
 def _verdict(answer: Any) -> Verdict:
     code, text = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
     if not is_number(code) or not 0 <= code <= 6 or not isinstance(text, str | bytes | None):
-        if answer is not None:
-            log.error("authenticate: a code from 0 to 6, or a code and a reason, is needed, not %r", answer)
+        if answer is not None and (others := _nonsense.others()) is not None:
+            log.error("authenticate: a code from 0 to 6, or a code and a reason, is needed, not %r%s", answer, others)
         return ConnackCode.ACCESS_DENIED, b""
     return code, binding.text("reason", text or b"") if code else b""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from smqrt import app_folder
 from smqrt.app.application import PythonApplication
@@ -24,6 +24,7 @@ from smqrt.http.disks import disks
 from smqrt.http.message import Request
 from smqrt.http.resources import Io, IoError
 from smqrt.http.tree import Branch, Directory, ResourceReader
+from smqrt.hub.smq import Smq
 from smqrt.lua.api import (
     dirs,
     exchange,
@@ -77,20 +78,33 @@ class LuaScript:
     """The Lua side of an application; its table keeps its identity when the application starts again."""
 
     def __init__(
-        self, applications: Applications, number: int, io: Io, reader: ResourceReader, entry: int | None
+        self,
+        applications: Applications,
+        number: int,
+        io: Io,
+        reader: ApplicationDirectory,
+        entry: int | None,
+        owner: app_folder.AppScope,
     ) -> None:
-        self._vm = applications.vm
+        self._vm, self._services = applications.vm, applications.services
         self._entries = applications.entries
         self._files, self._dirs = applications.files, applications.dirs
         self._number = number
         self._io, self._reader = io, reader
-        self._entry = entry
+        self._entry, self._owner = entry, owner
 
     def load(self) -> None:
         """See `Script.load`."""
         # Handles only now: Lua gives those back that it has got, and never one of an application that failed before.
         io, reader = self._files.handle_of(self._io), self._dirs.register(self._reader)
-        done, *message = self._vm.run(self._entries["load"], self._number, io, reader, self._entry)
+        variables: Any = self._owner.names.get("app", {})  # of .preload.py
+        hubs = {name: value for name, value in variables.items() if isinstance(value, Smq)}
+        shared: list[Any] = []
+        if self._services.hubs is not None:
+            label = f" of Lua in {self._reader.label}"
+            for name, smq in hubs.items():
+                shared += (name.encode(), self._services.hubs.share(smq, label))
+        done, *message = self._vm.run(self._entries["load"], self._number, io, reader, self._entry, *shared)
         if not done:
             raise LuaError(message[0])
 
@@ -227,7 +241,7 @@ class Application:
         running = self._running
         if running is None or running.has_ended:
             return
-        running.has_ended = True
+        running.has_ended = running.owner.is_unloading = True
         for script in running.scripts:
             try:
                 with app_folder.running_app(running.owner):
@@ -379,7 +393,7 @@ class Applications:
         folder = files.label(io, "")
         reader = ApplicationDirectory(name, priority, io, owner, self.sessions.of, folder)
         reader.headers = dict(SECURITY_HEADERS)
-        scripts: list[Script] = [LuaScript(self, number, io, reader, entry)]
+        scripts: list[Script] = [LuaScript(self, number, io, reader, entry, owner)]
         if _has(io, PRELOAD):
             scripts.insert(0, PythonApplication(name or path.resolve().stem, reader, owner))
         self.services.root.insert(reader)

@@ -39,6 +39,7 @@ class Services:
     sockets: the sockets of Lua (`smqrt.lua.api.sockets.SocketBinding`).
     mqtt: the MQTT clients of Lua (`smqrt.lua.api.mqtt.MqttBinding`).
     smq_clients: the SMQ clients of Lua (`smqrt.lua.api.smq_client.SmqClientBinding`).
+    hubs: the hubs of Lua (`smqrt.lua.api.smq_hub.HubBinding`).
     http_clients: the HTTP clients of Lua by their numbers.
     http_server: speaks HTTP (`smqrt.http.server.HttpServer`): where sockets can be handed back.
     key_file: the file of `ba.tpm`; None for the user's (`smqrt.crypto.keyfile.default_path`).
@@ -66,6 +67,7 @@ class Services:
     sockets: Any = None
     mqtt: Any = None
     smq_clients: Any = None
+    hubs: Any = None
     http_clients: dict[int, HttpConversation] = field(default_factory=dict)
     http_server: HttpServer | None = None
     key_file: Path | None = None

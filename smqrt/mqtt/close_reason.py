@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import cast
 
 from smqrt.wire.mqtt.reasons import Reason, reason_words
 
@@ -14,6 +15,11 @@ log = logging.getLogger("smqrt.mqtt")
 DEFAULT_DELAY_S = 5.0
 LONGEST_DELAY_S = 86_400.0
 _EMPTY: Mapping[str, object] = MappingProxyType({})
+_RUN_WORDS: dict[object, str] = {
+    Reason.PACKET_TOO_LARGE: "overflow",
+    Reason.PROTOCOL_ERROR: "unknowncp",
+    Reason.MALFORMED_PACKET: "invalidresp",
+}
 WORTH_ANOTHER_TRY = {
     3,  # of MQTT 3.1.1: server unavailable
     Reason.SERVER_UNAVAILABLE,
@@ -86,6 +92,30 @@ def violated(code: int, error: Exception) -> MqttCloseReason:
     return MqttCloseReason(
         "mqtt", "protocolerror", {"reasoncode": int(code)}, f"the broker broke the protocol: {error}"
     )
+
+
+def connect_error(end: MqttCloseReason | None) -> tuple[str | int, str | bool]:
+    """Return how `mqtt3c.connect` failed: the error, and its kind (smq.md §9).
+
+    Returns:
+        A CONNACK number and True, "invalidresp" and "mqtt", or a socket or trust word and "sock".
+    """
+    if end is None:
+        return "socketclosed", "sock"
+    if end.code == "connect":
+        return cast(int, end.status["reasoncode"]), True
+    return ("invalidresp", "mqtt") if end.type == "mqtt" else (end.code, "sock")
+
+
+def run_word(end: MqttCloseReason | None) -> str:
+    """Return the word with which `run` ends (smq.md §9): "disconnect" when this side asked for it."""
+    if end is None:
+        return "disconnect"
+    if end.code == "pingtimeout":
+        return "pingresp"
+    if end.code == "protocolerror":
+        return _RUN_WORDS.get(end.status.get("reasoncode"), "invalidresp")
+    return end.code
 
 
 def delay_of(answer: object, default_s: float | None) -> float | None:

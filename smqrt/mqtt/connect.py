@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,12 @@ from time import monotonic
 
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.mqtt.options import MqttOptions
+from smqrt.mqtt.sockets import judge, stream_of
 from smqrt.net.contexts import CertStore, ClientTls, Identity, Trust
 from smqrt.net.stream import Stream
 from smqrt.wire.url import split_url
+
+log = logging.getLogger("smqrt.mqtt")
 
 PORT, TLS_PORT = 1883, 8883
 _SCHEMES = {"mqtt": False, "tcp": False, "mqtts": True, "ssl": True}
@@ -96,10 +100,14 @@ class MqttConnector:
 
     Raises:
         ArgumentError: a file can't be read or is wrong.
+
+    Attributes:
+        host: name or IP address of the broker.
+        tls: None without TLS.
     """
 
     def __init__(self, address: MqttAddress, options: MqttOptions) -> None:
-        self._address, self._options = address, options
+        self._options, self.host = options, address.host
         secure = options.secure or address.secure or bool(options.cafile or options.certfile)
         self.tls = options.secure if isinstance(options.secure, ClientTls) else _client_tls(options) if secure else None
         self.port = options.port or address.port or (TLS_PORT if self.tls else PORT)
@@ -110,22 +118,68 @@ class MqttConnector:
         Raises:
             StreamError: it could not be made; with the trust status of the certificate as word when that is why.
         """
-        options, host = self._options, self._address.host
+        stream = self.open()
+        if self.tls is not None and not self._options.nocheck:
+            check_trust(stream, self.tls.store, self.host)
+        return stream
+
+    def open(self) -> Stream:
+        """A new connection, whose certificate nobody has checked. Raises as `__call__`."""
+        options, host = self._options, self.host
         end_s = monotonic() + options.timeout
         stream = Stream.connect(host, self.port, options.timeout, options.source, options.ipv6)
         if self.tls is not None:
             stream.starttls(self.tls.context(options.alpn), host, timeout_s=max(end_s - monotonic(), 0.1))
-            if not options.nocheck:
-                _check_trust(stream, self.tls, host)
         return stream
 
 
-def _check_trust(stream: Stream, tls: ClientTls, host: str) -> None:
-    assert stream.tls is not None
-    trust = tls.store.judge(stream.tls.peer_chain(), host)
-    if trust is not Trust.TRUSTED:
+def open_unless_untrusted(address: object, options: MqttOptions) -> Stream:
+    """Make the connection of `mqtt3c.connect`, or take a ready one.
+
+    A certificate that is not trusted is refused when there are credentials to send; without them it is a warning in
+    the log (smq.md §9).
+
+    Args:
+        address: a name, see `parse_address`, or a connected socket, see `stream_of`. Credentials in the name are put
+            into the options, if those have none.
+
+    Raises:
+        ArgumentError: the address is neither, or a file of the options can't be read.
+        StreamError: no connection; with the trust status of the certificate as word when that is why.
+    """
+    host = ""
+    if isinstance(address, str):
+        made = connector(address, options)
+        assert isinstance(made, MqttConnector)
+        host, tls, stream = made.host, made.tls, made.open()
+    else:
+        stream = stream_of(address)
+        tls = options.secure if isinstance(options.secure, ClientTls) else _client_tls(options)
+    if not options.nocheck:
+        store = tls.store if tls is not None else CertStore.system()
+        check_trust(stream, store, host, has_secrets=options.username is not None or options.password is not None)
+    return stream
+
+
+def check_trust(stream: Stream, store: CertStore, host: str = "", has_secrets: bool = True) -> None:
+    """Check the certificate of a connection, if it has one.
+
+    Args:
+        store: the authorities to trust.
+        host: the name to look for; by default that which the TLS handshake asked for.
+        has_secrets: whether credentials will be sent; without them a warning is logged.
+
+    Raises:
+        StreamError: it is not trusted; the stream is closed. The word is the trust status.
+    """
+    trust = judge(stream, store, host)
+    if trust is Trust.TRUSTED:
+        return
+    sentence = f"the certificate of {host or 'the MQTT broker'} is not to be trusted"
+    if has_secrets:
         stream.close()
-        raise StreamError(trust.value, f"the certificate of {host} is not to be trusted")
+        raise StreamError(trust.value, sentence)
+    log.warning("%s (%s); connected all the same, because no credentials are sent", sentence, trust.value)
 
 
 def _client_tls(options: MqttOptions) -> ClientTls:

@@ -353,5 +353,5 @@ class ConnectionKeeper:
             self._connection.end(disconnected(code, properties))
 
 
-class _Stopped(Exception):
-    """Ends the making of a connection."""
+class _Stopped(gevent.GreenletExit):
+    """Ends the making of a connection; a connect function of the application must not catch it as an error."""

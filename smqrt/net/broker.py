@@ -280,6 +280,7 @@ class GeventBroker(SucceedingBroker):
         scope = app_folder.current_app.get()
         self.number = 0 if scope is not None and scope.is_internal else worker_place().hub_number(next(_numbers))
         self.made_at, self.app = made_at, folder.name if folder else ""
+        self._scope = scope
         self.identities = of_server() if options.auth else None
         if self.identities is not None:
             Gate(self.identities, hooks)
@@ -326,6 +327,11 @@ class GeventBroker(SucceedingBroker):
         if self.number:  # operators log in again
             succession.add(self)
         keeping.claim(self)
+
+    @property
+    def is_unloading(self) -> bool:
+        """See `Broker`."""
+        return self._scope is not None and self._scope.is_unloading
 
     def _stored_names(self, persist: str) -> SqliteNames:
         try:
@@ -453,9 +459,12 @@ class GeventBroker(SucceedingBroker):
         """
         origin = Origin(request, arg)
         if isinstance(request, dict):
-            if wsgi.HANDLER not in request:
+            if wsgi.REQUEST in request:
+                request = request[wsgi.REQUEST]
+            elif wsgi.HANDLER in request:
+                request = wsgi.HandlerRequest(request)
+            else:
                 return wsgi.connect(self, self._admission, request, origin)
-            request = wsgi.HandlerRequest(request)
         handover.connect(self, self._admission, request, origin)
         return True
 
@@ -464,8 +473,8 @@ class GeventBroker(SucceedingBroker):
         return (one for one in self.sessions.values() if isinstance(one, Session))
 
     def setkeepalive(self, idle_s: int, interval_s: int = 0) -> None:
-        """Set TCP keep-alive for new connections; the interval is a tenth of the idle time by default, at least 3 s."""
-        self._admission.keep_alive.set(idle_s, interval_s)
+        """Set TCP keep-alive for new connections; the interval is the idle time by default."""
+        self._admission.keep_alive.set(idle_s, interval_s or idle_s)
 
     def publish_threadsafe(
         self, data: bytes, topic: Name, subtopic: Name | None = None, ptid: int | None = None

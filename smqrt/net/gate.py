@@ -47,7 +47,7 @@ class Gate:
         self._service = service
         self._authenticate = hooks.authenticate
         self._keeps_origin = hooks.onconnect is not None
-        hooks.authenticate = self.admit
+        hooks.authenticate, hooks.has_logins = self.admit, True
 
     def admit(self, credentials: bytes, client: BrokerClient) -> Verdict | Deferred[Verdict]:
         """See `Hooks.authenticate`."""
@@ -70,7 +70,7 @@ class Gate:
         verdict = _asked(self._authenticate, credentials, client)
         fault = self._service.still(identity)  # time has gone by
         if not verdict[0] and fault is not None:
-            verdict = ConnackCode.BAD_CREDENTIALS, fault.encode()
+            verdict, client.identity = (ConnackCode.BAD_CREDENTIALS, fault.encode()), None
         if not self._keeps_origin:
             client.origin = None
         return verdict

@@ -27,6 +27,7 @@ MAX_UNFINISHED: int | None = 256
 MIN_KEEPALIVE_INTERVAL_S = 3
 KEEPALIVE_SECONDS = whole(1, 32767, "seconds")
 """More is refused by Linux."""
+ANSWERED = "request: it is answered already; connect takes each request once, before anything of its response is sent"
 _REPLY = b"HTTP/1.1 200 OK\r\nServer: smqrt\r\nSmqBroker: true\r\nCache-Control: no-store\r\n\r\n"
 _UPGRADE_LINES = b"SmqBroker: true\r\n"
 
@@ -68,6 +69,11 @@ class BootstrapRequest(Protocol):
     @property
     def response(self) -> ErrorResponse: ...
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether its response has begun, or its connection was taken away."""
+        ...
+
     def get(self, name: str, /) -> str | None:
         """The value of a header field, None when there is none."""
         ...
@@ -86,11 +92,28 @@ class BootstrapRequest(Protocol):
 
 
 def is_smq(request: object) -> bool:
-    """Whether a request is SMQ: it has the header `SimpleMQ` or `Sec-WebSocket-Key` (specification: smq.md §2.1)."""
+    """Whether a request is SMQ: it has the header `SimpleMQ` or `Sec-WebSocket-Key` (specification: smq.md §2.1).
+
+    Raises:
+        ArgumentError: it is no request.
+    """
     if isinstance(request, dict):
         return "HTTP_SIMPLEMQ" in request or "HTTP_SEC_WEBSOCKET_KEY" in request
-    head = cast(BootstrapRequest, request)
+    head = _checked(request)
     return head.get("SimpleMQ") is not None or head.get("Sec-WebSocket-Key") is not None
+
+
+def page_user(request: Any) -> str | None:
+    """The user that has logged in at the page of a request, by whatever kind of login; None for nobody."""
+    find = getattr(request, "user", None)
+    login = find() if callable(find) else None
+    return None if login is None else login.name
+
+
+def _checked(request: object) -> BootstrapRequest:
+    if not hasattr(request, "detach"):
+        raise ArgumentError("request: not an HTTP request; pass the page's request, or a WSGI environ")
+    return cast(BootstrapRequest, request)
 
 
 @dataclass(slots=True)
@@ -124,7 +147,7 @@ class KeepAlive:
     def __init__(self, idle_s: int = KEEPALIVE_IDLE_S, interval_s: int = 0) -> None:
         self.set(idle_s, interval_s, ("keepidle", "keepintv"))
 
-    def set(self, idle_s: int, interval_s: int, names: tuple[str, str] = ("idle", "intv")) -> None:
+    def set(self, idle_s: int, interval_s: int, names: tuple[str, str] = ("time", "intv")) -> None:
         """Other times, for new connections; `names` are those of the arguments in errors. Raises as the class."""
         for name, seconds in zip(names, (idle_s, interval_s or 1), strict=True):
             KEEPALIVE_SECONDS.check(name, seconds)
@@ -161,11 +184,11 @@ def connect(broker: Broker, admission: Admission, request: object, origin: Origi
     with an error.
 
     Raises:
-        ArgumentError: `request` is none.
+        ArgumentError: `request` is none, or was answered already.
     """
-    if not hasattr(request, "detach"):
-        raise ArgumentError("request: not an HTTP request; pass the page's request, or a WSGI environ")
-    request = cast(BootstrapRequest, request)
+    request = _checked(request)
+    if request.is_answered:
+        raise ArgumentError(ANSWERED)
     raw = request.get("SimpleMQ") is not None
     key = None if raw else websocket_key(request)
     if not raw and key is None:

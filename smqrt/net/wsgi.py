@@ -24,7 +24,7 @@ from smqrt.errors import ArgumentError, CloseReason, ProtocolError
 from smqrt.limits import Limit
 from smqrt.net import datapath
 from smqrt.net.graceful_close import LINGER_S
-from smqrt.net.handover import Admission, Origin, init, open_session, too_many
+from smqrt.net.handover import ANSWERED, Admission, Origin, init, open_session, too_many
 from smqrt.net.origins import Origins, same_origin
 from smqrt.wire import smq
 from smqrt.wire.life import Life, moved
@@ -33,6 +33,9 @@ log = logging.getLogger("smqrt")
 
 HANDLER = "smqrt.handler"
 """The environ's key of the handler that hands connections over (`smqrt.wsgi`)."""
+
+REQUEST = "smqrt.request"
+"""The environ's key of the server's own request, in applications that are mounted in a directory."""
 
 ORIGINS = Limit("hub_origins", "origins of create", "pages of other hosts may not connect to this hub")
 
@@ -207,6 +210,11 @@ class HandlerRequest:
         self.peer = (str(environ.get("REMOTE_ADDR", "")), 0)
         self.response = self
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether the response has begun, or the connection was taken away."""
+        return bool(self._handler.is_answered)
+
     def get(self, name: str) -> str | None:
         """The value of a header field, None when there is none."""
         value: str | None = self._environ.get("HTTP_" + name.upper().replace("-", "_"))
@@ -250,6 +258,8 @@ def connect(broker: Broker, admission: Admission, environ: dict[str, Any], origi
         if "HTTP_SIMPLEMQ" in environ or "HTTP_SEC_WEBSOCKET_KEY" in environ:
             log.warning("an SMQ client was not served: this WSGI server needs the handler of smqrt.wsgi (help: wsgi)")
         return False
+    if sock.closed:
+        raise ArgumentError(ANSWERED)
     if broker.closed:
         sock.close(1001, b"closed")
         return True

@@ -384,7 +384,7 @@ def test_what_authenticate_and_onconnect_are_told(make_site: Callable[..., Site]
     assert credentials == b"\xffsecret"
     assert before["arg"] is after["arg"] is site.arg
     assert before["seed"] == device.seed
-    assert (before["uid"], before["info"]) == (b"uid-a1", "a device") == (peer.uid, peer.info)
+    assert (before["uid"], before["info"]) == ("uid-a1", "a device") == (peer.uid, peer.info)
     assert before["request"].path == "/smq"
     assert before["sock"] is after["sock"] is peer.sock
     assert etid == device.etid == peer.tid

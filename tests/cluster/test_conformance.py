@@ -240,12 +240,13 @@ def test_shutdown_of_one_client_of_one_hub_and_of_all(engine: Engine) -> None:
     engine.until(lambda: one.member.phantom(there.etid), "the phantom")
     one.hub.shutdown(b"you", there.etid)
     engine.until(lambda: there.session.closed, "the end of one")
-    one.hub.shutdown(b"this hub")
+    one.hub.shutdown(b"this hub", everywhere=False)
     engine.settle()
     assert (here.session.closed, third.session.closed) == (True, False)
-    one.member.end_all(b"all")
-    engine.until(lambda: third.session.closed, "the end of all")
-    assert [client.goodbye for client in (there, here, third)] == [b"you", b"this hub", b"all"]
+    again = one.client()
+    one.hub.shutdown(b"all")
+    engine.until(lambda: third.session.closed and again.session.closed, "the end of all")
+    assert [client.goodbye for client in (there, here, third, again)] == [b"you", b"this hub", b"all", b"all"]
 
 
 def test_a_hub_that_leaves_goes_on_alone(engine: Engine) -> None:

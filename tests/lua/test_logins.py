@@ -13,6 +13,8 @@ import gevent
 import pytest
 
 from smqrt.http.logins import Acl, Authenticator, UserTable
+from smqrt.http.logins.authenticator import AuthInfo
+from smqrt.http.logins.pages import login_page
 from tests.digest import authorization, challenges
 from tests.lua.app_server import Answer, AppServer
 
@@ -87,6 +89,16 @@ def test_what_a_login_page_is_told(app: AppServer):
         "maxusers": 2,
         "recycle": False,
     }, "the stored password is not given away"
+
+
+def test_a_right_password_that_is_refused_has_its_reason(app: AppServer):
+    for _ in range(2):
+        assert sign_in(app, "/form/", username="ann", password="secret").status == 302
+    body = urlencode({"ba_username": "ann", "ba_password": "secret"}).encode()
+    info = json.loads(app.ask("/form/", "POST", body, FORM_TYPE | {"X-Requested-With": "XMLHttpRequest"}).body)
+    assert (info["reason"], info["maxusers"], info["loginattempts"]) == ("maxusers", 2, 0)
+    told = AuthInfo("form", "realm", username="<ann>", reason="maxusers", maxusers=2)
+    assert b"The password is right, but &lt;ann&gt; is logged in 2 times already" in login_page(told, hashes=False)
 
 
 @pytest.mark.parametrize("algorithm", ["MD5", "SHA-256"])
@@ -432,7 +444,7 @@ def test_wrong_arguments(app: AppServer):
     assert app.vm.eval(null) == (True,)
     assert app.vm.eval("local u = ba.create.jsonuser() u:set{ann={pwd='x', inactive=9}} return u:getpwd'ann'") == (
         b"x",
-        3,
+        5,
         False,
         9,
     )

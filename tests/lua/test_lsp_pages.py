@@ -233,6 +233,15 @@ def test_ten_includes_are_allowed(server: AppServer):
     assert server.ask("/i.lsp").text.split() == [str(number) for number in range(1, 12)]
 
 
+@pytest.mark.parametrize("name", ["part.shtml", "PART.SHTML", "sub/part"])
+def test_parts_of_pages_are_html(server: AppServer, name: str):
+    server.app({"p.lsp": f"<?lsp response:forward'/{name}' ?>", name: "<p>ä</p>", "plain": "x"})
+    for _ in range(3):
+        answer = server.ask("/p.lsp")
+        assert (answer.text, answer.headers["Content-Type"]) == ("<p>ä</p>", "text/html; charset=utf-8")
+    assert server.ask("/plain").headers["Content-Type"] == "application/octet-stream"
+
+
 def test_forward_ends_the_caller_and_drops_its_output(server: AppServer):
     server.app(
         {

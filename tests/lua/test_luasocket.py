@@ -69,6 +69,31 @@ def test_receive_in_all_ways(vm: Vm) -> None:
         )
 
 
+def test_send_takes_tables_in_tables(vm: Vm) -> None:
+    got: list[bytes] = []
+
+    def keep(client: socket.socket) -> None:
+        while data := client.recv(100):
+            got.append(data)
+
+    with serving(keep) as port:
+        vm.eval(
+            """
+        local s = assert(socket.connect("127.0.0.1", ...))
+        assert(s:send({"GET ", {"/", 5, {".lsp"}, {}}, "\\r\\n"}) == 12)
+        assert(s:send({}) == 0 and s:send({"abc"}, 2, 2) == 2)
+        local own = {} own[1] = own
+        local ok, why = pcall(s.send, s, own) assert(not ok and why:find("nested too deeply", 1, true), why)
+        ok, why = pcall(s.send, s, {"a", true}) assert(not ok and why:find("string expected", 1, true), why)
+        s:close()
+        """,
+            "=x",
+            port,
+        )
+        gevent.sleep(0.1)
+    assert b"".join(got) == b"GET /5.lsp\r\nb"
+
+
 def test_all_until_the_end_and_counts_of_a_connection(vm: Vm) -> None:
     with serving(sending(b"abc\n", b"def")) as port:
         vm.eval(

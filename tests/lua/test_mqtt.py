@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import gevent
 import pytest
@@ -175,12 +176,39 @@ def test_untrusted_and_trusted_brokers(lua: Lua, secure: Mosquitto) -> None:
     try(true)
     try(ba.create.sharkssl(store))
     try(true, {nocheck = true})
-    put(require"mqtt3c".connect("localhost", put, {port = port, secure = true}))
+    put(require"mqtt3c".connect("localhost", put, {port = port, secure = true, uname = "anna"}))
     local mqtt, err = require"mqtt3c".connect("localhost", put, {port = port, shark = ba.create.sharkssl(store)})
     put(type(mqtt), err)
     put"end"
     """
     assert lua(code, secure.port) == ["sock cn", "mqtt connect", "mqtt connect", "nil cn sock", "userdata nil"]
+
+
+@pytest.mark.parametrize("module", ["mqttc", "mqtt3c"])
+def test_connect_to_an_untrusted_broker(
+    lua: Lua, secure: Mosquitto, module: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = f"""
+    local connect = require"{module}".connect
+    local function ready()
+      local sock = ba.socket.connect("localhost", port)
+      sock:upgrade(ba.sharkclient())
+      return sock
+    end
+    put(connect("localhost", put, {{port = port, secure = true, passwd = "x", username = "anna"}}))
+    put(connect(ready(), put, {{uname = "anna"}}))
+    for _, addr in ipairs{{"localhost", ready()}} do
+      local mqtt, err = connect(addr, put, {{port = port, secure = true, id = "me"}})
+      put(type(mqtt), err)
+      mqtt:disconnect()
+    end
+    put"end"
+    """
+    with caplog.at_level(logging.INFO):
+        assert lua(code, secure.port) == ["nil cn sock", "nil cn sock", "userdata nil", "userdata nil"]
+    warnings = [line for line in caplog.messages if "is not to be trusted (cn)" in line]
+    assert len(warnings) == 2
+    assert "test.lua" in warnings[0]
 
 
 RUNNING = {
@@ -214,6 +242,72 @@ def test_the_older_form(lua: Lua, mosquitto: Mosquitto, how: str) -> None:
     assert lines[1].startswith("single old/single 1")
     assert "old/x 2 string" in lines
     assert lines[-3:] == ["unsubscribed", "nil disconnect", "0 0"]
+
+
+def test_a_second_run_is_refused(lua: Lua, mosquitto: Mosquitto) -> None:
+    code = """
+    local mqtt = require"mqtt3c".connect("127.0.0.1", put, {port = port})
+    ba.thread.run(function() put(mqtt:run()) put(mqtt:run()) put"end" end)
+    ba.sleep(20)
+    put(pcall(mqtt.run, mqtt))
+    mqtt:disconnect()
+    """
+    refused = "another run of this client is active; a client has one run at a time"
+    lines = lua(code, mosquitto.port)
+    assert lines[0].startswith("false test.lua:")
+    assert lines[0].endswith(refused)
+    assert lines[1:] == ["nil disconnect", "nil socketclosed"]
+
+
+def test_a_client_that_is_dropped_does_not_wait_for_room(lua: Lua, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[MqttClient] = []
+
+    def make(*arguments: Any, **options: Any) -> MqttClient:
+        made.append(MqttClient(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr("smqrt.mqtt.documented.MqttClient", make)
+    broker = ScriptedBroker(4, on_open=lambda wire: wire.send(publish("t", b"x" * 50) * 5000))
+    code = """
+    do
+      local mqtt = require"mqtt3c".connect("127.0.0.1", put, {port = port})
+      ba.sleep(100)
+    end
+    for _ = 1, 3 do collectgarbage() ba.sleep(20) end
+    put(ba.socket.stat())
+    put"end"
+    """
+    assert lua(code, int(broker.address.split(":")[1])) == ["0 0"]
+    wait_until(lambda: [client.closed for client in made] == [True])
+    broker.close()
+
+
+def test_unknown_options_are_one_warning(lua: Lua, mosquitto: Mosquitto, caplog: pytest.LogCaptureFixture) -> None:
+    code = """
+    local op = {port = port, colour = "red", id = "me", uname = "anna", recbta = false, clientidentifier = 42}
+    for _, name in ipairs{"mqttc", "mqtt3c"} do
+      require(name).connect("127.0.0.1", put, op):disconnect()
+      require(name).create("127.0.0.1", function() return true end, op):disconnect()
+    end
+    put"end"
+    """
+    with caplog.at_level(logging.INFO):
+        lua(code, mosquitto.port)
+    told = [line.partition(": ")[2] for line in caplog.messages if "unknown option" in line]
+    ignored = "unknown option 'colour' is ignored"
+    assert told == [
+        f"{name}: {ignored}" for name in ("mqtt3c.connect", "mqttc.create", "mqtt3c.connect", "mqtt3c.create")
+    ]
+
+
+def test_create_takes_the_older_names(lua: Lua) -> None:
+    broker = ScriptedBroker(4)
+    code = """
+    require"mqtt3c".create("127.0.0.1", function() put"end" end, {port = port, id = "x", uname = "y", passwd = "z"})
+    """
+    lua(code, int(broker.address.split(":")[1]))
+    assert broker.packets[0][1][10:] == b"\0\x01x\0\x01y\0\x01z"
+    broker.close()
 
 
 def test_in_a_cosocket(lua: Lua, mosquitto: Mosquitto) -> None:
@@ -318,6 +412,35 @@ def test_wrong_arguments_raise(lua: Lua, call: str) -> None:
     (line,) = lua(f'put(select(2, pcall(function() require"mqttc".{call} end))) put"end"')
     assert any(word in line for word in WRONG[call].split("|"))
     assert line.startswith("test.lua:1:")
+
+
+NO_ADDRESS = "bad argument #1 to 'connect' (addr: a host name or a connected socket expected, got"
+WRONG_CONNECTS = {
+    "connect(nil, put)": f"{NO_ADDRESS} no value)",
+    "connect({}, put)": f"{NO_ADDRESS} table)",
+    "connect(put, put)": f"{NO_ADDRESS} function)",
+    'connect("h")': "bad argument #2 to 'connect' (function expected, got no value)",
+    'connect("h", put, 5)': "bad argument #3 to 'connect' (table expected, got number)",
+    'connect("h", put, {port = "x"})': "port must be a whole number from 1 to 65535, or nothing, not 'x'",
+    'connect("h", put, {timeout = -1})': "timeout must be a number greater than 0, at most 86400000 (milliseconds)",
+    'connect("h", put, {keepalive = "x"})': "bad argument #keepalive to 'connect' (integer expected, got string)",
+    'connect("h", put, {keepalive = 1e6})': "keepalive must be a whole number from 0 to 65535 (seconds), not 1000000",
+    'connect("h", put, {secure = 5})': "bad argument #secure to 'connect' (sharkssl expected, got number)",
+    'create("h", put, {alpn = {true}})': "bad argument #alpn to 'create' (string expected, got boolean)",
+    'connect("h", put, {nocheck = 5})': "nocheck must be true or false, not 5",
+    'connect("h", put, {intf = {}})': "bad argument #intf to 'connect' (string expected, got table)",
+    'connect("h", put, {id = {}})': "bad argument #id to 'connect' (string expected, got table)",
+    'connect("h", put, {will = {topic = "t", payload = put}})': "bad argument #will.payload to 'connect' (string",
+    'create("h", put, {port = "x"})': "port must be a whole number from 1 to 65535, or nothing, not 'x'",
+}
+
+
+@pytest.mark.parametrize("module", ["mqttc", "mqtt3c"])
+@pytest.mark.parametrize("call", WRONG_CONNECTS)
+def test_errors_name_the_argument_that_is_wrong(lua: Lua, module: str, call: str) -> None:
+    (line,) = lua(f'put(select(2, pcall(function() require"{module}".{call} end))) put"end"')
+    assert line.startswith("test.lua:1: ")
+    assert WRONG_CONNECTS[call] in line
 
 
 @pytest.mark.parametrize(

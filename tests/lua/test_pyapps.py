@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from tests.device import RAW_HEADERS, Device, publish
 from tests.lua.app_server import AppServer
+from tests.mqtt.mosquitto import Mosquitto
+from tests.waiting import wait_until
 
 HELLO = """
 from smqrt.http.tree import Directory
@@ -48,6 +55,38 @@ def test_its_functions_may_block(server: AppServer):
     assert server.ask("/hello/x").text == "hello x 0 0"
 
 
+DOCUMENTED_MQTT = """
+import gevent
+from smqrt import mqtt3c, mqttc
+from smqrt.http.tree import Directory
+
+log = []
+mqtt, err = mqtt3c.connect("127.0.0.1", lambda *message: log.append(message), {"port": PORT})
+assert mqtt, err
+mqtt.subscribe("app", lambda code: sender.publish("app", "hello"))
+sender, _ = mqttc.create("127.0.0.1", lambda *what: True, {"port": PORT})
+gevent.spawn(lambda: log.append(mqtt.run()))
+
+def onunload():
+    mqtt.disconnect()
+    sender.close()
+
+shower = Directory("log")
+shower.setfunc(lambda request, relpath: request.response.write(repr(log).encode()))
+dir.insert(shower)
+"""
+
+
+@pytest.mark.servers
+def test_the_documented_mqtt_modules_in_an_application(server: AppServer, tmp_path: Path) -> None:
+    broker = Mosquitto(tmp_path)
+    application = server.app({".preload.py": DOCUMENTED_MQTT.replace("PORT", str(broker.port))}, "mq")
+    assert application.error is None
+    wait_until(lambda: server.ask("/mq/log/").text == "[('app', b'hello')]")
+    application.unload()
+    broker.stop()
+
+
 def test_a_failing_python_application_names_file_and_line(server: AppServer, caplog):
     bad = server.app({".preload.py": "x = 1\n\ndef f():\n    return 1 / 0\n\nf()"}, "bad")
     assert bad.error is not None
@@ -77,3 +116,32 @@ def test_both_kinds_in_one_folder(server: AppServer):
     assert application.error is None
     assert server.ask("/p.lsp").text == "lua"
     assert server.ask("/hello/x").text == "hello x 1 1"
+
+
+UNAME = """
+from smqrt import hub
+
+smq = hub.create(onconnect=lambda etid, info, peer: smq.publish(str(info["uname"]), etid))
+
+
+def serve(request, relpath):
+    if relpath == "login":
+        request.login("ada")
+        return True
+    if relpath == "smq":
+        smq.connect(request)
+        return True
+    return False
+
+
+dir.setfunc(serve)
+"""
+
+
+def test_a_hub_knows_the_user_of_the_page(server: AppServer) -> None:
+    assert server.app({".preload.py": UNAME}).error is None
+    cookie = server.ask("/login").headers["Set-Cookie"].partition(";")[0]
+    for headers, user in ((f"Cookie: {cookie}\r\n", b"ada"), ("", b"None")):
+        device = Device(("127.0.0.1", server.port)).start(target="/smq", headers=RAW_HEADERS + headers)
+        device.connect(b"uid-a1").expect(publish(device.etid, 1, user))
+        device.close()

@@ -68,7 +68,11 @@ def test_a_file_of_package_path_is_found(vm: Vm, tmp_path: object) -> None:
 def test_a_missing_module_is_an_error_at_the_line_that_wanted_it(vm: Vm, modules: None) -> None:
     with pytest.raises(LuaError) as caught:
         vm.eval("\nrequire 'absent'", "@app/.preload")
-    assert caught.value.message.startswith("app/.preload:2: module 'absent' not found:")
+    message = caught.value.message
+    assert message.startswith("app/.preload:2: module 'absent' not found:")
+    assert "'.lua/absent.lua' in an application that has called mako.createloader(io)" in message
+    assert "appreq 'absent'" in message
+    assert "/usr/" not in message
 
 
 def test_a_module_with_a_syntax_error_names_its_file(vm: Vm, modules: None) -> None:

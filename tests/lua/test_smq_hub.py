@@ -28,6 +28,7 @@ from tests.device import (
 )
 from tests.lua.app_server import AppServer
 from tests.pki import server_context
+from tests.test_hub import NO_JSON, SCALARS
 from tests.waiting import wait_until
 
 PAGE = "<?lsp app.smq:connect(request, app.argument) ?>"
@@ -386,7 +387,7 @@ def test_talking_to_clients(lua: Callable[[], LuaSite], kind: str) -> None:
       record(peer.uid, peer.info, peer.phantom, peer.topics[{tid}] == peer.sock,
         ip, port, v6, smq:sock2peer(peer.sock) == peer,
         smq:etid2peer({device.etid}).mine)""")
-    assert found == (b"uid-a1", b"", False, True, b"127.0.0.1", device.sock.getsockname()[1], False, True, 1)
+    assert found == (b"uid-a1", b"", None, True, b"127.0.0.1", device.sock.getsockname()[1], False, True, 1)
     device.send(wire.with_id(Type.UNSUBSCRIBE, tid)).expect_nothing()
     assert site.run(f"record(smq:etid2peer({device.etid}).topics)") == (None,)
     site.run(f"smq:shutdown('bye', {device.etid})")
@@ -470,6 +471,103 @@ def test_subscribe_observe_and_json(lua: Callable[[str], LuaSite]) -> None:
     site.calls.clear()
     site.device().publish(tid, b"x").publish(other, b"y").expect_nothing()
     assert site.calls == []
+
+
+def test_json_of_every_kind_is_decoded(lua: Callable[[str], LuaSite]) -> None:
+    """As in Python; two documents are one too many for both."""
+    site = lua("""
+      smq = require"smq.hub".create()
+      smq:onmsg(function(data) record("global", data) end)
+      smq:subscribe("news", {onmsg = function(value) record(value) end, json = true})
+    """)
+    device = site.device()
+    tid = device.create(b"news")
+    for payload, _ in SCALARS:
+        device.publish(tid, payload)
+    values = [(value.encode() if isinstance(value, str) else value,) for _, value in SCALARS]
+    assert repr(site.come(len(values))) == repr(values)
+    site.calls.clear()
+    for payload in NO_JSON:
+        device.publish(tid, payload)
+    assert site.come(len(NO_JSON)) == [(b"global", payload) for payload in NO_JSON]
+
+
+def test_what_publishes_scalars_is_heard_so(lua: Callable[[str], LuaSite]) -> None:
+    site = lua("""
+      smq = require"smq.hub".create()
+      smq:subscribe("news", {onmsg = function(value) record(value) end, json = true})
+    """)
+    site.run("for _, value in ipairs {42, true, 0.5} do smq:publish(value, 'news') end smq:publish(nil, 'news')")
+    assert site.come(4) == [(42,), (True,), (0.5,), (None,)]
+
+
+def test_pubon_knows_the_server(lua: Callable[[str], LuaSite]) -> None:
+    site = lua("""
+      smq = require"smq.hub".create()
+      smq:subscribe("self", {onmsg = function(data, ptid) record(data, ptid) end})
+    """)
+    device = site.device()
+    site.run(f"record(smq:pubon('to it', 1, {device.etid}), smq:pubon('from it', {device.etid}, 1))")
+    wait_until(lambda: {(True, True), (b"to it", device.etid)} <= set(site.calls), site.calls)
+    device.expect(publish(device.etid, 1, b"from it"))
+
+
+def test_a_request_connects_once(lua: Callable[[str], LuaSite]) -> None:
+    site = lua('smq = require"smq.hub".create()')
+    pages = {
+        "twice.lsp": "<?lsp app.smq:connect(request) record(pcall(app.smq.connect, app.smq, request)) ?>",
+        "late.lsp": "<?lsp response:write 'x' response:flush() record(pcall(app.smq.connect, app.smq, request)) ?>",
+    }
+    site.server.write("", pages)
+    device = Device(("127.0.0.1", site.server.port), RAW).start(target="/twice.lsp").connect(b"uid-a1")
+    device.close()
+    [(done, error)] = site.come(1)
+    assert not done
+    assert b"it is answered already; connect takes each request once" in error, error
+    site.calls.clear()
+    with gevent.Timeout(10):
+        late = Device(("127.0.0.1", site.server.port), RAW)
+        late.send_bytes(b"GET /late.lsp HTTP/1.1\r\nHost: localhost\r\nSimpleMQ: 1\r\n\r\n")
+        [(done, error)] = site.come(1)
+    late.close()
+    assert not done
+    assert b"it is answered already" in error, error
+
+
+@pytest.mark.parametrize("value", ["nil", "5", "'x'", "{}", "ba.socket.bind(0)", "app.smq"])
+def test_what_is_no_request_is_named(lua: Callable[[], LuaSite], value: str) -> None:
+    site = lua()
+    for call, name in (("require'smq.hub'.isSMQ", "isSMQ"), ("app.smq.connect, app.smq", "connect")):
+        site.server.write("", {"wrong.lsp": f"<?lsp record(pcall({call}, {value})) ?>"})
+        site.calls.clear()
+        site.server.ask("/wrong.lsp")
+        [(done, error)] = site.calls
+        assert not done
+        assert f"bad argument #1 to '{name}' (request expected".encode() in error, error
+
+
+@pytest.mark.parametrize("answer", ["true", "7", "'0'", "0.5", "-1", "{}"])
+def test_nonsense_of_authenticate_is_logged(
+    lua: Callable[[str], LuaSite], answer: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    site = lua(f'smq = require"smq.hub".create{{authenticate = function() return {answer} end}}')
+    device = site.open().send(connect_packet(b"uid-a1"))
+    assert device.receive()[:2] == b"\x03\x06"
+    assert "authenticate of the hub made at" in caplog.text
+    assert "a code from 0 to 6 is needed, not" in caplog.text
+    wait_until(lambda: "refused by the application" in caplog.text, caplog.text)
+    assert "auth.users" not in caplog.text
+
+
+def test_the_user_of_the_page_is_known(lua: Callable[[str], LuaSite]) -> None:
+    site = lua("""smq = require"smq.hub".create{onconnect = function(etid, info) record(info.uname) end}""")
+    site.server.write("", {"login.lsp": "<?lsp request:login 'ada' ?>"})
+    cookie = site.server.ask("/login.lsp").headers["Set-Cookie"].partition(";")[0]
+    for headers, user in ((f"Cookie: {cookie}\r\n", b"ada"), ("", None)):
+        site.devices.append(Device(("127.0.0.1", site.server.port), RAW))
+        site.devices[-1].start(target="/smq.lsp", headers=RAW_HEADERS + headers).connect(b"uid-a1")
+        assert site.come(1) == [(user,)]
+        site.calls.clear()
 
 
 def test_names_are_kept_in_a_file(lua: Callable[[str], LuaSite], tmp_path: Path) -> None:
@@ -571,6 +669,15 @@ def test_an_unknown_option_is_named_in_the_trace(
     for option in ("onpubish", "5"):
         assert f"root/.preload:2: smq.hub has no option '{option}': it means nothing" in caplog.text
     assert "keepidle" not in caplog.text
+
+
+def test_an_unknown_option_of_subscribe_is_named_in_the_trace(
+    lua: Callable[[str], LuaSite], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG")
+    lua("\nsmq = require'smq.hub'.create()\nsmq:subscribe('x', {onmsg = print, typo = 1, json = true})")
+    assert "root/.preload:3: smq.subscribe has no option 'typo': it means nothing" in caplog.text
+    assert "json" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ def test_a_stalled_client_is_disconnected_with_a_named_reason(
     assert site.state.uids[b"lazy-1"].outbox.life is Life.BLOCKED
     began = time.monotonic()
     wait_until(lambda: reasons, "the disconnection")
-    assert reasons == [(b"lazy-1", "socketwritefailed", "slow consumer")]
+    assert reasons == [("lazy-1", "socketwritefailed", "slow consumer")]
     assert time.monotonic() - began < 2
     publisher.expect_nothing()
 

@@ -15,6 +15,7 @@ from gevent.pywsgi import WSGIServer
 
 from smqrt import hub, wsgi
 from smqrt.broker.outbox import Drop
+from smqrt.errors import ArgumentError
 from smqrt.net import datapath
 from smqrt.wire import smq as wire
 from smqrt.wsgi import Handler
@@ -44,6 +45,7 @@ class Mounted:
     def __init__(self, authority: Authority, **options: Any) -> None:
         self.smq = hub.create(**options)
         self.returned: list[Any] = []
+        self.environs: list[dict[str, Any]] = []
         app = Flask(__name__)
         app.add_url_rule("/smq", view_func=self._smq, methods=["GET", "POST"])
         app.add_url_rule("/smq", view_func=self._smq, websocket=True)
@@ -61,6 +63,7 @@ class Mounted:
         self._devices: list[Device] = []
 
     def _smq(self) -> str:
+        self.environs.append(request.environ)
         self.returned.append(self.smq.connect(request.environ, "the argument"))
         return "what nobody sees"
 
@@ -105,6 +108,16 @@ def test_a_whole_session(mount: Callable[..., Mounted], kind: str) -> None:
     assert peer.sock is info["sock"]
     device.close()
     assert site.returned == [True, True]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_connects_once(mount: Callable[..., Mounted], kind: str) -> None:
+    site = mount()
+    device = site.device(b"uid-a1", kind)
+    with pytest.raises(ArgumentError, match="answered already; connect takes each request once"):
+        site.smq.connect(site.environs[0])
+    tid = device.subscribe(b"news")
+    device.publish(tid, b"it goes on").expect(publish(tid, device.etid, b"it goes on"))
 
 
 def test_pages_beside_it(mount: Callable[..., Mounted]) -> None:
@@ -203,7 +216,7 @@ def test_a_subscriber_that_does_not_read_is_dropped_and_accounted_for(
         publisher.publish(tid, b"x" * 9000)
     publisher.expect_nothing()
     wait_until(lambda: closed, "the end of the stalled client")
-    assert closed == [b"lazy-1"]
+    assert closed == ["lazy-1"]
     drops = site.smq._broker.stats.drops
     assert drops[Drop.OVER_BUDGET] > 0
 

@@ -40,7 +40,7 @@ def door(request, relpath):
 
 def peers(request, relpath):
     found = [
-        [peer.uid.decode(), peer.tid, peer.node, peer.phantom, sock.peername() is not None or not peer.phantom]
+        [peer.uid, peer.tid, peer.node, bool(peer.phantom), sock.peername() is not None or not peer.phantom]
         for sock, peer in smq.peers(phantoms="all" in request.query)
     ]
     request.response.json({"worker": worker.number, "peers": found})

@@ -41,6 +41,7 @@ class AuthInfo:
         seed, seedkey: for a form that hashes the password; None for the other types.
         username, password: what the client gave; None when it gave nothing.
         upwd: the secret that the user database stores; None for an unknown user.
+        reason: why a right password is refused: "maxusers", the user has as many sessions as it may; None otherwise.
         maxusers, recycle, inactive: what the user database says of the user; the last in seconds.
         directory: the directory that asks; None when a handler does.
     """
@@ -54,10 +55,18 @@ class AuthInfo:
     username: str | None = None
     password: str | None = None
     upwd: str | None = None
+    reason: str | None = None
     maxusers: int | None = None
     recycle: bool | None = None
     inactive: int | None = None
     directory: Any = None
+
+    @property
+    def why(self) -> str:
+        """The reason as a sentence; empty without one."""
+        if self.reason is None:
+            return ""
+        return f"The password is right, but {self.username} is logged in {self.maxusers} times already: log out there."
 
 
 LoginPage = Callable[["Request", AuthInfo], object]
@@ -205,7 +214,9 @@ class Authenticator:
         limits = account.maxusers, account.recycle, account.inactive_s, account.identity
         login = request.logins.begin(request, credentials.name, password, credentials.kind, *limits)
         if login is None:
-            self._ask(request, self._info(credentials, directory, account=account))
+            info = self._info(credentials, directory, account=account)
+            info.reason = "maxusers"
+            self._ask(request, info)
             return None
         if credentials.kind != FORM:
             return login
@@ -266,11 +277,11 @@ class Authenticator:
                 request.response.headers.set("Content-Type", "application/json")
                 request.response.end(_LOGIN_NEEDED)
             else:
-                self._show(request, info, 200, "")
+                self._show(request, info, 200, info.why)
             return
         for challenge in self._challenges(request, info.type, is_stale):
             request.response.headers.add("WWW-Authenticate", challenge)
-        self._show(request, info, 401, "")
+        self._show(request, info, 401, info.why)
 
     def _challenges(self, request: Request, kind: str, is_stale: bool) -> list[str]:
         basic = f'Basic realm="{self._shown_realm}", charset="UTF-8"'

@@ -15,6 +15,9 @@ class PageInfo(Protocol):
     seedkey: str | None
     username: str | None
 
+    @property
+    def why(self) -> str: ...
+
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -57,7 +60,7 @@ def login_page(info: PageInfo, hashes: bool) -> bytes:
         info: what it tells.
         hashes: whether it hashes the password; a user database that has to see the password can't look at a hash.
     """
-    refusal = "The name or the password is wrong." if info.username is not None else ""
+    refusal = escape(info.why) or ("The name or the password is wrong." if info.username is not None else "")
     if info.denied:
         refusal = "Too many attempts. Try again in a while."
     realm = escape(info.realm)

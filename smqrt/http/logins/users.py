@@ -15,7 +15,7 @@ from smqrt.identity.identity import Identity
 if TYPE_CHECKING:
     from smqrt.http.message import Request
 
-MAX_USERS = 3  # sessions that one user may have at the same time, unless its account says otherwise
+MAX_USERS = 5  # sessions that one user may have at the same time, unless its account says otherwise
 _HA1 = re.compile(r"[0-9a-fA-F]{32}")
 
 
@@ -102,7 +102,7 @@ class UserTable:
     """A user database in memory.
 
     Args:
-        users: by name, a password or `{"pwd": "text" or ["HA1"], "roles": [...], "maxusers": 3, "recycle": False,
+        users: by name, a password or `{"pwd": "text" or ["HA1"], "roles": [...], "maxusers": 5, "recycle": False,
             "inactive": seconds}`.
 
     Attributes:

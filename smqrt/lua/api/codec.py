@@ -13,8 +13,9 @@ from binascii import a2b_base64
 from collections.abc import Callable, Iterator
 from email.utils import formatdate, mktime_tz, parsedate_tz
 from itertools import count
+from string import ascii_letters, digits
 from typing import Any
-from urllib.parse import quote_from_bytes, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 from smqrt.errors import ArgumentError
 from smqrt.http.forms import BLANKS
@@ -44,9 +45,13 @@ def b64urlencode(data: bytes, pad: bool) -> bytes:
     return text if pad else text.rstrip(b"=")
 
 
+_KEPT = frozenset(b"%b%b-_.~/:!()*" % (ascii_letters.encode(), digits.encode())) | frozenset(range(128, 256))
+_ENCODED = [bytes((byte,)) if byte in _KEPT else b"%%%02X" % byte for byte in range(256)]
+
+
 def urlencode(data: bytes) -> bytes:
-    """Percent-encode everything but letters, digits and `-_.~`."""
-    return quote_from_bytes(data, safe="").encode()
+    """Percent-encode everything but letters, digits, `-_.~/:!()*` and bytes over 127 (spec: bas-api §7)."""
+    return b"".join(map(_ENCODED.__getitem__, data))
 
 
 def urldecode(data: bytes) -> bytes:

@@ -39,6 +39,7 @@ _TOLD = [
     "seedkey",
     "username",
     "password",
+    "reason",
     "maxusers",
     "recycle",
     "inactive",

@@ -51,7 +51,7 @@ def _source(path: Path) -> LuaValues:
         return None, utf8(f"{path} can't be read: {error.strerror}")
     if len(text) > MAX_CONF_BYTES:
         return None, utf8(f"{path} has more than {MAX_CONF_BYTES} bytes")
-    return text.removeprefix(b"\xef\xbb\xbf"), utf8(f"@{path.name}")
+    return text, utf8(f"@{path.name}")
 
 
 def install(vm: Vm, services: Services, dirs: DirsBinding | None = None) -> Callable[[], None]:

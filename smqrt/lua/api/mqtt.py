@@ -1,14 +1,13 @@
 """`require"mqttc"` and `require"mqtt3c"`: MQTT for Lua applications (specification: smq.md §8, §9).
 
 Lua knows a client by an integer; the other half is lib/ba/mqtt.lua. Callbacks run either in the greenlet of the client
-(`create`), or in the activity that calls `run` (`connect`), which takes them from an `Inbox`.
+(`create`), or in the activity that calls `run` (`connect`), which takes them from a `LuaInbox`.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -24,15 +23,18 @@ from smqrt.lua import table_codec
 from smqrt.lua.bridge import LuaError, LuaResult, LuaValue, LuaValues, encoded, fail, methods
 from smqrt.lua.services import Services
 from smqrt.lua.vm import LuaFunction, Vm
-from smqrt.mqtt import MqttClient, MqttCloseReason
+from smqrt.mqtt import MqttClient
+from smqrt.mqtt.close_reason import connect_error
 from smqrt.mqtt.connect import parse_address
-from smqrt.net.callbacks import ROOM_JOBS, Callbacks
+from smqrt.mqtt.documented import TIMEOUT_MS, start
+from smqrt.mqtt.inbox import Inbox, InboxCall
+from smqrt.mqtt.options import MqttOptions
 from smqrt.net.stream import Stream
+from smqrt.options import make
 
 log = logging.getLogger("smqrt.mqtt")
 
 _NAMES = {"pub": "onpub", "ack": "onsuback", "status": "onstatus"}
-_MAX_BYTES = 4 << 20  # of messages that wait; then the connection is not read
 _JOBS_PER_TAKE = 4  # six values each; what crosses to Lua at once is limited
 
 Properties = Mapping[str, object] | bytes | None
@@ -43,7 +45,7 @@ MqttEvent = tuple[Any, ...]
 acknowledgement."""
 
 
-class LuaCall:
+class LuaCall(InboxCall):
     """A callback in Lua.
 
     Args:
@@ -80,40 +82,22 @@ class LuaCall:
         return len(arguments[1]) if self._kind == b"pub" else 0
 
 
-class Inbox(Callbacks):
-    """Callbacks that wait until an activity takes them. What is no `LuaCall` runs at once."""
+class LuaInbox(Inbox):
+    """An inbox whose calls an activity takes."""
 
     def __init__(self) -> None:
-        super().__init__(log)
-        self._calls: deque[tuple[LuaCall, MqttEvent]] = deque()
+        super().__init__()
         self._taking: Deferred[LuaValues] | None = None
-        self._word: str | None = None
-        self._bytes = 0
-
-    def post(self, fn: Callable[..., object], *args: object) -> None:
-        """See `Callbacks`."""
-        if not isinstance(fn, LuaCall):
-            fn(*args)
-            return
-        self._calls.append((fn, args))
-        self._bytes += fn.size_bytes(args)
-        if len(self._calls) == ROOM_JOBS or self._bytes > _MAX_BYTES:
-            self._room.clear()
-        self._answer()
-
-    def end(self, word: str) -> None:
-        """Nothing more will come."""
-        self._word = word
-        self._answer()
 
     def take(self) -> LuaResult:
         """Up to four calls, six values each; nil and a word when nothing more will come. Parks until there is one."""
-        if self._calls or self._word is not None:
+        if self.has_something:
             return self._values()
         self._taking = Deferred()
         return self._taking
 
-    def _answer(self) -> None:
+    def arrived(self) -> None:
+        """See `Inbox`."""
         if self._taking is not None:
             get_hub().loop.run_callback(self._hand_over, self._taking)
             self._taking = None
@@ -123,21 +107,14 @@ class Inbox(Callbacks):
             taking.resolve(self._values())
 
     def _values(self) -> LuaValues:
-        if not self._calls:
-            return fail(self._word or "socketclosed")
         found: LuaValues = ()
-        for _ in range(min(_JOBS_PER_TAKE, len(self._calls))):
-            call, args = self._calls.popleft()
-            self._bytes -= call.size_bytes(args)
-            found += call.values(*args)
-        if len(self._calls) < ROOM_JOBS // 2 and self._bytes <= _MAX_BYTES // 2:
-            self._room.set()
-        return found
-
-
-MAX_PACKET_BYTES = 65535 + 3
-_TEXTS = ("clientidentifier", "username", "source")
-_RUN_WORDS: dict[object, str] = {0x95: "overflow", 0x82: "unknowncp", 0x81: "invalidresp"}
+        for _ in range(_JOBS_PER_TAKE):
+            waiting = self.pop()
+            if waiting is None:
+                break
+            call, arguments = waiting
+            found += cast(LuaCall, call).values(*arguments)
+        return found or fail(self.word or "socketclosed")
 
 
 class MqttBinding:
@@ -147,7 +124,7 @@ class MqttBinding:
         self._vm, self._services = vm, services
         self._next = itertools.count(1).__next__
         self._clients: dict[int, MqttClient] = {}
-        self._inboxes: dict[int, Inbox] = {}
+        self._inboxes: dict[int, LuaInbox] = {}
         self._openings: dict[int, AsyncResult[Stream]] = {}
         self._event_ref = 0
 
@@ -199,14 +176,14 @@ class MqttBinding:
     def _options(self, packed: bytes) -> dict[str, Any]:
         """Keyword arguments of `MqttClient`: times are milliseconds in Lua, and TLS objects are numbers."""
         chosen: dict[str, Any] = {key.decode(): value for key, value in table_codec.load(packed).items()}
-        for name in _TEXTS:
-            if name in chosen:
-                chosen[name] = chosen[name].decode("utf-8", "replace")
-        chosen["queuefull"] = chosen.get("queuefull", b"raise").decode("utf-8", "replace")
+        for name, value in chosen.items():
+            if isinstance(value, bytes) and name != "password":
+                chosen[name] = value.decode("utf-8", "replace")
+        chosen.setdefault("queuefull", "raise")
         if chosen["queuefull"] == "wait":
             raise ArgumentError("queuefull must be 'raise' (publish returns nil, \"full\") or 'drop', not 'wait'")
-        if isinstance(chosen.get("timeout"), int | float):
-            chosen["timeout"] = chosen["timeout"] / 1000
+        if "timeout" in chosen:
+            chosen["timeout"] = TIMEOUT_MS.check("timeout", chosen["timeout"]) / 1000
         if "tls" in chosen:
             chosen["secure"] = self._services.tls[chosen.pop("tls")]
         chosen["alpn"] = [word.decode("ascii", "replace") for word in chosen.pop("alpn", {}).values()]
@@ -254,23 +231,24 @@ class MqttBinding:
 
     def connect(self, socket: int, options: bytes) -> LuaResult:
         """Talk MQTT over a connected socket; blocks until the broker has accepted. What comes waits for `take`."""
-        number, inbox = self._next(), Inbox()
-        chosen = self._options(options) | {"properties": {"maximumpacketsize": MAX_PACKET_BYTES}}
-        client = MqttClient(
-            self._stream(socket),
-            lambda kind, code, more: (kind, code) == ("mqtt", "connect") and more["reasoncode"] == 0,
-            self._call(number, "pub"),
-            callbacks=inbox,
-            resubscribe=False,
-            **chosen,
+        number, inbox = self._next(), LuaInbox()
+        client, is_accepted = start(
+            self._stream(socket), self._call(number, "pub"), inbox, self._options_of_connect(options)
         )
-        if not client.wait_connected():
-            return _refusal(client.end)
+        if not is_accepted:
+            error, kind = connect_error(client.end)
+            return fail(error, str(kind)) if isinstance(error, str) else (None, error, True)
         self._clients[number], self._inboxes[number] = client, inbox
-        client.on_ended(lambda: inbox.end(_run_word(client.end)))
-        if client.closed:  # meanwhile
-            inbox.end(_run_word(client.end))
         return number
+
+    def check(self, options: bytes) -> None:
+        """Raise ArgumentError for options that `connect` would refuse, before it connects."""
+        make(MqttOptions, self._options_of_connect(options))
+
+    def _options_of_connect(self, packed: bytes) -> dict[str, Any]:
+        chosen = self._options(packed) | {"resubscribe": False}
+        del chosen["properties"]
+        return chosen
 
     def take(self, number: int) -> LuaResult:
         """What has come, see `Inbox.take`; parks."""
@@ -279,7 +257,9 @@ class MqttBinding:
 
     def dropped(self, number: int) -> None:
         """Lua's object is gone, or `run` has returned."""
-        self._inboxes.pop(number, None)
+        inbox = self._inboxes.pop(number, None)
+        if inbox is not None:
+            inbox.discard()
         client = self._clients.pop(number, None)
         if client is not None:
             client.disconnect()
@@ -402,27 +382,7 @@ def _will(table: dict[bytes, Any]) -> dict[str, Any]:
     return will
 
 
-def _refusal(end: MqttCloseReason | None) -> LuaResult:
-    """What `connect` gives: nil, what went wrong, and its kind: true for a CONNACK code, "mqtt" or "sock"."""
-    if end is None:
-        return fail("socketclosed", "sock")
-    if end.code == "connect":
-        return None, cast(int, end.status["reasoncode"]), True
-    return fail("invalidresp", "mqtt") if end.type == "mqtt" else fail(end.code, "sock")
-
-
-def _run_word(end: MqttCloseReason | None) -> str:
-    """What `run` gives behind nil."""
-    if end is None:
-        return "disconnect"
-    if end.code == "pingtimeout":
-        return "pingresp"
-    if end.code == "protocolerror":
-        return _RUN_WORDS.get(end.status.get("reasoncode"), "invalidresp")
-    return end.code
-
-
-_DIRECT = "on_event create publish subscribe unsubscribe setwill disconnect status dropped"
+_DIRECT = "on_event check create publish subscribe unsubscribe setwill disconnect status dropped"
 _BLOCKING = "connect"
 _PARKING = "opened take"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Hashable
 
 from smqrt.http.message import Request
@@ -144,7 +145,7 @@ class Pages:
         pathname = utf8(name)
         try:
             stat, text = reach_near(io, name, io.read_published, name, MAX_PAGE_BYTES)
-            self._compiler.compile(self._reader, pathname, text)
+            self._compiler.compile(self._reader, pathname, text.removeprefix(BOM_UTF8))
         except (IoError, LspError) as error:
             raise LuaError(f"{name}: {error}") from None
         page = self._compiled[name] = stat.version, pathname, name[: name.rfind("/") + 1]

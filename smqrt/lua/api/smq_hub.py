@@ -23,6 +23,9 @@ from smqrt.broker.deferred import Deferred
 from smqrt.broker.state import BrokerClient, BrokerPeer, Hooks
 from smqrt.cluster.remote import Phantom
 from smqrt.errors import CloseReason
+from smqrt.hub.binding import text_of
+from smqrt.hub.peer import peer_of
+from smqrt.hub.smq import Smq
 from smqrt.journal.writer import HubJournal, JournalWriter
 from smqrt.lua import bridge
 from smqrt.lua.activity import Outcome
@@ -33,6 +36,7 @@ from smqrt.lua.services import Services
 from smqrt.lua.socket_handles import PeerHandle
 from smqrt.lua.vm import LuaFunction, Vm
 from smqrt.net.broker import GeventBroker, HubOptions
+from smqrt.net.handover import page_user
 from smqrt.net.log_limits import ErrorLimit
 from smqrt.options import make, options_of
 from smqrt.wire import smq as wire
@@ -123,6 +127,10 @@ class LuaBroker:
         """What writes the journal; None without one, and while another process has it."""
         return self._journal.writer
 
+    def handle(self, session: BrokerPeer) -> int:
+        """The integer by which Lua knows a client."""
+        return self._binding.handle(session)
+
     def _ask(self, name: str, otherwise: LuaValues, *arguments: LuaValue) -> LuaValues | Outcome:
         return ask(self._vm, self._refs[name], name + self.label, otherwise, *arguments)
 
@@ -171,13 +179,67 @@ class LuaBroker:
         self._ask("log", (), self._binding.handle(known) if known else None, text.encode())
 
 
+class PythonHub:
+    """A hub that the `.preload.py` of a folder has made, as Lua applications see it.
+
+    Its clients have a `Peer` in `extra`, so their integers are kept here.
+
+    Args:
+        binding: draws the integers, and forgets them.
+        smq: the hub.
+        label: says in the log whose a Lua callback is.
+    """
+
+    def __init__(self, binding: HubBinding, smq: Smq, label: str) -> None:
+        self.broker, self.label, self._smq, self._binding = smq.broker, label, smq, binding
+        self._numbers: dict[BrokerPeer, int] = {}
+        hooks = self.broker.hooks
+        hooks.onclose = self._after(hooks.onclose)
+        hooks.onmoved = self._after(hooks.onmoved)
+        hooks.onvanish = self._after(hooks.onvanish)
+
+    @property
+    def journal(self) -> JournalWriter | None:
+        """What writes the journal; None without one, and while another process has it."""
+        return self._smq.journal
+
+    def close(self) -> None:
+        """End the hub; blocks."""
+        self._smq.close()
+
+    def handle(self, session: BrokerPeer) -> int:
+        """The integer by which Lua knows a client."""
+        number = self._numbers.get(session)
+        if number is None:
+            peer_of(session)  # a phantom's end is reported only when something knows it
+            number = self._numbers[session] = self._binding.draw(session)
+        return number
+
+    def release(self) -> None:
+        """The Lua object was collected: forget the integers; the hub stays."""
+        for number in self._numbers.values():
+            self._binding.drop(number)
+        self._numbers.clear()
+
+    def _after(self, hook: Callable[..., Any] | None) -> Callable[..., Any]:
+        """The hook; then Lua forgets the client."""
+
+        def call(session: BrokerPeer, *more: Any) -> Any:
+            answer = hook(session, *more) if hook else None
+            if (number := self._numbers.pop(session, None)) is not None:
+                self._binding.drop(number)
+            return answer
+
+        return call
+
+
 class HubBinding:
     """The Python half of `smq.hub`: functions over broker and client integers."""
 
     def __init__(self, vm: Vm, exchanges: Exchanges, sockets: SocketBinding) -> None:
         self._vm, self._exchanges, self._sockets = vm, exchanges, sockets
         self._numbers = itertools.count(1)
-        self._brokers: dict[int, LuaBroker] = {}
+        self._brokers: dict[int, LuaBroker | PythonHub] = {}
         self._sessions: dict[int, Any] = {}
         self._forget_ref = 0
 
@@ -191,16 +253,25 @@ class HubBinding:
         """The integer by which Lua knows a client."""
         number: int | None = session.extra
         if number is None:
-            number = session.extra = next(self._numbers)
-            self._sessions[number] = session
+            number = session.extra = self.draw(session)
+        return number
+
+    def draw(self, session: BrokerPeer) -> int:
+        """Return a new integer for a client."""
+        number = next(self._numbers)
+        self._sessions[number] = session
         return number
 
     def forget(self, session: BrokerPeer) -> None:
         """A client is gone."""
         number, session.extra = session.extra, None
         if number is not None:
-            self._sessions.pop(number, None)
-            self._vm.start(self._forget_ref, number)
+            self.drop(number)
+
+    def drop(self, number: int) -> None:
+        """The client with this integer is gone."""
+        self._sessions.pop(number, None)
+        self._vm.start(self._forget_ref, number)
 
     def _session(self, number: int) -> Any:
         return self._sessions.get(number)
@@ -237,17 +308,19 @@ class HubBinding:
         return bridge.utf8(identity.user), bridge.utf8(",".join(identity.groups))
 
     def origin(self, number: int) -> LuaValues:
-        """What is known of the request that opened a connection: seed, argument, path, and the name/value pairs of the
-        query and head.
+        """What is known of the request that opened a connection: seed, argument, path, the user of the page, and the
+        name/value pairs of the query and head.
         """
         session = self._sessions[number]
         request = session.origin.request if session.origin else None
         arg = session.origin.arg if session.origin else None
         if request is None:
-            return session.seed, arg, b"", 0
+            return session.seed, arg, b"", None, 0
         query = [part.encode("utf-8", "surrogateescape") for pair in _query(request) for part in pair]
         head = [part.encode("latin-1", "replace") for pair in request.fields() for part in pair]
-        return session.seed, arg, request.path.encode("utf-8", "surrogateescape"), len(query), *query, *head
+        user = page_user(request)
+        facts = request.path.encode("utf-8", "surrogateescape"), None if user is None else bridge.utf8(user)
+        return session.seed, arg, *facts, len(query), *query, *head
 
     def session(self, number: int) -> int | None:
         """The number of the session of the browser that opened a connection."""
@@ -281,8 +354,16 @@ class HubBinding:
     def release(self, number: int) -> None:
         """The Lua object was collected: end the broker, in a turn of its own."""
         broker = self._brokers.pop(number, None)
-        if broker:
+        if isinstance(broker, PythonHub):
+            broker.release()
+        elif broker:
             gevent.spawn(broker.close)
+
+    def share(self, smq: Smq, label: str) -> int:
+        """Return an integer for a hub that Python has made; `label`: see `PythonHub`."""
+        number = next(self._numbers)
+        self._brokers[number] = PythonHub(self, smq, label)
+        return number
 
     def journal(self, number: int) -> LuaValues | None:
         """`counter, value, ...` of the journal; None without one."""
@@ -297,8 +378,12 @@ class HubBinding:
         """The broker of an integer."""
         return self._brokers[number].broker
 
-    def connect(self, number: int, exchange: int, arg: int | None) -> None:
-        """Turn a request into an SMQ connection; blocks until the handshake ended."""
+    def connect(self, number: int, exchange: int, arg: LuaValue) -> None:
+        """Turn a request into an SMQ connection; blocks until the handshake ended. `arg`: a Lua reference, or for a hub
+        that Python has made the value.
+        """
+        if isinstance(arg, bytes):
+            arg = text_of(arg)  # type: ignore[assignment]  # it goes on to Python
         self.of(number).connect(self._exchanges.request(exchange), arg)
 
     def subscribe(
@@ -336,7 +421,8 @@ class HubBinding:
             return call(brokers[number].broker, *arguments[:-1], self._callback(number, arguments[-1], name))
 
         def with_result(number: int, *arguments: Any) -> Any:
-            return results[kind](call(brokers[number].broker, *arguments))
+            owner = brokers[number]
+            return results[kind](owner, call(owner.broker, *arguments))
 
         takes_function = any(one.kind is Kind.FUNCTION for one in method.arguments)
         made = with_function if takes_function else with_result if kind in results else plain
@@ -344,17 +430,20 @@ class HubBinding:
         return made
 
     @property
-    def _results(self) -> dict[Kind, Callable[[Any], Any]]:
-        """What Lua gets of results that are no plain values."""
-        return {Kind.COUNTS: _flat, Kind.NAMES: _packed, Kind.PEER: self._handle_of, Kind.PEERS: self._handles}
+    def _results(self) -> dict[Kind, Callable[[Any, Any], Any]]:
+        """What Lua gets of results that are no plain values: functions of the owner of the broker and the result."""
+        return {
+            Kind.COUNTS: lambda owner, counts: _flat(counts),
+            Kind.NAMES: lambda owner, names: _packed(names),
+            Kind.PEER: lambda owner, session: owner.handle(session) if session else None,
+            Kind.PEERS: _handles,
+        }
 
-    def _handle_of(self, session: BrokerPeer | None) -> int | None:
-        return self.handle(session) if session else None
 
-    def _handles(self, sessions: Iterator[BrokerPeer]) -> bytes:
-        """Eight bytes each: values of their own could be more than fit on Lua's stack."""
-        numbers = [self.handle(session) for session in sessions]
-        return struct.pack(f">{len(numbers)}Q", *numbers)
+def _handles(owner: LuaBroker | PythonHub, sessions: Iterator[BrokerPeer]) -> bytes:
+    """Eight bytes each: values of their own could be more than fit on Lua's stack."""
+    numbers = [owner.handle(session) for session in sessions]
+    return struct.pack(f">{len(numbers)}Q", *numbers)
 
 
 def _flat(counts: Mapping[str, int]) -> LuaValues:
@@ -399,5 +488,10 @@ def install(vm: Vm, services: Services, exchanges: Exchanges) -> HubBinding:
     functions["methods"] = lambda: " ".join(method.name for method in _IN_LUA).encode()
     functions["method"] = _declaration
     functions["log_error"] = lambda what, message: _log_error(from_utf8(what), from_utf8(message))
-    vm.namespace("smq.hub", functions, {"connect": binding.connect, "close": binding.close})
+    blocking: dict[str, Function] = {"connect": binding.connect, "close": binding.close}
+    # The callbacks of a hub that Python has made may block, so no Lua may be on the C stack when one is called.
+    blocking |= {f"python_{method.name}": binding.bound(method) for method in _IN_LUA}
+    blocking |= {"python_subscribe": binding.subscribe, "python_deliver_default": binding.deliver_default}
+    vm.namespace("smq.hub", functions, blocking)
+    services.hubs = binding
     return binding

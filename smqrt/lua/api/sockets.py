@@ -24,7 +24,6 @@ from smqrt.lua.socket_handles import (
     StreamHandle,
     Suspensions,
     WebSocketHandle,
-    set_option,
 )
 from smqrt.lua.vm import Vm
 from smqrt.net.contexts import ClientTls, Trust
@@ -32,6 +31,7 @@ from smqrt.net.datagram import Datagram
 from smqrt.net.handover import websocket_key
 from smqrt.net.listener import Acceptor, Listener
 from smqrt.net.scheduling import share
+from smqrt.net.socket_options import set_option
 from smqrt.net.stream import Stream, resolve
 from smqrt.net.tls import TlsTransport
 from smqrt.wire import websocket
@@ -258,7 +258,7 @@ class SocketBinding:
     def setoption(self, number: int, name: bytes, *values: LuaValue) -> LuaResult:
         """See `set_option`."""
         try:
-            set_option(self._handle(number), name, *values)
+            set_option(self._handle(number), name.decode("utf-8", "replace"), *values)
         except OSError:
             return fail("failed")
         return True

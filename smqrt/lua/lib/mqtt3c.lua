@@ -1,7 +1,7 @@
 -- require "mqtt3c": the MQTT 3.1.1 client (specification: smq.md 9).
 local core = ...
 
-local arg, dispatch, max, mqtt, select, setmetatable = core.arg, core.mqtt.dispatch, math.max, core.mqtt, select, setmetatable
+local arg, dispatch, format, max, mqtt, select, setmetatable = core.arg, core.mqtt.dispatch, string.format, math.max, core.mqtt, select, setmetatable
 local py = mqtt.py
 
 local KEEPALIVE_S <const>, SHORTEST_KEEPALIVE_S <const> = 600, 60
@@ -14,51 +14,59 @@ local module = {}
 
 local class = mqtt.class
 
-local function check_trust(sock, host, op)
+-- Whether the connection may be used: true, or nil and the trust status. Without credentials there is nothing to protect.
+local function check_trust(sock, host, op, has_credentials)
   if op.nocheck or not sock:cipher() then return true end
-  return sock:trusted(host)
+  local ok, status = sock:trusted(host)
+  if ok or has_credentials then return ok, status end
+  tracep(false, 0, format("%sthe certificate of %s is not to be trusted (%s); connected all the same, because no credentials are sent",
+    core.where(), host or "the MQTT broker", status))
+  return true
 end
 
--- The connected socket, or nil, error, kind.
-local function connected(addr, op)
-  if core.type(addr) ~= "string" then
-    core.socket.self_of(addr, "connect")
-    if not addr.handle then return nil, "socketclosed", "sock" end
-    local ok, status = check_trust(addr, nil, op)
-    if not ok then return nil, status, "sock" end
-    return addr
+-- The connected socket, or nil and an error.
+local function connected(addr, op, has_credentials)
+  local host, sock, word
+  if core.type(addr) == "string" then
+    local tls = mqtt.tls(op)
+    host = addr
+    sock, word = ba.socket.connect(addr, op.port or (tls and TLS_PORT or PORT),
+      {timeout = op.timeout, shark = tls, alpn = op.alpn, intf = op.intf, ipv6 = op.ipv6})
+  elseif addr.handle then
+    sock = addr
+  else
+    word = "socketclosed"
   end
-  local tls = mqtt.tls(op)
-  local sock, word = ba.socket.connect(addr, op.port or (tls and TLS_PORT or PORT),
-    {timeout = op.timeout, shark = tls, alpn = op.alpn, intf = op.intf, ipv6 = op.ipv6})
-  if not sock then return nil, word, "sock" end
-  local ok, status = check_trust(sock, addr, op)
+  if not sock then return nil, word end
+  local ok, status = check_trust(sock, host, op, has_credentials)
   if ok then return sock end
   sock:close()
-  return nil, status, "sock"
+  return nil, status
 end
 
--- The option names of `connect` in those of `create`.
-local function translated(op)
-  local keepalive = arg.optional(arg.integer, op.keepalive, KEEPALIVE_S, "keepalive", "connect")
-  return {
-    keepalive = max(keepalive, SHORTEST_KEEPALIVE_S),
-    clientidentifier = op.id or op.clientidentifier,
-    username = op.uname or op.username,
-    password = op.passwd or op.password,
-    will = op.will,
-    timeout = op.timeout,
-  }
+-- The options of `connect` as those of `create`: its keepalive has another default, and a least value.
+local function options_of_connect(op)
+  mqtt.warn_of_unknown(op, 4, "connect")
+  local options = {}
+  for name, value in pairs(op) do options[name] = value end
+  options.keepalive = arg.optional(arg.integer, op.keepalive, KEEPALIVE_S, "keepalive", "connect")
+  py.check(mqtt.options(options, nil, 4, "connect"))
+  options.keepalive = max(options.keepalive, SHORTEST_KEEPALIVE_S)
+  return options
 end
 
 -- syntax: connect(addr | socket, onpub(topic, data) [, op]) -> mqtt | nil, error, kind
 -- Blocks, or waits in a cosocket. kind: "sock", "mqtt", or true when the error is a CONNACK code.
 function module.connect(addr, onpub, op)
+  if core.type(addr) ~= "string" and core.getmetatable(addr) ~= core.socket.class then
+    core.bad_argument(1, "connect", "addr: a host name or a connected socket", addr)
+  end
   arg["function"](onpub, 2, "connect")
-  op = arg.optional(arg.table, op, {}, 3, "connect")
-  local sock, word, kind = connected(addr, op)
-  if not sock then return nil, word, kind end
-  local number, fault, etype = py.connect(sock.handle, mqtt.options(translated(op), nil, 4, "connect"))
+  op = options_of_connect(arg.optional(arg.table, op, {}, 3, "connect"))
+  local has_credentials = (op.uname or op.username or op.passwd or op.password) ~= nil
+  local sock, word = connected(addr, op, has_credentials)
+  if not sock then return nil, word, "sock" end
+  local number, fault, etype = py.connect(sock.handle, mqtt.options(op, nil, 4, "connect"))
   if number then return setmetatable({number = number, sock = sock, onpub = onpub, is_text = true, runs = true}, class) end
   sock:close()
   return nil, fault, etype
@@ -72,6 +80,7 @@ local function deliver(self, kind, ...)
 end
 
 local Run = {__close = function(turn) -- the loop returned, failed, or was killed
+  turn.self.is_running = false
   py.dropped(turn.self.number)
   turn.self.sock:close()
 end}
@@ -80,6 +89,8 @@ end}
 function mqtt.class.__index.run(self)
   mqtt.number_of(self, "run")
   if not self.runs then core.raise("run: only a client made by connect is run") end
+  if self.is_running then core.raise("run: another run of this client is active; a client has one run at a time") end
+  self.is_running = true
   local turn <close> = setmetatable({self = self}, Run)
   while true do
     local more, word = deliver(self, py.take(self.number))

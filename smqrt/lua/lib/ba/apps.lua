@@ -1,7 +1,7 @@
 -- Applications: each has a table that is the environment of its .preload (spec: runtime 2, 3).
 local core, py = ...
 
-local collectgarbage, pairs, pcall, rawget = collectgarbage, pairs, pcall, rawget
+local collectgarbage, pairs, pcall, rawget, select = collectgarbage, pairs, pcall, rawget, select
 local setmetatable, type, xpcall = setmetatable, core.rawtype, xpcall
 
 local getinfo, getupvalue = debug.getinfo, debug.getupvalue
@@ -46,13 +46,18 @@ local entries = {}
 
 -- Runs .preload, when there is one, and enables pages. -> true | false, message with file, line and traceback
 -- entry: its number in `apps` of mako.conf, nil when that doesn't name it
-function entries.load(number, io, reader, entry)
+-- ...: the hubs that its .preload.py has made: `name, integer, ...`
+function entries.load(number, io, reader, entry, ...)
   local application = applications[number] or {table = {}}
   applications[number] = application
   application.anchors = {}
   application.dir = core.dir.adopt(reader)
   numbers[application.table] = number
   local app = fill(application.table, core.io.wrap(io), application.dir)
+  for at = 1, select("#", ...), 2 do
+    local name, hub = select(at, ...)
+    app[name] = core.python_hub(hub)
+  end
   if entry then
     local done, message = pcall(core.configured.application, entry, app)
     if not done then return false, message end

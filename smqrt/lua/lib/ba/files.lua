@@ -143,6 +143,7 @@ end
 function io:loadfile(name, environment)
   local text, chunk_name = source(self, core.arg.string(name, 1, "loadfile"))
   if not text then return nil, chunk_name end
+  text = core.without_mark(text)
   if environment == nil then return load(text, chunk_name, "t") end
   return load(text, chunk_name, "t", environment)
 end
@@ -260,7 +261,7 @@ local function text_of(name)
   if not file then return nil, message end
   local text, fault = file:read"a"
   if fault then return nil, fault end
-  return ((text or ""):gsub("^\xEF\xBB\xBF", ""):gsub("^#[^\n]*", ""))
+  return core.without_mark(text or "")
 end
 
 function _G.loadfile(name, mode, ...)

@@ -222,20 +222,32 @@ local function parse_documents(text)
   return documents
 end
 
---- Parses with the given options: a list of documents, or nil, the word for what is wrong, and which limit was reached.
+local function parse_alone(text)
+  local value, position = parse_value(text, skip(text, 1))
+  if next_document(text, position) then error(PARSE, 0) end
+  return value
+end
+
+--- Parses with the given options: what `parse` gives, or nil, the word for what is wrong, and which limit was reached.
 -- The options are put back at the end: a finalizer may decode in between.
-local function decode(text, with_null, max_depth, max_name)
+local function decode_as(parse, text, with_null, max_depth, max_name)
   local outer_null, outer_depth, outer_name, outer_left = null, depth_left, longest_name, values_left
   null, depth_left, longest_name, values_left = nil, max_depth or MAX_DEPTH, max_name or maxinteger, MAX_VALUES
   if with_null then null = ba.json.null end
   if #text > LARGE_BYTES then pause() end
-  local ok, documents = pcall(parse_documents, text)
+  local ok, documents = pcall(parse, text)
   null, depth_left, longest_name, values_left = outer_null, outer_depth, outer_name, outer_left
   if ok then return documents end
   if rawtype(documents) == "table" then return nil, documents[1], documents[2] end
   error(documents, 0)
 end
+
+-- A list of documents.
+local function decode(...) return decode_as(parse_documents, ...) end
 core.json_decode = decode
+
+--- The only value in a text, of any kind; null is ba.json.null. nil, and as above, when it is none.
+function core.json_value(text) return decode_as(parse_alone, text, true) end
 
 --- ba.json.decode(s [,jnull] [,depth [,namelen]]): the table of each document in s, or nil, "parse" or "needmoredata".
 -- More than a table may hold: nil, "mem", which limit.

@@ -25,7 +25,7 @@ local function variables_of_file()
       return value
     end,
   })
-  local chunk, fault = load(text, chunk_name, "t", environment)
+  local chunk, fault = load(core.without_mark(text), chunk_name, "t", environment)
   if not chunk then return nil, fault end
   local done, message = xpcall(chunk, core.describe)
   if not done then return nil, message end

@@ -1,8 +1,8 @@
 -- MQTT clients, of which the modules mqttc and mqtt3c are made (specification: smq.md 8 and 9). A client is an object with an integer.
 local core, py = ...
 
-local arg, ref, dump, load, getmetatable, rawtype, setmetatable, tostring, xpcall =
-  core.arg, core.ref, core.table_codec.dump, core.table_codec.load, core.getmetatable, core.rawtype, setmetatable, tostring, xpcall
+local arg, format, ref, dump, load, getmetatable, rawtype, setmetatable, tostring, xpcall =
+  core.arg, string.format, core.ref, core.table_codec.dump, core.table_codec.load, core.getmetatable, core.rawtype, setmetatable, tostring, xpcall
 local create_bytearray, is_bytearray = ba.bytearray.create, core.is_bytearray
 
 local methods = {}
@@ -73,10 +73,10 @@ end))
 
 -- ---- methods
 
-local function octets(data)
+local function octets(data, index, fname)
   if rawtype(data) == "string" then return data end
   if rawtype(data) == "number" or is_bytearray(data) then return tostring(data) end
-  core.bad_argument(2, "publish", "string", data)
+  core.bad_argument(index, fname, "string", data)
 end
 
 local function properties(value, index, fname)
@@ -91,7 +91,7 @@ end
 -- syntax: mqtt:publish(topic, data [, {qos =, retain =}] [, properties]) -> whether connected | nil, "full"
 function methods:publish(topic, data, op, props)
   local number = number_of(self, "publish")
-  topic, data = arg.string(topic, 1, "publish"), octets(data)
+  topic, data = arg.string(topic, 1, "publish"), octets(data, 2, "publish")
   if not op then return py.publish(number, topic, data, 0, false, properties(props, 4, "publish")) end
   arg.table(op, 3, "publish")
   return py.publish(number, topic, data, qos_of(op, "publish"), op.retain and true or false, properties(props, 4, "publish"))
@@ -124,7 +124,7 @@ local function will_of(will, fname)
   local payload = will.payload == nil and will.message or will.payload
   return {
     topic = arg.string(will.topic, "will.topic", fname),
-    payload = payload ~= nil and octets(payload) or "",
+    payload = payload ~= nil and octets(payload, "will.payload", fname) or "",
     qos = qos_of(will, fname),
     retain = will.retain and true or false,
     properties = arg.optional(arg.table, will.properties, nil, "will.properties", fname),
@@ -166,23 +166,48 @@ local function tls_of(op, fname)
   return tls and core.tls.check(tls, "secure", fname, "client")
 end
 
-local COPIED <const> = {"port", "nocheck", "timeout", "ipv6", "clientidentifier", "keepalive", "username", "password", "queuesize",
-  "queuebytes", "queuefull", "maxpacketsize", "inflight", "topicalias"}
+local COPIED <const> = {"port", "nocheck", "timeout", "ipv6", "keepalive", "queuesize", "queuebytes", "queuefull", "maxpacketsize",
+  "inflight", "topicalias"}
+local OLDER <const> = {clientidentifier = "id", username = "uname", password = "passwd"} -- name -> its older name
+local known = {secure = true, shark = true, intf = true, alpn = true, will = true, recbta = true}
+for _, name in ipairs(COPIED) do known[name] = true end
+for name, older in pairs(OLDER) do known[name], known[older] = true, true end
 
--- The options for Python.
+local function warn_of_unknown(op, version, fname)
+  local module = version == 5 and "mqttc" or "mqtt3c"
+  for name in pairs(op) do
+    if not known[name] then
+      tracep(false, 0, format("%s%s.%s: unknown option '%s' is ignored", core.where(), module, fname, tostring(name)))
+    end
+  end
+end
+mqtt.warn_of_unknown = warn_of_unknown
+
+-- The options for Python, which checks the values of most of them.
 function mqtt.options(op, props, version, fname)
-  local options = {version = version, properties = props, tls = tls_of(op, fname), source = op.intf}
+  local options = {version = version, properties = props, tls = tls_of(op, fname)}
+  options.source = arg.optional(arg.string, op.intf, nil, "intf", fname)
   for _, name in ipairs(COPIED) do
     options[name] = op[name]
   end
+  for name, older in pairs(OLDER) do
+    local given = op[name] == nil and older or name
+    options[name] = arg.optional(arg.string, op[given], nil, given, fname)
+  end
   if op.will ~= nil then options.will = will_of(op.will, fname) end
-  if op.alpn ~= nil then options.alpn = core.type(op.alpn) == "table" and op.alpn or {arg.string(op.alpn, "alpn", fname)} end
+  if op.alpn ~= nil then
+    options.alpn = {}
+    for i, name in ipairs(core.type(op.alpn) == "table" and op.alpn or {op.alpn}) do
+      options.alpn[i] = arg.string(name, "alpn", fname)
+    end
+  end
   return dump(options)
 end
 
 --- Makes a client that connects by itself. addr: a name, a connected socket, or a function that makes one. What is none of these
 -- is told to onstatus (spec: bas-api §17).
 function mqtt.create(self, addr, op, props, version)
+  warn_of_unknown(op, version, "create")
   local address, socket
   if rawtype(addr) == "function" then
     self.connectfunc = addr

@@ -18,7 +18,7 @@ function core.add_loader(reader)
 end
 
 local function compiled(source, chunkname, name)
-  local chunk, message = load(source, chunkname, "t")
+  local chunk, message = load(core.without_mark(source), chunkname, "t")
   if not chunk then error("error loading module '" .. name .. "':\n\t" .. message, 0) end
   return chunk
 end
@@ -26,7 +26,7 @@ end
 local function from_preload(name)
   local loader = package.preload[name]
   if loader then return loader, ":preload:" end
-  return nil, "no field package.preload['" .. name .. "']"
+  return nil
 end
 
 local function from_server(name)
@@ -39,8 +39,8 @@ local function from_server(name)
 end
 
 local function from_path(name)
-  local file, message = searchpath(name, package.path)
-  if not file then return nil, message end
+  local file = searchpath(name, package.path)
+  if not file then return nil end -- where Lua itself looks by default helps nobody
   local chunk, fault = loadfile(file, "t")
   if not chunk then error("error loading module '" .. name .. "':\n\t" .. fault, 0) end
   return chunk, file
@@ -52,7 +52,8 @@ local function from_applications(name)
     local source, chunkname = reader(path)
     if source then return compiled(source, chunkname, name), chunkname end
   end
-  return nil, "no module '" .. name .. "' in an application"
+  return nil, "no file '.lua/" .. path .. ".lua' in an application that has called mako.createloader(io); appreq '" .. name ..
+    "' finds that of its own application without"
 end
 
 package.searchers = {from_preload, from_server, from_path, from_applications}
@@ -62,7 +63,7 @@ local function find_loader(name)
   for _, searcher in ipairs(package.searchers) do
     local loader, extra = searcher(name)
     if rawtype(loader) == "function" then return loader, extra end
-    tried[#tried + 1] = "\n\t" .. (extra or "")
+    if extra then tried[#tried + 1] = "\n\t" .. extra end
   end
   core.raise("module '" .. name .. "' not found:" .. concat(tried))
 end

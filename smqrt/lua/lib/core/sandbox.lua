@@ -9,6 +9,11 @@ package.loadlib, package.cpath = nil, "" -- a string, as applications add to it;
 string.dump, os.exit = nil, nil
 debug.sethook, debug.gethook, debug.getregistry, debug.debug = nil, nil, nil, nil
 
+--- The text of a file without the mark of UTF-8 and without a first line that begins with "#", as Lua's loadfile has it.
+function core.without_mark(text)
+  return (text:gsub("^\xEF\xBB\xBF", ""):gsub("^#[^\n]*", ""))
+end
+
 local function text_only(mode)
   if mode == nil or mode == "bt" or mode == "t" then return "t" end
   return nil, "attempt to load a chunk (only text can be loaded, mode is '" .. tostring(mode) .. "')"

@@ -28,8 +28,6 @@ local peer_meta = {
   __index = function(self, key)
     local sock = rawget(self, "sock")
     if key == "dropped" then return py.peer_dropped(number_of[sock]) end
-    if key == "phantom" then return false end
-    if key == "node" then return nil end
     if key == "user" then return (py.peer_user(number_of[sock])) end
     if key == "groups" then
       local user, groups = py.peer_user(number_of[sock])
@@ -93,12 +91,12 @@ end
 
 local function describe(number, peer)
   local facts = {py.origin(number)}
-  local queries, session = facts[4], py.session(number)
+  local queries, session = facts[5], py.session(number)
   return {
     seed = facts[1], arg = core.deref(facts[2]), url = facts[3],
     restored = facts[3] == "", -- no request has an empty path
-    uid = peer.uid, info = peer.info, uname = peer.user, sock = peer.sock, session = session and ba.session(session) or false,
-    data = collect({}, facts, 5, 4 + queries), header = collect({}, facts, 5 + queries, #facts),
+    uid = peer.uid, info = peer.info, uname = peer.user or facts[4], sock = peer.sock, session = session and ba.session(session) or false,
+    data = collect({}, facts, 6, 5 + queries), header = collect({}, facts, 6 + queries, #facts),
   }
 end
 
@@ -149,10 +147,13 @@ end
 
 local adapters = {}
 
-function adapters.authenticate(authenticate)
+function adapters.authenticate(authenticate, what)
   return function(credentials, number)
     local code, reason = authenticate(credentials, (info_of(number)))
-    if math.type(code) ~= "integer" or code < 0 or code > 6 then return 6, "" end
+    if math.type(code) ~= "integer" or code < 0 or code > 6 then
+      if code ~= nil then py.log_error(what, "a code from 0 to 6 is needed, not " .. (type(code) == "string" and string.format("%q", code) or tostring(code))) end
+      return 6, ""
+    end
     return code, reason and tostring(reason) or ""
   end
 end
@@ -209,7 +210,9 @@ function adapters.log(log)
 end
 
 local smq = {}
+local python = {} -- the methods of a hub that Python has made; they block, because its callbacks may
 local class = core.class("smq", smq)
+local python_class = core.class("smq", python)
 local handles = setmetatable({}, {__mode = "k"})
 
 local function handle(self)
@@ -221,6 +224,7 @@ end
 class.__gc = function(self)
   if handles[self] then py.release(handles[self]) end
 end
+python_class.__gc = class.__gc
 
 -- ---- the methods of the table in smqrt/broker/broker.py
 
@@ -289,8 +293,8 @@ local bind = {
 }
 
 -- `result, kind, optional, default, kind, optional, default, ...` of a method
-local function declare(fname, result, ...)
-  local arguments, call = {}, py[fname]
+local function declare(methods, call, fname, result, ...)
+  local arguments = {}
   for at = 1, select("#", ...), 3 do
     local kind, may_be_nil, default = select(at, ...)
     local check = checks[kind]
@@ -298,21 +302,38 @@ local function declare(fname, result, ...)
   end
   local convert = results[result]
   local converted = convert and function(...) return convert(call(...)) end or call
-  smq[fname] = bind[#arguments](converted, fname, table.unpack(arguments))
+  methods[fname] = bind[#arguments](converted, fname, table.unpack(arguments))
 end
 
-for fname in py.methods():gmatch "%S+" do declare(fname, py.method(fname)) end
+for fname in py.methods():gmatch "%S+" do
+  declare(smq, py[fname], fname, py.method(fname))
+  declare(python, py["python_" .. fname], fname, py.method(fname))
+end
 
 -- ---- what has a form of its own in Lua
 
 -- syntax: smq:connect(request [,arg])      blocks until the handshake ended
+local function check_request(request)
+  if getmetatable(request) ~= "request" then core.bad_argument(1, "connect", "request", request) end
+end
+
 function smq.connect(self, request, value)
   local number = handle(self)
-  if type(request) ~= "userdata" then core.bad_argument(1, "connect", "request", request) end
+  check_request(request)
   local anchor = value ~= nil and ref(value) or nil
   local cmd = exchange.handle_of(request)
   py.connect(number, cmd, anchor)
   if anchor then core.unref(anchor) end
+  request.sealed = true
+end
+
+local scalars = {["nil"] = true, boolean = true, number = true, string = true}
+
+function python.connect(self, request, value)
+  local number = handle(self)
+  check_request(request)
+  if not scalars[type(value)] then core.bad_argument(2, "connect", "nil, boolean, number or string", value) end
+  py.connect(number, exchange.handle_of(request), value)
   request.sealed = true
 end
 
@@ -325,37 +346,60 @@ end
 function smq.close(self) py.close(handle(self)) end
 
 -- Decodes JSON before onmsg is called; what is no JSON goes to the global handler as it came.
-local function decoding(number, onmsg)
+local function decoding(number, onmsg, deliver_default)
   local told_s -- one line a second: who sends them must not fill the log
   return function(data, ptid, tid, subtid)
-    local value = ba.json.decode(data)
+    local value = core.json_value(data)
     if value == nil then
       local now_s = os.time()
       if now_s ~= told_s then
         told_s = now_s
         tracep(false, 5, "SMQ: a message to " .. tid .. " is no JSON: it goes to the global onmsg")
       end
-      py.deliver_default(number, data, ptid, tid, subtid)
+      deliver_default(number, data, ptid, tid, subtid)
     else
+      if value == ba.json.null then value = nil end
       onmsg(value, ptid, tid, subtid)
     end
   end
 end
 
+-- Names the keys of a table of options that mean nothing.
+local function check_names(op, known, what)
+  for key in pairs(op) do
+    if not known[key] then tracep(false, 0, core.where() .. what .. " has no option '" .. tostring(key) .. "': it means nothing") end
+  end
+end
+
+local subscribe_options = {onmsg = true, subtopic = true, json = true, once = true}
+
 -- syntax: smq:subscribe(topic [,{onmsg = f, subtopic = name | number, json = bool, once = bool}])   -> tid
-function smq.subscribe(self, topic, op)
+local function subscribe(self, topic, op, call, deliver_default)
   local number = handle(self)
   op = arg.optional(arg.table, op, {}, 2, "subscribe")
+  check_names(op, subscribe_options, "smq.subscribe")
   local f = arg.optional(arg["function"], op.onmsg, nil, "2.onmsg", "subscribe")
   local target, subtopic = destination(topic, 1, "subscribe"), arg.optional(destination, op.subtopic, nil, "2.subtopic", "subscribe")
-  if f and op.json then f = decoding(number, f) end
-  return py.subscribe(number, target, f and ref(f), subtopic, not not op.once)
+  if f and op.json then f = decoding(number, f, deliver_default) end
+  return call(number, target, f and ref(f), subtopic, not not op.once)
 end
+
+function smq.subscribe(self, topic, op) return subscribe(self, topic, op, py.subscribe, py.deliver_default) end
+function python.subscribe(self, topic, op) return subscribe(self, topic, op, py.python_subscribe, py.python_deliver_default) end
 
 -- syntax: smq:journal()   -> {rows = n, bytes = n, skipped = n, ...} | nil without a journal
 function smq.journal(self)
   local list = table.pack(py.journal(handle(self)))
   return list[1] and fold({}, table.unpack(list, 1, list.n))
+end
+
+for _, fname in ipairs {"sock2peer", "close", "journal"} do python[fname] = smq[fname] end
+
+-- The Lua object of a hub that Python has made, by its integer.
+function core.python_hub(number)
+  local self = setmetatable({}, python_class)
+  handles[self] = number
+  return self
 end
 
 -- ---- the module
@@ -376,9 +420,7 @@ for _, key in ipairs(values) do known[key] = true end
 
 local function options(op, label)
   local list = {}
-  for key in pairs(op) do
-    if not known[key] then tracep(false, 0, core.where() .. "smq.hub has no option '" .. tostring(key) .. "': it means nothing") end
-  end
+  check_names(op, known, "smq.hub")
   for _, key in ipairs(callbacks) do
     local f = arg.optional(arg["function"], op[key], nil, "1." .. key, "create")
     if f then add(list, "f:" .. key, ref(adapters[key](f, key .. label))) end
@@ -411,6 +453,7 @@ end
 function core.hub_handle(value) return handles[value] end
 
 local function isSMQ(request)
+  if getmetatable(request) ~= "request" then core.bad_argument(1, "isSMQ", "request", request) end
   return request:header "SimpleMQ" ~= nil or request:header "Sec-WebSocket-Key" ~= nil
 end
 

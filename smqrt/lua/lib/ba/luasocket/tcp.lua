@@ -4,7 +4,7 @@
 -- clients that socket.select has seen.
 local core = ...
 
-local arg, gsub, ipairs, max, min, running, sub = core.arg, string.gsub, ipairs, math.max, math.min, coroutine.running, string.sub
+local arg, concat, gsub, ipairs, max, min, running, sub = core.arg, table.concat, string.gsub, ipairs, math.max, math.min, coroutine.running, string.sub
 local isyieldable, rawtype, remove, tointeger, tostring = core.isyieldable, core.rawtype, table.remove, math.tointeger, tostring
 
 local layer, socket = core.luasocket, core.socket
@@ -196,10 +196,21 @@ local function send_piece(handle, data, limit)
   end
 end
 
+local NESTED <const> = 100
+
+-- The texts and numbers in a table and the tables in it, one after the other.
+local function joined(value, parts, depth)
+  if depth > NESTED then core.raise("bad argument #1 to 'send' (nested too deeply)") end
+  for _, one in ipairs(value) do
+    if rawtype(one) == "table" then joined(one, parts, depth + 1) else parts[#parts + 1] = arg.string(one, 2, "send") end
+  end
+  return parts
+end
+
 -- syntax: tcp:send(data [, i [, j]]) -> index of the last byte sent | nil, error, index
 function tcp:send(data, i, j)
   self_of(self, "send")
-  data = arg.string(data, 2, "send")
+  data = core.type(data) == "table" and concat(joined(data, {}, 1)) or arg.string(data, 2, "send")
   i, j = arg.optional(arg.integer, i, 1, 3, "send"), arg.optional(arg.integer, j, -1, 4, "send")
   if i < 0 then i = max(#data + i + 1, 1) elseif i == 0 then i = 1 end
   if j < 0 then j = #data + j + 1 elseif j > #data then j = #data end

@@ -1,0 +1,88 @@
+"""MQTT 5 clients under the documented names of the Lua module `mqttc` (smq.md §8).
+
+    import gevent
+    from smqrt import mqttc
+
+    def onstatus(type, code, status):
+        print(type, code)
+        return 5  # keep an accepted connection; try again after 5 seconds
+
+    mqtt, _ = mqttc.create("localhost", onstatus, lambda topic, payload, prop, cpt: print(topic, bytes(payload)))
+    mqtt.subscribe("garden/#", qos=1)
+    mqtt.publish("garden/pump", "on", {"qos": 1})
+    gevent.sleep(3600)
+
+It works in gevent programs, under `smqrt serve`, and in plain scripts without monkey patching. `smqrt.mqtt3c` is MQTT
+3.1.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from smqrt import mqtt3c
+from smqrt.mqtt import documented
+from smqrt.mqtt.close_reason import OnStatus
+from smqrt.mqtt.documented import Mqtt, Mqtt3, Options
+from smqrt.options import switch
+from smqrt.wire.mqtt.properties import Props
+
+__all__ = ["Mqtt", "connect", "create"]
+
+OnPub = Callable[[str, bytearray, Props, int], object]
+"""`f(topic, payload, prop, cpt)`, called for a message; `cpt` is the first byte of the packet (DUP 8, QoS 6, retain 1).
+With `recbta=False` the payload is bytes."""
+
+
+def create(
+    addr: object,
+    onstatus: OnStatus,
+    onpub: OnPub | Options | None = None,
+    op: Options | Props | None = None,
+    prop: Props | None = None,
+    **options: object,
+) -> tuple[Mqtt, None]:
+    """Make a client that connects in the background, and again when the connection is lost. Never blocks.
+
+    The callbacks run one after the other in a greenlet of their own, while the program waits in gevent's way. What is
+    published and subscribed without a connection waits for one. Subscriptions are not repeated after a reconnect:
+    subscribe in `onstatus`. Source: smq.md §8.
+
+    Args:
+        addr: a host name, `host:port`, a connected socket (see `smqrt.mqtt3c.connect`), or a function `f(mqtt, op)`
+            that returns a connected socket, or `(None, error)`, each time a connection is needed.
+        onstatus: `f(type, code, status)`, called after each attempt to connect and at the end of each connection. On
+            success a true answer keeps the connection. Otherwise a false answer gives up, True tries again after 5
+            seconds, a number after so many seconds. See the manual, mqtt-python.
+        onpub: `f(topic, payload, prop, cpt)`; the payload is a bytearray, with `recbta=False` bytes. By default
+            messages are logged only. May be left out: a dict here is `op`, and the next argument `prop`.
+        op: a dict of options, also as keywords: `port` (1883, with TLS 8883); `secure` or `shark` (True, or a
+            `smqrt.net.contexts.ClientTls`); `nocheck` (trust any certificate); `alpn`; `timeout` (milliseconds, 5000);
+            `intf` (local address); `ipv6`; `id` or `clientidentifier` (random); `keepalive` (seconds, 60; 0 for none);
+            `uname` or `username`, `passwd` or `password`; `will` (`{"topic", "payload" or "message", "qos", "retain",
+            "properties"}`); `recbta` (True); `queuesize`, `queuebytes`, `queuefull`, `maxpacketsize`, `inflight`,
+            `topicalias`: see the manual, mqtt-python. An unknown option is a warning in the log.
+        prop: properties of CONNECT, such as `{"sessionexpiryinterval": 3600}` (seconds). Without that one each
+            connection starts with a new session.
+
+    Returns:
+        The client and None: what fails is told to `onstatus`.
+
+    Raises:
+        ArgumentError: a wrong callback, option or property.
+    """
+    if isinstance(onpub, Mapping):
+        onpub, op, prop = None, onpub, op if prop is None else prop
+    given = documented.merged(op, options, documented.OPTIONS, "mqttc.create")
+    has_bytearrays = switch().check("recbta", given.get("recbta", True))
+    return documented.create(Mqtt(None, bytearray if has_bytearrays else bytes), addr, onstatus, onpub, given, prop)
+
+
+def connect(
+    addr: object, onpub: mqtt3c.OnPub, op: Options | None = None, **options: object
+) -> tuple[Mqtt3, None] | tuple[None, str | int]:
+    """Connect with MQTT 3.1.1, the older form: `smqrt.mqtt3c.connect`, with its arguments, results and errors.
+
+    Source: smq.md §8.
+    """
+    return mqtt3c.connect(addr, onpub, op, **options)
