@@ -57,13 +57,9 @@ ENDINGS = {
         is_trouble=False,
     ),
     CloseReason.REFUSED: Ending(
-        "The client was not let in: its login was wrong, or it may not have this uid, or one more connection.",
-        "Look at the client's name, password and uid.",
+        "The client was not let in: its login was wrong, or the application's authenticate said no.",
+        "Look at the client's name and password, and at what authenticate answers.",
         "auth.users",
-    ),
-    CloseReason.REFUSED_BY_APPLICATION: Ending(
-        "The client was not let in: the application's authenticate said no.",
-        "Look at what the client sends, and at what authenticate answers.",
     ),
     CloseReason.BAD_CONNECT: Ending(
         "The client's first packet was not Connect, or not as it has to be; the line says what was wrong.",
@@ -180,6 +176,7 @@ class Closed:
         reason: why.
         detail: the same, more exactly; empty for no more.
         bytes_received, bytes_sent: what came from the client and what it took; None when nobody asked.
+        by_application: whether it was the application that refused it, so that no setting changes that.
     """
 
     number: int
@@ -195,6 +192,12 @@ class Closed:
     detail: str
     bytes_received: int | None = None
     bytes_sent: int | None = None
+    by_application: bool = False
+
+    @property
+    def setting(self) -> str:
+        """What changes it: see `Ending`; empty for nothing."""
+        return "" if self.by_application else ending_of(self.reason).setting
 
 
 class Closes:

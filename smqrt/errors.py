@@ -36,7 +36,6 @@ class CloseReason(Enum):
     WRITE_FAILED = "write failed"
     TAKEN_OVER = "reconnect"
     REFUSED = "refused"
-    REFUSED_BY_APPLICATION = "refused by the application"
     LOGIN_ENDED = "login ended"
     BAD_CONNECT = "bad connect"
     CONNECT_TIMEOUT = "timeout"

@@ -221,9 +221,7 @@ class Session:
         if code == ConnackCode.ACCEPTED:
             self.accept()
         else:
-            by_server = self.broker.hooks.has_logins and self.identity is None
-            reason = CloseReason.REFUSED if by_server else CloseReason.REFUSED_BY_APPLICATION
-            self.refuse(code, text, reason, _refusal(code, text))
+            self.refuse(code, text, CloseReason.REFUSED, _refusal(code, text))
 
     def accept(self) -> None:
         """Let the authenticated client in; one that is connected under the same uid gives way and leaves its ETID."""

@@ -53,7 +53,8 @@ def ended(hub: int, session: Session, reason: CloseReason, detail: str) -> None:
         None if since_s is None else session.broker.clock() - since_s,
         reason,
         detail[:DETAIL_CHARS],
-        *(transferred(session.outbox) if observers else ()),
+        *(transferred(session.outbox) if observers else (None, None)),
+        by_application=reason is CloseReason.REFUSED and not is_login_refused(session),
     )
     closes.add(closed)
     for observer in observers:
@@ -66,12 +67,17 @@ def ended(hub: int, session: Session, reason: CloseReason, detail: str) -> None:
         log.log(level, "%s%s", sentence(closed), others, extra={"event": "close", "fields": fields(closed)})
 
 
+def is_login_refused(session: Session) -> bool:
+    """Returns whether the server has refused the login of a client; else its application has been asked."""
+    return session.broker.hooks.has_logins and session.identity is None
+
+
 def sentence(closed: Closed) -> str:
     """Returns the line of the log."""
     who = f"{closed.uid!r} " if closed.uid else ""
     ending = ending_of(closed.reason)
     detail = f" ({closed.detail})" if closed.detail and closed.detail != closed.reason.value else ""
-    setting = f"; see {ending.setting}" if ending.is_trouble and ending.setting else ""
+    setting = f"; see {closed.setting}" if ending.is_trouble and closed.setting else ""
     return f"closed: {who}{closed.address} {closed.transport}: {closed.reason.value}{detail}{setting}"
 
 
@@ -86,7 +92,7 @@ def fields(closed: Closed) -> dict[str, object]:
         "address": closed.address,
         "transport": closed.transport,
         "detail": closed.detail,
-        "setting": ending_of(closed.reason).setting,
+        "setting": closed.setting,
     }
 
 
