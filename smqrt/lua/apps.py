@@ -237,28 +237,37 @@ class Application:
         with self._change():
             self._end()
 
-    def _end(self) -> None:
+    def _end(self) -> str | None:
+        """Returns what the first `onunload` that failed said."""
         running = self._running
         if running is None or running.has_ended:
-            return
+            return None
         running.has_ended = running.owner.is_unloading = True
+        failures = []
         for script in running.scripts:
             try:
                 with app_folder.running_app(running.owner):
                     script.stop()
             except SmqrtError as error:
                 log.error("onunload of application %s failed: %s", self.uri, error)
+                failures.append(str(error))
+        return failures[0] if failures else None
 
-    def unload(self) -> None:
-        """Run `onunload`, take the application off the tree, empty its table; may block. Its errors are logged."""
+    def unload(self) -> str | None:
+        """Run `onunload`, take the application off the tree, empty its table; may block.
+
+        Returns:
+            the error of its `onunload`, which is logged too; None when there was none. It is unloaded in any case.
+        """
         with self._change():
-            self._unload()
+            return self._unload()
 
-    def _unload(self) -> None:
+    def _unload(self) -> str | None:
         self._take_notice_down()
-        self._end()
+        failure = self._end()
         if self._running is not None:
             self._take_down()
+        return failure
 
     def reload(self) -> None:
         """Stop it and start it again, from the present state of its files. Its clients, who come back at once, are

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 
 Value = Any
+_NO_LOG = logging.Logger("none", logging.CRITICAL)
+_NO_LOG.addHandler(logging.NullHandler())
 
 
 def variables(file: Path, words: Sequence[str]) -> dict[str, Value]:
@@ -33,7 +36,8 @@ def variables(file: Path, words: Sequence[str]) -> dict[str, Value]:
     """
     vm = Vm()
     ios = {"disk": DiskIo("/"), "home": DiskIo("."), "vm": server_io()}
-    services = Services(ios=dict(ios), argv=list(words), conf=file)
+    # It runs again with the server: what it traces and prints is shown then, when the format of the log is known.
+    services = Services(ios=dict(ios), argv=list(words), conf=file, log=_NO_LOG, output=lambda line: None)
     try:
         api.install(vm, services)
         files.install(vm, services)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,11 @@ from smqrt.net.fleet import Fleet
 JSON_VALUES = 1 << 18
 
 
+def _to_stdout(line: bytes) -> None:
+    sys.stdout.write(line.decode("utf-8", "replace") + "\n")
+    sys.stdout.flush()
+
+
 @dataclass
 class Services:
     """Given to every `install(vm, services)` in `smqrt/lua/api`. Filled by the composition root; a part that is not
@@ -35,6 +41,7 @@ class Services:
     json_values: how many values `ba.json.decode` takes.
     argv: all words of the command line, in order.
     log: where `trace` writes.
+    output: gets each line that `print` writes outside of pages.
     tls: the TLS clients and servers of Lua by their numbers (`ClientTls`, `ServerTls`).
     sockets: the sockets of Lua (`smqrt.lua.api.sockets.SocketBinding`).
     mqtt: the MQTT clients of Lua (`smqrt.lua.api.mqtt.MqttBinding`).
@@ -63,6 +70,7 @@ class Services:
     json_values: int = JSON_VALUES
     argv: list[str] = field(default_factory=list)
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("smqrt.trace"))
+    output: Callable[[bytes], None] = _to_stdout
     tls: dict[int, ClientTls | ServerTls] = field(default_factory=dict)
     sockets: Any = None
     mqtt: Any = None

@@ -266,6 +266,21 @@ def test_words_for_the_application(serve: Serve, tmp_path: Path) -> None:
     assert requests.get(serve(app, "--", "one", "--two").url).text.endswith(f"{app}|one|--two")
 
 
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_with_a_mako_conf_each_line_is_shown_once(serve: Serve, tmp_path: Path, log_format: str) -> None:
+    """The file runs before the log is set up, and again with the applications."""
+    application(tmp_path / "app", "trace'from the preload'", index="<?lsp trace'from the page' ?>")
+    (tmp_path / "mako.conf").write_text("apps = {'app'}\ntrace'from the file'\nprint'printed'\n")
+    served = serve("--log-format", log_format, cwd=tmp_path)
+    port = served.wait_for(r"listening on http://127\.0\.0\.1:(\d+)")[1]
+    assert requests.get(f"http://127.0.0.1:{port}/app/").ok
+    served.wait_for("from the page")
+    for word in ("from the file", "from the preload", "from the page", "printed"):
+        assert sum(word in line for line in served.lines) == 1, served.output
+    if log_format == "json":
+        assert [line for line in served.lines if not line.startswith("{")] == ["printed"], "standard output"
+
+
 def test_environment_and_file_give_settings(serve: Serve, tmp_path: Path) -> None:
     application(tmp_path)
     (tmp_path / "smqrt.toml").write_text('host = "127.0.0.2"\n')

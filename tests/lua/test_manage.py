@@ -33,12 +33,54 @@ def test_stop_and_start(server: AppServer) -> None:
         print(mako.startapp"other")
         print(mako.reloadapp(app), unloaded)
         print(mako.startapp"nobody")
-        print(mako.stopapp{})
-        for _, wrong in ipairs{true, print} do assert(not pcall(mako.stopapp, wrong)) end
+        for _, wrong in ipairs{true, print, {}, 0, 3, -1, 1.5, "9"} do assert(not pcall(mako.stopapp, wrong)) end
+        print(select(2, pcall(mako.stopapp, 3)))
+        print(select(2, pcall(mako.stopapp, {})))
         ?>"""
     ).text.splitlines()
-    assert lines == ["nil\tstopped", "false\tnil", "nil\trunning", "true\t2", "nil\tnotfound", "nil\tnotfound"]
+    assert lines == ["nil\tstopped", "false\tnil", "nil\trunning", "true\t2", "nil\tnotfound"] + [
+        "page.lsp:17: bad argument #1 to 'stopapp' (1 to 2 expected, got 3)",
+        "page.lsp:18: bad argument #1 to 'stopapp' (table of an application expected, got table)",
+    ]
     assert server.ask("/other/").text == "here"
+
+
+def test_applications_by_their_place(server: AppServer) -> None:
+    """The list is an array of paths; what is at a place is stopped and started by its number."""
+    server.app({".preload": OTHER, "index.html": "here"}, "other")
+    lines = server.page(
+        """<?lsp
+        local paths, where = mako.getapps()
+        for place, path in pairs(paths) do
+          assert(type(place) == "number")
+          if path:find"/other$" then where = place end
+        end
+        print(#paths, mako.stopapp(where), mako.startapp(where), mako.getapps().other.running)
+        print(mako.reloadapp(where), mako.removeapp(where), #mako.getapps())
+        ?>"""
+    ).text.splitlines()
+    assert lines == ["2\ttrue\ttrue\ttrue", "true\ttrue\t1"]
+
+
+def test_an_onunload_that_fails_is_told(server: AppServer) -> None:
+    """The application is stopped in any case."""
+    server.app({".preload": "\nfunction onunload() error'no' end", "index.html": "here"}, "other")
+    lines = server.page(
+        """<?lsp
+        print(mako.stopapp"other")
+        print(mako.getapps().other.running, mako.startapp"other", mako.removeapp"other")
+        ?>"""
+    ).text.splitlines()
+    assert lines[0].startswith("false\tother/.preload:2: no")
+    assert "false\ttrue\tfalse\tother/.preload:2: no" in lines
+    assert server.ask("/other/").status == 404
+
+
+def test_an_onunload_in_python_that_fails_is_told(server: AppServer) -> None:
+    server.app({".preload.py": "def onunload():\n    raise ValueError('no')\n"}, "other")
+    text = server.page("<?lsp print(mako.stopapp'other') ?>").text
+    assert text.startswith("false\t")
+    assert "ValueError: no" in text
 
 
 def test_create_and_remove(server: AppServer) -> None:
@@ -48,9 +90,11 @@ def test_create_and_remove(server: AppServer) -> None:
     answer = server.page(
         f"""<?lsp
         local home = ba.openio"home"
-        print(mako.createapp("one", 3, ba.mkio(home, "made")).x)
+        local made, made_dir = mako.createapp("one", 3, ba.mkio(home, "made"))
+        assert(made_dir == made.dir and made_dir:baseuri() == "/one/")
+        print(made.x)
         print(mako.createapp("two", "made").x)
-        print(mako.createapp("{folder}").x, mako.createapp"packed.zip")
+        print(mako.createapp("{folder}").x, (mako.createapp"packed.zip"))
         print(mako.createapp("one", io))
         print(select("#", mako.createapp("bad", "made/bad")), (select(2, mako.createapp("bad", "made/bad"))))
         print(mako.createapp("gone", "nowhere"))

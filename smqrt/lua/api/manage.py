@@ -80,8 +80,7 @@ class ManageBinding:
             return _not_now(application)
         if not application.running:
             return fail("stopped")
-        application.unload()
-        return (True,)
+        return _unloaded(application)
 
     def reload(self, number: int) -> LuaValues:
         application = self._find(number)
@@ -94,12 +93,18 @@ class ManageBinding:
         application = self._find(number)
         if application is None or application.changing:
             return _not_now(application)
-        application.unload()
+        result = _unloaded(application)
         self._applications.all.remove(application)
-        return (True,)
+        return result
 
     def _find(self, number: int) -> Application | None:
         return next((one for one in self._applications.all if one.number == number), None)
+
+
+def _unloaded(application: Application) -> LuaValues:
+    """Stop an application: True, or False and the error of its `onunload`."""
+    failure = application.unload()
+    return (True,) if failure is None else (False, utf8(failure))
 
 
 def _not_now(application: Application | None) -> LuaValues:

@@ -5,12 +5,11 @@ ba.thread, ba.sleep, ba.exec (spec: bas-api §7, §8.1, runtime §6, §7).
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
-from typing import Any
+from typing import Any, TextIO
 
 from gevent import get_hub, subprocess
 
@@ -52,10 +51,19 @@ def _plain(text: bytes) -> object:
     return (isinstance(address, IPv6Address) and address.ipv4_mapped) or address
 
 
+class _LastResort(logging.StreamHandler[TextIO]):
+    """Shows traces as long as nobody has set up logging."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler.emit`."""
+        if not logging.getLogger().handlers:
+            super().emit(record)
+
+
 def _tracer(trace_log: logging.Logger) -> Callable[[int, bytes], None]:
     """What `trace` writes to: the log, and stderr when nobody set up logging."""
     if not trace_log.hasHandlers():
-        handler = logging.StreamHandler()
+        handler = _LastResort()
         handler.setFormatter(PrintableFormatter())
         trace_log.addHandler(handler)
         trace_log.setLevel(logging.INFO)
@@ -67,15 +75,10 @@ def _tracer(trace_log: logging.Logger) -> Callable[[int, bytes], None]:
     return trace
 
 
-def _print(text: bytes) -> None:
-    sys.stdout.write(text.decode("utf-8", "replace") + "\n")
-    sys.stdout.flush()
-
-
 def install(vm: Vm, services: Services) -> None:
     """Give Lua `trace`, `tracep` and `print`, `ba.version`, `ba.cmpaddr`, `ba.datetime` and the byte order functions of
     `ba.socket`."""
-    vm.namespace("ba.trace", {"trace": _tracer(services.log), "print": _print})
+    vm.namespace("ba.trace", {"trace": _tracer(services.log), "print": services.output})
     system: dict[str, Function] = {"version": version, "cmpaddr": same_address, "port": _port_of(services)}
     vm.namespace("ba.system", system)
     vm.namespace("ba.socket", {})

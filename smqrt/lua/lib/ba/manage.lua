@@ -1,32 +1,40 @@
 -- Management of applications by applications (spec: bas-api 3, runtime 2.1).
 local core, py = ...
 
-local pack, rawequal, rawtype, type = table.pack, rawequal, core.rawtype, core.type
+local format, pack, rawequal, rawtype, type = string.format, table.pack, rawequal, core.rawtype, core.type
 
--- syntax: mako.getapps() -> {[name] = {name, path, priority, running, error, app, io, dir}, ...}      "" is the root's name
+-- syntax: mako.getapps() -> {path, ...}      in the order they were loaded; getapps()[name]: {name, path, priority, running,
+-- error, app, io, dir}, where "" is the name of the root
 function mako.getapps()
-  local all, flat = {}, pack(py.apps())
+  local paths, all, flat = {}, {}, pack(py.apps())
   for at = 1, flat.n, 6 do
     local number, name, path, priority, running, fault = table.unpack(flat, at, at + 5)
     local app = core.apps.table_of(number)
+    paths[#paths + 1] = path
     all[name] = {name = name, path = path, priority = priority, running = running, error = fault, app = app}
     if running and app then all[name].io, all[name].dir = app.io, app.dir end
   end
-  return all
+  return setmetatable(paths, {__index = all}) -- by name, but not in a loop
 end
 
--- The number of an application that is given by its name or its table; nil is the root.
+-- The number of an application that is given by its place in getapps(), its table or its name; nil is the root.
+-- As in Mako a place or a table that is none raises; a name that is none gives 0.
 local function number_of(which, fname)
-  if which ~= nil and type(which) ~= "table" then which = core.arg.string(which, 1, fname) end
-  local flat = pack(py.apps())
+  local flat, kind = pack(py.apps()), type(which)
   for at = 1, flat.n, 6 do
     local number, name = flat[at], flat[at + 1]
     if rawequal(core.apps.table_of(number), which) or name == (which or "") then return number end
   end
-  return 0
+  if kind == "string" and not tonumber(which) or which == nil then return 0 end
+  if kind == "table" then core.bad_argument(1, fname, "table of an application", which) end
+  local place = core.arg.integer(which, 1, fname)
+  if place < 1 or place > flat.n // 6 then
+    core.raise(format("bad argument #1 to '%s' (1 to %d expected, got %d)", fname, flat.n // 6, place))
+  end
+  return flat[place * 6 - 5]
 end
 
--- syntax: mako.createapp([name] [, priority], path | io [, start = true]) -> its table | nil, message
+-- syntax: mako.createapp([name] [, priority], path | io [, start = true]) -> its table, dir | nil, message
 -- Without a name a path is mounted under its last part.
 function mako.createapp(...)
   local name, priority, source, start = core.dir.name_and_priority("createapp", ...)
@@ -38,11 +46,13 @@ function mako.createapp(...)
   local path = io and "" or core.arg.string(source, 3, "createapp")
   local number, message = py.create(name, priority, path, io, start ~= false)
   if not number then return nil, message end
-  return core.apps.table_of(number) or {}
+  local app = core.apps.table_of(number) or {}
+  return app, app.dir
 end
 
--- syntax: mako.startapp(name | app) -> true | nil, message      stopapp, reloadapp, removeapp: the same
+-- syntax: mako.startapp(place | app | name) -> true | nil, message      stopapp, reloadapp, removeapp: the same
 -- startapp: "running"; stopapp: "stopped"; all: "notfound", and "locked" while it is being started or stopped
+-- stopapp, removeapp: false and the error of onunload; it is stopped in any case
 function mako.startapp(which) return py.start(number_of(which, "startapp")) end
 
 function mako.stopapp(which) return py.stop(number_of(which, "stopapp")) end
@@ -52,7 +62,7 @@ function mako.reloadapp(which) return py.reload(number_of(which, "reloadapp")) e
 function mako.removeapp(which)
   local number = number_of(which, "removeapp")
   local done, message = py.remove(number)
-  if not done then return nil, message end
+  if done == nil then return nil, message end
   core.apps.forget(number)
-  return true
+  return done, message
 end
