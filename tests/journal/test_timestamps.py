@@ -38,11 +38,16 @@ class Machine:
 
 
 def test_it_is_the_time() -> None:
-    before_us = time.time_ns() // 1000
-    clock = Clock()
-    assert before_us - 1000 <= clock.now_us() <= time.time_ns() // 1000
-    clock.follow()
-    assert before_us - 1000 <= clock.now_us() <= time.time_ns() // 1000
+    def is_right(follows: bool) -> bool:
+        before_us = time.time_ns() // 1000
+        clock = Clock()
+        if follows:
+            clock.follow()
+        return before_us - 1000 <= clock.now_us() <= time.time_ns() // 1000
+
+    for follows in (False, True):
+        # Machines in the cloud have their clock set now and then; twice in a row within a millisecond it is not.
+        assert any(is_right(follows) for _ in range(3))
 
 
 def test_small_corrections_are_followed_and_never_go_back() -> None:
