@@ -219,7 +219,7 @@ class WithoutFlag(zipfile.ZipInfo):
         super().__init__(name.decode("latin-1"))
         self.name = name
 
-    def _encodeFilenameFlags(self) -> tuple[bytes, int]:  # noqa: N802 (zipfile's)
+    def _encodeFilenameFlags(self) -> tuple[bytes, int]:
         return self.name, 0
 
 
