@@ -110,6 +110,34 @@ def test_the_function_of_a_reader_comes_before_its_files(server: AppServer):
     assert server.ask("/b.txt").text == "file b"
 
 
+def test_a_function_sees_the_application_as_pages_do(server: AppServer):
+    """Also one that uses nothing else of its application, below the root directory, and around another one's."""
+    server.app(
+        {
+            ".preload": """
+            name = "other"
+            d = ba.create.dir"shared" d:setfunc(function(_ENV) print(app and app.name) return true end) d:insert()
+            """
+        },
+        "other",
+    )
+    preload(
+        server,
+        """name = "first"
+        local inner = ba.create.dir"inner" inner:setfunc(function(_ENV) response:write(app.name) end) dir:insert(inner)
+        local d = ba.create.dir"x"
+        d:setfunc(function(_ENV, rel)
+          response:write(app.name, " ") response:include"/shared/" response:write(app.name, " ")
+          response:include"/page.lsp"
+        end)
+        dir:insert(d)""",
+    )
+    server.write("", {"page.lsp": "<?lsp= app.name ?>"})
+    assert server.ask("/inner/").text == "first"
+    assert server.ask("/shared/").text == "other\n"
+    assert server.ask("/x/").text == "first other\nfirst first"
+
+
 def test_setfunc_is_taken_back(server: AppServer):
     preload(server, "d = ba.create.dir'x' dir:insert(d) d:setfunc(function() end) d:setfunc(nil)")
     assert server.ask("/x/").status == 404

@@ -62,6 +62,17 @@ def test_a_form_login_and_its_end(app: AppServer):
     assert app.ask("/digest/file.txt", headers=cookie(right)).text == "open", "A3"
 
 
+def test_what_decides_logins_sees_the_application(server: AppServer):
+    preload = """
+        name = "shop"
+        local users = ba.create.authuser(function(user, password, _ENV) return app.name end)
+        local function page(_ENV, info) print(app.name, app.dir:baseuri()) end
+        dir:setauth(ba.create.authenticator(users, {type = "form", response = page}))"""
+    server.app({".preload": preload, "index.html": "open"}, "shop")
+    assert server.ask("/shop/").text == "shop\t/shop/\n"
+    assert sign_in(server, "/shop/", username="ann", password="shop").status == 302
+
+
 def test_a_hashed_form_login(app: AppServer):
     ask = {"X-Requested-With": "XMLHttpRequest"}
     for name, secret in (("ann", "secret"), ("bob", md5(b"bob:Barracuda Server:pass").hexdigest())):

@@ -118,6 +118,11 @@ function core.application()
   end
 end
 
+--- The table of the application that wrote the function, or else of the one whose code is running; nil when there is none.
+function core.app_of(f)
+  return core.apps.table_of(number_of_function(f) or py.running_application() or core.application())
+end
+
 --- The table of an application by its number, nil before its first start.
 function core.apps.table_of(number)
   local application = applications[number]

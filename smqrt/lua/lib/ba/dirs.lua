@@ -104,10 +104,10 @@ function dir:unlink()
   return was_linked
 end
 
--- syntax: dir:setfunc(f | nil)      f(_ENV, relpath); returning exactly false lets the search go on
+-- syntax: dir:setfunc(f | nil)      f(_ENV, relpath), where _ENV has request, response and app; returning exactly false lets the search go on
 function dir:setfunc(f)
   core.arg.optional(core.arg["function"], f, nil, 1, "setfunc")
-  self.func = f
+  self.func, self.app = f, f and core.app_of(f)
   py.set_function(self.handle, f ~= nil)
   return true
 end

@@ -1,8 +1,8 @@
 -- One HTTP exchange as Lua sees it: `request` and `response` are the same object with the same methods.
 local core, py = ...
 
-local concat, error, pcall, select, setmetatable, tostring, type, xpcall =
-  table.concat, error, pcall, select, setmetatable, tostring, type, xpcall
+local concat, error, pcall, rawget, select, setmetatable, tostring, type, xpcall =
+  table.concat, error, pcall, rawget, select, setmetatable, tostring, type, xpcall
 
 local methods = {}
 local class = core.class("request", methods)
@@ -123,12 +123,21 @@ local function page(handle, reader, pathname, is_outermost)
   if is_outermost then return finish(self, handle) end
 end
 
+-- Gives functions that get the environment the variable `app`, which pages have as a local one. -> what it was
+local function enter(self, app)
+  local outer = rawget(self.environment, "app")
+  self.environment.app = app
+  return outer
+end
+
 -- Runs a directory function. -> whether it handled the request, body, failure
 local function call(handle, directory, relpath, is_outermost)
   local self = exchanges[handle] or begin(handle)
   local owner = core.dir.handles[directory]
   if not owner or not owner.func then return false end
+  local outer = enter(self, owner.app)
   local answer = run(self, owner.func, self.environment, relpath)
+  enter(self, outer)
   local is_handled = self.stopped or answer ~= false
   if is_handled and is_outermost then return true, finish(self, handle) end
   return is_handled
@@ -139,9 +148,11 @@ local function drop(handle)
   if self then finish(self, handle) end
 end
 
--- Calls what an application is asked with before its request is answered. -> whether it ended by itself, and what it returned
-local function consult(self, f, ...)
+-- Calls what an application is asked with before its request is answered. app: of the function's environment. -> whether it ended by itself, and what it returned
+local function consult(self, app, f, ...)
+  local outer = enter(self, app)
   local function ended(done, ...)
+    enter(self, outer)
     if done and not self.stopped then return true, ... end
     if not self.stopped then fail(self, ... or "nil") end
     return false

@@ -38,7 +38,7 @@ end
 -- syntax: ba.create.authuser(f) -> user database
 -- f(username, password, _ENV) gives a password, {HA1}, true (it is right), or nil; then maxusers, recycle, inactive
 function ba.create.authuser(f)
-  return wrap(authuser_class, py.new_users(), {f = arg["function"](f, 1, "authuser")})
+  return wrap(authuser_class, py.new_users(), {f = arg["function"](f, 1, "authuser"), app = core.app_of(f)})
 end
 
 -- syntax: ba.create.jsonuser() -> user database
@@ -157,7 +157,7 @@ function ba.create.authenticator(users, op)
   local realm = arg.optional(arg.string, op.realm, nil, "realm", "authenticator")
   local tracker = arg.optional(arg.boolean, op.tracker, false, "tracker", "authenticator")
   local handle = py.new_authenticator(users.handle, kind, realm, tracker, response ~= nil)
-  return wrap(authenticator_class, handle, {users = users, response = response})
+  return wrap(authenticator_class, handle, {users = users, response = response, app = response and core.app_of(response)})
 end
 
 -- syntax: authenticator:authenticate(request, path) -> name, password, type | nil: the client has got the login page
@@ -239,20 +239,20 @@ local entries = {}
 function entries.find(handle, is_outermost, users, name, password)
   local self, owner = exchange.open(handle), objects[users]
   if not owner then return true end
-  return asked(self, handle, is_outermost, found(exchange.consult(self, owner.f, name, password, self.environment)))
+  return asked(self, handle, is_outermost, found(exchange.consult(self, owner.app, owner.f, name, password, self.environment)))
 end
 
 function entries.authorize(handle, is_outermost, permits, name, method, path, number)
   local self, owner = exchange.open(handle), objects[permits]
   local function decide() return owner and owner.f(name, method, path, session.wrap(number)) == true end
-  return asked(self, handle, is_outermost, exchange.consult(self, decide))
+  return asked(self, handle, is_outermost, exchange.consult(self, nil, decide))
 end
 
 -- The stored secret is there for who asks for it by name; encoding the table as JSON does not give it away.
 function entries.show(handle, is_outermost, guard, told, upwd)
   local self, owner = exchange.open(handle), objects[guard]
   local info = setmetatable(core.table_codec.load(told), {__index = {upwd = upwd}})
-  if owner then exchange.consult(self, owner.response, self.environment, info) end
+  if owner then exchange.consult(self, owner.app, owner.response, self.environment, info) end
   if is_outermost then return exchange.finish(self, handle) end
 end
 

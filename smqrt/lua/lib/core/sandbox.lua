@@ -42,6 +42,8 @@ function dofile(name)
   return chunk()
 end
 
-function core.application() return nil end -- until lib/ba/apps.lua knows of applications
+-- Until lib/ba/apps.lua knows of applications.
+function core.application() return nil end
+function core.app_of() return nil end
 
 ba = {} -- the namespace of the application server, filled by the parts in lib/ba
