@@ -176,7 +176,7 @@ class Closed:
         reason: why.
         detail: the same, more exactly; empty for no more.
         bytes_received, bytes_sent: what came from the client and what it took; None when nobody asked.
-        by_application: whether it was the application that refused it, so that no setting changes that.
+        setting: what changes that, as in `Ending`; empty for nothing.
     """
 
     number: int
@@ -192,12 +192,7 @@ class Closed:
     detail: str
     bytes_received: int | None = None
     bytes_sent: int | None = None
-    by_application: bool = False
-
-    @property
-    def setting(self) -> str:
-        """What changes it: see `Ending`; empty for nothing."""
-        return "" if self.by_application else ending_of(self.reason).setting
+    setting: str = ""
 
 
 class Closes:

@@ -354,6 +354,13 @@ class Site:
         """A connected client."""
         return self.open(kind).start().connect(uid, **more)
 
+    def client(self, uid: bytes = b"device", kind: str = RAW) -> tuple[Device, hub.Peer]:
+        """A connected client, and the peer that it is to the hub."""
+        device = self.device(uid, kind)
+        peer = self.smq.etid2peer(device.etid)
+        assert peer is not None
+        return device, peer
+
     @property
     def state(self) -> Any:
         """The hub's state."""

@@ -150,9 +150,7 @@ def test_connect_by_the_names_of_its_arguments() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_documented_methods_of_a_clients_socket(make_site: Callable[..., Site], kind: str) -> None:
     site = make_site()
-    device = site.device(b"uid-a1", kind)
-    peer = site.smq.etid2peer(device.etid)
-    assert peer is not None
+    device, peer = site.client(b"uid-a1", kind)
     sock, below = peer.sock, peer.sock.transport
     assert below is not None
     assert sock.setoption("keepalive", True, 60, 7) is True

@@ -53,9 +53,7 @@ def test_info_is_one_object_for_both(make_site: Callable[..., Site], kind: str) 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_socket_is_the_same_thing_over_every_transport(make_site: Callable[..., Site], kind: str) -> None:
     site = make_site()
-    device = site.device(b"uid-a1", kind)
-    peer = site.smq.etid2peer(device.etid)
-    assert peer is not None
+    device, peer = site.client(b"uid-a1", kind)
     assert peer.sock.peername() == device.sock.getsockname()
     assert peer.sock.certificate() is None
     assert peer.sock.trusted() is False

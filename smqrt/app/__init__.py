@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from smqrt import app_folder
 from smqrt.app.sending import send_file
 from smqrt.app.threads import in_thread
-from smqrt.app.websocket import WebSocket, WebSocketClosedError
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.http.logins import Account, Acl, Authenticator, AuthInfo, FunctionAuthorizer, Login, UserTable
 from smqrt.http.message import Request
@@ -24,6 +23,7 @@ from smqrt.http.response import Response
 from smqrt.http.sessions import HttpSession
 from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory
+from smqrt.http.websocket import WebSocket, WebSocketClosedError
 from smqrt.http.wsgi import WsgiDirectory
 from smqrt.net.worker_place import WorkerPlace, worker_place
 

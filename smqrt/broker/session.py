@@ -41,6 +41,9 @@ Value = TypeVar("Value")
 
 log = logging.getLogger("smqrt")
 
+OTHER_USERS_ID, TOO_MANY_CONNECTIONS = "another user's client has this id", "too many connections of this user"
+"""Why a client is refused that `authenticate` has let in."""
+
 
 class SessionState(Enum):
     """Where a client's connection stands."""
@@ -229,10 +232,11 @@ class Session:
         old = broker.uids.get(self.uid)
         holder = old or (broker.cluster.holder(self.uid) if broker.cluster is not None else None)
         if holder and not permissions.may_take_over(self, holder):
-            self.refuse(ConnackCode.ACCESS_DENIED, b"another user's client has this id", CloseReason.REFUSED)
+            self.refuse(ConnackCode.ACCESS_DENIED, OTHER_USERS_ID.encode(), CloseReason.REFUSED, OTHER_USERS_ID)
             return
         if not self._user_may_connect(old):
-            self.refuse(ConnackCode.SERVER_UNAVAILABLE, b"too many connections of this user", CloseReason.REFUSED)
+            text = TOO_MANY_CONNECTIONS
+            self.refuse(ConnackCode.SERVER_UNAVAILABLE, text.encode(), CloseReason.REFUSED, text)
             return
         if old:
             old.disconnect(CloseReason.TAKEN_OVER, CloseReason.TAKEN_OVER.value.encode())

@@ -66,6 +66,8 @@ class Detached:
         secure: whether the transport is TLS.
         request: the request that led here; its response is dead.
         server: the `HttpServer` that takes it back with `accepted`.
+        unsent: what was written to a response that had begun and is to be sent first.
+        is_chunked: whether what follows it has to be sent in chunks, and ended with an empty one.
     """
 
     transport: Transport
@@ -74,6 +76,8 @@ class Detached:
     secure: bool
     request: Request
     server: RequestServer
+    unsent: bytes = b""
+    is_chunked: bool = False
 
 
 class Request(Head, Posted):
@@ -355,22 +359,28 @@ class Request(Head, Posted):
         """Whether the response has begun, or the connection was taken away."""
         return self.response.committed or self.response.ended
 
-    def detach(self) -> Detached:
+    def detach(self, within: bool = False, more: bytes = b"") -> Detached:
         """Take the connection away from HTTP: nothing is sent, the response is dead.
+
+        Args:
+            within: also when the response has begun; the taker goes on with its body.
+            more: belongs to the body of such a response, behind what was written so far.
 
         Raises:
             RuntimeError: the response has begun, or the connection was taken before.
         """
-        if self.response.committed:
+        if self.response.committed and not within:
             raise RuntimeError("the response has begun: detach() must come before it")
         if self.response.ended:
             raise RuntimeError("the response has ended: there is nothing to detach")
+        unsent, is_chunked = self.response.hand_over(more) if self.response.committed else (b"", False)
         self.response.ended = True
         slot = self.env.get("slot")
         if slot is not None:
             slot.close()  # who has the connection from now on runs no request
         transport, watcher, data = self._connection.release()
-        return Detached(transport, watcher, data, self._connection.secure, self, self._connection.server)
+        secure, server = self._connection.secure, self._connection.server
+        return Detached(transport, watcher, data, secure, self, server, unsent, is_chunked)
 
     def skip_body(self) -> bool:
         """Skip what is left of the body as far as it has arrived; tell whether the next request begins behind it.

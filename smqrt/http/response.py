@@ -142,6 +142,20 @@ class Response:
             self.committed = True
             self._send(self._head(self._length_lines(len(body))) + (b"" if self._bodyless else body))
 
+    def hand_over(self, more: bytes) -> tuple[bytes, bool]:
+        """End a response whose head was sent, because its connection gets another owner, who goes on with the body.
+
+        Args:
+            more: is written behind what was written so far.
+
+        Returns:
+            what was written and is not sent yet, framed; whether what follows has to be sent in chunks, and ended with
+            an empty one.
+        """
+        unsent = self._framed(self._take() + more)
+        self.ended = True
+        return unsent, self._chunked and not self._bodyless
+
     def send_ready(self, head: bytes, body: bytes) -> None:
         """End a response that `is_untouched` with a head built beforehand. Raises as `write`.
 

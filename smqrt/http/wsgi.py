@@ -14,6 +14,7 @@ from smqrt.http.message import Request
 from smqrt.http.response import Response
 from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory
+from smqrt.http.wsgi_websocket import KEY, EnvironWebSocket, WebSocketServer, websocket_error
 from smqrt.net.scheduling import Turn
 from smqrt.net.wsgi import REQUEST
 
@@ -38,12 +39,15 @@ class WsgiDirectory(Directory):
 
     The application runs in the worker of its request and may block it. `wsgi.input` is the body as it arrives, under
     the server's time limits; what it reads as a whole counts as other bodies do. An exception is answered as one of a
-    directory function is.
+    directory function is. A request that asks for a WebSocket has one in `wsgi.websocket`.
 
     Args:
         application: a WSGI application; `SCRIPT_NAME` is this directory, `PATH_INFO` begins with a slash.
         name, priority: see `Directory`.
         body_bytes: the longest body it gets, None for any length; 413 is answered to longer ones.
+
+    Attributes:
+        websockets: what its WebSockets share.
     """
 
     def __init__(
@@ -57,16 +61,22 @@ class WsgiDirectory(Directory):
         super().__init__(name, priority)
         self.application = application
         self.body_bytes = body_bytes
+        self.websockets = WebSocketServer(application)
 
     def _own(self, request: Request, relpath: str) -> bool:
         if super()._own(request, relpath):
             return True
-        answer(self.application, request, self.baseuri(), relpath, self.body_bytes)
+        answer(self.application, request, self.baseuri(), relpath, self.body_bytes, self.websockets)
         return True
 
 
 def answer(
-    application: Application, request: Request, base: str, relpath: str, body_bytes: int | None = BODY_BYTES
+    application: Application,
+    request: Request,
+    base: str,
+    relpath: str,
+    body_bytes: int | None = BODY_BYTES,
+    websockets: WebSocketServer | None = None,
 ) -> None:
     """Let a WSGI application answer a request; blocks the greenlet until it has.
 
@@ -74,6 +84,7 @@ def answer(
         base: the path of what it is mounted on, with "/" at its end.
         relpath: the rest of the path.
         body_bytes: the longest body, None for any length.
+        websockets: makes `wsgi.websocket` for requests that ask for one; None for none.
 
     Raises:
         ClientGoneError: the client is gone.
@@ -83,16 +94,25 @@ def answer(
     if body_bytes is not None and (request.content_length or 0) > body_bytes:
         raise too_large(body_bytes)
     body = Input(request, body_bytes)
-    answering = _Answer(request, body)
+    environ = environ_of(request, base, relpath, body)
+    sock = None if websockets is None else websockets.offer(request, environ)
+    answering = _Answer(request, body, sock)
     pieces: Iterable[bytes] = ()
+    is_failed = True
     try:
-        pieces = application(environ_of(request, base, relpath, body), answering.start)
+        pieces = application(environ, answering.start)
         answering.give(pieces)
-    except Exception:
+        is_failed = False
+    except Exception as error:
         if body.failure is not None:  # a framework makes something of its own of it
             raise body.failure from None
-        raise
+        if sock is None or not sock.closed or not isinstance(error, websocket_error()):
+            raise
+        log.debug("%s: the WebSocket ended: %s", request.path, error)  # the client has left: that is no mistake
     finally:
+        if sock is not None:
+            sock.end(is_failed)
+            environ[KEY] = None
         close = getattr(pieces, "close", None)
         if close is not None:
             close()
@@ -246,15 +266,15 @@ class _Errors(io.TextIOBase):
 class _Answer:
     """The answer of one application to one request."""
 
-    def __init__(self, request: Request, body: Input) -> None:
-        self._body, self._request = body, request
+    def __init__(self, request: Request, body: Input, sock: EnvironWebSocket | None) -> None:
+        self._body, self._request, self._sock = body, request, sock
         self._response: Response = request.response
         self._started = False
 
     @property
     def _is_over(self) -> bool:
-        """Whether a hub has answered, or taken the connection: what the application says is dropped."""
-        return not self._started and self._request.is_answered
+        """Whether a hub or a WebSocket has answered, or taken the connection: what the application says is dropped."""
+        return self._response.ended or (not self._started and self._response.committed)
 
     def start(
         self, status: str, headers: list[tuple[str, str]], exc_info: ExceptionInfo | None = None
@@ -301,17 +321,19 @@ class _Answer:
 
     def give(self, pieces: Iterable[bytes]) -> None:
         """Send what the application gives, each piece before the next is asked for, and end the response."""
-        if self._is_over:
+        if self._is_over and not (self._sock is not None and self._sock.is_opened):
             return
         self._announce(pieces)
         at_hand, turn = isinstance(pieces, list | tuple), Turn()
-        for piece in pieces:
-            if piece:
+        for piece in pieces:  # a generator may use its WebSocket only now
+            if piece and not self._is_over:
                 self._send(piece)
                 if not at_hand and not self._is_whole():
                     self._response.flush()
                 turn.breathe()
-        if not self._started:
+        if not self._started and self._sock is not None:
+            self._sock.close()  # gevent-websocket would have answered the handshake
+        elif not self._started:
             raise RuntimeError("the application did not call start_response")
         self._response.end()
 

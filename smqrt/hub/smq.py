@@ -41,7 +41,7 @@ from smqrt.journal.writer import HubJournal, JournalWriter
 from smqrt.limits import LineLimit
 from smqrt.message import Message, Payload, Requests, json_value, payload
 from smqrt.net.broker import GeventBroker, HubOptions
-from smqrt.net.handover import is_smq
+from smqrt.net.handover import NOT_SMQ, is_smq
 from smqrt.options import function, make
 from smqrt.wire.smq import ConnackCode
 
@@ -248,9 +248,23 @@ class Smq:
         gets 404.
 
         Returns:
-            False when nothing was answered: the WSGI server hands no connections over, see `smqrt.wsgi`.
+            False when nothing was answered: the WSGI server hands no connections over, see `wsgi` and `smqrt.wsgi`.
         """
         return self._broker.connect(cmd, arg)
+
+    def wsgi(self, environ: dict[str, Any], start_response: Callable[..., object]) -> list[bytes]:
+        """Answer as a WSGI application, which is mounted or returned by a view: `connect`, under every server.
+
+        A request that is not SMQ gets 404. An SMQ client gets 501 where the server hands no connections over.
+        """
+        status, text = "200 OK", ""  # of no importance: `connect` has answered
+        if not self._broker.connect(environ):
+            status, text = "404 Not Found", NOT_SMQ
+            if is_smq(environ):
+                status, text = "501 Not Implemented", "This WSGI server needs the handler of smqrt.wsgi to serve SMQ."
+        body = f"{text}\n".encode()
+        start_response(status, [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))])
+        return [body]
 
     def peers(self, phantoms: bool = False) -> Iterator[tuple[PeerSocket, Peer]]:
         """`(sock, peer)` of every client and of the server's own client; then, when asked for, of the clients of other

@@ -92,6 +92,7 @@ class LuaScript:
         self._number = number
         self._io, self._reader = io, reader
         self._entry, self._owner = entry, owner
+        self._hubs: list[int] = []  # of .preload.py, by the integers that Lua has for them
 
     def load(self) -> None:
         """See `Script.load`."""
@@ -103,7 +104,8 @@ class LuaScript:
         if self._services.hubs is not None:
             label = f" of Lua in {self._reader.label}"
             for name, smq in hubs.items():
-                shared += (name.encode(), self._services.hubs.share(smq, label))
+                self._hubs.append(self._services.hubs.share(smq, label))
+                shared += (name.encode(), self._hubs[-1])
         done, *message = self._vm.run(self._entries["load"], self._number, io, reader, self._entry, *shared)
         if not done:
             raise LuaError(message[0])
@@ -116,6 +118,8 @@ class LuaScript:
 
     def clear(self) -> None:
         """See `Script.clear`."""
+        for number in self._hubs:  # first: callbacks would find an empty environment
+            self._services.hubs.unload(number)
         self._vm.run(self._entries["clear"], self._number)
 
 

@@ -4,7 +4,9 @@ in the queue, `wake`. A WebSocket, either side of it, is one of them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -218,6 +220,39 @@ class StreamHandle(SocketHandle):
     def close(self) -> None:
         """See `SocketHandle`."""
         self.stream.close()
+
+
+_CHUNK = re.compile(rb"[0-9A-Fa-f]{1,16}(?:;[^\r\n]*)?\r\n")
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class ChunkedHandle(StreamHandle):
+    """The connection of a response that has begun in chunks: what is written goes on in chunks, and closing ends it.
+
+    Applications that know of this frame their chunks themselves; the first write shows it, and theirs stay as they are.
+    """
+
+    __slots__ = ("_is_framed",)
+
+    def __init__(self, stream: Stream, server: RequestServer) -> None:
+        super().__init__(stream, server=server)
+        self._is_framed: bool | None = None  # by the application; None before the first write
+
+    def put(self, data: bytes, is_text: bool | None) -> bool:
+        """See `SocketHandle`."""
+        if data and self._is_framed is None:
+            self._is_framed = _CHUNK.match(data) is not None
+        if data and not self._is_framed:  # an empty chunk would end the response
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        return super().put(data, is_text)
+
+    def close(self) -> None:
+        """See `SocketHandle`."""
+        if not self.stream.closed:
+            if not self._is_framed:
+                with suppress(StreamError):  # the client is gone
+                    self.stream.push(_LAST_CHUNK)
+            self.stream.close(graceful=True)
 
 
 class ListenerHandle(SocketHandle):

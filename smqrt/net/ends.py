@@ -13,7 +13,8 @@ from time import time
 from typing import Any
 
 from smqrt.broker.outbox import Outbox
-from smqrt.broker.session import Session
+from smqrt.broker.session import TOO_MANY_CONNECTIONS, Session
+from smqrt.broker.topics import USER_CONNECTIONS
 from smqrt.closes import Closed, Closes, ending_of
 from smqrt.errors import CloseReason
 from smqrt.limits import LineLimit
@@ -54,7 +55,7 @@ def ended(hub: int, session: Session, reason: CloseReason, detail: str) -> None:
         reason,
         detail[:DETAIL_CHARS],
         *(transferred(session.outbox) if observers else (None, None)),
-        by_application=reason is CloseReason.REFUSED and not is_login_refused(session),
+        setting=setting_of(session, reason, detail),
     )
     closes.add(closed)
     for observer in observers:
@@ -67,9 +68,14 @@ def ended(hub: int, session: Session, reason: CloseReason, detail: str) -> None:
         log.log(level, "%s%s", sentence(closed), others, extra={"event": "close", "fields": fields(closed)})
 
 
-def is_login_refused(session: Session) -> bool:
-    """Returns whether the server has refused the login of a client; else its application has been asked."""
-    return session.broker.hooks.has_logins and session.identity is None
+def setting_of(session: Session, reason: CloseReason, detail: str) -> str:
+    """Returns what changes that connections end so: of a refusal, the setting of what has refused the client."""
+    if reason is not CloseReason.REFUSED:
+        return ending_of(reason).setting
+    if detail == TOO_MANY_CONNECTIONS:
+        return USER_CONNECTIONS.setting
+    is_login_refused = session.broker.hooks.has_logins and session.identity is None
+    return ending_of(reason).setting if is_login_refused else ""  # else the application, or another user's client
 
 
 def sentence(closed: Closed) -> str:

@@ -28,6 +28,7 @@ MIN_KEEPALIVE_INTERVAL_S = 3
 KEEPALIVE_SECONDS = whole(1, 32767, "seconds")
 """More is refused by Linux."""
 ANSWERED = "request: it is answered already; connect takes each request once, before anything of its response is sent"
+NOT_SMQ = "This address speaks SMQ."
 _REPLY = b"HTTP/1.1 200 OK\r\nServer: smqrt\r\nSmqBroker: true\r\nCache-Control: no-store\r\n\r\n"
 _UPGRADE_LINES = b"SmqBroker: true\r\n"
 
@@ -192,7 +193,7 @@ def connect(broker: Broker, admission: Admission, request: object, origin: Origi
     raw = request.get("SimpleMQ") is not None
     key = None if raw else websocket_key(request)
     if not raw and key is None:
-        request.response.error(404, "This address speaks SMQ.")
+        request.response.error(404, NOT_SMQ)
     elif request.refuse_foreign(admission.origins):
         pass  # it has answered
     elif broker.closed:  # its clients come back before there is a new one

@@ -8,6 +8,7 @@ the WebSocket object knows no callbacks; the broker sees an outbox like any othe
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
@@ -39,7 +40,9 @@ REQUEST = "smqrt.request"
 
 ORIGINS = Limit("hub_origins", "origins of create", "pages of other hosts may not connect to this hub")
 
-_GONE = frozenset((CloseReason.PEER_CLOSED, CloseReason.WRITE_FAILED, CloseReason.SLOW_CONSUMER))
+_GONE = frozenset(
+    (CloseReason.PEER_CLOSED, CloseReason.WEBSOCKET_CLOSED, CloseReason.WRITE_FAILED, CloseReason.SLOW_CONSUMER)
+)
 
 
 class WsgiConnection(Outbox):
@@ -135,11 +138,16 @@ class WsgiConnection(Outbox):
     def _read(self) -> None:
         while not self.life.over:
             try:
-                message = self.sock.receive()
+                message = _receive(self.sock)
+            except ProtocolError as error:
+                self.session.fail(error)
+                return
             except Exception as error:
                 log.debug("the WebSocket ended: %s", error)
                 return
             if message is None:
+                # Now: in the next turn the writer could find the connection closed, and say that writing failed.
+                self.session.disconnect(CloseReason.WEBSOCKET_CLOSED)
                 return
             self._resumed.clear()
             if self._packet(message.encode() if isinstance(message, str) else bytes(message)):
@@ -184,6 +192,30 @@ class WsgiConnection(Outbox):
             if self._outgoing:  # else it was counted as lost meanwhile
                 self._outgoing.popleft()
             self.queued_bytes -= len(packet) + 2
+
+
+def _receive(sock: Any) -> Any:
+    """Wait for the next message; None when a close frame has come.
+
+    `receive` of gevent-websocket gives None for every kind of end; `read_message` below it raises an error for all but
+    a close frame.
+
+    Raises:
+        ProtocolError: the client broke RFC 6455.
+        OSError: the connection ended without a close frame.
+    """
+    errors = sys.modules.get("geventwebsocket.exceptions")
+    if errors is None or not hasattr(sock, "read_message"):
+        message = sock.receive()
+        if message is None:
+            raise ConnectionError("the WebSocket was closed")
+        return message
+    try:
+        return sock.read_message()
+    except UnicodeError as error:
+        raise ProtocolError(CloseReason.INVALID_TEXT, str(error)) from None
+    except errors.ProtocolError as error:
+        raise ProtocolError(CloseReason.WEBSOCKET_PROTOCOL, str(error)) from None
 
 
 def _one_at_a_time(write: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

@@ -36,6 +36,8 @@ _CLOSE_CODES = {
 MAX_FRAGMENTS = 4096
 """The most frames of one message. The sense of fragments is large messages; 16 MiB in so many are 4 KiB each."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+MAX_CONTROL_BYTES = 125
+"""The most that a ping, a pong or a close carries."""
 PIECE_BYTES = 65535
 """A codec gives a frame up to this size whole, a larger one in pieces of at most this size."""
 FRAMES_AT_A_TIME = 1000
@@ -154,7 +156,7 @@ def parse_head(data: bytes, at: int, is_masked: bool) -> tuple[int, int, int] | 
         raise _violation(f"unknown opcode {opcode}")
     if (second >= 0x80) is not is_masked:
         raise _violation("a client frame that is not masked" if is_masked else "a server frame that is masked")
-    if opcode >= CLOSE and (first < 0x80 or size > 125):
+    if opcode >= CLOSE and (first < 0x80 or size > MAX_CONTROL_BYTES):
         raise _violation("a control frame that is fragmented or over 125 bytes")
     if size > 125:
         start += 2 if size == 126 else 8

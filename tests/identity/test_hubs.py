@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -14,6 +15,7 @@ from smqrt.errors import CloseReason
 from smqrt.identity.identity import Action, Method
 from smqrt.identity.passwords import new_hash
 from smqrt.identity.service import IdentityService, LoginRefused, Shown, Why
+from smqrt.net.ends import closes
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
 from tests.device import KINDS, RAW, RAW_HEADERS, WS, Device, connect_packet, publish
@@ -152,6 +154,38 @@ def test_an_id_is_its_users(guard: Callable[..., Guarded]) -> None:
     ann.expect_nothing()
     again = site.open().start().connect(b"panel-1", credentials=ANN)
     assert again.etid == ann.etid
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], bytes, bytes, str, str]] = {
+    "a wrong password": ({}, b"ann:wrong", b"panel-2", "bad credentials: wrong user name or password", "auth.users"),
+    "another user's id": ({}, EVE, b"panel-1", "another user's client has this id", ""),
+    "too many": ({}, ANN, b"panel-2", "too many connections of this user", "limits.connections_per_user"),
+    "the application": ({"authenticate": lambda *_: (6, "no")}, BOB, b"panel-2", "access denied: no", ""),
+    "the words of the server by the application": (
+        {"authenticate": lambda *_: (2, "too many connections of this user")},
+        BOB,
+        b"panel-2",
+        "server unavailable: too many connections of this user",
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_names_the_setting_that_changes_it(
+    guard: Callable[..., Guarded], caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    """That of the server's login only when the login was refused."""
+    options, credentials, uid, detail, setting = REFUSALS[name]
+    site = guard(ACL, **options).site
+    if not options:
+        site.open().start().connect(b"panel-1", credentials=ANN)
+        site.state.limits = replace(site.state.limits, connections_per_user=1)
+    refused(site.open(), credentials, uid)
+    closed = next(closes.newest_first())
+    assert (closed.reason, closed.detail, closed.setting) == (CloseReason.REFUSED, detail, setting)
+    line = next(message for message in reversed(caplog.messages) if message.startswith("closed: "))
+    assert line.endswith(f": refused ({detail})" + (f"; see {setting}" if setting else ""))
 
 
 def test_changes_reach_those_inside(guard: Callable[..., Guarded]) -> None:

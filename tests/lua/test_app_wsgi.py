@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 import requests
 
+from smqrt.wire.websocket import CLOSE, TEXT
 from tests.conftest import Served
+from tests.lua.websocket_client import Client
 
 APPS = Path(__file__).parent.parent / "apps" / "wsgi"
 
@@ -105,3 +108,16 @@ def test_by_hand(served: Served, browser: requests.Session) -> None:
     words = browser.get(f"{served.url}/plain/tells/a/b").text
     assert words == "/plain/tells /a/b application: a WSGI application is a callable, not str"
     assert browser.get(f"{served.url}/plain/deep/x.txt").status_code == 404
+
+
+def test_websockets_of_flask_end_with_the_application(served: Reloading) -> None:
+    clients = [Client(served.port, "/flask/ws", host="127.0.0.1") for _ in range(2)]
+    for client in clients:
+        client.send(TEXT, b"hello")
+        assert client.receive() == (b"hello", True, 0, 0)
+    clients[0].send(CLOSE, struct.pack(">H", 1000))
+    assert clients[0].closed() == 1000
+    preload = served.folder / "flask" / ".preload.py"
+    preload.write_text(preload.read_text() + "\n")  # it starts anew
+    assert clients[1].closed() == 1000
+    assert "WebSocketClosedError" not in served.output

@@ -17,32 +17,22 @@ from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from smqrt.mqtt import MqttClient
 from tests.conftest import Served
-from tests.mqtt.mosquitto import Mosquitto, tls_listener
+from tests.mqtt.mosquitto import Mosquitto, secure
 from tests.mqtt.scripted import DISCONNECT, PINGREQ, ScriptedBroker, packet, publish, stall
-from tests.pki import Authority
 from tests.proxies import SocksProxy
 from tests.waiting import wait_until
+
+__all__ = ["secure"]
 
 pytestmark = pytest.mark.servers
 
 Lua = Callable[..., list[str]]
 
 
-pytestmark = pytest.mark.servers  # mosquitto
-
-
 @pytest.fixture(scope="module")
 def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
     """A plain broker for this module."""
     broker = Mosquitto(tmp_path_factory.mktemp("mosquitto"))
-    yield broker
-    broker.stop()
-
-
-@pytest.fixture
-def secure(tmp_path: Path) -> Iterator[Mosquitto]:
-    """A broker behind TLS, whose authority lies in ca.pem."""
-    broker = Mosquitto(tmp_path, tls_listener(Authority(tmp_path), "server", "localhost"))
     yield broker
     broker.stop()
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +16,7 @@ from smqrt import hub
 from smqrt.lua.api import smq_hub
 from tests.device import RAW, WS, Device, publish
 from tests.lua.app_server import AppServer
-from tests.waiting import wait_until
+from tests.waiting import let_others_run, wait_until
 
 PYTHON = """
 import gevent
@@ -145,3 +148,85 @@ def test_the_hub_lives_as_long_as_python_says(both: Both) -> None:
     assert both.names.told == [("uid-a2", "door 2", "/both/smq.lsp")]
     both.run("smq:close()")
     assert both.names.smq.broker.closed
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[hub.Smq]:
+    """A hub of a module outside of all applications, `shared_hub`, which outlives them."""
+    module: Any = ModuleType("shared_hub")
+    module.smq = hub.create()
+    monkeypatch.setitem(sys.modules, "shared_hub", module)
+    yield module.smq
+    module.smq.close()
+
+
+def load(server: AppServer, preload: str) -> Any:
+    binding = smq_hub.install(server.vm, server.services, server.applications.exchanges)
+    application = server.app({".preload.py": "from shared_hub import smq", ".preload": preload}, "outside")
+    assert application.error is None, application.error
+    return binding, application
+
+
+def test_hooks_do_not_grow_with_reloads(server: AppServer, shared: hub.Smq) -> None:
+    def hooks() -> list[object]:
+        mine = shared.broker.hooks
+        return [mine.onclose, mine.onmoved, mine.onvanish]
+
+    before = hooks()
+    binding, application = load(server, "for sock, peer in smq:peers() do end")
+    for _ in range(5):
+        application.reload()
+        assert application.error is None
+    depths = []
+    for hook in hooks():
+        depth = 0
+        while isinstance(hook, smq_hub.ForgettingHook):
+            hook, depth = hook.inner, depth + 1
+        depths.append(depth)
+    assert depths == [1, 1, 1]
+    application.unload()
+    assert hooks() == before
+    assert not binding._sessions
+
+
+def test_hooks_are_unwrapped_in_any_order(shared: hub.Smq) -> None:
+    class Binding:
+        def drop(self, number: int) -> None:
+            pass
+
+    before = shared.broker.hooks.onclose
+    one, two, three = [smq_hub.PythonHub(cast(Any, Binding()), shared, "") for _ in range(3)]
+    for made in (two, one, one, three):
+        made.unload()
+    assert shared.broker.hooks.onclose is before
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_callbacks_of_lua_end_with_the_application(
+    server: AppServer, shared: hub.Smq, caplog: pytest.LogCaptureFixture, is_shared: bool
+) -> None:
+    binding = smq_hub.install(server.vm, server.services, server.applications.exchanges)
+    preload = """
+        got = {}
+        smq:observe("lamp", function(n) got[#got + 1] = n end)
+        smq:observe(smq:create("heater"), function(n) got[#got + 1] = n end)
+        smq:subscribe("news", {onmsg = function(data) got[#got + 1] = data end})
+        smq:onmsg(function(data) got[#got + 1] = data end)
+    """
+    python = "from shared_hub import smq" if is_shared else "from smqrt import hub\nsmq = hub.create()"
+    application = server.app({".preload.py": python, ".preload": preload}, "outside")
+    assert application.error is None, application.error
+    names: Any = server.services.scopes[application.number].names["app"]
+    smq = names.smq
+    smq.subscribe("lamp")
+    smq.subscribe("heater")
+    application.unload()
+    if is_shared:
+        smq.unsubscribe("lamp")
+        smq.unsubscribe("heater")
+        smq.publish("text", "news")
+        smq.publish("text", smq.gettid())
+        let_others_run()
+    assert smq.broker.closed is not is_shared
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert binding is not None

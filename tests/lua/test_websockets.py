@@ -226,11 +226,6 @@ def test_the_page_can_end_itself_after_req2sock(server: AppServer) -> None:
     assert b"expired" in server.vm.eval("return select(2, pcall(mine.abort, mine))")[0]
 
 
-def test_req2sock_of_a_committed_response_fails(server: AppServer) -> None:
-    page(server, "response:write('x') response:flush() response:write(select(2, ba.socket.req2sock(request)))")
-    assert server.ask("/ws.lsp").body == b"xiscommitted"
-
-
 @pytest.fixture
 def secure_port(server: AppServer, tmp_path: Path) -> Iterator[int]:
     context = server_context(*self_signed_pair("127.0.0.1", tmp_path / "tls"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
 
 from smqrt.lua.api import smq_hub
-from tests.device import RAW, WS, Device, publish
+from smqrt.wire import websocket
+from tests.device import RAW, WS, Device, masked, publish
 from tests.lua.app_server import AppServer
 from tests.waiting import wait_until
 
@@ -40,7 +42,11 @@ def test_a_mounted_application_connects_clients(server: AppServer, kind: str) ->
     device = Device(("127.0.0.1", server.port), kind).start(target="/shop/smq").connect(b"uid-a1")
     device.publish(device.etid, b"me").expect(publish(device.etid, device.etid, b"me"))
     assert names.told == [("/shop/smq", "door", "GET")]
-    device.close()
+    if kind == WS:
+        device.send_bytes(masked(struct.pack(">H", 1001), websocket.CLOSE))
+    else:
+        device.close()
     wait_until(lambda: len(names.told) == 2, "onclose")
+    assert names.told[1] == ("socketclosed" if kind == WS else "socketreadfailed")
     assert (server.ask("/shop/smq").status, server.ask("/shop/other").text) == (404, "a page")
     application.unload()

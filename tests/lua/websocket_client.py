@@ -15,14 +15,20 @@ class Client:
     """A WebSocket client on a gevent socket, or on another one that is connected."""
 
     def __init__(
-        self, port: int, path: str = "/ws.lsp", headers: str = "", tls: SSLContext | None = None, sock: Any = None
+        self,
+        port: int,
+        path: str = "/ws.lsp",
+        headers: str = "",
+        tls: SSLContext | None = None,
+        sock: Any = None,
+        host: str = "x",
     ) -> None:
         self.sock = sock or socket.create_connection(("127.0.0.1", port), timeout=5)
         if tls:
             self.sock = tls.wrap_socket(self.sock)
         key = websocket.new_key()
         fields = "".join(f"{name}: {value}\r\n" for name, value in websocket.request_headers(key))
-        self.sock.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n{fields}{headers}\r\n".encode())
+        self.sock.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n{fields}{headers}\r\n".encode())
         head = b""
         while b"\r\n\r\n" not in head:
             head += self.sock.recv(65536)

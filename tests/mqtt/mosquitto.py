@@ -5,7 +5,10 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.conftest import free_port
 from tests.pki import Authority
@@ -54,3 +57,11 @@ def tls_listener(authority: Authority, name: str = "server", host: str = "127.0.
     """The lines of a mosquitto configuration that make a listener speak TLS."""
     cert, key = authority.pair(name, host, **arguments)
     return f"cafile {authority.path}\ncertfile {cert}\nkeyfile {key}\n"
+
+
+@pytest.fixture
+def secure(tmp_path: Path) -> Iterator[Mosquitto]:
+    """A broker behind TLS, whose authority lies in ca.pem."""
+    broker = Mosquitto(tmp_path, tls_listener(Authority(tmp_path), "server", "localhost"))
+    yield broker
+    broker.stop()

@@ -22,10 +22,12 @@ from smqrt import mqtt3c, mqttc
 from smqrt.errors import ArgumentError, QueueFullError
 from smqrt.net.contexts import CertStore, ClientTls
 from smqrt.net.stream import Stream
-from tests.mqtt.mosquitto import Mosquitto, tls_listener
+from tests.mqtt.mosquitto import Mosquitto, secure
 from tests.mqtt.scripted import CONNECT, PINGREQ, ScriptedBroker, publish, stall
 from tests.pki import Authority
 from tests.waiting import wait_until
+
+__all__ = ["secure"]
 
 pytestmark = pytest.mark.servers
 
@@ -40,14 +42,6 @@ def clients() -> Iterator[Log]:
     yield made
     for mqtt in made:
         mqtt.disconnect()
-
-
-@pytest.fixture
-def secure(tmp_path: Path) -> Iterator[Mosquitto]:
-    """A broker behind TLS, whose authority lies in ca.pem."""
-    broker = Mosquitto(tmp_path, tls_listener(Authority(tmp_path), "server", "localhost"))
-    yield broker
-    broker.stop()
 
 
 def port_of(broker: ScriptedBroker) -> int:

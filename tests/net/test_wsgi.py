@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from smqrt.wire import websocket
 from smqrt.wire.smq import Type
 from tests.device import WS, WS_HEADERS, Device, connect_packet, masked, publish, request
 from tests.factory import Factory
-from tests.waiting import wait_until
+from tests.waiting import let_others_run, wait_until
 
 
 class Mounted:
@@ -133,6 +134,55 @@ def test_endings(mount: Callable[..., Mounted], name: str) -> None:
     if name != "no mask":  # gevent-websocket lets it pass
         device.expect_end(*packets)
         assert closed == ["uid-a1"]
+
+
+def close_in_parts(device: Device) -> None:
+    frame = masked(struct.pack(">H", 1001), websocket.CLOSE)
+    for at in range(len(frame)):
+        device.send_bytes(frame[at : at + 1])
+        let_others_run()
+
+
+CLIENT_ENDS: dict[str, tuple[Callable[[Device], object], list[str]]] = {
+    "a close frame": (
+        lambda device: device.send_bytes(masked(struct.pack(">H", 1001), websocket.CLOSE)),
+        ["socketclosed", "websocket closed"],
+    ),
+    "a close frame without a code": (
+        lambda device: device.send_bytes(masked(b"", websocket.CLOSE)),
+        ["socketclosed", "websocket closed"],
+    ),
+    "a close frame in parts": (close_in_parts, ["socketclosed", "websocket closed"]),
+    "a close frame behind a message": (
+        lambda device: device.send_bytes(masked(b"\x0c") + masked(struct.pack(">H", 1000), websocket.CLOSE)),
+        ["socketclosed", "websocket closed"],
+    ),
+    "no word": (lambda device: device.close(), ["socketreadfailed", "connection ended"]),
+    "half a frame": (
+        lambda device: (device.send_bytes(masked(b"abc", websocket.CLOSE)[:4]), device.close()),
+        ["socketreadfailed", "connection ended"],
+    ),
+    "a close frame of one byte": (
+        lambda device: device.send_bytes(masked(b"x", websocket.CLOSE)),
+        ["", "websocket protocol error"],
+    ),
+    "an unknown opcode": (lambda device: device.send_bytes(b"\x83\x80mask"), ["", "websocket protocol error"]),
+    "a text that is not UTF-8": (
+        lambda device: device.send_bytes(masked(b"\xff", websocket.TEXT)),
+        ["", "text that is not UTF-8"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLIENT_ENDS)
+def test_the_words_of_ends(mount: Callable[..., Mounted], name: str) -> None:
+    """The same as under smqrt's own server."""
+    end, words = CLIENT_ENDS[name]
+    closed: list[Any] = []
+    site = mount(onclose=lambda etid, sock, peer, err, reason: closed.append([err or "", reason]))
+    end(site.device())
+    wait_until(lambda: closed, "onclose")
+    assert closed == [words]
 
 
 def test_refusals(mount: Callable[..., Mounted]) -> None:

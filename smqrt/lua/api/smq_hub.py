@@ -44,6 +44,8 @@ from smqrt.wire import smq as wire
 log = logging.getLogger("smqrt.lua")
 
 _ID_AND_LENGTH = struct.Struct(">II")
+_ENDS = ("onclose", "onmoved", "onvanish")
+"""The hooks that say that a client is gone."""
 _DENIED = (int(wire.ConnackCode.ACCESS_DENIED), b"")
 
 
@@ -188,15 +190,20 @@ class PythonHub:
         binding: draws the integers, and forgets them.
         smq: the hub.
         label: says in the log whose a Lua callback is.
+
+    Attributes:
+        is_over: the application has ended, so that its callbacks are not called any more.
     """
 
     def __init__(self, binding: HubBinding, smq: Smq, label: str) -> None:
         self.broker, self.label, self._smq, self._binding = smq.broker, label, smq, binding
         self._numbers: dict[BrokerPeer, int] = {}
+        self.is_over = False
+        self._wrapped: dict[str, ForgettingHook] = {}
         hooks = self.broker.hooks
-        hooks.onclose = self._after(hooks.onclose)
-        hooks.onmoved = self._after(hooks.onmoved)
-        hooks.onvanish = self._after(hooks.onvanish)
+        for name in _ENDS:
+            self._wrapped[name] = ForgettingHook(getattr(hooks, name), self._forget)
+            setattr(hooks, name, self._wrapped[name])
 
     @property
     def journal(self) -> JournalWriter | None:
@@ -215,22 +222,52 @@ class PythonHub:
             number = self._numbers[session] = self._binding.draw(session)
         return number
 
-    def release(self) -> None:
-        """The Lua object was collected: forget the integers; the hub stays."""
+    def unload(self) -> None:
+        """The Lua application has ended: take back the hooks, call its callbacks no more and forget the integers. The
+        hub stays. A second call does nothing.
+        """
+        self.is_over = True
+        for name, wrapped in self._wrapped.items():
+            wrapped.take_out(self.broker.hooks, name)
+        self._wrapped.clear()
         for number in self._numbers.values():
             self._binding.drop(number)
         self._numbers.clear()
 
-    def _after(self, hook: Callable[..., Any] | None) -> Callable[..., Any]:
-        """The hook; then Lua forgets the client."""
+    def _forget(self, session: BrokerPeer) -> None:
+        if (number := self._numbers.pop(session, None)) is not None:
+            self._binding.drop(number)
 
-        def call(session: BrokerPeer, *more: Any) -> Any:
-            answer = hook(session, *more) if hook else None
-            if (number := self._numbers.pop(session, None)) is not None:
-                self._binding.drop(number)
-            return answer
 
-        return call
+class ForgettingHook:
+    """A hook behind which Lua forgets the client.
+
+    Applications that share a hub wrap its hooks one around the other, and end in any order.
+
+    Args:
+        inner: the hook, None for none.
+        forget: is called with the client.
+    """
+
+    def __init__(self, inner: Callable[..., Any] | None, forget: Callable[[BrokerPeer], None]) -> None:
+        self.inner, self._forget = inner, forget
+
+    def __call__(self, session: BrokerPeer, *more: Any) -> Any:
+        """Call the hook, and let Lua forget the client."""
+        answer = self.inner(session, *more) if self.inner else None
+        self._forget(session)
+        return answer
+
+    def take_out(self, hooks: Hooks, name: str) -> None:
+        """Remove this from the hook of that name, wherever it is in it."""
+        outer = getattr(hooks, name)
+        if outer is self:
+            setattr(hooks, name, self.inner)
+            return
+        while isinstance(outer, ForgettingHook) and outer.inner is not self:
+            outer = outer.inner
+        if isinstance(outer, ForgettingHook):
+            outer.inner = self.inner
 
 
 class HubBinding:
@@ -355,9 +392,15 @@ class HubBinding:
         """The Lua object was collected: end the broker, in a turn of its own."""
         broker = self._brokers.pop(number, None)
         if isinstance(broker, PythonHub):
-            broker.release()
+            broker.unload()
         elif broker:
             gevent.spawn(broker.close)
+
+    def unload(self, number: int) -> None:
+        """The application that had a hub of Python's has ended; Lua may still have the object."""
+        broker = self._brokers.get(number)
+        if isinstance(broker, PythonHub):
+            broker.unload()
 
     def share(self, smq: Smq, label: str) -> int:
         """Return an integer for a hub that Python has made; `label`: see `PythonHub`."""
@@ -395,8 +438,12 @@ class HubBinding:
     def _callback(self, number: int, ref: int | None, name: str) -> Callable[..., Any] | None:
         if not ref:
             return None
-        vm, function, what = self._vm, LuaFunction(self._vm, ref), name + self._brokers[number].label
-        return lambda *arguments: ask(vm, function.ref, what, (), *arguments)
+        owner = self._brokers[number]
+        vm, function, what = self._vm, LuaFunction(self._vm, ref), name + owner.label
+        if isinstance(owner, LuaBroker):
+            return lambda *arguments: ask(vm, function.ref, what, (), *arguments)
+        hub = owner
+        return lambda *arguments: () if hub.is_over else ask(vm, function.ref, what, (), *arguments)
 
     def deliver_default(self, number: int, data: bytes, ptid: int, tid: int, stid: int) -> None:
         """Give a message to the global handler."""

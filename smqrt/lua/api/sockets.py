@@ -16,6 +16,7 @@ from smqrt.lua.bridge import Function, LuaResult, LuaValue, address, fail, metho
 from smqrt.lua.services import Services
 from smqrt.lua.socket_handles import (
     AGAIN,
+    ChunkedHandle,
     DatagramHandle,
     ListenerHandle,
     QueueDrain,
@@ -125,19 +126,27 @@ class SocketBinding:
         address: str = resolve(name.decode("utf-8", "replace"), 0)[0][1][0]
         return address.encode()
 
-    def take_request(self, request: Request, raw: bool, subprotocol: bytes | None = None) -> LuaResult:
-        """The connection of a request, and what was received of it: a WebSocket when it asks for one. Raises HttpError
-        when the client does not offer the sub-protocol.
+    def take_request(
+        self, request: Request, raw: bool, subprotocol: bytes | None = None, written: bytes | None = None
+    ) -> LuaResult:
+        """The connection of a request, and what was received of it: a WebSocket when it asks for one. Behind a flush it
+        goes on with the body of the response, in chunks unless `raw`; first with `written`, what Lua has in its buffer.
+        None for `written`: the response may not have begun.
+
+        Raises HttpError when the client does not offer the sub-protocol.
         """
         key = None if raw else websocket_key(request)
         lines = b"" if key is None else request.upgrade_lines(subprotocol.decode("latin-1") if subprotocol else None)
         try:
-            taken = request.detach()
+            taken = request.detach(within=key is None and written is not None, more=written or b"")
         except RuntimeError:
             return fail("iscommitted")
         taken.watcher.close()
         if key is None:
-            return self.add(StreamHandle(Stream(taken.transport), server=taken.server)), taken.data or None
+            stream = Stream(taken.transport)
+            stream.push_or_forget(taken.unsent)
+            kind = ChunkedHandle if taken.is_chunked and not raw else StreamHandle
+            return self.add(kind(stream, server=taken.server)), taken.data or None
         stream = Stream(taken.transport, taken.data)
         stream.push_or_forget(websocket.switching_protocols(key, lines))
         return self.add(WebSocketHandle(stream, False, server=taken.server)), None
@@ -148,7 +157,7 @@ class SocketBinding:
         server = getattr(handle, "server", None) or self._services.http_server
         if (
             not isinstance(handle, StreamHandle)
-            or isinstance(handle, WebSocketHandle)
+            or isinstance(handle, ChunkedHandle | WebSocketHandle)
             or server is None
             or handle.reading
         ):
@@ -413,7 +422,7 @@ def install(vm: Vm, services: Services) -> SocketBinding:
     def functions(names: str) -> dict[str, Function]:
         return methods(binding, names, with_words)
 
-    def take_request(exchange: int, raw: bool, subprotocol: bytes | None) -> LuaResult:
+    def take_request(exchange: int, raw: bool, subprotocol: bytes | None, written: bytes | None) -> LuaResult:
         if services.exchanges is None:
             raise ArgumentError("req2sock: there are no requests here")
         taken = services.exchanges.of(exchange)
@@ -423,7 +432,7 @@ def install(vm: Vm, services: Services) -> SocketBinding:
             taken.refusal = error
             return fail("noaccess")
         try:
-            return binding.take_request(taken.request, raw, subprotocol)
+            return binding.take_request(taken.request, raw, subprotocol, written)
         except HttpError as error:
             taken.refusal = error
             return fail("subprotocol", str(error).encode())

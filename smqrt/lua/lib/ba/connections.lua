@@ -81,12 +81,14 @@ end
 
 -- syntax: ba.socket.req2sock(request [,raw | subprotocol]) -> socket [, data that came with the request] | nil, error
 -- A WebSocket when the request asks for one (unless raw is true), otherwise the bare connection. The request is over then.
+-- Behind response:flush() the socket goes on with the body of the response: in chunks when it began so, unless raw is true.
 function ba.socket.req2sock(request, option)
   local exchange = core.exchange
   if not exchange then core.raise("req2sock: there are no requests here") end
   arg.instance(request, exchange.class, 1, "req2sock")
   local subprotocol = rawtype(option) == "string" and option or nil
-  local sock, data, detail = made(py.take_request(exchange.handle_of(request), option == true, subprotocol))
+  local written = not request.filter and (request.peek()) or nil -- a filter would have to see what follows
+  local sock, data, detail = made(py.take_request(exchange.handle_of(request), option == true, subprotocol, written))
   if sock then exchange.expire(request) end
   if detail then return sock, data, detail end
   return sock, data

@@ -129,6 +129,7 @@ local function written(self)
   local text = self.take()
   if not (text and self.filter) then return text end
   self.filter(text)
+  return nil -- written out: a call of Python counts its arguments
 end
 
 local function check_inner(self, ok, message)

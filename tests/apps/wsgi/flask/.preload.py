@@ -46,4 +46,12 @@ def post_twice():
     return twice()
 
 
+@shop.route("/ws", websocket=True)
+def talk():
+    sock = flask.request.environ["wsgi.websocket"]
+    while (message := sock.receive()) is not None:
+        sock.send(message)
+    return ""
+
+
 dir.mount(shop)

@@ -1,4 +1,4 @@
-"""WebSockets of applications in Python (RFC 6455), in plain blocking style."""
+"""WebSockets of requests (RFC 6455), in plain blocking style."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from smqrt.wire import websocket
 from smqrt.wire.websocket import WebSocketCodec
 
 MAX_MESSAGE_BYTES = 1 << 20
-_INTERNAL_ERROR = 1011
+INTERNAL_ERROR = 1011
 _REASON_BYTES = 123  # of the 125 of a control frame
 SEND_S = 30.0
 """A client that takes nothing for so long is gone, as for responses."""
@@ -75,6 +75,11 @@ class WebSocket:
         self._stream.push_or_forget(websocket.switching_protocols(key, lines))
         close_with_app(self)
 
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be sent any more. The end of a client shows in `receive`."""
+        return self._stream.closed
+
     def receive(self, timeout_s: float | None = None) -> str | bytes | None:
         """Wait for the next message; blocks the greenlet.
 
@@ -112,12 +117,24 @@ class WebSocket:
         """
         is_text = isinstance(message, str)
         data = message.encode() if isinstance(message, str) else bytes(message)
+        self._write(self._codec.message(data, is_text), timeout_s)
+        Turn().breathe()
+
+    def send_control(self, opcode: int, data: bytes = b"") -> None:
+        """Send a ping or a pong. Raises as `send`.
+
+        Args:
+            opcode: `smqrt.wire.websocket.PING` or `PONG`.
+            data: what it carries, at most 125 bytes.
+        """
+        self._write(websocket.encode(opcode, data), SEND_S)
+
+    def _write(self, frame: bytes, timeout_s: float) -> None:
         try:
-            self._stream.write(self._codec.message(data, is_text), timeout_s)
+            self._stream.write(frame, timeout_s)
         except StreamError as error:
             self.close()
             raise WebSocketClosedError(f"the WebSocket is closed: {error}") from None
-        Turn().breathe()
 
     def close(self, code: int = websocket.CLOSE_NORMAL, reason: str = "") -> None:
         """Say goodbye and close; who waits in `receive` gets None. A second call does nothing.
@@ -138,7 +155,7 @@ class WebSocket:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(_INTERNAL_ERROR if isinstance(error, Exception) else websocket.CLOSE_NORMAL)
+        self.close(INTERNAL_ERROR if isinstance(error, Exception) else websocket.CLOSE_NORMAL)
 
     def __del__(self) -> None:
         if hasattr(self, "_stream") and not self._stream.closed:  # the garbage may be collected by any thread
