@@ -16,6 +16,7 @@ from gevent import get_hub, subprocess
 
 from smqrt.app_folder import AppScope, current_app
 from smqrt.errors import ArgumentError
+from smqrt.http.tracelogger import FOR_VIEWERS
 from smqrt.limit_settings import in_force
 from smqrt.limits import Limit
 from smqrt.lua.bridge import Function, LuaValues
@@ -52,7 +53,7 @@ def _plain(text: bytes) -> object:
     return (isinstance(address, IPv6Address) and address.ipv4_mapped) or address
 
 
-def _tracer(trace_log: logging.Logger) -> Callable[[int, bytes], None]:
+def _tracer(trace_log: logging.Logger) -> Callable[[int, bytes, bool], None]:
     """What `trace` writes to: the log, and stderr when nobody set up logging."""
     if not trace_log.hasHandlers():
         handler = logging.StreamHandler()
@@ -60,9 +61,10 @@ def _tracer(trace_log: logging.Logger) -> Callable[[int, bytes], None]:
         trace_log.addHandler(handler)
         trace_log.setLevel(logging.INFO)
 
-    def trace(priority: int, text: bytes) -> None:
+    def trace(priority: int, text: bytes, is_for_viewers: bool) -> None:
         if priority <= SHOWN_PRIORITY:
-            trace_log.info("%s", text.decode("utf-8", "replace"))
+            extra = {FOR_VIEWERS: True} if is_for_viewers else None
+            trace_log.info("%s", text.decode("utf-8", "replace"), extra=extra)
 
     return trace
 
