@@ -24,7 +24,7 @@ from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm, clock_ms, sleep_ms
 from smqrt.printable import PrintableFormatter
 
-BAS_VERSION = 5900  # examples demand up to 5803 of the server whose interface this is
+BAS_VERSION = 5803  # the most that an application is known to demand; a higher one promises functions we don't know
 LUA_VERSION = 504
 BUILD_DATE = b"2026-11-21"
 SHOWN_PRIORITY = 7  # messages with a larger number are not shown; 0 is the most important
