@@ -357,9 +357,9 @@ def test_over_tls(tmp_path: Path) -> None:
 
 def test_a_killed_caller_leaves_no_half_response(server: AppServer) -> None:
     with ScriptedModbus(lambda request: None) as scripted:
-        preload = f"""mb = require "modbus.client".connect("127.0.0.1", {{port = {scripted.port}}})
+        source = f"""<?lsp mb = require "modbus.client".connect("127.0.0.1", {{port = {scripted.port}}})
         ba.thread.run(function() mb:rholding(0) end)"""
-        application = server.app({".preload": preload}, "app")
-        assert application.error is None
+        server.page(f"{source} ?>")
         wait_until(lambda: len(scripted.requests) == 1)
-        server.page("<?lsp mako.removeapp('app') ?>")
+        server.vm.stop()
+        scripted.wait_closed()
