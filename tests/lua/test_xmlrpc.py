@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import xmlrpc.client
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,7 +18,8 @@ local service = xmlrpc.new("test", {
   echo = function(...) return ... end, kind = function(v) return math.type(v) or type(v) end,
   count = function(...) return select("#", ...) end,
   fail = function() error "not so" end, odd = function() return {print} end,
-  lines = function() return "a\\r\\nb" end, bytes = function() return "\\0\\255" end, endless = function() local t = {} t[1] = t return t end,
+  lines = function() return "a\\r\\nb" end,
+  bytes = function() return "\\0\\255" end, endless = function() local t = {} t[1] = t return t end,
   infinite = function() return 1/0 end, none = function() end, plain = 7,
 })
 local rpc = ba.create.dir "rpc"
@@ -31,9 +31,9 @@ dir:insert(rpc, true)
 
 
 @pytest.fixture
-def app(server: AppServer) -> Iterator[AppServer]:
+def app(server: AppServer) -> AppServer:
     assert server.app({".preload": PRELOAD}, "app").error is None
-    yield server
+    return server
 
 
 def call(app: AppServer, method: str, *params: Any) -> Any:
@@ -52,7 +52,7 @@ def loads(app: AppServer, body: bytes) -> Any:
 @pytest.mark.parametrize(
     "value",
     [
-        1, -(2**31), 2.5, 1e300, True, False, "", "täxt <&> ]]> \n x", " a ", [], [1, [2, "x"]],
+        1, -(2**31), 2.5, 1e300, True, False, "", "täxt <&> ]]> \n x", " a ", "  ", [], [1, [2, "x"]],
         {"a": 1, "<b>": [True]}, None, b"\0\xff",
     ],
 )  # fmt: skip

@@ -186,7 +186,7 @@ local function without_position(message)
 end
 
 local function answer(self, body)
-  local document, word = xml2table(body)
+  local document, word = xml2table(body, "keepspace")
   if not document then return fault(PARSE, word) end
   local ok, name, params = pcall(call_of, document)
   if not ok then return fault(PARAMS, name) end
