@@ -139,4 +139,4 @@ def test_a_large_call_lets_others_run(app: AppServer) -> None:
     check.start(turn)
     assert len(call(app, "echo", list(range(15_000)))) == 15_000
     check.stop()
-    assert turns > 30
+    assert turns > 10
