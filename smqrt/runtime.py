@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib import resources
+from importlib import import_module, resources
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +256,8 @@ class Server:
         rtl.insertprolog(
             JournalService(writer.opened, self.settings.commit_mib << 20, lambda: self.state == "draining")
         )
+        # Pages of older applications load /rtl/jquery.js. The package has a variable for where a distribution keeps it.
+        rtl.insert(ResourceReader(io=DiskIo(import_module("xstatic.pkg.jquery").BASE_DIR)))
         self.root.insert(rtl)
         if self.settings.pages.manual:
             self.root.insert(Manual())

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from html import escape
@@ -45,6 +45,7 @@ FRAME_BYTES = 32 << 10
 LINE_BYTES = 16 << 10  # of one record; the rest of it is cut
 BODY_BYTES = 4 << 10  # of a request, as far as the application has read it
 QUEUE_BYTES = 64 << 10  # handed to the connection, not yet taken by the viewer
+FOR_VIEWERS = "for_viewers"  # an attribute of records that `on_line` does not get
 PATIENCE_S = 30.0  # a viewer that takes nothing for so long is closed
 _MAX_MESSAGE_BYTES = 1024  # viewers have nothing to say
 _SECRET = frozenset(("authorization", "proxy-authorization", "cookie", "set-cookie"))
@@ -93,6 +94,7 @@ class TraceLogger(Directory):
     Attributes:
         options: what is shown of requests.
         left_out: lines that a viewer was too slow for, of all viewers together.
+        on_line: called in the loop's greenlet with each line of this process; must not block. None when not set.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class TraceLogger(Directory):
         super().__init__(name, priority)
         self.options = TraceOptions()
         self.left_out = 0
+        self.on_line: Callable[[Line], object] | None = None
         self._server = server
         self._fleet, self._label = fleet, f"{fleet.place.label}: " if fleet else ""
         self._history = Lines(HISTORY_BYTES)
@@ -136,6 +139,7 @@ class TraceLogger(Directory):
 
     def close(self) -> None:
         """Show nothing any more: the viewer is disconnected, the directory leaves the tree."""
+        self.on_line = None
         for handler in filter(None, (self._handler, self._last_resort)):
             self._logger.removeHandler(handler)
         self.unlink()
@@ -149,21 +153,24 @@ class TraceLogger(Directory):
 
     # What is shown
 
-    def show(self, text: str, at_s: float | None = None) -> None:
+    def show(self, text: str, at_s: float | None = None, is_for_viewers: bool = False) -> None:
         """Show a text: a record of the log, or a request. Callable from everywhere, never blocks.
 
         Args:
             text: one line, or several that belong together.
             at_s: when that was, in Unix seconds; None for now.
+            is_for_viewers: `on_line` does not get it.
         """
         at_s = time() if at_s is None else at_s
         if _thread_id() != self._thread:
-            self._loop.run_callback_threadsafe(self.show, text, at_s)
+            self._loop.run_callback_threadsafe(self.show, text, at_s, is_for_viewers)
             return
         if self._label:
             text = "\n".join(self._label + one for one in text.split("\n"))
         line = Line(at_s, text.encode("utf-8", "backslashreplace")[:LINE_BYTES] + b"\n")
         self._history.add(line)
+        if self.on_line is not None and not is_for_viewers:
+            self.on_line(line)
         if self._gathering is not None:
             self._gathering.add(line)
         elif self._viewer is not None:
@@ -316,7 +323,7 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler.emit`."""
         try:
-            self._owner.show(self.format(record), record.created)
+            self._owner.show(self.format(record), record.created, getattr(record, FOR_VIEWERS, False))
         except Exception:
             self.handleError(record)
 

@@ -51,6 +51,7 @@ _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND substr(name, 
 _COMMIT = re.compile(r"\s*(?:commit|end)\b", re.IGNORECASE)
 _TEXT = re.compile(rb"'[^']*(?:''[^']*)*'")
 _BINDINGS = re.compile(r"uses (\d+)")
+_SEVERAL = "You can only execute one statement"
 
 
 class SqlFailure(Exception):
@@ -73,10 +74,7 @@ def failure_of(error: BaseException) -> BaseException:
         return error
     is_long = isinstance(error, sqlite3.DataError)  # found by Python, which gives it no code
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_TOOBIG if is_long else sqlite3.SQLITE_ERROR)
-    text = str(error)
-    if text.startswith("You can only execute one statement"):
-        text = "execute takes one statement; mexec takes several"
-    return SqlFailure(_CODES.get(code & 0xFF, "ERROR"), text)
+    return SqlFailure(_CODES.get(code & 0xFF, "ERROR"), str(error))
 
 
 def sql_text(sql: bytes) -> str:
@@ -214,7 +212,7 @@ class Database:
         self._connection.close()
 
     def execute(self, sql: bytes, parameters: Parameters = ()) -> Rows | int:
-        """Run a statement: its rows when it has columns, otherwise how many rows it changed."""
+        """Run the first statement of a text: its rows when it has columns, otherwise how many rows it changed."""
         if len(self._cursors) >= MAX_CURSORS:
             raise SqlFailure("NOMEM", f"{MAX_CURSORS} cursors of this connection are open; close those you have read")
         text = sql_text(sql)
@@ -232,9 +230,19 @@ class Database:
         was_inside = connection.in_transaction
         self.may_wait = not (was_inside and self._has_lock or cursors) or _COMMIT.match(text) is not None
         before = connection.total_changes
-        cursor = connection.execute(text, parameters)
+        cursor = self._first_of(text, parameters)
         self._has_lock = was_inside and connection.in_transaction
         return cursor, before
+
+    def _first_of(self, text: str, parameters: Parameters = ()) -> sqlite3.Cursor:
+        """Run the first statement of a text. The others are ignored, as `sqlite3_prepare` leaves them."""
+        try:
+            return self._connection.execute(text, parameters)
+        except sqlite3.ProgrammingError as error:  # before anything has run
+            if not str(error).startswith(_SEVERAL):
+                raise
+        first = next(one for one in statements(text) if one.strip("; \t\r\n"))
+        return self._connection.execute(first, parameters)
 
     def fetch(self, number: int) -> Rows:
         """The next portion of a cursor's rows."""
@@ -287,7 +295,7 @@ class Database:
         """Compile a statement; how many parameters it takes."""
         self.may_wait = not (self._has_lock or self._cursors)
         try:
-            self._connection.execute(f"EXPLAIN {sql_text(sql)}").close()
+            self._first_of(f"EXPLAIN {sql_text(sql)}").close()
         except sqlite3.ProgrammingError as error:
             found = _BINDINGS.search(str(error))  # Python tells it in no other way
             if not found:
@@ -324,7 +332,7 @@ class Database:
         """
         parts: list[bytes] = []
         try:
-            self._connection.execute(f"CREATE TEMP VIEW smqrt_columns AS {sql_text(sql)}")
+            self._first_of(f"CREATE TEMP VIEW smqrt_columns AS {sql_text(sql)}")
         except _FAULTS:
             return b""  # no query, or one with parameters
         try:

@@ -38,6 +38,8 @@ class ConnectionKeeper:
 
     Attributes:
         end: why the last connection ended; None before.
+        last_reason: of DISCONNECT when the client is closed with its application or the process (MQTT 5); 4 has the
+            broker publish the will.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class ConnectionKeeper:
         self._connect, self._endpoint, self._options, self._properties = connect, endpoint, options, properties
         self.onstatus, self._callbacks = onstatus, callbacks
         self.end: MqttCloseReason | None = None
+        self.last_reason = 0
         self._subscriptions = MqttSubscriptions(options.resubscribe)
         self._queue = SendQueue(options, endpoint, self._subscriptions)
         self._connection: MqttConnection | None = None
@@ -116,11 +119,15 @@ class ConnectionKeeper:
                 gevent.spawn(self._deliver_and_disconnect, reason, self._options.timeout)
         return was_connected
 
+    def discard(self) -> int:
+        """Forget what waits to be sent, messages and subscriptions; how many there were. They fail with "closed"."""
+        return self._queue.give_up()
+
     def shutdown(self) -> None:
         """The process ends: as `disconnect`; `onstatus` is told ("sock", "sysshutdown") if there is a connection."""
         if self.connected and not self._is_closing:
             self._shutdown_reason = MqttCloseReason("sock", "sysshutdown", detail="the process ends")
-        self.disconnect()
+        self.disconnect(self.last_reason)
 
     def close(self, timeout: float | None = 5.0) -> None:
         """End for good, and wait for it: what was handed in is delivered before, if need be over a connection that is
@@ -135,7 +142,7 @@ class ConnectionKeeper:
         """
         end_s = None if timeout is None else monotonic() + timeout
         if self._begin_to_close():
-            self._deliver_and_disconnect(0, timeout)
+            self._deliver_and_disconnect(self.last_reason, timeout)
         if not self._callbacks.is_current:
             self._greenlet.join(None if end_s is None else max(end_s - monotonic(), 0.0))
             self._disconnect_now()

@@ -165,3 +165,15 @@ def test_tokens_know_their_lines() -> None:
         ("number", 5),
         ("name", 5),
     ]
+
+
+def test_modules_of_mako_that_are_absent_here_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the table of the manual
+    absent = ("re", "pb", "protoc", "soap", "basoap", "asyncresp", "lpeg")
+    there = ("modbus.client", "SparkplugB", "socket.smtp", "xmlrpc")
+    source = "\n".join(f'require "{name}"' for name in (*absent, *there))
+    lines = run(write(tmp_path, **{".preload": source})).output.splitlines()
+    assert [line.partition(" is absent")[0] for line in lines[:-1]] == [
+        f'{tmp_path}/.preload:{number}: require "{name}"' for number, name in enumerate(absent, 1)
+    ]
+    assert lines[-1] == "1 file read: 7 absent"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import ssl
@@ -110,6 +111,17 @@ def test_rtl_always_wins(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "root" / "rtl" / "smq.js").write_text("mine")
     served = serve("-l", f":126:{tmp_path / 'root'}")
     assert "SMQ" in requests.get(f"{served.url}/rtl/smq.js").text
+
+
+def test_jquery_is_served(serve: Serve, tmp_path: Path) -> None:
+    url = serve(application(tmp_path / "app")).url
+    for name in ("jquery.js", "jquery.min.js"):
+        answer = requests.get(f"{url}/rtl/{name}")
+        assert answer.status_code == 200
+        assert "javascript" in answer.headers["Content-Type"]
+        assert re.search(r"jQuery (JavaScript Library )?v3\.\d", answer.text[:400])
+        assert "jquery.org/license" in answer.text[:400]
+    assert requests.get(f"{url}/rtl/jquery.none.js").status_code == 404
 
 
 def test_tls_with_a_pair_made_on_first_use(serve: Serve, tmp_path: Path) -> None:

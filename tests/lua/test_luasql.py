@@ -63,7 +63,7 @@ def test_environment_and_connection(server: AppServer) -> None:
         equal(list(table.unpack(conn:tables())), "t")
         equal(list(conn:execute "INSERT INTO t(name) VALUES('x')"), "nil CONSTRAINT UNIQUE constraint failed: t.name")
         equal(list(conn:execute "SELEC"), 'nil ERROR near "SELEC": syntax error')
-        equal(list(conn:execute "SELECT 1; SELECT 2"), "nil ERROR execute takes one statement; mexec takes several")
+        equal((conn:execute "SELECT 1; SELECT 2"):fetch(), "1")
         equal((conn:execute "SELECT 1; -- nothing\\n"):fetch(), "1")
         equal(select("#", conn:execute ""), 1)
         raises("bad argument #1 to 'execute'", conn.execute, conn)
@@ -82,6 +82,26 @@ def test_environment_and_connection(server: AppServer) -> None:
         raises("the environment is closed", env.connect, env, "a.db")
         do local again <close> = luasql.sqlite() local other <close> = assert(again:connect "a.db") end
         """,
+    )
+
+
+def test_the_first_of_several_statements_runs(server: AppServer) -> None:
+    check(
+        server,
+        """
+        local conn = assert(luasql.sqlite():connect ":memory:")
+        equal(conn:execute "CREATE TABLE t(a INTEGER); DROP TABLE t", 0)
+        equal(conn:execute ";; INSERT INTO t VALUES(1), (2); DELETE FROM t", 2)
+        equal(conn:execute [[CREATE TRIGGER x AFTER INSERT ON t BEGIN DELETE FROM t; SELECT ';'; END; DROP TABLE t]], 0)
+        local cursor = conn:execute "-- one; two\\nSELECT a FROM t ORDER BY a; nonsense"
+        equal(cursor:fetch(), "1")
+        equal(list(table.unpack(cursor:getcoltypes())), "INTEGER")
+        cursor:close()
+        local stmt = assert(conn:prepare "SELECT ? + 1, ?; SELECT ?")
+        equal(list(stmt:execute(1, "b"):fetch()), "2 b")
+        equal(list(assert(conn:prepare "SELECT a FROM t WHERE a = 2; DELETE FROM t"):execute():fetch()), "2")
+        equal(list(conn:execute "SELEC; SELECT 1"), 'nil ERROR near "SELEC": syntax error')
+        equal(list(conn:execute "INSERT INTO nowhere VALUES(1); SELECT 1"), "nil ERROR no such table: nowhere")""",
     )
 
 

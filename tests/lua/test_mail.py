@@ -68,11 +68,11 @@ def test_a_mail_of_all_kinds_of_parts(lua: Vm) -> None:
       bcc = "eve@example.com", cc = "fay@example.com", replyto = "desk@example.com", subject = "Größe: 5 µm",
       txtbody = "first\n.dot\n..two\n" .. ("long "):rep(300),
       htmlbody = "<b>bold</b> <img src='cid:logo'>",
-      htmlimg = {id = "logo", name = "logo.png", source = "\x89PNG", description = "it"},
+      htmlimg = {id = "logo", name = "logo", content = "image/png", source = "\x89PNG", description = "it"},
       attach = {
         {io = ba.openio"home", name = "report.csv"}, {name = "a ü.txt", data = "text", type = "text/plain"},
         {name = "fn.bin", source = require"ltn12".source.string(("\0\1\2"):rep(50000))},
-        {path = "report.csv", name = "r.txt"},
+        {path = "report.csv", name = "r.txt"}, {name = "r.json", content = "application/x-report", data = "{}"},
         {name = "f", source = ba.openio"home":open"report.csv"},
       }}"""
     with Mailbox() as server:
@@ -105,6 +105,7 @@ def test_a_mail_of_all_kinds_of_parts(lua: Vm) -> None:
     assert attached["a ü.txt"].get_content() == "text"
     assert attached["fn.bin"].get_content() == b"\0\1\2" * 50000
     assert attached["r.txt"].get_content().splitlines() == ["a,b", "1,2"]
+    assert attached["r.json"].get_content_type() == "application/x-report"
     assert attached["f"].get_content() == b"a,b\r\n1,2\r\n"
 
 
@@ -270,6 +271,7 @@ def test_mails_that_wait_are_bounded(lua: Vm, monkeypatch: pytest.MonkeyPatch) -
         'replyto = "a\\0@b.c"',
         'attach = {name = "a\\r\\nX: y", data = "x"}',
         'attach = {name = "a", type = "text/x\\r\\nX: y", data = "x"}',
+        'attach = {name = "a", content = "text/x\\r\\nX: y", data = "x"}',
         'htmlbody = "x", htmlimg = {id = "a>\\r\\nX: y", name = "a.png", data = "x"}',
         'charset = "x\\r\\nX: y"',
         'charset = "nonsense"',

@@ -9,6 +9,7 @@ import gevent
 import pytest
 
 from smqrt.http import tracelogger as module
+from smqrt.lua.api import tracelogger as binding
 from tests.lua.app_server import AppServer
 from tests.lua.websocket_client import Client
 from tests.waiting import wait_until
@@ -170,3 +171,78 @@ def test_a_viewer_that_takes_nothing_is_disconnected(app: AppServer, monkeypatch
 
     wait_until(is_free)
     client.sock.close()
+
+
+ONTRACE = """
+tl = ba.create.tracelogger() dir:insert(tl, true)
+heard = {}
+function listen() return tl:ontrace(function(text) heard[#heard + 1] = text end) end
+"""
+
+
+def heard(app: AppServer) -> str:
+    return app.page("<?lsp print(table.concat(mako.getapps().app.app.heard, '|')) ?>").text
+
+
+def test_a_callback_gets_what_is_traced(server: AppServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "smqrt.trace")
+    pages = {"say.lsp": "<?lsp trace(request:data'text') ?>", "fail.lsp": "<?lsp\nerror'oh' ?>"}
+    assert server.app({".preload": ONTRACE, **pages}, "app").error is None
+    server.ask("/app/say.lsp?text=before")
+    server.page("<?lsp assert(mako.getapps().app.app.listen() == true) ?>")
+    server.ask("/app/say.lsp?text=now")
+    server.ask("/app/fail.lsp")
+    wait_until(lambda: "fail.lsp:2: oh" in heard(server))
+    text = heard(server)
+    assert "say.lsp 1: now\n" in text
+    assert "before" not in text
+    server.page("<?lsp assert(mako.getapps().app.app.tl:ontrace(nil)) trace'ended' ?>")
+    gevent.sleep(0.1)
+    assert "ended" not in heard(server)
+
+
+def test_a_callback_that_traces_and_blocks_is_not_called_for_that(
+    server: AppServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "smqrt.trace")
+    preload = """tl = ba.create.tracelogger() dir:insert(tl, true) calls, heard = 0, {}
+    tl:ontrace(function(text)
+        calls = calls + 1 heard[#heard + 1] = text
+        ba.sleep(20) trace "mine" tracep(0, "mine too")
+    end)"""
+    assert server.app({".preload": preload}, "app").error is None
+    server.page("<?lsp trace'one' ?>")
+    wait_until(lambda: "one" in heard(server))
+    gevent.sleep(0.15)
+    server.page("<?lsp trace'two' assert(mako.getapps().app.app.calls < 4) ?>")
+    wait_until(lambda: "two" in heard(server))
+    assert "mine" not in heard(server)
+    assert sum("mine" in record.getMessage() for record in caplog.records) >= 2
+
+
+def test_a_callback_that_fails_ends(server: AppServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "smqrt.trace")
+    preload = """tl = ba.create.tracelogger() dir:insert(tl, true) calls = 0
+    tl:ontrace(function() calls = calls + 1 error "not so" end)"""
+    assert server.app({".preload": preload}, "app").error is None
+    server.page("<?lsp trace'one' ?>")
+    wait_until(lambda: "ontrace: the callback failed and is called no more" in caplog.text)
+    assert "not so" in caplog.text
+    server.page("<?lsp trace'two' ?>")
+    gevent.sleep(0.1)
+    text = """<?lsp local app = mako.getapps().app.app
+    assert(app.calls == 1 and not pcall(app.tl.ontrace, app.tl, 1) and not pcall(app.tl.ontrace)) print "all" ?>"""
+    assert server.page(text).text == "all\n"
+
+
+def test_lines_that_a_slow_callback_does_not_take_are_counted(
+    server: AppServer, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(binding, "WAITING_BYTES", 4096)
+    caplog.set_level(logging.INFO, "smqrt.trace")
+    assert server.app({".preload": ONTRACE + "listen()"}, "app").error is None
+    line = "y" * 1000
+    server.page(f"<?lsp for i = 1, 100 do trace('{line}') end trace'last' ?>")
+    wait_until(lambda: "last" in heard(server))
+    assert " lines were left out: the callback is too slow\n" in heard(server)
+    assert len(heard(server)) < 10_000

@@ -169,3 +169,12 @@ WRONG = {
 def test_options_beyond_their_range_are_named(name: str, value: object) -> None:
     with pytest.raises(ArgumentError, match=f"^{name} must be"):
         MqttClient("127.0.0.1:1", **{name: value})
+
+
+def test_what_waits_is_forgotten_when_that_is_wanted(connect: Connect) -> None:
+    client = connect("127.0.0.1:1", lambda *_: 60, wait=False)
+    item = client.publish("t", b"x", 1)
+    client.subscribe("a")
+    assert client.discard() == 2
+    assert (item.done, item.error) == (True, "closed")
+    assert client.status()[0] == client.discard() == 0

@@ -332,6 +332,21 @@ class MqttBinding:
         if client := self._clients.get(number):
             client.setwill(_will(table_codec.load(will)) if will else None)
 
+    def discard(self, number: int) -> None:
+        """Forget what waits to be sent."""
+        if client := self._clients.get(number):
+            client.discard()
+
+    def end_with_app(self, number: int, reason: int, application: int | None) -> None:
+        """Have a client end with its application, and say this reason to the broker then, or when the server stops.
+
+        application: see `Services.scope_of`.
+        """
+        client = self._clients[number]
+        client.last_reason = reason
+        if scope := self._services.scope_of(application):
+            scope.add(client)
+
     def disconnect(self, number: int, reason: int) -> bool:
         """`mqtt:disconnect`: whether it was connected."""
         client = self._clients.get(number)
@@ -382,7 +397,7 @@ def _will(table: dict[bytes, Any]) -> dict[str, Any]:
     return will
 
 
-_DIRECT = "on_event check create publish subscribe unsubscribe setwill disconnect status dropped"
+_DIRECT = "on_event check create publish subscribe unsubscribe setwill discard end_with_app disconnect status dropped"
 _BLOCKING = "connect"
 _PARKING = "opened take"
 

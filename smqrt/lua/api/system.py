@@ -15,6 +15,7 @@ from gevent import get_hub, subprocess
 
 from smqrt.app_folder import AppScope, current_app
 from smqrt.errors import ArgumentError
+from smqrt.http.tracelogger import FOR_VIEWERS
 from smqrt.limit_settings import in_force
 from smqrt.limits import Limit
 from smqrt.lua.bridge import Function, LuaValues
@@ -22,7 +23,7 @@ from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm, clock_ms, sleep_ms
 from smqrt.printable import PrintableFormatter
 
-BAS_VERSION = 5900  # examples demand up to 5803 of the server whose interface this is
+BAS_VERSION = 5803  # the most that an application is known to demand; a higher one promises functions we don't know
 LUA_VERSION = 504
 BUILD_DATE = b"2026-11-21"
 SHOWN_PRIORITY = 7  # messages with a larger number are not shown; 0 is the most important
@@ -60,7 +61,7 @@ class _LastResort(logging.StreamHandler[TextIO]):
             super().emit(record)
 
 
-def _tracer(trace_log: logging.Logger) -> Callable[[int, bytes], None]:
+def _tracer(trace_log: logging.Logger) -> Callable[[int, bytes, bool], None]:
     """What `trace` writes to: the log, and stderr when nobody set up logging."""
     if not trace_log.hasHandlers():
         handler = _LastResort()
@@ -68,9 +69,10 @@ def _tracer(trace_log: logging.Logger) -> Callable[[int, bytes], None]:
         trace_log.addHandler(handler)
         trace_log.setLevel(logging.INFO)
 
-    def trace(priority: int, text: bytes) -> None:
+    def trace(priority: int, text: bytes, is_for_viewers: bool) -> None:
         if priority <= SHOWN_PRIORITY:
-            trace_log.info("%s", text.decode("utf-8", "replace"))
+            extra = {FOR_VIEWERS: True} if is_for_viewers else None
+            trace_log.info("%s", text.decode("utf-8", "replace"), extra=extra)
 
     return trace
 

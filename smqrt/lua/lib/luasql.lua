@@ -142,6 +142,7 @@ local function executed(self, sql, parameters)
 end
 
 -- syntax: conn:execute(sql) -> cursor when the statement has columns, else how many rows it changed | nil, code, text
+-- Of several statements the first runs, and the rest is ignored: mexec runs all.
 function connection:execute(sql)
   check_connection(self, "execute")
   return executed(self, arg.string(sql, 1, "execute"))

@@ -1,8 +1,11 @@
 -- trace, tracep, print (spec: bas-api §7, runtime §7).
 local core, py = ...
 
-local concat, format, getinfo, pack, rawtype, select, tostring =
-  table.concat, string.format, debug.getinfo, table.pack, core.rawtype, select, tostring
+local concat, format, getinfo, pack, rawtype, running, select, tostring =
+  table.concat, string.format, debug.getinfo, table.pack, core.rawtype, coroutine.running, select, tostring
+
+local quiet = setmetatable({}, {__mode = "k"}) -- coroutines whose traces tracelogger:ontrace does not get
+core.quiet_coroutines = quiet
 
 local function line(...)
   local texts = pack(...)
@@ -19,7 +22,7 @@ end
 --- Writes the calling function, its line and the values to the server's trace, at priority 0.
 function trace(...)
   local prefix = origin()
-  py.trace(0, prefix .. line(...))
+  py.trace(0, prefix .. line(...), quiet[running()] or false)
 end
 
 --- The same at a priority, 0 to 9: tracep([prefix,] priority, ...). `false` in front leaves out function and line.
@@ -28,7 +31,7 @@ function tracep(...)
   if rawtype((...)) == "boolean" then with_prefix, first = (...), 2 end
   local priority = core.arg.integer((select(first, ...)), first, "tracep")
   local prefix = with_prefix and origin() or ""
-  py.trace(priority, prefix .. line(select(first + 1, ...)))
+  py.trace(priority, prefix .. line(select(first + 1, ...)), quiet[running()] or false)
 end
 
 --- As in Lua; written through Python, so that output is not held back in a buffer of C.

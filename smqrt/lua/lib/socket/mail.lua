@@ -64,7 +64,7 @@ local function file_of(item, fname)
   local data, word = content(item, fname)
   if not data then return nil, word end
   local name = text(item.name, "name") or match(text(item.path, "path") or "", "[^/]*$")
-  local kind = text(item.type or item.mime or item.contenttype, "type") or ba.mime(match(name, "%.(%w+)$") or "")
+  local kind = text(item.content or item.type or item.mime or item.contenttype, "content") or ba.mime(match(name, "%.(%w+)$") or "")
   return {
     name = match(name, "[^/\\]*$"), data = data, type = kind, description = text(item.description, "description"),
     id = text(item.id or item.cid, "id"),
@@ -119,7 +119,7 @@ end
 -- syntax: mail:send{from, to [, cc, bcc, replyto, subject, txtbody | body, htmlbody, htmlimg, attach, encoding, charset]}
 -- -> true [, who was refused] | nil, error [, reason]
 -- to, cc, bcc: a text, with commas between addresses, or an array. htmlimg, attach: a file or an array of them, each
--- {source=text | function | file [, name, type, description, id]} or {io=, name=}; an image needs the id by which the HTML text shows it.
+-- {source=text | function | file [, name, content, description, id]} or {io=, name=}; an image needs the id by which the HTML text shows it.
 function methods:send(mail)
   local server = arg.instance(self, class, 1, "send").server
   local fields, word = described(arg.table(mail, 2, "send"))
