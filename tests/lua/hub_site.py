@@ -18,7 +18,8 @@ from tests.waiting import wait_until
 
 PRELOAD = """
 smq = require"smq.hub".create()
-dir:setfunc(function(_ENV) smq:connect(request) return true end)
+local hub = smq
+dir:setfunc(function(_ENV) hub:connect(request) return true end)
 """
 
 
