@@ -29,18 +29,12 @@ from tests.device import (
     leftovers,
     request,
 )  # fmt: skip
-from tests.lua.hub_site import lua_site
+from tests.lua.hub_site import both, lua_site
 from tests.waiting import wait_until
 
-__all__ = ["lua_site"]
+__all__ = ["both", "lua_site"]
 
 CONNECT = connect_packet(b"uid-a1")
-
-
-@pytest.fixture(params=["site", "lua_site"], ids=["python", "lua"])
-def both(request: pytest.FixtureRequest) -> Any:
-    """A hub made in Python, and one made in Lua."""
-    return request.getfixturevalue(request.param)
 
 
 def head_fields(device: Device) -> dict[str, str]:
@@ -255,6 +249,21 @@ def test_java_http_reply_and_init_are_two_tls_records(both: Site) -> None:
     assert hello[:4] == b"\x00\x11\x01\x01"
 
 
+@pytest.mark.parametrize("most", [257, 8192])
+def test_a_client_of_version_2_says_how_much_it_takes_at_once(both: Site, most: int) -> None:
+    """Each TLS record carries no more; the message arrives whole."""
+    records = _TlsByHand(both.address(secure=True))
+    records.send(request("SimpleMQ: 1\r\n"), smq.frame(connect_packet(b"uid-a1", max_frame=most)), smq.frame(smq.PING))
+    connack = b"".join(records.read_until(smq.frame(smq.PONG), 3))
+    etid = int.from_bytes(connack[-7:-3], "big")
+    frame = smq.publish_frame(etid, etid, 0, b"x" * 20_000)
+    records.texts.clear()
+    records.send(frame, smq.frame(smq.PING))
+    texts = records.read_until(smq.frame(smq.PONG), 100)
+    assert b"".join(texts) == frame + smq.frame(smq.PONG)
+    assert max(map(len, texts)) <= most < 20_000
+
+
 # ---- Connack: who is let in
 
 
@@ -362,16 +371,15 @@ def test_a_client_that_leaves_while_it_is_asked_about(make_site: Callable[..., S
     expect_clean(site)
 
 
-def test_weak_spot_an_unfinished_handshake_costs_others_nothing(make_site: Callable[..., Site]) -> None:
+def test_weak_spot_an_unfinished_handshake_costs_others_nothing(both: Site) -> None:
     """200 connections in every unfinished state; others connect and talk as if they were not there."""
-    site = make_site()
     for number in range(200):
-        device = site.open()
+        device = both.open()
         device.send_bytes((b"", b"GET / HT", request(RAW_HEADERS), request(RAW_HEADERS) + b"\0\x20\x02")[number % 4])
     with bounded(2):
         for number in range(50):
-            site.device(b"uid-%03d" % number).expect_nothing()
-    assert "handshakes" in leftovers(site.state)
+            both.device(b"uid-%03d" % number).expect_nothing()
+    assert "handshakes" in leftovers(both.state)
 
 
 def test_seeds_differ(both: Site) -> None:

@@ -11,7 +11,7 @@ from gevent.ssl import SSLContext
 
 from smqrt.lua.api import smq_hub
 from smqrt.net.listener import Listener
-from tests.device import KINDS, RAW, TLS, WSS, Authority, Device, leftovers
+from tests.device import RAW, TLS, WSS, Authority, Device, leftovers
 from tests.lua.app_server import AppServer
 from tests.pki import server_context
 from tests.waiting import wait_until
@@ -30,15 +30,19 @@ class LuaHubSite:
         folder: where the application's folder is made.
         authority: signs the server's certificate.
         more: Lua behind the making of `smq`.
+
+    Attributes:
+        server: the HTTP server.
     """
 
     def __init__(self, folder: Path, authority: Authority, more: str = "") -> None:
-        self.server = AppServer(folder)
-        self._half = smq_hub.install(self.server.vm, self.server.services, self.server.applications.exchanges)
-        application = self.server.app({".preload": PRELOAD + more})
+        self._apps = AppServer(folder)
+        self._half = smq_hub.install(self._apps.vm, self._apps.services, self._apps.applications.exchanges)
+        application = self._apps.app({".preload": PRELOAD + more})
         assert application.error is None, application.error
+        self.server = self._apps.server
         context = server_context(*authority.pair("server"), authority.path)
-        self._tls = Listener("127.0.0.1", 0, self.server.server.accepted_secure, context)
+        self._tls = Listener("127.0.0.1", 0, self.server.accepted_secure, context)
         self._tls.start()
         self._devices: list[Device] = []
 
@@ -48,11 +52,10 @@ class LuaHubSite:
         return next(iter(self._half._brokers.values())).broker
 
     def address(self, secure: bool = False) -> tuple[str, int]:
-        return self._tls.address if secure else ("127.0.0.1", self.server.port)
+        return self._tls.address if secure else ("127.0.0.1", self._apps.port)
 
     def open(self, kind: str = RAW, context: SSLContext | None = None) -> Device:
         """A connection on which nothing was said yet."""
-        assert kind in KINDS
         self._devices.append(Device(self.address(kind in (TLS, WSS)), kind, context))
         return self._devices[-1]
 
@@ -70,7 +73,7 @@ class LuaHubSite:
         self.state.shutdown()
         wait_until(lambda: not leftovers(self.state), "everything of the clients is gone")
         self._tls.close()
-        self.server.close()
+        self._apps.close()
 
 
 @pytest.fixture
@@ -79,3 +82,9 @@ def lua_site(tmp_path: Path, authority: Authority) -> Iterator[LuaHubSite]:
     site = LuaHubSite(tmp_path, authority)
     yield site
     site.close()
+
+
+@pytest.fixture(params=["site", "lua_site"], ids=["python", "lua"])
+def both(request: pytest.FixtureRequest) -> Any:
+    """A hub made in Python, and one made in Lua."""
+    return request.getfixturevalue(request.param)
