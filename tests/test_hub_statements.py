@@ -31,21 +31,6 @@ def test_info_has_no_credentials(make_site: Callable[..., Site]) -> None:
     assert not {b"secret", "secret"} & {value for value in infos[0].values() if isinstance(value, str | bytes)}
 
 
-def test_info_knows_the_user_and_the_session_of_the_page(make_site: Callable[..., Site]) -> None:
-    infos: list[hub.Info] = []
-    site = make_site(authenticate=lambda credentials, info: infos.append(info) or 0)
-    connect, session = site.smq.connect, object()
-
-    def with_login(incoming: Any, arg: Any) -> bool:
-        incoming.env.update(find_session=lambda _: session)
-        incoming.user = "ada"
-        return connect(incoming, arg)
-
-    site.smq.connect = with_login  # type: ignore[method-assign]
-    site.device()
-    assert (infos[0].session, infos[0].uname) == (session, "ada")
-
-
 def test_onclose_comes_before_observers_hear_of_it(make_site: Callable[..., Site]) -> None:
     told: list[tuple[Any, ...]] = []
     site = make_site(
