@@ -1,4 +1,5 @@
-"""Statements of the documents about a hub (smq.md §2, §12) that no other test of Lua holds; tests/conformance lists all."""
+"""Statements of the documents about a hub (smq.md §2, §12) that no other test of Lua holds; tests/conformance lists
+all."""
 
 from __future__ import annotations
 
@@ -87,10 +88,13 @@ def test_authenticate_accepts_without_a_text(lua: Callable[[str], LuaSite]) -> N
 
 
 def test_a_refused_newcomer_leaves_the_old_session_alone(lua: Callable[[str], LuaSite]) -> None:
-    site = lua(CREATE + """{
+    site = lua(
+        CREATE
+        + """{
       authenticate = function(credentials) return credentials == "" and 0 or 3 end,
       onclose = function() record "onclose" end,
-    }""")
+    }"""
+    )
     old = site.device()
     tid = old.subscribe(b"news")
     site.open().send(connect_packet(b"uid-a1", b"wrong")).expect_end(wire.connack(3, 0))
@@ -99,11 +103,16 @@ def test_a_refused_newcomer_leaves_the_old_session_alone(lua: Callable[[str], Lu
 
 
 def test_what_info_has(lua: Callable[[str], LuaSite]) -> None:
-    site = lua("argument = 5 " + CREATE + """{authenticate = function(credentials, info)
+    site = lua(
+        "argument = 5 "
+        + CREATE
+        + """{authenticate = function(credentials, info)
       for key, value in pairs(info) do if value == credentials then record(key) end end
-      record(info.seed, info.arg, info.url, info.uid, info.info, info.data.b, info.header.SimpleMQ, info.sock:peername())
+      record(info.seed, info.arg, info.url, info.uid, info.info, info.data.b, info.header.SimpleMQ,
+        info.sock:peername())
       return 0
-    end}""")
+    end}"""
+    )
     device = site.device(credentials=b"secret", info=b"a device")
     address = device.sock.getsockname()
     facts = (device.seed, 5, b"/smq.lsp", b"uid-a1", b"a device", b"two", b"1", address[0].encode(), address[1], False)
@@ -112,11 +121,14 @@ def test_what_info_has(lua: Callable[[str], LuaSite]) -> None:
 
 def test_permittop(lua: Callable[[str], LuaSite]) -> None:
     """Not for the server, and not for a repeated Subscribe."""
-    site = lua(CREATE + """{permittop = function(topic, issub, peer)
+    site = lua(
+        CREATE
+        + """{permittop = function(topic, issub, peer)
       record(topic, issub, peer.uid)
       return topic ~= "no"
     end}
-    smq:create "no" smq:subscribe "no" smq:publish("x", "no") smq:observe("no", print)""")
+    smq:create "no" smq:subscribe "no" smq:publish("x", "no") smq:observe("no", print)"""
+    )
     assert site.calls == []
     device = site.device()
     for kind, ack in ((Type.SUBSCRIBE, Type.SUBACK), (Type.CREATE, Type.CREATEACK)):
@@ -129,11 +141,14 @@ def test_permittop(lua: Callable[[str], LuaSite]) -> None:
 
 def test_permitsubtop(lua: Callable[[str], LuaSite]) -> None:
     """Asked while the name is unknown; what is denied is not created."""
-    site = lua(CREATE + """{permitsubtop = function(subtopic, peer)
+    site = lua(
+        CREATE
+        + """{permitsubtop = function(subtopic, peer)
       record(subtopic, peer.uid)
       return subtopic ~= "no" or nil
     end}
-    smq:createsub "known" """)
+    smq:createsub "known" """
+    )
     device = site.device()
     for name in (b"known", b"new", b"new"):
         device.createsub(name)
@@ -158,11 +173,14 @@ def test_onconnect_comes_behind_connack(lua: Callable[[str], LuaSite]) -> None:
 
 
 def test_onclose_comes_before_observers_hear_of_it(lua: Callable[[str], LuaSite]) -> None:
-    site = lua(CREATE + """{
+    site = lua(
+        CREATE
+        + """{
       onconnect = function(etid) smq:observe(etid, function(...) record(...) end) end,
       onclose = function(etid) record("onclose", etid) end,
     }
-    smq:observe("news", function(...) record(...) end)""")
+    smq:observe("news", function(...) record(...) end)"""
+    )
     device = site.device()
     device.subscribe(b"news")
     device.disconnect()
@@ -179,14 +197,17 @@ def test_onclose_is_for_accepted_clients(lua: Callable[[str], LuaSite]) -> None:
 
 def test_onpublish_and_ondrop_see_what_the_server_publishes(lua: Callable[[str], LuaSite]) -> None:
     """As text, also a table; what is swallowed is not dropped."""
-    site = lua(CREATE + """{
+    site = lua(
+        CREATE
+        + """{
       onpublish = function(data, ptid, tid, subtid, peer)
         record("onpublish", type(data), data, ptid, tid, subtid, peer.uid)
         return data ~= "no"
       end,
       ondrop = function(data, ptid, tid, subtid, peer) record("ondrop", data, ptid, tid, subtid, peer.uid) end,
     }
-    smq:create("nobody", 77)""")
+    smq:create("nobody", 77)"""
+    )
     site.run("smq:publish({a = 1}, 'nobody', 5) smq:publish('no', 'nobody') smq:publish('lost', 4711)")
     server = b"SMQ server client"
     assert site.calls == [
@@ -197,10 +218,13 @@ def test_onpublish_and_ondrop_see_what_the_server_publishes(lua: Callable[[str],
 
 
 def test_ondrop_when_the_only_receiver_goes_before_the_message_comes(lua: Callable[[str], LuaSite]) -> None:
-    site = lua(CREATE + """{
+    site = lua(
+        CREATE
+        + """{
       onpublish = function() record "onpublish" ba.sleep(50) return true end,
       ondrop = function(data) record("ondrop", data) end,
-    }""")
+    }"""
+    )
     publisher, reader = site.device(b"publisher"), site.device(b"reader")
     tid = reader.subscribe(b"news")
     publisher.publish(tid, b"x")
@@ -274,11 +298,14 @@ def test_readtmo_by_default(lua: Callable[[], LuaSite]) -> None:
 
 
 def test_what_the_publish_queue_does_not_take_is_dropped_and_logged(lua: Callable[[str], LuaSite]) -> None:
-    site = lua(CREATE + """{
+    site = lua(
+        CREATE
+        + """{
       queuesize = 3, log = function(sock, text) record(text) end,
       onpublish = function() ba.sleep(1) return true end,
     }
-    function go(etid) for number = 0, 5 do record(smq:publish(tostring(number), etid)) end end""")
+    function go(etid) for number = 0, 5 do record(smq:publish(tostring(number), etid)) end end"""
+    )
     device = site.device()
     site.run(f"app.go({device.etid}) record(smq:queuesize())")
     full = b"publish queue full (3): a message to %d was dropped" % device.etid
@@ -320,7 +347,9 @@ def test_publish(lua: Callable[[], LuaSite]) -> None:
 
 def test_the_order_of_handlers(lua: Callable[[str], LuaSite]) -> None:
     """Sub-topic handler, then the topic's catch-all, then the global one; of two of a kind the last."""
-    site = lua(CREATE + """()
+    site = lua(
+        CREATE
+        + """()
       local function to(name) return function(...) record(name, ...) end end
       smq:onmsg(to "replaced") smq:onmsg(to "global")
       smq:subscribe("news", {onmsg = to "all"})
@@ -329,7 +358,8 @@ def test_the_order_of_handlers(lua: Callable[[str], LuaSite]) -> None:
       smq:subscribe("news", {onmsg = to "number", subtopic = 9})
       smq:subscribe "other"
       smq:subscribe("self", {onmsg = to "self", subtopic = "mine"})
-    """)
+    """
+    )
     sub, mine = (site.broker.subtopic2tid(name) for name in (b"sub", b"mine"))
     news, other = (site.broker.topic2tid(name) for name in (b"news", b"other"))
     device = site.device()
@@ -344,9 +374,12 @@ def test_the_order_of_handlers(lua: Callable[[str], LuaSite]) -> None:
 
 
 def test_the_server_gets_what_it_publishes_itself(lua: Callable[[str], LuaSite]) -> None:
-    site = lua(CREATE + """()
+    site = lua(
+        CREATE
+        + """()
       smq:subscribe("news", {onmsg = function(...) record(...) end})
-      smq:subscribe("self", {onmsg = function(...) record(...) end})""")
+      smq:subscribe("self", {onmsg = function(...) record(...) end})"""
+    )
     device = site.device()
     tid = device.subscribe(b"news")
     site.run("smq:publish('x', 'news') smq:publish('y', 'self')")
@@ -362,19 +395,26 @@ def test_what_is_no_json_is_logged(lua: Callable[[str], LuaSite], caplog: pytest
 
 
 def test_unsubscribe_forgets_the_handlers(lua: Callable[[str], LuaSite]) -> None:
-    site = lua(CREATE + """{onmsg = function(data) record("global", data) end}
-      for _, subtopic in ipairs {1, 2} do smq:subscribe("news", {onmsg = function() record "old" end, subtopic = subtopic}) end
-      smq:subscribe("news", {onmsg = function() record "old" end})
-      smq:unsubscribe "news" """)
+    site = lua(
+        CREATE
+        + """{onmsg = function(data) record("global", data) end}
+      local function old() record "old" end
+      smq:subscribe("news", {onmsg = old, subtopic = 1})
+      smq:subscribe("news", {onmsg = old})
+      smq:unsubscribe "news" """
+    )
     site.run("smq:publish('1', 'news') smq:subscribe 'news' smq:publish('2', 'news', 1) smq:publish('3', 'news')")
     assert site.come(2) == [(b"global", b"2"), (b"global", b"3")]
 
 
 def test_observe(lua: Callable[[str], LuaSite]) -> None:
     """No first call; each change, with the name; the server counts; the newest function; until unobserve."""
-    site = lua(CREATE + """()
+    site = lua(
+        CREATE
+        + """()
       smq:observe("news", function() record "replaced" end)
-      smq:observe("news", function(...) record(...) end)""")
+      smq:observe("news", function(...) record(...) end)"""
+    )
     site.run("smq:subscribe 'news'")
     device = site.device()
     tid = device.subscribe(b"news")
@@ -406,7 +446,9 @@ def test_observe_an_etid(lua: Callable[[], LuaSite]) -> None:
 def test_peers(lua: Callable[[], LuaSite]) -> None:
     site = lua()
     devices = [site.device(uid) for uid in (b"uid-a1", b"uid-b1")]
-    site.run("for sock, peer in smq:peers() do record(peer.uid, peer.tid, peer.sock == sock, smq:sock2peer(sock) == peer) end")
+    site.run(
+        "for sock, peer in smq:peers() do record(peer.uid, peer.tid, peer.sock == sock, smq:sock2peer(sock) == peer) end"
+    )
     expected = [(b"SMQ server client", 1), (b"uid-a1", devices[0].etid), (b"uid-b1", devices[1].etid)]
     assert sorted(site.calls) == [(*one, True, True) for one in expected]
 
