@@ -51,8 +51,10 @@ def test_case(site: Site, case: Case, kind: str) -> None:
 @pytest.mark.parametrize(("case", "kind"), _pairs_in_lua())
 def test_case_in_lua(made_in_lua: Any, case: Case, kind: str) -> None:
     """The hub is made by a `.preload`."""
-    Player(lambda: made_in_lua.open(kind), IDS).play(case)
-    expect_clean(made_in_lua)
+    try:
+        Player(lambda: made_in_lua.open(kind), IDS).play(case)
+    finally:
+        expect_clean(made_in_lua)
 
 
 def test_the_player_notices() -> None:

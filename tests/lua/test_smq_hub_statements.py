@@ -48,6 +48,7 @@ CALLS: dict[str, tuple[str, tuple[Any, ...]]] = {
         (True, False)),
     "a sub-topic of pubon is a number": (
         "record((pcall(smq.pubon, smq, 'x', 5, 6, 0)), (pcall(smq.pubon, smq, 'x', 5, 6, 'sub')))", (True, False)),
+    "pubon to or from nobody": ("record(smq:pubon('x', 5, 1, 0), smq:pubon('x', 1, 5, 0))", (False, False)),
     "subscribe gives the tid": ("record(smq:subscribe 'a' == smq:topic2tid 'a', smq:subscribe 'self')", (True, 1)),
     "unsubscribe creates nothing": ("smq:unsubscribe 'a' smq:unsubscribe(5) record((smq:topics()()))", (None,)),
     "observe creates": ("record(smq:observe('a', print), smq:topic2tid 'a' ~= nil)", (True, True)),
@@ -446,9 +447,9 @@ def test_observe_an_etid(lua: Callable[[], LuaSite]) -> None:
 def test_peers(lua: Callable[[], LuaSite]) -> None:
     site = lua()
     devices = [site.device(uid) for uid in (b"uid-a1", b"uid-b1")]
-    site.run(
-        "for sock, peer in smq:peers() do record(peer.uid, peer.tid, peer.sock == sock, smq:sock2peer(sock) == peer) end"
-    )
+    site.run("""for sock, peer in smq:peers() do
+      record(peer.uid, peer.tid, peer.sock == sock, smq:sock2peer(sock) == peer)
+    end""")
     expected = [(b"SMQ server client", 1), (b"uid-a1", devices[0].etid), (b"uid-b1", devices[1].etid)]
     assert sorted(site.calls) == [(*one, True, True) for one in expected]
 
