@@ -29,7 +29,10 @@ from tests.device import (
     leftovers,
     request,
 )  # fmt: skip
+from tests.lua.hub_site import both, lua_site
 from tests.waiting import wait_until
+
+__all__ = ["both", "lua_site"]
 
 CONNECT = connect_packet(b"uid-a1")
 
@@ -43,8 +46,8 @@ def head_fields(device: Device) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("kind", [RAW, TLS])
-def test_device_with_http_reply(site: Site, kind: str) -> None:
-    device = site.open(kind).start()
+def test_device_with_http_reply(both: Site, kind: str) -> None:
+    device = both.open(kind).start()
     assert device.head.startswith(b"HTTP/1.1 200 ")
     fields = head_fields(device)
     assert fields["smqbroker"] == "true"
@@ -54,23 +57,23 @@ def test_device_with_http_reply(site: Site, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [RAW, TLS])
-def test_device_without_http_reply(site: Site, kind: str) -> None:
+def test_device_without_http_reply(both: Site, kind: str) -> None:
     """Init is the first thing on the socket."""
-    device = site.open(kind).send_bytes(request("SimpleMQ: 1\r\n"))
+    device = both.open(kind).send_bytes(request("SimpleMQ: 1\r\n"))
     device.hello().connect(b"uid-a1").expect_nothing()
 
 
 @pytest.mark.parametrize("value", ["false", "True", "1", ""])
-def test_only_true_asks_for_the_reply(site: Site, value: str) -> None:
-    device = site.open().send_bytes(request(f"SimpleMQ: 1\r\nSendSmqHttpResponse: {value}\r\n"))
+def test_only_true_asks_for_the_reply(both: Site, value: str) -> None:
+    device = both.open().send_bytes(request(f"SimpleMQ: 1\r\nSendSmqHttpResponse: {value}\r\n"))
     device.hello().connect(b"uid-a1")
 
 
 @pytest.mark.parametrize("kind", [WS, WSS])
-def test_browser(site: Site, kind: str) -> None:
+def test_browser(both: Site, kind: str) -> None:
     offers = "Sec-WebSocket-Protocol: smq\r\nSec-WebSocket-Extensions: permessage-deflate\r\n"
     offers += f"Origin: {'https' if kind == WSS else 'http'}://test\r\n"
-    device = site.open(kind).start(WS_HEADERS + offers)
+    device = both.open(kind).start(WS_HEADERS + offers)
     assert device.head.startswith(b"HTTP/1.1 101 ")
     fields = head_fields(device)
     assert fields["sec-websocket-accept"] == websocket.accept_key(WS_KEY) == "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
@@ -96,13 +99,13 @@ ODD_REQUESTS = {
 
 
 @pytest.mark.parametrize("name", ODD_REQUESTS)
-def test_odd_requests_are_taken(site: Site, name: str) -> None:
-    site.open().send_bytes(ODD_REQUESTS[name]).read_head().hello().connect(b"uid-a1").expect_nothing()
+def test_odd_requests_are_taken(both: Site, name: str) -> None:
+    both.open().send_bytes(ODD_REQUESTS[name]).read_head().hello().connect(b"uid-a1").expect_nothing()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_byte_by_byte(site: Site, kind: str) -> None:
-    device = site.open(kind)
+def test_byte_by_byte(both: Site, kind: str) -> None:
+    device = both.open(kind)
     for byte in request(WS_HEADERS if device.on_websocket else RAW_HEADERS):
         device.send_bytes(bytes((byte,)))
         gevent.sleep(0)
@@ -126,19 +129,19 @@ NOT_SMQ = {
 
 
 @pytest.mark.parametrize("name", NOT_SMQ)
-def test_everything_else_is_404(site: Site, name: str) -> None:
-    device = site.open().send_bytes(request(NOT_SMQ[name])).read_head()
+def test_everything_else_is_404(both: Site, name: str) -> None:
+    device = both.open().send_bytes(request(NOT_SMQ[name])).read_head()
     assert device.head.startswith(b"HTTP/1.1 404 ")
     assert "smqbroker" not in head_fields(device)
 
 
-def test_a_websocket_is_asked_for_by_get(site: Site) -> None:
-    device = site.open().send_bytes(request(WS_HEADERS + "Content-Length: 0\r\n", method="POST")).read_head()
+def test_a_websocket_is_asked_for_by_get(both: Site) -> None:
+    device = both.open().send_bytes(request(WS_HEADERS + "Content-Length: 0\r\n", method="POST")).read_head()
     assert device.head.startswith(b"HTTP/1.1 404 ")
 
 
-def test_after_404_the_connection_still_speaks_http(site: Site) -> None:
-    device = site.open().send_bytes(request("")).read_head()
+def test_after_404_the_connection_still_speaks_http(both: Site) -> None:
+    device = both.open().send_bytes(request("")).read_head()
     size = int(head_fields(device)["content-length"])
     while len(device.stream.data) < size:
         device.more()
@@ -150,36 +153,36 @@ def test_after_404_the_connection_still_speaks_http(site: Site) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_connect_together_with_the_request(site: Site, kind: str) -> None:
-    device = site.open(kind)
+def test_connect_together_with_the_request(both: Site, kind: str) -> None:
+    device = both.open(kind)
     headers = WS_HEADERS if device.on_websocket else RAW_HEADERS
     device.send_bytes(request(headers) + device.framed(CONNECT) + device.framed(smq.PING))
     device.read_head().hello().accepted().expect(smq.PONG)
 
 
 @pytest.mark.parametrize("kind", [TLS, WSS])
-def test_connect_in_the_next_tls_record_of_one_segment(site: Site, authority: Any, kind: str) -> None:
+def test_connect_in_the_next_tls_record_of_one_segment(both: Site, authority: Any, kind: str) -> None:
     """The server's TLS layer has decrypted nothing of Connect yet, and its socket will not become readable for it."""
-    records = _TlsByHand(site.address(secure=True))
-    framed = site.open(WS).framed if kind == WSS else smq.frame
+    records = _TlsByHand(both.address(secure=True))
+    framed = both.open(WS).framed if kind == WSS else smq.frame
     headers = WS_HEADERS if kind == WSS else RAW_HEADERS
     records.send(request(headers), framed(CONNECT), framed(smq.PING))
     records.read_until(b"\x0d", 4)
 
 
 @pytest.mark.parametrize("kind", [RAW, WS])
-def test_half_a_connect_together_with_the_request(site: Site, kind: str) -> None:
-    device = site.open(kind)
+def test_half_a_connect_together_with_the_request(both: Site, kind: str) -> None:
+    device = both.open(kind)
     headers = WS_HEADERS if device.on_websocket else RAW_HEADERS
     packet = device.framed(CONNECT)
     device.send_bytes(request(headers) + packet[:5]).read_head().hello()
     device.send_bytes(packet[5:]).accepted().expect_nothing()
 
 
-def test_bad_bytes_together_with_the_request(site: Site) -> None:
-    device = site.open().send_bytes(request(RAW_HEADERS) + smq.frame(b"\x04news")).read_head().hello()
+def test_bad_bytes_together_with_the_request(both: Site) -> None:
+    device = both.open().send_bytes(request(RAW_HEADERS) + smq.frame(b"\x04news")).read_head().hello()
     device.expect_end(smq.connack(1, 0))
-    expect_clean(site)
+    expect_clean(both)
 
 
 # ---- Java: two TLS records
@@ -237,13 +240,28 @@ class _TlsByHand:
         raise AssertionError(self.texts)
 
 
-def test_java_http_reply_and_init_are_two_tls_records(site: Site) -> None:
-    records = _TlsByHand(site.address(secure=True))
+def test_java_http_reply_and_init_are_two_tls_records(both: Site) -> None:
+    records = _TlsByHand(both.address(secure=True))
     records.send(request(RAW_HEADERS))
     reply, hello = records.read_until(b"127.0.0.1", 2)
     assert reply.startswith(b"HTTP/1.1 200 ")
     assert reply.endswith(b"\r\n\r\n")
     assert hello[:4] == b"\x00\x11\x01\x01"
+
+
+@pytest.mark.parametrize("most", [257, 8192])
+def test_a_client_of_version_2_says_how_much_it_takes_at_once(both: Site, most: int) -> None:
+    """Each TLS record carries no more; the message arrives whole."""
+    records = _TlsByHand(both.address(secure=True))
+    records.send(request("SimpleMQ: 1\r\n"), smq.frame(connect_packet(b"uid-a1", max_frame=most)), smq.frame(smq.PING))
+    connack = b"".join(records.read_until(smq.frame(smq.PONG), 3))
+    etid = int.from_bytes(connack[-7:-3], "big")
+    frame = smq.publish_frame(etid, etid, 0, b"x" * 20_000)
+    records.texts.clear()
+    records.send(frame, smq.frame(smq.PING))
+    texts = records.read_until(smq.frame(smq.PONG), 100)
+    assert b"".join(texts) == frame + smq.frame(smq.PONG)
+    assert max(map(len, texts)) <= most < 20_000
 
 
 # ---- Connack: who is let in
@@ -353,20 +371,19 @@ def test_a_client_that_leaves_while_it_is_asked_about(make_site: Callable[..., S
     expect_clean(site)
 
 
-def test_weak_spot_an_unfinished_handshake_costs_others_nothing(make_site: Callable[..., Site]) -> None:
+def test_weak_spot_an_unfinished_handshake_costs_others_nothing(both: Site) -> None:
     """200 connections in every unfinished state; others connect and talk as if they were not there."""
-    site = make_site()
     for number in range(200):
-        device = site.open()
+        device = both.open()
         device.send_bytes((b"", b"GET / HT", request(RAW_HEADERS), request(RAW_HEADERS) + b"\0\x20\x02")[number % 4])
     with bounded(2):
         for number in range(50):
-            site.device(b"uid-%03d" % number).expect_nothing()
-    assert "handshakes" in leftovers(site.state)
+            both.device(b"uid-%03d" % number).expect_nothing()
+    assert "handshakes" in leftovers(both.state)
 
 
-def test_seeds_differ(site: Site) -> None:
-    assert len({site.open().start().seed for _ in range(20)}) == 20
+def test_seeds_differ(both: Site) -> None:
+    assert len({both.open().start().seed for _ in range(20)}) == 20
 
 
 def test_what_authenticate_and_onconnect_are_told(make_site: Callable[..., Site]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.device import RAW_HEADERS, Device, publish
+from tests.device import RAW_HEADERS, Device
 from tests.lua.app_server import AppServer
 from tests.mqtt.mosquitto import Mosquitto
 from tests.waiting import wait_until
@@ -121,7 +122,7 @@ def test_both_kinds_in_one_folder(server: AppServer):
 UNAME = """
 from smqrt import hub
 
-smq = hub.create(onconnect=lambda etid, info, peer: smq.publish(str(info["uname"]), etid))
+smq = hub.create(onconnect=lambda etid, info, peer: smq.publish([info.uname, info.session and info.session.id], etid))
 
 
 def serve(request, relpath):
@@ -138,10 +139,11 @@ dir.setfunc(serve)
 """
 
 
-def test_a_hub_knows_the_user_of_the_page(server: AppServer) -> None:
+def test_a_hub_knows_the_user_and_the_session_of_the_page(server: AppServer) -> None:
     assert server.app({".preload.py": UNAME}).error is None
     cookie = server.ask("/login").headers["Set-Cookie"].partition(";")[0]
-    for headers, user in ((f"Cookie: {cookie}\r\n", b"ada"), ("", b"None")):
+    session = cookie.partition("=")[2]
+    for headers, told in ((f"Cookie: {cookie}\r\n", ["ada", session]), ("", [None, None])):
         device = Device(("127.0.0.1", server.port)).start(target="/smq", headers=RAW_HEADERS + headers)
-        device.connect(b"uid-a1").expect(publish(device.etid, 1, user))
+        assert json.loads(device.connect(b"uid-a1").receive()[13:]) == told
         device.close()

@@ -103,8 +103,8 @@ class LuaBroker:
         self, vm: Vm, binding: HubBinding, refs: dict[str, int], options: HubOptions, journal: object, label: str
     ) -> None:
         self._vm, self._binding, self._refs, self.label = vm, binding, refs, label
-        # onclose is always ours: it is where Lua forgets the client.
-        adapters = {name: getattr(self, "_" + name) for name in {*refs, "onclose"}}
+        # onclose is always ours: it is where Lua forgets the client. So is log, as in Python.
+        adapters = {name: getattr(self, "_" + name) for name in {*refs, "onclose", "log"}}
         made_at = label.removeprefix(" of the hub made at ")
         self.broker = GeventBroker(Hooks(**adapters, onmoved=binding.forget, onvanish=binding.forget), options, made_at)
         try:
@@ -177,6 +177,9 @@ class LuaBroker:
         return self._ask("onnode", (), number, event.encode(), bridge.utf8(why))
 
     def _log(self, session: BrokerPeer | None, text: str) -> None:
+        if "log" not in self._refs:
+            log.debug("%s", text)
+            return
         known = session if session is not None and (session.etid or session.extra is not None) else None
         self._ask("log", (), self._binding.handle(known) if known else None, text.encode())
 
