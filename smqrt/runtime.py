@@ -182,7 +182,8 @@ class Server:
         tls, files = self.settings.tls, acme_files(self.settings)
         if files is None:
             return None
-        account = Account(tls.acme_directory, files.account, tls.acme_contact, tls.acme_ca or "")
+        binding = (tls.acme_eab_id, tls.acme_eab_key) if tls.acme_eab_id else ()
+        account = Account(tls.acme_directory, files.account, tls.acme_contact, tls.acme_ca or "", binding)
         plan = AcmePlan(files, account, tls.acme_challenge or "")
         listeners, orders = self._listeners, self.place.is_first
         made = AcmeService(
@@ -214,7 +215,7 @@ class Server:
             pipelines=lambda: self._pipelines.states() if self._pipelines else [],
             restart=self._restart,
             drain=self.drain,
-            acme=self.acme.snapshot if self.acme else lambda: None,
+            acme=self.acme.snapshot if self.acme and self.place.is_first else lambda: None,
         )
         if self.admin is not None:
             together = Together(parts, self._fleet)

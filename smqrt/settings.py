@@ -143,6 +143,10 @@ class TlsSettings:
     acme_ca: str | None = option(
         None, optional(path()), "Authorities (PEM) that the directory itself is checked against, for one of your own."
     )
+    acme_eab_id: str = option(
+        "", text(), "Key identifier of your account at authorities that ask for one (external account binding)."
+    )
+    acme_eab_key: str = option("", text(), "Its HMAC key, as the authority gives it (base64url).", secret=True)
     client_crl: str | None = option(
         None,
         optional(text()),

@@ -6,6 +6,7 @@ It checks what it is sent: signatures, nonces, addresses and account of each req
 from __future__ import annotations
 
 import hashlib
+import hmac
 import http.client
 import json
 import secrets
@@ -80,7 +81,7 @@ class AcmeAuthority:
         self.may_verify.set()
         self.texts: dict[str, list[str]] = {}
         self.contacts: dict[str, list[str]] = {}
-        self.wants_binding = False
+        self.binding: tuple[str, bytes] | None = None
         self._accounts: dict[str, Json] = {}
         self._nonces: set[str] = set()
         self._orders: dict[str, Json] = {}
@@ -135,7 +136,7 @@ class AcmeAuthority:
             raise self.refusals[kind].pop(0)
         if kind == "directory":
             names = ("newNonce", "newAccount", "newOrder", "revokeCert", "keyChange")
-            meta = {"termsOfService": f"{self.base}/terms", "externalAccountRequired": self.wants_binding}
+            meta = {"termsOfService": f"{self.base}/terms", "externalAccountRequired": self.binding is not None}
             return 200, {**{name: f"{self.base}/{name}" for name in names}, "meta": meta}, {}
         if kind == "newNonce":
             return (200 if method == "HEAD" else 204), "", {}
@@ -196,10 +197,23 @@ class AcmeAuthority:
             raise Problem("accountDoesNotExist", "no account has this key")
         if not payload.get("termsOfServiceAgreed"):
             raise Problem("userActionRequired", "agree to the terms", 403)
+        if self.binding is not None:
+            self._check_binding(payload.get("externalAccountBinding") or {}, payload["_jwk"])
         account = f"{self.base}/account/{len(self.contacts) + 1}"
         self._accounts[account] = payload["_jwk"]
         self.contacts[account] = payload.get("contact", [])
         return 201, {"status": "valid"}, {"Location": account}
+
+    def _check_binding(self, jws: Json, key: Json) -> None:
+        assert self.binding is not None
+        if not jws:
+            raise Problem("externalAccountRequired", "no binding", 403)
+        protected = json.loads(unb64(jws["protected"]))
+        signed = f"{jws['protected']}.{jws['payload']}".encode()
+        expected = hmac.digest(self.binding[1], signed, "sha256")
+        is_bound = json.loads(unb64(jws["payload"])) == key and protected["kid"] == self.binding[0]
+        if protected["alg"] != "HS256" or not is_bound or unb64(jws["signature"]) != expected:
+            raise Problem("unauthorized", "wrong binding", 403)
 
     def _account(self, account: str, _: str, payload: Json) -> tuple[int, Json, dict[str, str]]:
         if "contact" in payload:
@@ -261,14 +275,28 @@ class AcmeAuthority:
         asked = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         if sorted(asked.get_values_for_type(x509.DNSName)) != sorted(one["value"] for one in order["identifiers"]):
             raise Problem("badCSR", "other names than those of the order")
-        self._chains[number] = self._signed(request, asked)
+        self._chains[number] = self._signed(request.public_key(), asked)
         order.update(status="valid", certificate=f"{self.base}/cert/{number}")
         return 200, order, {"Location": f"{self.base}/order/{number}"}
 
     def _cert(self, account: str, number: str, payload: Json) -> tuple[int, str, dict[str, str]]:
         return 200, self._chains[number], {"Content-Type": "application/pem-certificate-chain"}
 
-    def _signed(self, request: x509.CertificateSigningRequest, names: x509.SubjectAlternativeName) -> str:
+    def certificate(self, *names: str) -> tuple[bytes, bytes]:
+        """A certificate that nobody ordered, and its key."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        pem = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        return self.signed_for(pem, *names), pem
+
+    def signed_for(self, key: bytes, *names: str) -> bytes:
+        """A certificate that nobody ordered, for a private key."""
+        loaded: Any = serialization.load_pem_private_key(key, None)
+        asked = x509.SubjectAlternativeName([x509.DNSName(name) for name in names])
+        return self._signed(loaded.public_key(), asked).encode()
+
+    def _signed(self, public_key: Any, names: x509.SubjectAlternativeName) -> str:
         root = x509.load_pem_x509_certificate(self._ca.cert_pem.bytes())
         key: Any = serialization.load_pem_private_key(self._ca.private_key_pem.bytes(), None)
         begins = datetime.now(UTC) - self.age
@@ -276,7 +304,7 @@ class AcmeAuthority:
             x509.CertificateBuilder()
             .subject_name(x509.Name([]))
             .issuer_name(root.subject)
-            .public_key(request.public_key())
+            .public_key(public_key)
             .serial_number(x509.random_serial_number())
             .not_valid_before(begins)
             .not_valid_after(begins + self.lives)

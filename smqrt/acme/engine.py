@@ -62,7 +62,7 @@ class Account:
         contact: mail address; empty for none.
         ca: file with the authorities that the directory's own certificate is checked against; empty for those of
             this machine.
-        binding: key identifier and HMAC key (base64url) of an account at the authority's company; empty for none.
+        binding: key identifier and HMAC key (base64url) of external account binding (RFC 8555 §7.3.4); empty for none.
     """
 
     directory: str
@@ -121,7 +121,10 @@ class _Conversation:
         if not key_path.exists():
             private_folder(self._account.folder)
             write_private(key_path, new_key())
-        self._key = JWKEC(key=load_pem_private_key(key_path.read_bytes(), None))
+        try:
+            self._key = JWKEC(key=load_pem_private_key(key_path.read_bytes(), None))
+        except ValueError:
+            raise AcmeError(f"{key_path} is no private key. Restore it, or remove it for a new account.") from None
         verify: Any = self._account.ca or True  # for requests; the library says bool
         agent = f"smqrt/{smqrt.__version__}"
         net = client.ClientNetwork(self._key, alg=ES256, verify_ssl=verify, user_agent=agent, timeout=int(REQUEST_S))
@@ -162,7 +165,10 @@ class _Conversation:
             )
             wanted["external_account_binding"] = binding
         elif client.external_account_required():
-            raise AcmeError(f"{self._account.directory} wants an account of its own company, which can't be given yet.")
+            raise AcmeError(
+                f"{self._account.directory} wants to know your account there (external account binding). Give"
+                " tls.acme_eab_id and tls.acme_eab_key, or use another directory."
+            )
         registration = messages.NewRegistration.from_data(terms_of_service_agreed=True, **wanted)
         try:
             return str(client.new_account(registration).uri)
@@ -252,6 +258,9 @@ class _Conversation:
             )
         if isinstance(error, OSError):
             return f"cannot keep what the authority gave: {_line(error)}. Check tls.acme_folder."
+        status = getattr(error.args[0] if error.args else None, "status_code", None)
+        if status is not None:
+            return f"{place} answers with status {status}. The next attempt comes by itself."
         return f"{place} does not answer as RFC 8555 asks: {type(error).__name__}: {_line(error)}. {_OTHERWISE}"
 
 
@@ -263,7 +272,7 @@ _REMEDIES = {
     "rejectedIdentifier": "Check the names in tls.acme: the authority gives none for some of them.",
     "invalidContact": "Check tls.acme_contact: a mail address.",
     "unsupportedContact": "Check tls.acme_contact: a mail address.",
-    "externalAccountRequired": "Use a directory that asks for no account of its own company.",
+    "externalAccountRequired": "Check tls.acme_eab_id and tls.acme_eab_key.",
 }
 _CHECKS = {
     HTTP_01: "Port 80 of the name must lead to this server's port for HTTP",

@@ -138,7 +138,9 @@ class AcmeService:
         kind = self._kind()
         pool = self._pool = self._pool or ThreadPool(1)  # not gevent's own: an order may take minutes
         try:
-            outcome = pool.spawn(_ordered, self.plan, kind).get(timeout=GIVE_UP_S)
+            outcome = pool.spawn(_outcome, self.plan, kind).get(timeout=GIVE_UP_S)
+            if isinstance(outcome, Exception):
+                raise outcome
         except gevent.Timeout:
             self._pool = None  # that thread ends by itself
             self._failed(AcmeError(f"no end within {GIVE_UP_S:g} s. The next attempt comes by itself."), kind)
@@ -185,6 +187,14 @@ class AcmeService:
             self.plan.files.keep(self._state)
         except OSError as error:
             log.error("cannot keep the state of ACME: %s", error)
+
+
+def _outcome(plan: AcmePlan, kind: str) -> bool | Exception | None:
+    """Return what `_ordered` gives or raises: gevent writes errors of its threads to the terminal."""
+    try:
+        return _ordered(plan, kind)
+    except Exception as error:
+        return error
 
 
 def _ordered(plan: AcmePlan, kind: str) -> bool | None:

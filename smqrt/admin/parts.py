@@ -29,7 +29,7 @@ class Parts:
         pipelines: gives the folder and the state of each process of pipelines.
         restart: restarts an application; may block.
         drain: true: sends the SMQ clients away, soon, and takes no new ones; false: takes new ones again.
-        acme: gives what is told of the certificate that the server orders; None when it orders none.
+        acme: gives what is told of the certificate that this process orders; None when it orders none.
         lag: how late the event loop is.
         log: the end of the log.
         began_s: when it began, on the clock of `time.monotonic`, which no change of the machine's clock moves.

@@ -80,6 +80,8 @@ def acme_files(settings: Settings) -> AcmeFiles | None:
     tls = settings.tls
     if not tls.acme:
         return None
+    if bool(tls.acme_eab_id) != bool(tls.acme_eab_key):
+        raise StartError("tls.acme_eab_id and tls.acme_eab_key belong together; give both, or none.")
     check_library()
     if tls.acme_folder:
         folder = Path(tls.acme_folder).absolute()

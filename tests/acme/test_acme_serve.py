@@ -2,97 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import socket
-import ssl
+import signal
 import stat
-import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from datetime import timedelta
 
 import pytest
 
-from tests.acme_authority import AcmeAuthority
-from tests.conftest import Served, free_port
-
-NAMES = "example.com", "www.example.com"
-REQUEST = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-Serve = Callable[..., Served]
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Iterator[AcmeAuthority]:
-    made = AcmeAuthority(tmp_path)
-    yield made
-    made.close()
-
-
-class Site:
-    """A server with `tls.acme`, at ports that the authority knows.
-
-    Attributes:
-        state: the folder of the state.
-    """
-
-    def __init__(self, serve: Serve, authority: AcmeAuthority, folder: Path) -> None:
-        self._serve, self.authority, self.state = serve, authority, folder / "state"
-        self._app = folder / "app"
-        self._app.mkdir()
-        (self._app / "index.html").write_text("hello")
-        self.http_port, self.tls_port = free_port(), free_port()
-        authority.looks_at(self.http_port, self.tls_port)
-
-    def start(self, *arguments: object) -> Served:
-        own: list[object] = ["--port", self.http_port, "--tls-port", self.tls_port, "--tls-acme", ",".join(NAMES)]
-        own += ["--tls-acme-directory", self.authority.url, "--tls-acme-folder", self.state]
-        own += ["--tls-acme-contact", "root@example.com", *arguments]
-        self.served: Served = self._serve(self._app, *map(str, own))
-        return self.served
-
-    def trusted(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=self.authority.path)
-
-    def connect(self, name: str = NAMES[0]) -> ssl.SSLSocket:
-        """A connection that trusts the authority only."""
-        sock = socket.create_connection(("127.0.0.1", self.tls_port), 10)
-        return self.trusted().wrap_socket(sock, server_hostname=name)
-
-    def is_trusted(self) -> bool:
-        try:
-            self.connect().close()
-        except ssl.SSLCertVerificationError:
-            return False
-        return True
-
-    def serial(self) -> str:
-        with self.connect() as client:
-            return str((client.getpeercert() or {})["serialNumber"])
-
-    def metrics(self) -> str:
-        with urllib.request.urlopen(f"{self.served.admin_url}/metrics", timeout=10) as answer:
-            return str(answer.read().decode())
-
-    def told(self) -> Any:
-        with urllib.request.urlopen(f"{self.served.admin_url}/api/v1/server", timeout=10) as answer:
-            return json.load(answer)["acme"]
-
-    def files(self) -> list[Path]:
-        return [path for path in self.state.rglob("*") if path.is_file()]
-
-
-@pytest.fixture
-def site(serve: Serve, authority: AcmeAuthority, tmp_path: Path) -> Site:
-    return Site(serve, authority, tmp_path)
-
-
-def answer(client: ssl.SSLSocket) -> None:
-    client.sendall(REQUEST)
-    got = b""
-    while b"hello" not in got:
-        more = client.recv(1000)
-        assert more, f"the connection ended behind {got!r}"
-        got += more
+from tests.acme.conftest import NAMES, Site, answer
+from tests.acme_authority import AcmeAuthority, Problem
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize("kind", ["http-01", "tls-alpn-01"])
@@ -110,5 +28,88 @@ def test_the_first_certificate(site: Site, authority: AcmeAuthority, kind: str) 
     assert list(authority.contacts.values()) == [["mailto:root@example.com"]]
     assert 'smqrt_acme_orders_total{outcome="ordered"} 1.0' in site.metrics()
     assert "smqrt_acme_failing 0.0" in site.metrics()
-    assert {stat.S_IMODE(path.stat().st_mode) for path in site.files()} == {0o600}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in site.state.rglob("*") if path.is_dir()} == {0o700}
+    found = list(site.state.rglob("*"))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_file()} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_dir()} == {0o700}
+
+
+@pytest.mark.parametrize("kind", ["http-01", "tls-alpn-01"])
+def test_a_renewal_disconnects_nobody(site: Site, authority: AcmeAuthority, kind: str) -> None:
+    authority.age = timedelta(days=70)
+    site.files.prepare()
+    site.files.store(*authority.certificate(*NAMES))
+    authority.age = timedelta(hours=1)
+    authority.may_verify.clear()
+    served = site.start("--tls-acme-challenge", kind)
+    served.wait_for("^listening on https")
+    with site.connect() as before:
+        answer(before)
+        serial = str((before.getpeercert() or {})["serialNumber"])
+        assert serial == site.serial()
+        authority.may_verify.set()
+        site.wait_ordered()
+        answer(before)
+    assert site.serial() != serial
+
+
+def test_a_restart_orders_nothing_again(site: Site, authority: AcmeAuthority) -> None:
+    site.start()
+    site.wait_ordered()
+    serial = site.serial()
+    site.served.stop()
+    site.start().wait_for("^listening on https")
+    assert site.serial() == serial
+    assert site.told()["next_s"] > site.files.cert.stat().st_mtime
+    assert (authority.counts["newOrder"], authority.counts["newAccount"]) == (1, 1)
+
+
+def test_an_authority_that_is_down(site: Site, authority: AcmeAuthority) -> None:
+    authority.go_down()
+    served = site.start()
+    served.wait_for("not ordered by ACME: cannot reach http://127.0.0.1:.*/directory: .* The next attempt is at 20")
+    assert "Check tls.acme_directory" in served.output
+    assert not site.is_trusted()  # and is served
+    told = site.told()
+    assert "cannot reach" in told["fault"]
+    assert told["failed"] == 1
+    assert "smqrt_acme_failing 1.0" in site.metrics()
+    assert 'smqrt_acme_orders_total{outcome="failed"} 1.0' in site.metrics()
+    authority.come_back()
+    served.process.send_signal(signal.SIGHUP)
+    site.wait_ordered()
+    assert site.is_trusted()
+    assert site.told()["fault"] is None
+    assert "smqrt_acme_failing 0.0" in site.metrics()
+
+
+def test_an_authority_that_refuses(site: Site, authority: AcmeAuthority) -> None:
+    authority.refusals["newOrder"] = [Problem("rateLimited", "too many certificates", 429, "7200")]
+    served = site.start()
+    served.wait_for("not ordered by ACME: .* refuses: rateLimited: too many certificates. Wait, or")
+    assert site.told()["next_s"] - site.files.answers.parent.stat().st_mtime > 7000
+    site.served.stop()
+    site.start().wait_for("^listening on https")
+    assert "rateLimited" in site.told()["fault"]  # it is remembered, and the authority not asked again at once
+    assert authority.counts["newOrder"] == 1
+
+
+def test_names_that_cannot_be_verified(site: Site, authority: AcmeAuthority) -> None:
+    authority.http_port = 1  # as when port 80 leads elsewhere
+    served = site.start()
+    served.wait_for(
+        r"could not verify example.com: ConnectionRefusedError.* \(http-01\). Port 80 of the name must lead"
+    )
+    served.process.send_signal(signal.SIGHUP)
+    site.wait_ordered()  # by the other kind of challenge
+    assert authority.counts["tls-alpn-01 verified"] == len(NAMES)
+
+
+@pytest.mark.parametrize("kind", ["http-01", "tls-alpn-01"])
+def test_several_workers(site: Site, authority: AcmeAuthority, kind: str) -> None:
+    site.start("--workers", "2", "--tls-acme-challenge", kind)
+    site.wait_ordered()
+    wait_until(lambda: all(site.is_trusted() for _ in range(8)))
+    assert authority.counts["newOrder"] == 1
+    assert authority.counts[f"{kind} verified"] == len(NAMES)
+    assert 'smqrt_acme_orders_total{worker="0",outcome="ordered"} 1.0' in site.metrics()
+    assert site.told()["ordered"] == 1
