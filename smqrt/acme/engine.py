@@ -267,6 +267,7 @@ class _Conversation:
 _OTHERWISE = "Check tls.acme, tls.acme_contact and tls.acme_directory."
 _REMEDIES = {
     "rateLimited": "Wait, or use the authority's staging directory for trying things out.",
+    "badNonce": "The next attempt comes by itself.",
     "serverInternal": "The next attempt comes by itself.",
     "caa": "Change the CAA record of the name, or use the authority that it names.",
     "rejectedIdentifier": "Check the names in tls.acme: the authority gives none for some of them.",

@@ -43,6 +43,7 @@ def check_startable(settings: Settings, conf: MakoConf | None = None) -> None:
         StartError: the server would not start, or a part of it could not be used; one sentence.
     """
     check_certificate(settings)
+    acme_files(settings)
     check_socket_path("restart.socket", settings.restart.socket)
     try:
         check_plan(cluster_plan(settings.cluster))
@@ -56,7 +57,6 @@ def check_startable(settings: Settings, conf: MakoConf | None = None) -> None:
         raise StartError(f"topics: {error}.") from None
     for files in _tls_files(settings, conf):
         server_tls.check(files, datetime.now(UTC))
-    acme_files(settings)
     _check_access_log(settings.log.access)
     if IdentityService.is_wanted(settings.auth):
         lists = [settings.tls.client_crl, *(one.client_crl for one in settings.listener.values())]

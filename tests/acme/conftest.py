@@ -32,6 +32,7 @@ class Site:
 
     Attributes:
         files: the folder of the state, and what is in it.
+        root: whom clients trust.
         served: the server that was started last.
     """
 
@@ -42,6 +43,7 @@ class Site:
         self.app.mkdir()
         (self.app / "index.html").write_text("hello")
         self.http_port, self.tls_port = free_port(), free_port()
+        self.root = authority.path
         authority.looks_at(self.http_port, self.tls_port)
 
     def start(self, *arguments: object) -> Served:
@@ -56,7 +58,7 @@ class Site:
 
     def connect(self, name: str = NAMES[0]) -> ssl.SSLSocket:
         """A connection that trusts the authority only."""
-        context = ssl.create_default_context(cafile=self.authority.path)
+        context = ssl.create_default_context(cafile=self.root)
         sock = socket.create_connection(("127.0.0.1", self.tls_port), 10)
         return context.wrap_socket(sock, server_hostname=name)
 
