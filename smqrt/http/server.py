@@ -359,7 +359,10 @@ class HttpConnection:
         response = request.response
         try:
             request.cors = self.server.root.cors(request.path)
-            if not (self._answered_challenge(request) or self.server.access.check(request)):
+            find = self.server.challenge_answer
+            if find is not None and (found := find(request.path)) is not None:
+                self._answer_challenge(request, found)
+            elif not self.server.access.check(request):
                 self.server.root.dispatch(request)
             if request.content_length != 0 and self._busy is request and not request.skip_body():
                 response.close = True
@@ -371,16 +374,12 @@ class HttpConnection:
         except Exception:
             self._answer_failure(request)
 
-    def _answered_challenge(self, request: Request) -> bool:
+    @staticmethod
+    def _answer_challenge(request: Request, found: bytes) -> None:
         """Answer a certificate authority: before logins and redirects of applications, and under every name."""
-        find = self.server.challenge_answer
-        found = find(request.path) if find is not None and request.method in ("GET", "HEAD") else None
-        if found is None:
-            return False
         request.response.headers.set("Content-Type", "application/octet-stream")
         request.response.headers.set("Cache-Control", "no-store")
         request.response.write(found)
-        return True
 
     def _answer_failure(self, request: Request) -> None:
         response = request.response

@@ -113,3 +113,11 @@ def test_a_protocol_in_another_place_of_the_message_harms_nobody(port: Callable[
     opened = port()
     opened.tls.answer_challenges(challenge("a.example"))
     assert opened.shown("acme-tls-1.example", "x\nacme-tls/1") == ("a.example", None)
+
+
+def test_a_port_that_requires_certificates_cannot_be_verified(port: Callable[..., Port], tmp_path: Path) -> None:
+    """As the manual says: OpenSSL asks for what the first context asks for."""
+    opened = port(client_ca=str(tmp_path / "ca.pem"), client_certificate="required", minimum="1.2")
+    opened.tls.answer_challenges(challenge("a.example"))
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        opened.shown("a.example", "acme-tls/1")
