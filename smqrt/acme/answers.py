@@ -25,7 +25,7 @@ SEEN_S = 1.0
 """What the process that orders waits before it lets the authority look: the others have seen the file then."""
 _ACME_IDENTIFIER = x509.ObjectIdentifier("1.3.6.1.5.5.7.1.31")
 _OCTET_STRING_OF_32 = b"\x04\x20"
-_threads = DiskThreads("of ACME")
+disk_threads = DiskThreads("of ACME")
 
 Contexts = Mapping[str, ssl.SSLContext]
 
@@ -60,7 +60,7 @@ class ChallengeAnswers:
     def _look_for_ever(self) -> None:
         while True:
             try:
-                found = _threads.call(self._changed)
+                found = disk_threads.call(self._changed)
             except (OSError, ValueError):  # a disk that does not answer, a name that can be in no certificate
                 found = None
             if found is not None:
@@ -72,9 +72,10 @@ class ChallengeAnswers:
         """What is to be answered, when that is something else than before; in a thread."""
         try:
             info = self._files.answers.stat()
-        except OSError:
-            return None
-        seen = info.st_mtime_ns, info.st_ino
+        except FileNotFoundError:
+            seen = None
+        else:
+            seen = info.st_mtime_ns, info.st_ino
         if seen == self._seen:
             return None
         answers = self._files.published()

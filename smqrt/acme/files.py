@@ -157,6 +157,12 @@ class AcmeFiles:
         """Let all processes of the server give these answers. Raises OSError."""
         write_private(self.answers, json.dumps([asdict(one) for one in answers]).encode())
 
+    def forget_answers(self) -> None:
+        """Remove answers that a process left behind which was killed; those of an order that is under way stay."""
+        with self.locked() as is_alone, suppress(FileNotFoundError):
+            if is_alone:
+                self.answers.unlink()
+
     def published(self) -> list[Answer]:
         """Return the answers to give; none when the file is missing or damaged."""
         with suppress(OSError, ValueError, TypeError):

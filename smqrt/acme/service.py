@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from time import sleep, time
@@ -17,7 +18,7 @@ from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
 from smqrt.acme import engine
-from smqrt.acme.answers import SEEN_S, ChallengeAnswers, Contexts
+from smqrt.acme.answers import SEEN_S, ChallengeAnswers, Contexts, disk_threads
 from smqrt.acme.files import HTTP_01, TLS_ALPN_01, AcmeFiles, Answer, State, new_key
 from smqrt.errors import AcmeError
 from smqrt.net.server_tls import shown
@@ -123,6 +124,8 @@ class AcmeService:
         return max(self._due_s, self._state.next_s)
 
     def _order_for_ever(self) -> None:
+        with suppress(OSError):  # the first order says what is wrong with the folder
+            disk_threads.call(self.plan.files.forget_answers)
         while True:
             wait_s = self._next_s() - time()
             if wait_s > 0 and not self._asked.wait(min(wait_s, CLOCK_S)):
@@ -162,7 +165,7 @@ class AcmeService:
         if is_new is None:  # another process orders
             self._state = State(self._state.failures, time() + OTHER_ORDERS_S, self._state.fault, self._state.kind)
             return
-        self._due_s = self.plan.files.due_s()
+        self._due_s = disk_threads.call(self.plan.files.due_s)
         self._state = State(next_s=time() + SHORTEST_S, kind=kind)
         self._keep()
         if fault := self._reload():
@@ -173,18 +176,18 @@ class AcmeService:
             self._report(f"{self.plan.what}: ordered by ACME ({kind}); the next one from {ends} on")
 
     def _failed(self, error: AcmeError, kind: str = "") -> None:
-        self.failed += 1
         failures = self._state.failures + 1
         wait_s = min(FIRST_RETRY_S * 2 ** min(failures - 1, 20), LONGEST_RETRY_S) * random.uniform(1, 1.25)
         wait_s = max(wait_s, min(error.retry_after_s, LONGEST_ASKED_S))
         self._state = State(failures, time() + wait_s, str(error), kind)
         self._keep()
+        self.failed += 1
         again = shown(datetime.fromtimestamp(self._state.next_s, UTC))
         log.error("%s: not ordered by ACME: %s The next attempt is at %s, or at SIGHUP.", self.plan.what, error, again)
 
     def _keep(self) -> None:
         try:
-            self.plan.files.keep(self._state)
+            disk_threads.call(self.plan.files.keep, self._state)
         except OSError as error:
             log.error("cannot keep the state of ACME: %s", error)
 

@@ -149,6 +149,21 @@ def test_what_another_process_ordered_is_taken(
     assert (fake.kinds, running.ordered) == ([], 0)
 
 
+def test_answers_of_a_killed_process_are_given_no_more(start: Start, fake: Engine, files: AcmeFiles) -> None:
+    files.publish([Answer(HTTP_01, "example.com", "one", "one.x")])
+    fake.fails = AcmeError("no luck.", 3600)
+    path = "/.well-known/acme-challenge/one"
+    with open(files.own / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # an order is under way
+        running = start()
+        wait_until(lambda: running.answers.of_path(path))
+    running.stop()
+    running = start()
+    wait_until(lambda: running.failed)
+    wait_until(lambda: not running.answers.of_path(path))
+    assert not files.answers.exists()
+
+
 DAY_S = 86400.0
 
 
