@@ -11,6 +11,7 @@
     ├── QueueFullError     what waits to be sent has reached its limit; the message names the setting
     ├── StreamError        a connection failed; `word` says how
     ├── CryptoError        a key, certificate or ciphertext is not what it should be; `word` says how
+    ├── AcmeError          a certificate could not be ordered; one sentence with the remedy
     ├── JournalError       a journal can't be opened, read or written; one sentence with the remedy
     ├── PipelineError      a pipeline can't be read, planned or run; one sentence with the remedy
     └── StartError         the server can't start; one sentence for the person at the terminal
@@ -159,6 +160,18 @@ class CryptoError(SmqrtError):
 
 class StartError(SmqrtError):
     """The server can't start; the message is one clear sentence."""
+
+
+class AcmeError(SmqrtError):
+    """A certificate could not be ordered; the message says why and what to do.
+
+    Attributes:
+        retry_after_s: seconds that the certificate authority asks to wait, 0 when it does not say.
+    """
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class PipelineError(SmqrtError):

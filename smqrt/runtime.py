@@ -15,6 +15,8 @@ from typing import Any
 import gevent
 from gevent.event import Event
 
+from smqrt.acme.engine import Account
+from smqrt.acme.service import AcmePlan, AcmeService
 from smqrt.admin.access_log import AccessLog
 from smqrt.admin.health import Health
 from smqrt.admin.otel import Tracing
@@ -68,6 +70,7 @@ from smqrt.server.live_settings import LiveSettings
 from smqrt.server.ports import ADMIN, admin_files
 from smqrt.server.renewal import Renewal
 from smqrt.server.signals import Signals
+from smqrt.server.startable import acme_files
 from smqrt.server.supervise import Compactions, Pipelines
 from smqrt.server.systemd import Notifier
 from smqrt.server.worker import WorkerEnd
@@ -102,6 +105,7 @@ class Server:
         state: "loading", "serving", or "draining" once it was asked to stop.
         live: the settings in force; tells who watches them of changes.
         identities: who may connect to hubs; None when everybody may.
+        acme: orders the certificate; None when the settings ask for none.
 
     Raises:
         StartError: an address can't be bound, or a certificate is wrong; one sentence.
@@ -142,6 +146,7 @@ class Server:
         given = (worker.ports, worker.balance) if worker else (None, None)
         self._listeners = Listeners(settings, self.http, conf, *given)
         self.admin = self._open_admin()
+        self.acme = self._make_acme()
         self.renewal = self._make_renewal()
         apply_settings(self.live, self.http, self._listeners)
         self._announcer = Announcer(writer.opened, self._reachable_url())
@@ -173,6 +178,20 @@ class Server:
             renewal.add("users and rules", self.identities.reload, self.identities.paths)
         return renewal
 
+    def _make_acme(self) -> AcmeService | None:
+        tls, files = self.settings.tls, acme_files(self.settings)
+        if files is None:
+            return None
+        binding = (tls.acme_eab_id, tls.acme_eab_key) if tls.acme_eab_id else ()
+        account = Account(tls.acme_directory, files.account, tls.acme_contact, tls.acme_ca or "", binding)
+        plan = AcmePlan(files, account, tls.acme_challenge or "")
+        listeners, orders = self._listeners, self.place.is_first
+        made = AcmeService(
+            plan, listeners.answer_challenges, listeners.reload, self._report, listeners.has_http, orders
+        )
+        self.http.challenge_answer = made.answers.of_path
+        return made
+
     def _open_admin(self) -> AdminServer | None:
         settings = self.settings.admin
         if not settings.enabled or not self.place.is_first:
@@ -196,6 +215,7 @@ class Server:
             pipelines=lambda: self._pipelines.states() if self._pipelines else [],
             restart=self._restart,
             drain=self.drain,
+            acme=self.acme.snapshot if self.acme and self.place.is_first else lambda: None,
         )
         if self.admin is not None:
             together = Together(parts, self._fleet)
@@ -329,6 +349,8 @@ class Server:
             self._watcher = reload.watch(watches, self._changed)
         self._listeners.start()
         self.renewal.start()
+        if self.acme is not None:
+            self.acme.start()
         if self.identities is not None:
             self.identities.start()
         self._announcer.start()
@@ -524,6 +546,8 @@ class Server:
         """Reads settings and files again, soon."""
         self._systemd.reloading()
         self.renewal.ask()
+        if self.acme is not None:
+            self.acme.try_now()
 
     def tell_state(self) -> None:
         """Logs what the greenlets and the activities of the applications wait for."""
@@ -582,6 +606,8 @@ class Server:
             self._watcher.kill()
         self._restarts.close()
         self.renewal.stop()
+        if self.acme is not None:
+            self.acme.stop()
         refuse_newcomers(brokers)
 
     def _stop_listening(self) -> None:

@@ -8,6 +8,7 @@ of the manual (by `scripts/fix`) and the JSON Schema. `settings_sources.py` read
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -76,10 +77,76 @@ _CLIENT_CERTIFICATE = choice("none", "optional", "required")
 _VERSION = choice("1.2", "1.3")
 
 
+LETS_ENCRYPT = "https://acme-v02.api.letsencrypt.org/directory"
+_HOST_NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*")
+_LONGEST_HOST_NAME, _MOST_HOST_NAMES = 253, 100
+
+
+def _host_names() -> Rule[tuple[str, ...]]:
+    """Host names as certificates have them: no address, no `*`."""
+
+    def read_names(value: object) -> tuple[str, ...]:
+        found = []
+        for one in texts().read(value):
+            try:
+                name = one.rstrip(".").encode("idna").decode().lower()
+            except UnicodeError:
+                name = ""
+            if not _HOST_NAME.fullmatch(name) or len(name) > _LONGEST_HOST_NAME or name.replace(".", "").isdigit():
+                raise NotThisError(f"host names such as example.com, without * and no addresses; {one!r} is none")
+            found.append(name)
+        if len(found) > _MOST_HOST_NAMES:
+            raise NotThisError(f"at most {_MOST_HOST_NAMES} host names")
+        return tuple(dict.fromkeys(found))
+
+    return replace(texts(), read=read_names)
+
+
+def _directory() -> Rule[str]:
+    def read_url(value: object) -> str:
+        if not isinstance(value, str) or not re.fullmatch(r"https?://[^\s/?#]+[^\s?#]*", value):
+            raise NotThisError
+        return value
+
+    return Rule("the URL of an ACME directory, https://...", read_url)
+
+
 @dataclass(frozen=True)
 class TlsSettings:
     """TLS of every listener whose own table does not say otherwise."""
 
+    acme: tuple[str, ...] = option(
+        (),
+        _host_names(),
+        "Host names whose certificate the server orders and renews by itself, for all ports with TLS that have none of "
+        "their own; needs `pip install 'smqrt[acme]'`. You agree to the terms of the authority (help: tls-server).",
+        shown="",
+    )
+    acme_contact: str = option("", text(), "Mail address that the authority may write to.")
+    acme_directory: str = option(
+        LETS_ENCRYPT,
+        _directory(),
+        "The certificate authority: the URL of its ACME directory; Let's Encrypt by default.",
+    )
+    acme_challenge: str | None = option(
+        None,
+        optional(choice("http-01", "tls-alpn-01")),
+        "How the authority verifies the names: `http-01` at port 80, `tls-alpn-01` at port 443. When not given: "
+        "`http-01` where a port without TLS is open; after a failure the other.",
+    )
+    acme_folder: str | None = option(
+        None,
+        optional(path()),
+        "Where account, keys and certificates are kept. `~/.local/state/smqrt/acme` by default; under systemd in its "
+        "state directory.",
+    )
+    acme_ca: str | None = option(
+        None, optional(path()), "Authorities (PEM) that the directory itself is checked against, for one of your own."
+    )
+    acme_eab_id: str = option(
+        "", text(), "Key identifier of your account at authorities that ask for one (external account binding)."
+    )
+    acme_eab_key: str = option("", text(), "Its HMAC key, as the authority gives it (base64url).", secret=True)
     client_crl: str | None = option(
         None,
         optional(text()),

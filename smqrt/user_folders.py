@@ -17,6 +17,11 @@ def config_folder() -> Path:
     return _folder("XDG_CONFIG_HOME", ".config")
 
 
+def state_folder() -> Path:
+    """Return `$XDG_STATE_HOME/smqrt`, else `~/.local/state/smqrt`; raises FileNotFoundError as `home_folder`."""
+    return _folder("XDG_STATE_HOME", ".local/state")
+
+
 def _folder(variable: str, default: str) -> Path:
     base = os.environ.get(variable)
     return (Path(base) if base else home_folder() / default) / "smqrt"

@@ -11,8 +11,8 @@ PACKAGE = Path(__file__).parent.parent / "smqrt"
 ORDER = (
     "errors, options, user_folders, limits + limit_settings, settings_tree, settings + closes, settings_sources + "
     "app_folder + app_spec + printable + manual + launch + early_signals + crypto, identity, wire + logs, broker, "
-    "cluster, net, message + wsgi, http + client + mqtt + nats + gunicorn, mqtt3c, mqttc, backplane, journal, hub, "
-    "app, lua, restart + mako_conf, server, admin, console, runtime, pipeline, cli"
+    "cluster, net, message + wsgi + acme, http + client + mqtt + nats + gunicorn, mqtt3c, mqttc, backplane, journal, "
+    "hub, app, lua, restart + mako_conf, server, admin, console, runtime, pipeline, cli"
 )
 IN_THE_HUB = ("durability", "writer", "recorder", "service", "listing", "announcer")
 """The modules of the journal that run inside a hub; the others are its core, which Spark's processes load."""

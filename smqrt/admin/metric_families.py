@@ -5,7 +5,7 @@ page of the manual and the dashboard are held to it by tests.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,6 +74,11 @@ class Scrape:
     def listeners(self, key: str) -> Samples:
         """Returns what is said of each listener under `key`."""
         return [((str(one["name"]),), float(str(one[key]))) for one in snapshots.listeners(self.parts)]
+
+    def acme(self) -> list[Mapping[str, object]]:
+        """Returns what is told of the certificate that the server orders; nothing when it orders none."""
+        told = self.parts.acme()
+        return [told] if told else []
 
     def journal(self, key: str) -> Samples:
         """Returns a counter of each journal."""
@@ -297,6 +302,27 @@ FAMILIES = (
         ("listener",),
         "1 while the files of certificates can't be used, and those read before are in use.",
         lambda scrape: [((name,), is_so) for name, (_, is_so) in scrape.parts.listeners.reload_failures().items()],
+    ),
+    Family(
+        "counter",
+        "smqrt_acme_orders_total",
+        ("outcome",),
+        "Certificates that the server ordered by ACME: ordered, or failed.",
+        lambda scrape: [((name,), float(str(told[name]))) for told in scrape.acme() for name in ("ordered", "failed")],
+    ),
+    Family(
+        "gauge",
+        "smqrt_acme_failing",
+        (),
+        "1 while the last order by ACME has failed.",
+        lambda scrape: [((), told["fault"] is not None) for told in scrape.acme()],
+    ),
+    Family(
+        "gauge",
+        "smqrt_acme_next_order_timestamp_seconds",
+        (),
+        "When the next order by ACME is due, in Unix seconds.",
+        lambda scrape: [((), float(str(told["next_s"]))) for told in scrape.acme()],
     ),
     # Users and rules.
     Family(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -29,6 +29,7 @@ class Parts:
         pipelines: gives the folder and the state of each process of pipelines.
         restart: restarts an application; may block.
         drain: true: sends the SMQ clients away, soon, and takes no new ones; false: takes new ones again.
+        acme: gives what is told of the certificate that this process orders; None when it orders none.
         lag: how late the event loop is.
         log: the end of the log.
         began_s: when it began, on the clock of `time.monotonic`, which no change of the machine's clock moves.
@@ -42,6 +43,7 @@ class Parts:
     pipelines: Callable[[], Sequence[tuple[Path, str]]]
     restart: Callable[[Application], None]
     drain: Callable[[bool], None]
+    acme: Callable[[], Mapping[str, object] | None] = lambda: None
     lag: LoopLag = field(default_factory=LoopLag)
     log: LogTail = field(default_factory=LogTail)
     began_s: float = field(default_factory=monotonic)

@@ -85,6 +85,7 @@ def server(parts: Parts) -> Snapshot:
         "queued_bytes": Held.total_bytes,
         "lua_memory_bytes": parts.vm.memory_bytes(),
         "lua_activities": parts.vm.activities.blocked,
+        "acme": parts.acme(),
         "log_errors": parts.log.errors,
         "log_warnings": parts.log.warnings,
         "log_errors_lately": parts.log.errors_since(time() - LATELY_S),

@@ -34,7 +34,7 @@ from smqrt.restart.protocol import ENVIRONMENT as TAKE_OVER
 from smqrt.server.cores import cores
 from smqrt.server.ports import lacks_certificate
 from smqrt.server.shares import shared
-from smqrt.server.startable import check_certificate, check_startable
+from smqrt.server.startable import acme_files, check_certificate, check_startable
 from smqrt.server.worker import WorkerEnd
 from smqrt.settings import FILE_NAME, Settings, table
 from smqrt.settings_sources import Sources
@@ -311,10 +311,15 @@ def _pipeline_command() -> list[str] | None:
 
 def _with_certificate(settings: Settings) -> Settings:
     check_certificate(settings)
+    files = acme_files(settings)
     if not lacks_certificate(settings):
         return settings
     try:
-        cert, key = self_signed_pair(settings.host)
+        if files is not None:
+            files.prepare()
+            cert, key = str(files.cert), str(files.key)
+        else:
+            cert, key = self_signed_pair(settings.host)
     except OSError as error:
         why = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
         raise StartError(f"A self-signed certificate can't be kept: {why}; or give --cert and --key.") from None

@@ -65,6 +65,11 @@ def _server(looked: Looked) -> Iterator[Snapshot]:
 
 
 def _certificates(looked: Looked) -> Iterator[Snapshot]:
+    acme = looked.server.get("acme")
+    if acme and acme["fault"]:
+        what = f"The certificate of {', '.join(acme['names'])} could not be ordered: {acme['fault']}"
+        remedy = "The server tries again by itself, at SIGHUP at once. Until then it uses the certificate that it has."
+        yield _thing("bad", what, remedy, "overview")
     for listener in looked.listeners:
         if listener["certificate_fault"]:
             what = f"New files of the listener {listener['name']} can't be used: {listener['certificate_fault']}"

@@ -81,6 +81,7 @@ class HttpServer:
     Attributes:
         observers: are told of every request; usually there are none.
         on_refused: is told of what was no request: address, status, why.
+        challenge_answer: gives what a certificate authority expects at a path, None where it expects nothing.
         proxies: those in front of the server; None when nobody is believed.
     """
 
@@ -100,6 +101,7 @@ class HttpServer:
         self.proxies: Proxies | None = None
         self.observers: tuple[RequestObserver, ...] = ()
         self.on_refused: Callable[[str, int, str], object] | None = None
+        self.challenge_answer: Callable[[str], bytes | None] | None = None
         self.share = share()
         self._connections: set[HttpConnection] = set()
         shortest = min(
@@ -357,7 +359,10 @@ class HttpConnection:
         response = request.response
         try:
             request.cors = self.server.root.cors(request.path)
-            if not self.server.access.check(request):
+            find = self.server.challenge_answer
+            if find is not None and (found := find(request.path)) is not None:
+                self._answer_challenge(request, found)
+            elif not self.server.access.check(request):
                 self.server.root.dispatch(request)
             if request.content_length != 0 and self._busy is request and not request.skip_body():
                 response.close = True
@@ -368,6 +373,13 @@ class HttpConnection:
             raise
         except Exception:
             self._answer_failure(request)
+
+    @staticmethod
+    def _answer_challenge(request: Request, found: bytes) -> None:
+        """Answer a certificate authority: before logins and redirects of applications, and under every name."""
+        request.response.headers.set("Content-Type", "application/octet-stream")
+        request.response.headers.set("Cache-Control", "no-store")
+        request.response.write(found)
 
     def _answer_failure(self, request: Request) -> None:
         response = request.response

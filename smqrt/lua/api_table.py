@@ -61,9 +61,9 @@ def read(page: str | None = None) -> ApiTable:
 def _add(table: ApiTable, item: str, is_absent: bool, note: str) -> None:
     if module := _MODULE.fullmatch(item):
         if is_absent:
-            table.absent_modules[module[1]] = note
+            table.absent_modules[module[1].replace("/", ".")] = note
         else:
-            table.modules.add(module[1])
+            table.modules.add(module[1].replace("/", "."))
     elif name := _NAME.fullmatch(item.removesuffix("()")):
         if is_absent:
             table.absent[name[0]] = note

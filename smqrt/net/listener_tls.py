@@ -6,16 +6,18 @@ import _ssl
 import contextlib
 import logging
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 from gevent.lock import BoundedSemaphore
 
 from smqrt.errors import ArgumentError, StartError
 from smqrt.net.disk_threads import DiskThreads
 from smqrt.net.server_tls import KEYS_LAST, Certificate, Loaded, TlsFiles, load, made, shown
+from smqrt.net.tls import ACME_PROTOCOL
 
 log = logging.getLogger("smqrt")
 
@@ -23,6 +25,9 @@ _threads = DiskThreads("of the certificates")
 _on_name: Any = (
     _ssl._SSLContext.sni_callback
 )  # that of gevent, which `smqrt serve` patches in, takes gevent's sockets only
+_on_message: Any = _ssl._SSLContext._msg_callback  # type: ignore[attr-defined]  # the only way to see the first message
+_CLIENT_HELLO = 1
+_OFFERS_ACME = bytes([len(ACME_PROTOCOL)]) + ACME_PROTOCOL.encode()
 
 
 def _now() -> datetime:
@@ -50,6 +55,8 @@ class ListenerTls:
         self._clock = clock
         self._warned: dict[str, object] = {}
         self._one_at_a_time = BoundedSemaphore()
+        self._challenges: Mapping[str, ssl.SSLContext] = {}
+        self._offers_acme: WeakSet[ssl.SSLObject] = WeakSet()
         self._loaded = load(files, clock())
         self.fault: str | None = None
         self.reloads = self.failures = 0
@@ -148,9 +155,27 @@ class ListenerTls:
 
     def _listen_for_names(self, loaded: Loaded) -> None:
         several = len(set(loaded.names.values()) | {loaded.default}) > 1
-        _on_name.__set__(loaded.default, self._choose if several else None)  # without, a handshake is cheaper
+        is_asked = bool(self._challenges)
+        _on_name.__set__(loaded.default, self._choose if several or is_asked else None)  # without, it is cheaper
+        _on_message.__set__(loaded.default, self._look_at_hello if is_asked else None)
+
+    def answer_challenges(self, contexts: Mapping[str, ssl.SSLContext]) -> None:
+        """From the next handshake on, give clients that offer `ACME_PROTOCOL` these contexts by the name they ask for;
+        none: as all others."""
+        self._challenges = contexts
+        self._listen_for_names(self._loaded)
+
+    def _look_at_hello(self, client: Any, direction: str, *about: Any) -> None:
+        """Take a message of a handshake: version, kind of content, kind of message, data. It comes before the choice
+        by name, when Python does not tell yet what the client offers."""
+        if about[2] == _CLIENT_HELLO and direction == "read" and _OFFERS_ACME in about[3]:
+            self._offers_acme.add(client)
 
     def _choose(self, client: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        challenge = self._challenges.get(name.lower()) if name and client in self._offers_acme else None
+        if challenge is not None:
+            client.context = challenge
+            return
         found = self._context_of(name) if name else None
         if found is not None and found is not client.context:
             client.context = found

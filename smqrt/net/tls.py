@@ -22,6 +22,8 @@ from smqrt.net.scheduling import NEVER, Deadlines, share
 log = logging.getLogger("smqrt")
 
 HANDSHAKE_S = 5.0
+ACME_PROTOCOL = "acme-tls/1"
+"""The protocol (ALPN) of a certificate authority that verifies a name by a handshake; nothing follows it (RFC 8737)."""
 _READ_BYTES = 16384  # may be 600 changes of the key, which take 7 ms
 _BULK_READ_BYTES, _BULK_RECORD_BYTES = 32768, 8192  # who sends large records is read in larger pieces
 _MAX_ANSWERS_BYTES = 65536  # that the TLS layer gives by itself, and that the other side does not read
@@ -408,6 +410,9 @@ class HandshakeQueue:
             return
         self.finished_well += 1
         self.resumed += is_resumed
+        if transport.alpn() == ACME_PROTOCOL:
+            transport.close()
+            return
         self.on_ready(transport, address)
 
     def not_done(self, error: OSError, address: Address) -> None:

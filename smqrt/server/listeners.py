@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -174,6 +175,11 @@ class Listeners(Mapping[str, Listener]):
     # ---- certificates
 
     @property
+    def has_http(self) -> bool:
+        """Whether a port without TLS is open."""
+        return any(name not in self._tls for name in self._listeners)
+
+    @property
     def has_certificates(self) -> bool:
         """Whether there is TLS."""
         return bool(self._tls)
@@ -242,6 +248,11 @@ class Listeners(Mapping[str, Listener]):
             for tls in self._tls.values():
                 tls.look_at_the_clock()
             self._renew()
+
+    def answer_challenges(self, contexts: Mapping[str, ssl.SSLContext]) -> None:
+        """Let a certificate authority verify names by handshakes; see `ListenerTls.answer_challenges`."""
+        for tls in self._tls.values():
+            tls.answer_challenges(contexts)
 
     def expiries(self) -> dict[str, float]:
         """Returns when the first certificate of each listener expires, in Unix seconds."""

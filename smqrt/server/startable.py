@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
 
+from smqrt.acme.engine import check_library
+from smqrt.acme.files import AcmeFiles
 from smqrt.backplane.process import check_plan
 from smqrt.broker.last_values import check_filters
 from smqrt.errors import ArgumentError, StartError
@@ -25,6 +27,7 @@ from smqrt.restart.protocol import check_socket_path
 from smqrt.server.applying import cluster_plan
 from smqrt.server.ports import admin_files, lacks_certificate, ports
 from smqrt.settings import AdminSettings, AuthSettings, Settings
+from smqrt.user_folders import state_folder
 
 _NOT_MADE_YET = "a self-signed certificate, which is made when the server starts"
 
@@ -40,6 +43,7 @@ def check_startable(settings: Settings, conf: MakoConf | None = None) -> None:
         StartError: the server would not start, or a part of it could not be used; one sentence.
     """
     check_certificate(settings)
+    acme_files(settings)
     check_socket_path("restart.socket", settings.restart.socket)
     try:
         check_plan(cluster_plan(settings.cluster))
@@ -65,6 +69,37 @@ def check_certificate(settings: Settings) -> None:
     if bool(settings.cert) != bool(settings.key):
         given, missing = ("--cert", "--key") if settings.cert else ("--key", "--cert")
         raise StartError(f"{given} needs {missing} too; a certificate and its private key belong together.")
+
+
+def acme_files(settings: Settings) -> AcmeFiles | None:
+    """Return the files of the certificate that the server orders by itself; None when it orders none.
+
+    Raises:
+        StartError: the settings contradict one another, the library is missing, or there is no place for the files.
+    """
+    tls = settings.tls
+    if not tls.acme:
+        return None
+    if bool(tls.acme_eab_id) != bool(tls.acme_eab_key):
+        raise StartError("tls.acme_eab_id and tls.acme_eab_key belong together; give both, or none.")
+    check_library()
+    if tls.acme_folder:
+        folder = Path(tls.acme_folder).absolute()
+    elif state := os.environ.get("STATE_DIRECTORY"):  # of systemd
+        folder = Path(state.partition(":")[0]) / "acme"
+    else:
+        try:
+            folder = state_folder() / "acme"
+        except FileNotFoundError as error:
+            raise StartError(
+                f"tls.acme has no place for its files: {error.strerror}; or set tls.acme_folder."
+            ) from None
+    files = AcmeFiles(folder, tls.acme_directory, tls.acme)
+    if settings.cert and settings.cert != str(files.cert):
+        raise StartError("tls.acme orders the certificate that cert and key name; leave out one of them.")
+    if not settings.cert and not lacks_certificate(settings):
+        raise StartError("tls.acme orders a certificate, and no port with TLS wants one; set tls_port.")
+    return files
 
 
 def _tls_files(settings: Settings, conf: MakoConf | None) -> Iterator[TlsFiles]:

@@ -26,6 +26,7 @@ TABLE = """
 | `os.exit` | no | |
 | `require "httpc"` | yes | |
 | `require "lpeg"` | not yet | |
+| `require "acme/engine"` | not yet | see [the page](page.md) |
 """
 
 PRELOAD = """
@@ -104,6 +105,12 @@ def test_every_kind_of_finding(tmp_path: Path) -> None:
         "page.lsp:4: ba.gone is absent (see the page)",
         "6 files read: 10 absent, 5 unknown, 3 with syntax errors",
     ]
+
+
+@pytest.mark.parametrize("spelling", ["acme/engine", "acme.engine"])
+def test_modules_in_folders_are_known_in_both_spellings(tmp_path: Path, spelling: str) -> None:
+    result = run(write(tmp_path, **{".preload": f'require "{spelling}"'}))
+    assert f'.preload:1: require "{spelling}" is absent (see the page)' in result.output
 
 
 def test_json_and_zip_files(tmp_path: Path) -> None:

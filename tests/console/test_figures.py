@@ -107,6 +107,16 @@ def test_certificates_are_told_of_in_time(days: int, level: str | None) -> None:
     assert [thing["level"] for thing in things(looked(listeners=listeners))] == ([level] if level else [])
 
 
+def test_a_certificate_that_could_not_be_ordered_is_told_of() -> None:
+    acme = {"names": ["example.com", "www.example.com"], "fault": "the authority is down."}
+    (thing,) = things(looked(server=CALM | {"acme": acme}))
+    assert thing["level"] == "bad"
+    assert (
+        thing["what"] == "The certificate of example.com, www.example.com could not be ordered: the authority is down."
+    )
+    assert things(looked(server=CALM | {"acme": acme | {"fault": None}})) == []
+
+
 def test_the_urgent_comes_first() -> None:
     both = things(
         looked(errors_lately=1, listeners=[{"name": "https", "certificate_days": 1, "certificate_fault": None}])

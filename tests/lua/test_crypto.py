@@ -238,6 +238,57 @@ def test_rsa_keys_whose_numbers_do_not_fit(lua: Lua) -> None:
         assert lua("return ba.crypto.sign(...)", b"x", text)[:2] == (None, b"sslcryptoerr")
 
 
+def test_certificates_take_date_tables(lua: Lua) -> None:
+    """As `os.date "*t"` gives them: the dates that the original takes."""
+    source = """local key = ba.create.key()
+    local csr = ba.create.csr(key, {commonname = "a.example"})
+    local from, to = os.date("*t", 1700000000), {year = 2033, month = 13, day = 1, hour = 0}
+    local self_signed = ba.parsecert(ba.create.certificate(csr, key, from, to, 77))
+    assert(ba.parsecerttime(self_signed.tzfrom) == 1700000000 and self_signed.serial == "4D")
+    assert(ba.parsecerttime(self_signed.tzto) == os.time{year = 2034, month = 1, day = 1, hour = 0})
+    local other = ba.create.key()
+    local root = ba.create.certificate(csr, key)
+    local issued = ba.parsecert(ba.create.certificate(ba.create.csr(other, {CN = "b"}), root, key, from, to))
+    assert(ba.parsecerttime(issued.tzfrom) == 1700000000)
+    local mixed = ba.parsecert(ba.create.certificate(csr, key, 1600000000, to))
+    assert(ba.parsecerttime(mixed.tzfrom) == 1600000000)
+    local text = {}
+    for _, wrong in ipairs{{}, {year = 2033}, {year = "x", month = 1, day = 1}, {year = 2033, month = 1.5, day = 1}} do
+      local ok, message = pcall(ba.create.certificate, csr, key, from, wrong)
+      assert(not ok)
+      text[#text + 1] = message
+    end
+    return table.unpack(text)"""
+    for message in lua(source):
+        assert b"bad argument #4 to 'certificate' (field '" in message, message
+
+
+def test_times_of_certificates(lua: Lua) -> None:
+    times = {
+        b"231114221320Z": 1700000000,
+        b"20231114221320Z": 1700000000,
+        b"2023-11-14T22:13:20Z": 1700000000,
+        b"500101000000Z": -631152000,
+        b"491231235959Z": 2524607999,
+        b"99991231235959Z": 253402300799,
+        b"19691231235959Z": -1,
+    }
+    for text, seconds in times.items():
+        assert lua("return ba.parsecerttime(...)", text) == seconds, text
+    for text in (
+        b"",
+        b"now",
+        b"231114221320",
+        b"2311142213Z",
+        b"231314221320Z",
+        b"231114226020Z",
+        b"x" * 1000,
+        b"9" * 99,
+    ):
+        assert lua("return ba.parsecerttime(...)", text) is None, text
+    assert b"parsecerttime" in lua("return select(2, pcall(ba.parsecerttime))")
+
+
 def test_certificates(lua: Lua) -> None:
     source = """local key = ba.create.key()
     local csr = ba.create.csr(key, {commonname = "Root", organization = "Ours"}, {"SSL_CA"}, {"KEY_CERT_SIGN"})

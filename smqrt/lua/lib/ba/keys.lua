@@ -2,7 +2,7 @@
 local core, py = ...
 
 local arg, find, gsub, isyieldable, mathtype = core.arg, string.find, string.gsub, core.isyieldable, math.type
-local pack, pairs, rawtype, type = string.pack, pairs, core.rawtype, core.type
+local pack, pairs, pcall, rawtype, time, type = string.pack, pairs, pcall, core.rawtype, os.time, core.type
 local dump, octets = core.table_codec.dump, core.octets
 
 local LONG_BYTES <const> = 1000 -- the text of a private RSA key, which may take half a second, or that of a certificate
@@ -159,9 +159,14 @@ function ba.create.csr(key, name, ...)
   return call("request", key, key, wishes("csr", name, ...))
 end
 
--- Unix time of a number, of a text as ba.datetime reads it, or of its object.
+-- Unix time of a number, of a table as os.date "*t" gives it, of a text as ba.datetime reads it, or of its object.
 local function time_of(value, index, fname)
   if value == nil or rawtype(value) == "number" then return value end
+  if rawtype(value) == "table" and value.ticks == nil then
+    local is_date, seconds = pcall(time, value)
+    if not is_date then core.raise("bad argument #" .. index .. " to '" .. fname .. "' (" .. seconds .. ")") end
+    return seconds
+  end
   local date, message = value, nil
   if rawtype(value) == "string" then date, message = ba.datetime(value) end
   if not date then core.raise("bad argument #" .. index .. " to '" .. fname .. "' (" .. message .. ")") end

@@ -1,7 +1,7 @@
 -- TLS objects (spec: bas-api 10): whom to trust, one's own certificates, and the clients and servers made of them.
 local core, py = ...
 
-local arg, setmetatable = core.arg, setmetatable
+local arg, find, gsub, match, setmetatable = core.arg, string.find, string.gsub, string.match, setmetatable
 
 local store, tls = {}, {}
 local store_class, cert_class, tls_class = core.class("certstore", store), core.class("sharkcert", {}), core.class("sharkssl", tls)
@@ -33,6 +33,16 @@ end
 -- syntax: ba.parsecert(data) -> {subject, issuer, commonname, subjectaltnames, tzfrom, tzto, serial} | nil
 function ba.parsecert(data)
   return core.certificate(py.describe(arg.string(data, 1, "parsecert")))
+end
+
+-- syntax: ba.parsecerttime(text) -> Unix time | nil. Takes times of ASN.1, and those that ba.parsecert gives.
+function ba.parsecerttime(text)
+  text = arg.string(text, 1, "parsecerttime")
+  local digits = match(text, "^(%d+)Z$") or ""
+  if #digits == 12 then digits = (digits < "5" and "20" or "19") .. digits end -- RFC 5280 4.1.2.5
+  if #digits == 14 then text = gsub(digits, "^(....)(..)(..)(..)(..)(..)$", "%1-%2-%3T%4:%5:%6Z") end
+  local date = find(text, "^%d%d%d%d%-") and ba.datetime(text)
+  return date and date:ticks() or nil
 end
 
 -- The content of a file in an io object, or nil and an error word.
