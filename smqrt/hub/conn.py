@@ -62,7 +62,8 @@ def create(
     links: Mtl,
     port: int = PORT,
     *,
-    intf: str = "0.0.0.0",
+    intf: str = "",
+    ipv6: bool = False,
     shark: ClientTls | None = None,
     sshark: SSLContext | None = None,
     onstatus: Callable[[str, bool, str], object] | None = None,
@@ -71,7 +72,7 @@ def create(
 
     Args:
         port: 0 picks a free one.
-        intf: the address to listen at; `::` for IPv6.
+        intf: the address to listen at; all when not given, with `ipv6` those of IPv6.
         shark, sshark: TLS of links that this side makes, and of those that come; both or none.
         onstatus: told of every node of the list.
 
@@ -80,4 +81,5 @@ def create(
         ClosedError: the links were shut down.
         StartError: the address can't be bound.
     """
-    return Conn(mtl.Conn(mtl.own(links.links), port, intf, shark, sshark, later("onstatus", onstatus)))
+    host = intf or ("::" if ipv6 else "0.0.0.0")
+    return Conn(mtl.Conn(mtl.own(links.links), port, host, shark, sshark, later("onstatus", onstatus)))
