@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from smqrt.errors import ArgumentError
 from smqrt.hub import cluster, conn, mtl
 from smqrt.hub.cluster import Cluster
 from smqrt.hub.mtl import Mtl
+from smqrt.journal.reader import Journal
 from smqrt.net.stream import Stream
 from tests.cluster.engines import Client
 from tests.conftest import free_port
@@ -281,3 +283,20 @@ def test_subscribers_are_counted_per_node_or_over_all(
         Client(smq.broker).subscribe(b"news")
     joined.other.publish("behind", "s")
     wait_until(lambda: got and counts[-1:] == [count], counts)
+
+
+def test_a_message_is_recorded_at_its_origin_only(pair: tuple[Mtl, Mtl], tmp_path: Path) -> None:
+    hubs = [hub.create(journal={"path": str(tmp_path / node), "node": node, "name": node}) for node in ("n1", "n2")]
+    clusters = [cluster.create(smq, links, name="chat") for smq, links in zip(hubs, pair, strict=True)]
+    got: Called = []
+    hubs[1].subscribe("news", teller(got))
+    wait_until(clusters[0].nodes, "the hubs are joined")
+    hubs[0].publish("hello", "news")
+    wait_until(lambda: got, "the message")
+    for smq in hubs:
+        smq.journal.close()
+        smq.close()
+    here, there = Journal(tmp_path / "n1"), Journal(tmp_path / "n2")
+    assert here.end()["n1"] > 0
+    assert {row.payload for row in here.rows(here.begin(), here.end())} == {b"hello"}
+    assert there.end().get("n2", 0) == 0
