@@ -14,9 +14,9 @@ import trustme
 
 from smqrt import hub
 from smqrt.backplane.mesh import open_meshes
-from smqrt.errors import ArgumentError
+from smqrt.backplane.process import cluster as process_cluster
+from smqrt.errors import ArgumentError, StartError
 from smqrt.hub import cluster, conn, mtl
-from smqrt.hub.cluster import Cluster
 from smqrt.hub.mtl import Mtl
 from smqrt.journal.reader import Journal
 from smqrt.net.stream import Stream
@@ -90,6 +90,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"ping": {"timespan": "8"}}, "timespan must be a number"),
     ({"ping": {"silly": 2}}, "silly"),
     ({"ping": {"roundtripCB": 1}}, "roundtripCB must be a function"),
+    ({"password": ""}, "password: it is empty"),
     ({"keepintv": 0.01}, KEEP),
     ({"keepalive": 2}, KEEP),
     ({"keepalive": 4000}, "keepalive must be a number"),
@@ -100,7 +101,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("options", "message"), WRONG)
 def test_times_that_are_none(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
-        mtl.create("x", **options)
+        mtl.create(**{"password": "x"} | options)
     assert not open_meshes
 
 
@@ -185,6 +186,13 @@ def test_the_end_of_a_conn_ends_no_link(pair: tuple[Mtl, Mtl]) -> None:
     assert other.hascon("127.0.0.1")
 
 
+def test_a_port_that_is_taken(links: Callable[..., Mtl]) -> None:
+    one = links()
+    port = conn.create(one, 0, intf="127.0.0.1").port
+    with pytest.raises(StartError, match=str(port)):
+        conn.create(one, port, intf="127.0.0.1")
+
+
 @pytest.mark.parametrize("options", [{"intf": "::1"}, {"ipv6": True}, {"ipv6": True, "intf": "::1"}])
 def test_ipv6(links: Callable[..., Mtl], options: dict[str, Any]) -> None:
     there = conn.create(links(), 0, **options)
@@ -262,14 +270,20 @@ def test_leaving(pair: tuple[Mtl, Mtl]) -> None:
 
 def test_names() -> None:
     """Without one it is a number; a text for the links is their password."""
-    made: list[Cluster] = []
-    for _ in range(2):
-        made.append(cluster.create(hub.create(), "a password"))
-    names = [re.fullmatch(r"SMQ-(\d+)", one.name) for one in made]
-    assert all(names)
-    assert int(names[1][1]) == int(names[0][1]) + 1  # type: ignore[index]
-    for mesh in list(open_meshes):
-        mesh.close()
+    one, other = (cluster.create(hub.create(), "a password") for _ in range(2))
+    names = [re.fullmatch(r"SMQ-(\d+)", each.name) for each in (one, other)]
+    first, second = (int(found[1]) for found in names if found)
+    assert second == first + 1
+    there = conn.create(other, 0, intf="127.0.0.1")
+    here = conn.create(one, 0, intf="127.0.0.1")
+    here.add("127.0.0.1", there.port)
+    wait_until(lambda: here.status() == {"127.0.0.1": True}, "a cluster stands for its links")
+    with pytest.raises(ArgumentError, match="this cluster uses the server's"):
+        conn.create(cluster.create(hub.create(), name="x"), 0)
+    process_cluster.close()
+    for each in (one, other):
+        assert each.links
+        each.links.shutdown()
 
 
 @pytest.mark.parametrize(("option", "count"), [({}, 1), ({"observe": "cluster"}, 2)], ids=["node", "cluster"])
