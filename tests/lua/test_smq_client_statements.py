@@ -228,6 +228,10 @@ METHODS: dict[str, tuple[str, list[tuple[Any, ...]]]] = {
         function smq.onconnect() test.record("it", smq:publish("x", "a")) end""",
         [(False,), (True,)],
     ),
+    "subscribe": (
+        """function smq.onconnect() smq:subscribe("a", {onack = note "it"}) end""",
+        [(True, b"a", "tid a")],
+    ),
     "subscribe with a sub-topic": (
         """function smq.onconnect() smq:subscribe("a", "s", {onack = note "it"}) end""",
         [(True, b"a", "tid a", b"s", "stid s")],
