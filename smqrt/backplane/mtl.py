@@ -12,12 +12,13 @@ from ssl import SSLContext
 
 from smqrt.backplane.mesh import PORT, Dialer, Mesh
 from smqrt.backplane.process import cluster as process_cluster
-from smqrt.broker.broker import Broker, Name, check_size
+from smqrt.broker.broker import Name, check_size
 from smqrt.cluster import channel
 from smqrt.cluster.channel import AppChannel
 from smqrt.cluster.link import Link
 from smqrt.cluster.member import Member
 from smqrt.errors import ArgumentError, ClosedError
+from smqrt.net.broker import GeventBroker
 from smqrt.net.contexts import ClientTls
 from smqrt.net.listener import Listener
 from smqrt.net.tls import Transport
@@ -339,12 +340,14 @@ class Cluster:
         ClosedError: the links were shut down.
     """
 
-    def __init__(self, broker: Broker, mtl: Links | None = None, name: str = "") -> None:
+    def __init__(self, broker: GeventBroker, mtl: Links | None = None, name: str = "") -> None:
         mesh = mtl.mesh if mtl is not None else process_cluster.opened()
         self.name = name or f"SMQ-{next(_names)}"
         self._broker = broker
         self._member: Member = mesh.join(broker, self.name)
         self._node = mesh.node
+        if (broker.counts_of or (process_cluster.observes() if mtl is None else None)) == "cluster":
+            self._member.counts.count_all()
 
     def publish(self, data: bytes, subtopic: Name | None = None, ptid: int | None = None) -> int:
         """Send a message to the servers of all other nodes; gives how many there are.

@@ -102,10 +102,10 @@ class ProcessCluster:
         member = self.opened().join(broker, name)
         if succession.names_for(broker.key) is not None:
             member.expect_clients()
-        if (options.observe or self._observes()) == "cluster":
+        if (options.observe or self.observes()) == "cluster":
             member.counts.count_all()
 
-    def _observes(self) -> str:
+    def observes(self) -> str:
         """Whose subscribers `observe` counts in hubs that don't say it: workers alone are one server, and so count as
         one; nodes are asked for their own (specification: smq.md §6).
         """

@@ -12,10 +12,14 @@ from smqrt.message import Payload, payload
 
 
 class Cluster:
-    """A hub in a cluster; see `create`."""
+    """A hub in a cluster; see `create`.
 
-    def __init__(self, made: mtl.Cluster) -> None:
-        self._cluster = made
+    Attributes:
+        links: to the other nodes; None for those of the server's settings.
+    """
+
+    def __init__(self, made: mtl.Cluster, links: Mtl | None) -> None:
+        self._cluster, self.links = made, links
         app_folder.close_with_app(self)
 
     @property
@@ -77,4 +81,4 @@ def create(smq: Smq, links: Mtl | str | bytes | None = None, *, name: str = "") 
     """
     if isinstance(links, str | bytes):
         links = create_mtl(links)
-    return Cluster(mtl.Cluster(smq.broker, links.links if links is not None else None, name))
+    return Cluster(mtl.Cluster(smq.broker, links.links if links is not None else None, name), links)

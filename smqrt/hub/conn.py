@@ -8,6 +8,8 @@ from ssl import SSLContext
 from smqrt import app_folder
 from smqrt.backplane import mtl
 from smqrt.backplane.mesh import PORT
+from smqrt.errors import ArgumentError
+from smqrt.hub.cluster import Cluster
 from smqrt.hub.mtl import Mtl, later
 from smqrt.net.contexts import ClientTls
 
@@ -59,10 +61,11 @@ class Conn:
 
 
 def create(
-    links: Mtl,
+    links: Mtl | Cluster,
     port: int = PORT,
     *,
-    intf: str = "0.0.0.0",
+    intf: str = "",
+    ipv6: bool = False,
     shark: ClientTls | None = None,
     sshark: SSLContext | None = None,
     onstatus: Callable[[str, bool, str], object] | None = None,
@@ -70,8 +73,9 @@ def create(
     """Take links at a port.
 
     Args:
+        links: which get them; a cluster stands for its links.
         port: 0 picks a free one.
-        intf: the address to listen at; `::` for IPv6.
+        intf: the address to listen at; all when not given, with `ipv6` those of IPv6.
         shark, sshark: TLS of links that this side makes, and of those that come; both or none.
         onstatus: told of every node of the list.
 
@@ -80,4 +84,9 @@ def create(
         ClosedError: the links were shut down.
         StartError: the address can't be bound.
     """
-    return Conn(mtl.Conn(mtl.own(links.links), port, intf, shark, sshark, later("onstatus", onstatus)))
+    if isinstance(links, Cluster):
+        if links.links is None:
+            raise ArgumentError("links: this cluster uses the server's, whose settings say where they go")
+        links = links.links
+    host = intf or ("::" if ipv6 else "0.0.0.0")
+    return Conn(mtl.Conn(mtl.own(links.links), port, host, shark, sshark, later("onstatus", onstatus)))

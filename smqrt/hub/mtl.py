@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,12 +11,13 @@ from smqrt import app_folder
 from smqrt.backplane import mtl
 from smqrt.backplane.process import cluster
 from smqrt.cluster.channel import AppChannel
-from smqrt.errors import QueueFullError
+from smqrt.errors import ArgumentError, QueueFullError
 from smqrt.hub import binding
 from smqrt.hub.callbacks import Guard, calling_line
 from smqrt.message import Payload, payload
 from smqrt.net import workers
 from smqrt.net.stream import Stream
+from smqrt.options import function, make, number, option, optional
 
 OnStatus = Callable[[str, bool, str], object]
 """`f(address, up, why)`."""
@@ -23,6 +25,41 @@ OnNode = Callable[[int, bool, str], object]
 """`f(node, up, why)`."""
 OnData = Callable[[bytes, int], object]
 """`f(data, node)`."""
+OnRoundTrip = Callable[[str, float | None], object]
+"""`f(address, ms)`."""
+_LEAST_TIMEOUT_S, _TIMEOUTS_IN_TIMESPAN = 2.0, 4
+_SECONDS = number(0, mtl.LONGEST_S, "seconds", above=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PingOptions:
+    """The option `ping` of `create`."""
+
+    timespan: float = option(8.0, _SECONDS, "How often another node is asked whether it is there.")
+    timeout: float = option(_LEAST_TIMEOUT_S, _SECONDS, "How long its answer may take.")
+    roundtripCB: OnRoundTrip | None = option(None, optional(function()), "Told of each ping.")
+
+    def times(self) -> tuple[float, float]:
+        """Returns `ping_s` and `silence_s`."""
+        timespan, timeout = self.timespan, self.timeout
+        if not (timeout >= _LEAST_TIMEOUT_S and _TIMEOUTS_IN_TIMESPAN * timeout <= timespan <= mtl.LONGEST_S - timeout):
+            raise ArgumentError(
+                f"ping: timespan {timespan:g}, timeout {timeout:g}; timeout is 2 s at least, timespan four times as "
+                "long, both 3600 s at most"
+            )
+        return timespan, timespan + timeout
+
+
+def _keepalive_times(keepalive: float | None, keepintv: float | None) -> tuple[float, float]:
+    """Returns `ping_s` and `silence_s` for the documented options."""
+    ping_s = _SECONDS.check("keepintv", 2.0 if keepintv is None else keepintv)
+    silence_s = _SECONDS.check("keepalive", 20.0 if keepalive is None else keepalive)
+    if not mtl.LEAST_PING_S <= ping_s < silence_s:
+        raise ArgumentError(
+            f"keepalive: {silence_s:g}, keepintv {ping_s:g}; keepintv is 0.05 s at least, keepalive more than that and "
+            "3600 s at most"
+        )
+    return ping_s, silence_s
 
 
 class Channel:
@@ -148,9 +185,22 @@ class Mtl:
         """
         self.links.shutdown()
 
-    def close(self) -> None:
-        """As `shutdown`."""
-        self.shutdown()
+    def close(self, name: str | bytes | None = None, msg: str | bytes = b"") -> bool:
+        """Close the channel `name`; where none is open, the hub leaves that cluster. Without a name, as `shutdown`.
+
+        Args:
+            msg: why, for the other nodes; 1000 bytes at most.
+
+        Returns:
+            False when there is neither.
+
+        Raises:
+            ArgumentError: `msg` is too long.
+        """
+        if name is None:
+            self.shutdown()
+            return True
+        return self.links.close_named(binding.text("name", name), binding.text("msg", msg))
 
     def __enter__(self) -> Mtl:
         return self
@@ -163,7 +213,10 @@ def create(
     password: str | bytes,
     *,
     onstatus: OnStatus | None = None,
-    on_round_trip: Callable[[str, float | None], object] | None = None,
+    ping: Mapping[str, object] | None = None,
+    keepalive: float | None = None,
+    keepintv: float | None = None,
+    on_round_trip: OnRoundTrip | None = None,
     log: Callable[[str, bool], object] | None = None,
     ping_s: float = 1.0,
     silence_s: float = 5.0,
@@ -174,16 +227,26 @@ def create(
     Args:
         password: takes 50 ms to make a key of.
         onstatus: told of every link.
+        ping: `timespan` and `timeout` in seconds: another node is asked each `timespan` (8) whether it is there, and
+            lost after both together without a word. `timeout` is 2 at least, `timespan` four times as long.
+            `roundtripCB` is `on_round_trip`.
+        keepalive, keepintv: without `ping`: asked each `keepintv` (2 s), lost after `keepalive` (20 s) without a word.
         on_round_trip: `f(address, ms)`, told of each ping: the milliseconds until its answer; None when that has not
             come within `silence_s - ping_s`, or the link has ended before.
         log: `f(text, is_urgent)`, told of what happens to links; what is urgent is in the server's log, too.
-        ping_s: how often other nodes are asked whether they are there, 0.05 to 3600.
+        ping_s: how often other nodes are asked whether they are there, 0.05 to 3600; without `ping` and `keepalive`.
         silence_s: after so long without a word one is lost; more than `ping_s`, 3600 at most.
         node: a fixed number of this node, 1 to 1023; 0 draws one.
 
     Raises:
         ArgumentError: the password is empty, the number is none, or a time is none.
     """
+    if ping is not None:
+        pings = make(PingOptions, ping)
+        ping_s, silence_s = pings.times()
+        on_round_trip = pings.roundtripCB or on_round_trip
+    elif keepalive is not None or keepintv is not None:
+        ping_s, silence_s = _keepalive_times(keepalive, keepintv)
     functions = {"onstatus": onstatus, "on_round_trip": on_round_trip, "log": log}
     told, timed, logged = (later(what, function) for what, function in functions.items())
     options = mtl.MtlOptions(ping_s, silence_s, node, told, timed, logged)

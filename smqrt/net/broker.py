@@ -269,6 +269,7 @@ class GeventBroker(SucceedingBroker):
         number: counts the brokers of this process, and those of another worker have others; 0 for internal ones, which
             operators are not shown.
         app: the folder of the application that made it; empty outside of applications.
+        counts_of: the option `observe`.
 
     Raises:
         ArgumentError: a time for TCP keep-alive that Linux refuses; the `persist` file can't be used.
@@ -286,6 +287,7 @@ class GeventBroker(SucceedingBroker):
             Gate(self.identities, hooks)
         keep_alive = KeepAlive(options.keepidle_s, options.keepintv_s)
         self._options = options
+        self.counts_of = options.observe
         self._admission = Admission(origins=options.origins, keep_alive=keep_alive)
         self.key = succession.key_of(options.name)
         names = succession.names_for(self.key)

@@ -323,7 +323,8 @@ def test_the_same_uid_in_both_parts_is_settled_by_the_heal(engine: Engine) -> No
     engine.joined(one, other)
     engine.until(lambda: old.session.closed or new.session.closed, "one of them goes")
     engine.settle()
-    assert old.session.closed != new.session.closed
+    assert (old.session.closed, new.session.closed) == (True, False)
+    assert old.goodbye == CloseReason.TAKEN_OVER.value.encode()
 
 
 def test_what_is_on_the_way_when_a_link_breaks_is_delivered_or_counted(engine: Engine) -> None:

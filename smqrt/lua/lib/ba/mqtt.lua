@@ -116,6 +116,10 @@ function methods:unsubscribe(topic, onunsuback, props)
   local number = number_of(self, "unsubscribe")
   if core.type(onunsuback) == "table" then onunsuback, props = nil, onunsuback end
   onunsuback = arg.optional(arg["function"], onunsuback, nil, 2, "unsubscribe")
+  if self.is_text and onunsuback then -- MQTT 3.1.1 has nothing to tell
+    local f = onunsuback
+    onunsuback = function() f() end
+  end
   return py.unsubscribe(number, arg.string(topic, 1, "unsubscribe"), onunsuback and ref(onunsuback), properties(props, 3, "unsubscribe"))
 end
 
