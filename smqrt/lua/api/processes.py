@@ -37,7 +37,7 @@ class ProcessBinding:
         self._ptys: dict[int, Pty] = {}
         self._alive: dict[Pty, AppScope | None] = {}  # also those of which Lua knows no more, with their owners
         self._callback_ref = 0
-        self._running: dict[int, int] = {}  # callbacks that run: what had arrived when they began
+        self._running: dict[int, int] = {}  # callbacks that run: the progress when they began
 
     def attach(self, callback_ref: int) -> None:
         """The Lua function that calls the callback of the child with a number."""
@@ -72,15 +72,16 @@ class ProcessBinding:
 
     def _advance(self, number: int) -> None:
         if number in self._ptys and number not in self._running and self._ptys[number].unread:
-            self._running[number] = self._ptys[number].arrivals
+            self._running[number] = self._ptys[number].progress
             self._vm.start(self._callback_ref, number)
 
     def again(self, number: int) -> bool:
-        """A callback has returned: whether it is to be called once more, for what arrived meanwhile."""
+        """A callback has returned: whether it is to be called once more: it has read some, or
+        more arrived meanwhile."""
         pty, seen = self._ptys.get(number), self._running.pop(number, 0)
-        if pty is None or not pty.unread or pty.arrivals == max(seen, 0):
+        if pty is None or not pty.unread or pty.progress == max(seen, 0):
             return False
-        self._running[number] = pty.arrivals
+        self._running[number] = pty.progress
         return True
 
     def over(self, number: int) -> bool:
@@ -89,9 +90,9 @@ class ProcessBinding:
 
     # ---- methods
 
-    def read(self, number: int, size_bytes: int) -> PtyRead:
-        """What there is of standard output and of standard error, None at the end."""
-        return self._ptys[number].read(size_bytes)
+    def read(self, number: int, timeout_ms: float | None) -> PtyRead:
+        """What there is, and whether it is of standard error; None at the end, False when the time is over."""
+        return self._ptys[number].read(None if timeout_ms is None else timeout_ms / 1000)
 
     def write(self, number: int, data: bytes) -> bool:
         self._ptys[number].write(data)
