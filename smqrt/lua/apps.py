@@ -335,8 +335,7 @@ class Applications:
         self.run_exit_functions = mako.install(vm, services, self.dirs)
         mako.install_loadconf(vm, services)
         self.send_mail_log = mail.install_log(vm)
-        knows = {"knows_application": lambda: app_folder.current_app.get() is not None}
-        vm.namespace("ba.apps", {"entry": self._entry, **knows})
+        vm.namespace("ba.apps", {"entry": self._entry, "known_application": services.known_application})
         manage.install(vm, self, self.files)
         self._next_number = itertools.count(1).__next__
 

@@ -413,9 +413,11 @@ def test_what_cannot_be(vm: Vm, call: str, expected: object) -> None:
 
 @pytest.mark.parametrize("where", ["ba.thread.run(work)", "ba.timer(work):set(1)", "ba.socket.event(work)"])
 def test_a_child_of_a_thread_timer_or_cosocket_ends_with_the_application(server: AppServer, where: str) -> None:
+    before = children()
     preload = f"function work() _G.child = ba.forkpty('/bin/sleep', '1000') end {where}"
     application = server.app({".preload": preload})
     wait_until(lambda: server.vm.eval("return child ~= nil") == (True,))
     application.unload()
+    wait_until(lambda: children() <= before)
     wait_until(lambda: server.vm.eval("return child:close(true)")[0] is not None, patience_s=5)
     assert server.vm.eval("return child:read()") == (None, b"terminated")

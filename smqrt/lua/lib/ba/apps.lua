@@ -106,10 +106,11 @@ local function number_of_function(f)
   end
 end
 
---- The number of the application whose code is running, where Python does not know it: in timers, threads and cosockets. It is found
--- by the environments of the functions that run. nil when there is none. For `Services.scope_of`.
+--- The number of the application whose code is running. In timers, threads and cosockets Python does not know it: it is found by the
+-- environments of the functions that run. nil when there is none. For `Services.scope_of`.
 function core.application()
-  if py.knows_application() then return nil end
+  local known = py.known_application()
+  if known ~= false then return known end
   for level = 2, 100 do
     local info = getinfo(level, "Sf")
     if not info then return nil end
