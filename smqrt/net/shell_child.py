@@ -18,6 +18,7 @@ from gevent.lock import BoundedSemaphore
 
 from smqrt.errors import StreamError
 from smqrt.net.readiness import READ, WRITE, Ready, Signal, block
+from smqrt.net.scheduling import share
 
 MAX_READ_BYTES = 64 << 10
 """Of one read."""
@@ -121,9 +122,12 @@ class ShellChild:
 
     def write(self, data: bytes) -> None:
         """Give it all of `data`; blocks this greenlet while it takes none. Raises as `write_now`."""
+        turns = share()
         with self._writing:
             rest = memoryview(data)
             while rest:
+                if turns.spent():
+                    turns.wait()
                 if self._fd < 0:
                     raise StreamError("closed")
                 try:

@@ -176,6 +176,25 @@ def test_nobody_is_held(vm: Vm, tmp_path: Path) -> None:
     assert [one.get(timeout=20) for one in waiting] == [(True, b"exit", 0)] * 4
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "local f, n = io.popen 'yes | head -20000', 0 for _ in f:lines() do n = n + 1 end f:close() return n",
+        "local f, n = io.popen 'yes 12 | head -4000', 0 for _ in f:lines 'n' do n = n + 1 end f:close() return n",
+        "local f, t = io.popen('cat >/dev/null', 'w'), ('x'):rep(1 << 18) for _ = 1, 16 do f:write(t) end f:close()",
+    ],
+)
+def test_others_have_turns_while_much_is_there_at_once(vm: Vm, call: str) -> None:
+    """What is read and written without a wait."""
+    turns = 0
+    running = gevent.spawn(vm.eval, call)
+    while not running.ready():
+        gevent.sleep(1e-6)
+        turns += 1
+    running.get()
+    assert turns > 5
+
+
 PLACES = {
     "a thread": "ba.thread.run(work)",
     "a timer": "ba.timer(function() work() return false end):set(1)",

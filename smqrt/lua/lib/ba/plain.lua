@@ -10,6 +10,8 @@ local io, os = io, os
 local MAX_READ <const> = 64 << 20
 local TOO_MUCH <const>, ENOMEM <const> = "Cannot allocate memory", 12
 local NO_FILE <const>, EBADF <const> = "Bad file descriptor", 9
+local READS_IN_A_ROW <const> = 100
+local WRITTEN_AT_ONCE <const> = 1 << 18 -- a longer string crosses to Python in pieces, and others run in between
 local LONGEST_NUMBER <const> = 200 -- characters, as in Lua
 
 local function text_without_nul(value, index, fname)
@@ -163,9 +165,16 @@ local function reader_of(wanted, index)
   return reader
 end
 
+-- What lies in the buffer is read without a wait, and may be thousands of lines.
+local function give_way(self)
+  self.reads = self.reads + 1
+  if self.reads % READS_IN_A_ROW == 0 and isyieldable() then core.pause() end
+end
+
 local read
 
 function read(self, ...)
+  give_way(self)
   local count = select("#", ...)
   if count == 0 then return read(self, "l") end
   local values = {}
@@ -193,18 +202,26 @@ function methods:lines(...)
   end
 end
 
-local function put(self, text)
-  if self.mode ~= "w" then return nil, NO_FILE, EBADF end
+local function put_piece(self, text)
+  if self.mode ~= "w" or not self.number then return nil, NO_FILE, EBADF end -- closed meanwhile by another activity, perhaps
   if isyieldable() then return py.write(self.number, text) end
   local count, message, code = py.write_now(self.number, text)
   if not count then return nil, message, code end
   return count == #text or py.write(self.number, sub(text, count + 1)) -- which can't wait here, and says so
 end
 
+local function put(self, text)
+  if #text <= WRITTEN_AT_ONCE then return put_piece(self, text) end
+  for at = 1, #text, WRITTEN_AT_ONCE do
+    local ok, message, code = put_piece(self, sub(text, at, at + WRITTEN_AT_ONCE - 1))
+    if not ok then return nil, message, code end
+  end
+  return true
+end
+
 local function write(self, ...)
   for at = 1, select("#", ...) do
     local text = arg.string(select(at, ...), at, "write")
-    if not self.number then return nil, NO_FILE, EBADF end -- closed by another activity meanwhile
     local ok, message, code = put(self, text)
     if not ok then return nil, message, code end
   end
@@ -260,7 +277,7 @@ function io.popen(command, mode)
   if mode ~= "r" and mode ~= "w" then raise("bad argument #2 to 'popen' (invalid mode)") end
   local number, message, code = py.popen(command, mode, core.application())
   if not number then return nil, message, code end
-  return setmetatable({number = number, mode = mode, buffer = "", at = 1}, class)
+  return setmetatable({number = number, mode = mode, buffer = "", at = 1, reads = 0}, class)
 end
 
 -- ---- the functions of io that take any file
