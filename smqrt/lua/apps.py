@@ -339,17 +339,9 @@ class Applications:
         self.run_exit_functions = mako.install(vm, services, self.dirs)
         mako.install_loadconf(vm, services)
         self.send_mail_log = mail.install_log(vm)
-        knows = {
-            "knows_application": lambda: app_folder.current_app.get() is not None,
-            "running_application": self._running_number,
-        }
-        vm.namespace("ba.apps", {"entry": self._entry, **knows})
+        vm.namespace("ba.apps", {"entry": self._entry, "known_application": services.known_application})
         manage.install(vm, self, self.files)
         self._next_number = itertools.count(1).__next__
-
-    def _running_number(self) -> int | None:
-        current = app_folder.current_app.get()
-        return next((number for number, scope in self.services.scopes.items() if scope is current), None)
 
     def configure(self) -> None:
         """Set up what mako.conf asks for: users, file server, trace logger; may block. A failure is logged."""

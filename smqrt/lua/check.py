@@ -213,7 +213,7 @@ def prefixes(name: str) -> list[str]:
 
 _STANDARD = ("string", "table", "math", "os", "coroutine", "utf8", "debug", "package", "io", "luasql")
 _STRING_METHODS = re.compile(r"byte|find|format|gmatch|gsub|len|lower|match|pack|rep|reverse|sub|unpack|upper")
-_ROOTS = ("ba", "mako", "luasql", "os", "package", "debug", "string", "require")
+_ROOTS = ("ba", "mako", "luasql", "io", "os", "package", "debug", "string", "require")
 _OBJECTS = {"request": "request", "response": "response", "cmd": "cmd", "dir": "dir", "io": "io"}
 """What variables of these names hold, by custom."""
 _MAKERS = {

@@ -90,6 +90,14 @@ class Services:
     tracelogger: bool = False
     fleet: Fleet | None = None
 
+    def known_application(self) -> int | bool | None:
+        """The number of the application whose code this greenlet runs; None when it has no number, False when there is
+        none. Lua hands the number on: the greenlet of a blocking call may be another one."""
+        owner = current_app.get()
+        if owner is None:
+            return False
+        return next((number for number, scope in list(self.scopes.items()) if scope is owner), None)
+
     def scope_of(self, application: int | None) -> AppScope | None:
         """What belongs to the application whose code is running.
 

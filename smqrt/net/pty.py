@@ -20,14 +20,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gevent import get_hub, monkey
 from gevent.lock import BoundedSemaphore
 
-from smqrt.broker.deferred import Deferred
 from smqrt.errors import ArgumentError, StreamError
-from smqrt.net.readiness import READ, WRITE, Ready, Signal, block
+from smqrt.net.readiness import READ, WRITE, Ready, Signal, TimedDeferred, block
 
 MAX_BUFFERED_BYTES = 64 << 10
 """Of output that nobody has read; then the child waits."""
@@ -91,8 +90,8 @@ class PtyCommand:
         return {name: value for name, value in merged.items() if value is not None}
 
 
-Output = tuple[bytes, bytes] | None
-"""What was read of standard output and of standard error; None at the end."""
+Output = tuple[bytes, bool] | None | Literal[False]
+"""What was read, and whether it came from standard error; None at the end, False when the time was over."""
 
 
 class _Source:
@@ -102,6 +101,7 @@ class _Source:
         os.set_blocking(fd, False)
         self.fd, self.ended, self.paused, self.discards = fd, False, False, False
         self.buffer = bytearray()
+        self.began = 0  # the number of the arrival that filled the empty buffer
         self._arrived = arrived
         self._watcher: Any = get_hub().loop.io(fd, READ)
         self._watcher.start(self._ready)
@@ -129,9 +129,10 @@ class _Source:
     def full(self) -> bool:
         return len(self.buffer) >= MAX_BUFFERED_BYTES
 
-    def take(self, size_bytes: int) -> bytes:
-        data = bytes(self.buffer[:size_bytes])
-        del self.buffer[:size_bytes]
+    def take(self) -> bytes:
+        data = bytes(self.buffer)
+        self.buffer.clear()
+        self.began = 0
         self._watch()
         return data
 
@@ -165,14 +166,13 @@ class _Source:
         self._watcher.close()
 
 
-class PtyRead(Deferred[Output]):
+class PtyRead(TimedDeferred[Output]):
     """A read that waits; resolved in the Hub greenlet."""
 
-    __slots__ = ("size_bytes",)
+    __slots__ = ()
 
-    def __init__(self, size_bytes: int) -> None:
-        super().__init__()
-        self.size_bytes = size_bytes
+    def _expired(self) -> None:
+        self.resolve(False)
 
 
 class Pty:
@@ -183,6 +183,7 @@ class Pty:
         status: the exit status, 128 and the signal's number when a signal ended it; None while it runs.
         on_output: called in the Hub greenlet whenever output came, or its end.
         arrivals: counts that.
+        progress: counts arrivals, and the reads that got some of them.
         told_end: whether a read has told that it is over.
 
     Args:
@@ -197,7 +198,7 @@ class Pty:
         _check(command)
         self.status: int | None = None
         self.on_output: Callable[[], object] = lambda: None
-        self.arrivals, self.told_end = 0, False
+        self.arrivals, self._taken, self.told_end = 0, 0, False
         self._closed = self._ending = False
         self._exit = Signal()
         self._reads: deque[PtyRead] = deque()
@@ -248,31 +249,42 @@ class Pty:
         """Whether there is output that nobody has read, or an end that nobody knows of."""
         return any(source.buffer for source in self._sources) or (self.ended and not self.told_end)
 
-    def read(self, size_bytes: int) -> PtyRead:
-        """Read what there is, of each stream at most so many bytes; the `Deferred` waits when there is nothing."""
-        read = PtyRead(size_bytes)
+    @property
+    def progress(self) -> int:
+        return self.arrivals + self._taken
+
+    def read(self, timeout_s: float | None = None) -> PtyRead:
+        """Read what there is of one of the streams, that which has waited longer; the `Deferred` waits when there is
+        nothing, for `timeout_s` at most."""
+        read = PtyRead(timeout_s)
+        self._reads = deque(one for one in self._reads if not one.done)  # without those whose time was over
         self._reads.append(read)
         self._serve()
         return read
 
     def _serve(self) -> None:
         while self._reads:
-            if self._reads[0].done:  # its activity was ended
+            if self._reads[0].done:  # its activity was ended, or its time is over
                 self._reads.popleft()
             elif self.unread or self.ended:
-                read = self._reads.popleft()
-                read.resolve(self._take(read.size_bytes))
+                self._reads.popleft().resolve(self._take())
             else:
                 return
 
-    def _take(self, size_bytes: int) -> Output:
-        if not any(source.buffer for source in self._sources):
+    def _take(self) -> Output:
+        filled = [source for source in self._sources if source.buffer]
+        if not filled:
             self.told_end = True
             return None
-        return self._out.take(size_bytes), self._err.take(size_bytes) if self._err else b""
+        self._taken += 1
+        source = min(filled, key=lambda one: one.began)
+        return source.take(), source is self._err
 
     def _arrived(self) -> None:
         self.arrivals += 1
+        for source in self._sources:
+            if source.buffer and not source.began:
+                source.began = self.arrivals
         self._serve()
         self.on_output()
 

@@ -11,8 +11,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from smqrt.cli.check import check
+from smqrt.lua import api as lua_api
 from smqrt.lua import api_table
+from smqrt.lua.check import check as find
 from smqrt.lua.lua_tokens import tokens
+from smqrt.lua.services import Services
+from smqrt.lua.vm import Vm
 
 TABLE = """
 | call | there | notes |
@@ -50,11 +54,26 @@ local alias = ba.gone
 local response = up:response() response:setdigest()
 """
 
+READ = api_table.read
+
 
 @pytest.fixture(autouse=True)
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
     read = api_table.read
     monkeypatch.setattr(api_table, "read", lambda: read(TABLE))
+
+
+def test_what_plain_lua_has_is_there(tmp_path: Path) -> None:
+    """The manual's own table: what applications call of `io` and `os`."""
+    names = ["io.popen", "os.execute", "os.tmpname", "os.remove", "os.rename", "os.setlocale"]
+    page = READ()
+    assert set(names) <= page.there
+    machine = Vm()
+    lua_api.install(machine, Services())
+    assert [name for name in names if machine.eval(f"return type({name})") != (b"function",)] == []
+    write(tmp_path, **{".preload": "".join(f"_G.{name} 'x' {name} 'x'\n" for name in names) + "os.exit()"})
+    report = find(tmp_path, page)
+    assert [(finding.line, finding.kind, finding.name) for finding in report.findings] == [(7, "absent", "os.exit")]
 
 
 def run(*words: str | Path) -> Result:

@@ -81,6 +81,10 @@ FAULTS = {
     "pty forgotten": "ba.forkpty('/bin/sleep', '1000') error'x'",
     "pty floods": "local p = ba.forkpty('/bin/sh', '-c', 'yes') p:read() error'x'",
     "pty in a callback": "ba.forkpty({async = function(p) p:read() error'x' end}, '/bin/echo', 'x')",
+    "popen left": "app.kept[#app.kept + 1] = _G.io.popen 'exec sleep 1000' error'x'",
+    "popen floods": "local f = _G.io.popen 'exec yes' f:read() error'x'",
+    "popen that takes nothing": "local f <close> = _G.io.popen('exec true', 'w') f:write'x' error'x'",
+    "execute": "os.execute 'exit 3' error'x'",
     "pty that is none": "ba.forkpty('/no/such/program'):read() error'x'",
     "mail refused": "assert(socket.mail{server = '127.0.0.1', port = 1}:send{from = 'a@b.c', to = 'd@e.f', "
     "subject = 's', txtbody = 't'})",

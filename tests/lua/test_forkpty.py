@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -129,13 +130,13 @@ def test_window_size(vm: Vm) -> None:
 
 def test_ends(vm: Vm) -> None:
     source = """local pty = assert(ba.forkpty "cat")
-    assert(pty:write "x" and pty:read(1) == "x")
+    assert(pty:write "x" and pty:read() == "x")
     local ok, status = pty:terminate()
     assert(pty:read() == nil and select(2, pty:read()) == "terminated")
     assert(select(2, pty:write "x") == "terminated" and select(2, pty:winsize(1, 1)) == "terminated")
     assert(pty:pause() and select(2, pty:terminate()) == status and pty:close() == false)
     local again = assert(ba.forkpty "cat")
-    assert(again:write "x" and again:read(1) == "x")
+    assert(again:write "x" and again:read() == "x")
     return ok, status, again:close(true)"""
     assert vm.eval(source) == (True, 128 + 15, 128 + 1)
 
@@ -167,21 +168,19 @@ def test_output_is_bounded_and_the_child_waits(vm: Vm, services: Services) -> No
     wait_until(lambda: child._out.full)
     gevent.sleep(0.05)
     assert len(child._out.buffer) == pty.MAX_BUFFERED_BYTES
-    first, second, third = vm.eval("return #pty:read(10), #pty:read(1 << 20), #pty:read() > 0")
-    assert (first, third) == (10, True)
-    # There may have been a turn in between, which took as much as the terminal had ready.
-    assert pty.MAX_BUFFERED_BYTES - 10 <= second <= pty.MAX_BUFFERED_BYTES
+    first, more = vm.eval("return #pty:read(), #pty:read() > 0")
+    assert (first, more) == (pty.MAX_BUFFERED_BYTES, True)
 
 
 def test_what_came_before_the_end_can_still_be_read(vm: Vm, services: Services) -> None:
     vm.eval('pty = sh "echo last; exec sleep 100"')
     child = services.processes._ptys[max(services.processes._ptys)]
     wait_until(lambda: len(child._out.buffer) == 5)
-    assert vm.eval("pty:close() return pty:read(2), pty:read(), pty:read()") == (b"la", b"st\n", None, b"terminated")
+    assert vm.eval("pty:close() return (pty:read()), pty:read()") == (b"last\n", None, b"terminated")
 
 
 def test_a_paused_child_calls_nobody(vm: Vm, recorder: Recorder, services: Services) -> None:
-    vm.eval("""pty = ba.forkpty(function(pty) test.record(pty:read(true)) end, "sh", "-c", "echo a; read x; echo b")""")
+    vm.eval("""pty = ba.forkpty(function(pty) test.record(pty:read()) end, "sh", "-c", "echo a; read x; echo b")""")
     wait_until(lambda: len(recorder.seen) == 1)
     vm.eval('pty:pause() pty:write "\\n"')
     child = services.processes._ptys[max(services.processes._ptys)]
@@ -190,6 +189,56 @@ def test_a_paused_child_calls_nobody(vm: Vm, recorder: Recorder, services: Servi
     assert len(recorder.seen) == 1
     vm.eval("pty:pause(false)")
     wait_until(lambda: recorder.seen[-1] == (None, b"terminated"))
+
+
+def test_a_read_has_a_time_out_in_milliseconds(vm: Vm, services: Services) -> None:
+    vm.eval('pty = sh "read x; echo $x; read x; exit 4"')
+    begin = time.monotonic()
+    assert vm.eval("return pty:read(20)") == (None, b"timeout")
+    assert 0.015 < time.monotonic() - begin < 5
+    assert vm.eval("return pty:read(0)") == (None, b"timeout")
+    assert vm.eval("return pty:read(-1)") == (None, b"timeout")
+    assert vm.eval('pty:write "a\\n" return pty:read(20000)') == (b"a\n", False)
+    assert vm.eval('pty:write "\\n" return pty:read(20000)') == (None, b"terminated")
+    assert vm.eval("return pty:close(true)") == (4,)
+
+
+def test_reads_whose_time_is_over_leave_nothing(vm: Vm, services: Services, recorder: Recorder) -> None:
+    """Also behind one that waits without an end."""
+    vm.eval('pty = sh "read x; echo $x" ba.thread.run(function() test.record(pty:read()) end)')
+    gevent.sleep(0)
+    vm.eval("for _ = 1, 50 do assert(not pty:read(0)) end")
+    assert len(services.processes._ptys[max(services.processes._ptys)]._reads) <= 2
+    vm.eval('pty:write "all of it\\n"')
+    wait_until(lambda: recorder.seen == [(b"all of it\n", False)])
+
+
+def test_data_tells_its_stream_and_comes_in_order(vm: Vm) -> None:
+    source = """local seen = {}
+    local pty = ba.forkpty({async = function() end}, "sh", "-c",
+      "echo 1; read x; echo 2 >&2; read x; echo 3; echo 4 >&2")
+    for _ = 1, 3 do
+      local data, is_stderr = pty:read()
+      assert(#data > 0)
+      seen[#seen + 1] = (is_stderr and "e" or "o") .. data:sub(1, 1)
+      pty:write "\\n"
+    end
+    return table.concat(seen, " "), (select(2, ba.forkpty("sh", "-c", "echo x >&2"):read()))"""
+    assert vm.eval(source) == (b"o1 e2 o3", False)
+
+
+def test_a_callback_that_reads_once_gets_both_streams_and_the_end(
+    vm: Vm, recorder: Recorder, services: Services
+) -> None:
+    """Both had arrived before it was called."""
+    vm.eval("""pty = ba.forkpty(function(pty) test.record(pty:read()) end, "sh", "-c", "read x; echo a; echo b >&2")
+    pty:pause() pty:write "\\n" """)
+    child = services.processes._ptys[max(services.processes._ptys)]
+    wait_until(lambda: child.status == 0)
+    vm.eval("pty:pause(false)")
+    wait_until(lambda: len(recorder.seen) == 3)
+    assert sorted(recorder.seen[:2]) == [(b"a\n", False), (b"b\n", True)]
+    assert recorder.seen[2] == (None, b"terminated")
 
 
 def test_pause(vm: Vm, services: Services) -> None:
@@ -225,9 +274,9 @@ def test_async_callback_that_reads_to_the_end(vm: Vm, recorder: Recorder) -> Non
       assert(pty:write "in\\n")
       local out, err, others = "", "", nil
       while true do
-        local a, b = pty:read(true)
-        if not a then others = b break end
-        out, err = out .. a, err .. (b or "")
+        local data, b = pty:read()
+        if not data then others = b break end
+        if b then err = err .. data else out = out .. data end
       end
       test.record(out, err, others, pty:close(true))
     end}, "sh", "-c", "read x; echo out $x; echo err >&2; exit 7")""")
@@ -235,20 +284,17 @@ def test_async_callback_that_reads_to_the_end(vm: Vm, recorder: Recorder) -> Non
 
 
 def test_async_callback_that_is_called_for_each_arrival(vm: Vm, recorder: Recorder) -> None:
-    vm.eval("""ba.forkpty(function(pty) test.record(pty:read(true)) end, "sh", "-c", "echo a; read x; echo b >&2")""")
-    wait_until(lambda: recorder.seen == [(b"a\n", None)])
+    vm.eval("""ba.forkpty(function(pty) test.record(pty:read()) end, "sh", "-c", "echo a; read x; echo b >&2")""")
+    wait_until(lambda: recorder.seen == [(b"a\n", False)])
     vm.eval("collectgarbage()")  # the callback keeps it
     vm.eval("ba.forkpty(function(pty) first = pty pty:read() end, 'cat')")
     assert len(recorder.seen) == 1
 
 
 def test_async_callback_gets_all_of_it(vm: Vm, recorder: Recorder) -> None:
-    vm.eval(
-        """ba.forkpty(function(pty) test.record(pty:read(true)) end, "sh", "-c", "echo a; sleep 0.1; echo b >&2")"""
-    )
+    vm.eval("""ba.forkpty(function(pty) test.record(pty:read()) end, "sh", "-c", "echo a; sleep 0.1; echo b >&2")""")
     wait_until(lambda: recorder.seen[-1:] == [(None, b"terminated")])
-    assert b"".join(call[0] or b"" for call in recorder.seen) == b"a\n"
-    assert (b"", b"b\n") in recorder.seen
+    assert recorder.seen == [(b"a\n", False), (b"b\n", True), (None, b"terminated")]
 
 
 def test_async_callback_that_never_reads(vm: Vm, recorder: Recorder) -> None:
@@ -273,7 +319,7 @@ def test_an_application_that_ends_takes_its_children_along(vm: Vm) -> None:
     app = AppScope(None)
     with running_app(app):
         vm.eval('pty = sh "echo ready; exec sleep 1000"')
-    assert vm.eval("return pty:read()") == (b"ready\n",)
+    assert vm.eval("return pty:read()") == (b"ready\n", False)
     waiting = gevent.spawn(vm.eval, "return pty:read()")
     gevent.sleep(0)
     app.close()
@@ -309,7 +355,7 @@ def test_faults_leave_nothing(vm: Vm, recorder: Recorder) -> None:
     for _ = 1, 4 do
       job(function() local pty = sh "echo a; exit 1" pty:read() error "forgotten" end)
       job(function() local pty <close> = assert(ba.forkpty "cat") error "closed" end)
-      local function fails(pty) pty:read(true) error "in the callback" end
+      local function fails(pty) pty:read() error "in the callback" end
       job(function() local pty = ba.forkpty(fails, "cat") pty:write "x" end)
       job(function() local pty = assert(ba.forkpty "cat")
         ba.thread.run(function() pty:terminate() end) pty:read() error "gone" end)
@@ -351,7 +397,7 @@ def test_many_at_once(vm: Vm) -> None:
         ("ba.forkpty({stty = 'blue'}, 'ls')", "stty knows no 'blue'"),
         ("ba.forkpty('ls', 'a\\0b')", "NUL"),
         ("ba.forkpty('ls', {})", "bad argument #2 to 'forkpty'"),
-        ("ba.forkpty('true'):read(0)", "a number above 0"),
+        ("ba.forkpty('true'):read(true)", "bad argument #1 to 'read' (number expected, got boolean)"),
         ("ba.forkpty('true'):write({})", "bad argument #1 to 'write'"),
         ("ba.forkpty('true'):winsize(0, 1)", "rows and columns must be"),
         ("ba.forkpty('true'):close(1)", "bad argument #1 to 'close'"),
@@ -367,9 +413,11 @@ def test_what_cannot_be(vm: Vm, call: str, expected: object) -> None:
 
 @pytest.mark.parametrize("where", ["ba.thread.run(work)", "ba.timer(work):set(1)", "ba.socket.event(work)"])
 def test_a_child_of_a_thread_timer_or_cosocket_ends_with_the_application(server: AppServer, where: str) -> None:
+    before = children()
     preload = f"function work() _G.child = ba.forkpty('/bin/sleep', '1000') end {where}"
     application = server.app({".preload": preload})
     wait_until(lambda: server.vm.eval("return child ~= nil") == (True,))
     application.unload()
+    wait_until(lambda: children() <= before)
     wait_until(lambda: server.vm.eval("return child:close(true)")[0] is not None, patience_s=5)
     assert server.vm.eval("return child:read()") == (None, b"terminated")

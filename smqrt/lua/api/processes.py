@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import count
 from time import monotonic
+from typing import Protocol
 
 from gevent import sleep
 
@@ -23,8 +24,16 @@ MAX_IN_ALL = 128
 _POLL_S = 0.02
 
 
+class Child(Protocol):
+    """A child process; `status` is None while it runs, and `close` ends it."""
+
+    @property
+    def status(self) -> int | None: ...
+    def close(self) -> None: ...
+
+
 class ProcessBinding:
-    """The children by their numbers.
+    """The children on a terminal by their numbers, and all children with their owners.
 
     Args:
         vm: runs the callbacks.
@@ -35,9 +44,9 @@ class ProcessBinding:
         self._vm, self._scope_of = vm, services.scope_of
         self._next = count(1).__next__
         self._ptys: dict[int, Pty] = {}
-        self._alive: dict[Pty, AppScope | None] = {}  # also those of which Lua knows no more, with their owners
+        self._alive: dict[Child, AppScope | None] = {}  # also those of which Lua knows no more, with their owners
         self._callback_ref = 0
-        self._running: dict[int, int] = {}  # callbacks that run: what had arrived when they began
+        self._running: dict[int, int] = {}  # callbacks that run: the progress when they began
 
     def attach(self, callback_ref: int) -> None:
         """The Lua function that calls the callback of the child with a number."""
@@ -46,22 +55,29 @@ class ProcessBinding:
     def fork(self, words: bytes, options: bytes, is_async: bool, application: int | None) -> LuaResult:
         """Start a child: its number. words, options: tables as bytes. application: see `Services.scope_of`."""
         owner = self._scope_of(application)
-        if not self._may_have_one_more(owner):
-            return fail("mem", f"too many children: {MAX_PER_APP} of an application, {MAX_IN_ALL} in all")
+        if message := self.refusal(owner):
+            return fail("mem", message)
         pty = Pty(_command(words, options, is_async))
         number = self._next()
         self._ptys[number] = pty
-        self._alive[pty] = owner
-        if owner is not None:
-            owner.add(pty)
+        self.keep(pty, owner)
         if is_async:
             pty.on_output = lambda: self._advance(number)
         return number
 
-    def _may_have_one_more(self, owner: AppScope | None) -> bool:
-        self._alive = {pty: its for pty, its in self._alive.items() if pty.status is None}
+    def refusal(self, owner: AppScope | None) -> str:
+        """Why an application must not have one more child; empty when it may."""
+        self._alive = {child: its for child, its in self._alive.items() if child.status is None}
         of_owners = Counter(self._alive.values())
-        return len(self._alive) < MAX_IN_ALL and of_owners[owner] < MAX_PER_APP
+        if len(self._alive) < MAX_IN_ALL and of_owners[owner] < MAX_PER_APP:
+            return ""
+        return f"too many children: {MAX_PER_APP} of an application, {MAX_IN_ALL} in all"
+
+    def keep(self, child: Child, owner: AppScope | None) -> None:
+        """Count a child, and let it end with its application and with the server."""
+        self._alive[child] = owner
+        if owner is not None:
+            owner.add(child)
 
     # ---- callbacks: called at the beginning, then whenever something arrived while none runs
 
@@ -72,15 +88,16 @@ class ProcessBinding:
 
     def _advance(self, number: int) -> None:
         if number in self._ptys and number not in self._running and self._ptys[number].unread:
-            self._running[number] = self._ptys[number].arrivals
+            self._running[number] = self._ptys[number].progress
             self._vm.start(self._callback_ref, number)
 
     def again(self, number: int) -> bool:
-        """A callback has returned: whether it is to be called once more, for what arrived meanwhile."""
+        """A callback has returned: whether it is to be called once more: it has read some, or
+        more arrived meanwhile."""
         pty, seen = self._ptys.get(number), self._running.pop(number, 0)
-        if pty is None or not pty.unread or pty.arrivals == max(seen, 0):
+        if pty is None or not pty.unread or pty.progress == max(seen, 0):
             return False
-        self._running[number] = pty.arrivals
+        self._running[number] = pty.progress
         return True
 
     def over(self, number: int) -> bool:
@@ -89,9 +106,9 @@ class ProcessBinding:
 
     # ---- methods
 
-    def read(self, number: int, size_bytes: int) -> PtyRead:
-        """What there is of standard output and of standard error, None at the end."""
-        return self._ptys[number].read(size_bytes)
+    def read(self, number: int, timeout_ms: float | None) -> PtyRead:
+        """What there is, and whether it is of standard error; None at the end, False when the time is over."""
+        return self._ptys[number].read(None if timeout_ms is None else timeout_ms / 1000)
 
     def write(self, number: int, data: bytes) -> bool:
         self._ptys[number].write(data)
@@ -130,10 +147,10 @@ class ProcessBinding:
 
     def shutdown(self) -> None:
         """Close all, and wait until they have ended; blocks for some seconds at most."""
-        for pty in list(self._ptys.values()):
-            pty.close()
+        for child in (*self._ptys.values(), *self._alive):
+            child.close()
         until_s = monotonic() + HANG_UP_S + KILL_S
-        while any(pty.status is None for pty in self._alive) and monotonic() < until_s:
+        while any(child.status is None for child in self._alive) and monotonic() < until_s:
             sleep(_POLL_S)
 
 

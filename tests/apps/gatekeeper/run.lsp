@@ -4,9 +4,10 @@ local name = app.whois(request)
 local done, out, errs, status = false, {}, {}, nil
 local pty, err, why = ba.forkpty({async = function(pty)
   while true do
-    local text, errors = pty:read(true)
+    local text, is_error = pty:read()
     if not text then break end
-    out[#out + 1], errs[#errs + 1] = text, errors
+    local lines = is_error and errs or out
+    lines[#lines + 1] = text
   end
   status = pty:close(true)
   done = true

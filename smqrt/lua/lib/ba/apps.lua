@@ -106,10 +106,11 @@ local function number_of_function(f)
   end
 end
 
---- The number of the application whose code is running, where Python does not know it: in timers, threads and cosockets. It is found
--- by the environments of the functions that run. nil when there is none. For `Services.scope_of`.
+--- The number of the application whose code is running. In timers, threads and cosockets Python does not know it: it is found by the
+-- environments of the functions that run. nil when there is none. For `Services.scope_of`.
 function core.application()
-  if py.knows_application() then return nil end
+  local known = py.known_application()
+  if known ~= false then return known end
   for level = 2, 100 do
     local info = getinfo(level, "Sf")
     if not info then return nil end
@@ -120,7 +121,7 @@ end
 
 --- The table of the application that wrote the function, or else of the one whose code is running; nil when there is none.
 function core.app_of(f)
-  return core.apps.table_of(number_of_function(f) or py.running_application() or core.application())
+  return core.apps.table_of(number_of_function(f) or core.application())
 end
 
 --- The table of an application by its number, nil before its first start.

@@ -4,8 +4,6 @@ local core, py = ...
 local arg, dump, octets, pairs, rawtype, select = core.arg, core.table_codec.dump, core.octets, pairs, core.rawtype, select
 local setmetatable, tostring, type, xpcall = setmetatable, tostring, core.type, xpcall
 
-local READ_BYTES <const> = 65536
-
 local methods = {}
 local class = core.class("pty", methods)
 local callbacks = {} -- number -> an object with a callback, until its child has ended or it is closed
@@ -89,15 +87,12 @@ end
 
 -- ---- methods
 
--- syntax: pty:read([bytes]) -> output | nil, "terminated"
---         pty:read(true) -> output, errors | nil, "terminated"       errors: nil when there are none
-function methods:read(size, apart)
+-- syntax: pty:read([ms]) -> data, is_stderr | nil, "timeout" | nil, "terminated"       data: never empty
+function methods:read(ms)
   local number = number_of(self, "read")
-  if size == true then size, apart = nil, true end
-  local output, errors = py.read(number, arg.optional(arg.positive, size, READ_BYTES, 1, "read"))
-  if not output then return nil, "terminated" end
-  if apart then return output, errors ~= "" and errors or nil end
-  return output .. errors
+  local data, is_stderr = py.read(number, arg.optional(arg.milliseconds, ms, nil, 1, "read"))
+  if data then return data, is_stderr end
+  return nil, data == false and "timeout" or "terminated"
 end
 
 -- syntax: pty:write(data) -> true | nil, error

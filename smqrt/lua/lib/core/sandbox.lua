@@ -2,12 +2,25 @@
 
 local core = ...
 
-local load, loadfile, select = load, loadfile, select
+local format, load, loadfile, select = string.format, load, loadfile, select
 
 python, package.loaded.python = nil, nil
 package.loadlib, package.cpath = nil, "" -- a string, as applications add to it; nothing is searched there
 string.dump, os.exit = nil, nil
 debug.sethook, debug.gethook, debug.getregistry, debug.debug = nil, nil, nil, nil
+
+local CATEGORIES <const> = {all = true, collate = true, ctype = true, monetary = true, numeric = true, time = true}
+local SETTABLE <const> = {[""] = true, C = true, POSIX = true}
+
+--- As in plain Lua where "C" is the only locale. C has one locale for the whole process: with that of one application, JSON and the numbers
+-- of all others would get its decimal point.
+function os.setlocale(locale, category)
+  if locale ~= nil then locale = core.arg.string(locale, 1, "setlocale") end
+  category = category == nil and "all" or core.arg.string(category, 2, "setlocale")
+  if not CATEGORIES[category] then core.raise(format("bad argument #2 to 'setlocale' (invalid option '%s')", category)) end
+  if locale == nil or SETTABLE[locale] then return "C" end
+  return nil
+end
 
 --- The text of a file without the mark of UTF-8 and without a first line that begins with "#", as Lua's loadfile has it.
 function core.without_mark(text)
