@@ -272,7 +272,7 @@ local function options(op, defaults, fname)
   local all = setmetatable({}, {__index = defaults})
   for name, value in pairs(arg.optional(arg.table, op, {}, 2, fname)) do
     local kind = OPTIONS[name]
-    if kind and value then arg[kind](value, name, fname) end
+    if kind and value then value = arg[kind](value, name, fname) end
     all[name] = value
   end
   if all.name and not is_name(all.name) then raise("bad argument #2 to '" .. fname .. "' (name: a Lua name expected)") end

@@ -161,7 +161,7 @@ end
 
 -- Unix time of a number, of a text as ba.datetime reads it, or of its object.
 local function time_of(value, index, fname)
-  if value == nil or rawtype(value) == "number" then return value end
+  if value == nil or tonumber(value) then return tonumber(value) end
   local date, message = value, nil
   if rawtype(value) == "string" then date, message = ba.datetime(value) end
   if not date then core.raise("bad argument #" .. index .. " to '" .. fname .. "' (" .. message .. ")") end

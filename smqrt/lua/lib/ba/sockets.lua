@@ -162,12 +162,13 @@ fact("sockname", py.sockname)
 
 -- syntax: socket:setoption(name, on, ...) -> true | nil, error
 fact("setoption", function(handle, name, on, ...)
-  local values = {...}
-  for i = 1, select("#", ...) do
+  local values, count = {...}, select("#", ...)
+  for i = 1, count do
     local kind = rawtype(values[i])
     if kind ~= "number" and kind ~= "string" then core.bad_argument(i + 2, "setoption", "number or string", values[i]) end
+    values[i] = tonumber(values[i]) or values[i] -- an address is no number
   end
-  return py.setoption(handle, arg.string(name, 1, "setoption"), arg.boolean(on, 2, "setoption"), ...)
+  return py.setoption(handle, arg.string(name, 1, "setoption"), arg.boolean(on, 2, "setoption"), unpack(values, 1, count))
 end)
 
 -- syntax: socket:queuelen([limit]) -> bytes that wait to be sent
