@@ -66,7 +66,11 @@ local function made(case, arguments)
   end
   local function call() return f(unpack(all, 1, all.n)) end
   audit.count = audit.count + 1
-  if PAGE[case.kind] then return pack(pcall(call)) end
+  if PAGE[case.kind] then
+    local results = pack(pcall(call))
+    if case.kind == "deferred" then pcall(object.close, object) end
+    return results
+  end
   return apart(call)
 end
 

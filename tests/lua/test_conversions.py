@@ -10,7 +10,7 @@ import gevent
 import pytest
 
 from smqrt.lua.api import smq_client, smq_cluster, smq_hub
-from tests.lua.api_calls import CALLS, MAKERS
+from tests.lua.api_calls import CALLS, MAKERS, MEANS_ANOTHER
 from tests.lua.app_server import AppServer
 from tests.lua.conftest import HALF
 
@@ -27,7 +27,8 @@ def prepared(server: AppServer, which: str, calls: str) -> None:
     server.app({}, "root")
     server.write("runner", {"step.lsp": "<?lsp audit.step(request) ?>", "prepare.lsp": PREPARE})
     server.app({}, "runner")
-    server.vm.eval("calls, makers_text, which = ...", "=x", calls.encode(), MAKERS.encode(), which.encode())
+    another = ", ".join(f"[{name!r}] = {{{', '.join(f'[{at!r}] = true' for at in places.split())}}}" for name, places in MEANS_ANOTHER.items())
+    server.vm.eval(f"calls, makers_text, which = ... another = {{{another}}}", "=x", calls.encode(), MAKERS.encode(), which.encode())
     answer = server.ask("/runner/prepare.lsp")
     assert answer.text == "ready", answer.text
 
@@ -37,7 +38,7 @@ local key = ba.create.key()
 local listener = ba.socket.bind(0, {intf = "127.0.0.1"})
 keep = listener
 audit.request = request
-audit.prepare(which, calls, makers_text, {}, {
+audit.prepare(which, calls, makers_text, another, {ignore = function() end,
   listening = select(2, listener:sockname()), key = key, csr = ba.create.csr(key, {commonname = "x"}),
   public = (function() local x, y = ba.crypto.keyparams(key) return {x = x, y = y} end)(),
 })

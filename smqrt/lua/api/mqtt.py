@@ -19,7 +19,7 @@ from gevent.event import AsyncResult
 
 from smqrt.broker.deferred import Deferred
 from smqrt.errors import ArgumentError, ClosedError, QueueFullError, StreamError
-from smqrt.lua import table_codec
+from smqrt.lua import conversions, table_codec
 from smqrt.lua.bridge import LuaError, LuaResult, LuaValue, LuaValues, encoded, fail, methods
 from smqrt.lua.services import Services
 from smqrt.lua.vm import LuaFunction, Vm
@@ -30,7 +30,7 @@ from smqrt.mqtt.documented import TIMEOUT_MS, start
 from smqrt.mqtt.inbox import Inbox, InboxCall
 from smqrt.mqtt.options import MqttOptions
 from smqrt.net.stream import Stream
-from smqrt.options import make
+from smqrt.options import make, options_of
 
 log = logging.getLogger("smqrt.mqtt")
 
@@ -179,11 +179,12 @@ class MqttBinding:
         for name, value in chosen.items():
             if isinstance(value, bytes) and name != "password":
                 chosen[name] = value.decode("utf-8", "replace")
+        chosen = conversions.for_options(options_of(MqttOptions), chosen)
         chosen.setdefault("queuefull", "raise")
         if chosen["queuefull"] == "wait":
             raise ArgumentError("queuefull must be 'raise' (publish returns nil, \"full\") or 'drop', not 'wait'")
         if "timeout" in chosen:
-            chosen["timeout"] = TIMEOUT_MS.check("timeout", chosen["timeout"]) / 1000
+            chosen["timeout"] = TIMEOUT_MS.check("timeout", conversions.as_number(chosen["timeout"])) / 1000
         if "tls" in chosen:
             chosen["secure"] = self._services.tls[chosen.pop("tls")]
         chosen["alpn"] = [word.decode("ascii", "replace") for word in chosen.pop("alpn", {}).values()]
