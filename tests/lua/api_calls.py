@@ -38,7 +38,7 @@ smqclient = require"smq.client".create("http://127.0.0.1:1/")
 mqttc = require"mqttc".create("127.0.0.1", ignore, {port = 1})
 mqtt3c = require"mqtt3c".create("127.0.0.1", ignore, {port = 1})
 mqttbroker = require"mqttbroker".create(0)
-mqttlocal = require"mqttbroker".create(0):create(ignore)
+mqttlocal = require"mqttbroker".create(0):createClient(ignore)
 mtl = require"smq.mtl".create("secret")
 channel = require"smq.mtl".create("secret"):open("c", print, print)
 conn = require"smq.conn".create(require"smq.mtl".create("secret"))
@@ -218,7 +218,7 @@ sparkplug.encode | {timestamp = 5, seq = 5, metrics = {{name = "5", datatype = "
 sparkplug.decode | "5"
 httpcm.create | {proxy = "5", proxyport = 5, proxyuser = "5", proxypass = "5", intf = "5", host = "5", maxsize = 5}
 httpcm.parsequery | "5"
-mqttcm.create | "127.0.0.1", print, ignore, {port = 5, timeout = 5, keepalive = 5, queuesize = 5, queuebytes = 5, maxpacketsize = 500, inflight = 5, topicalias = 5, clientidentifier = "5", username = "5", password = "5", intf = "5", alpn = "5"}
+mqttcm.create | "127.0.0.1", print, ignore, {port = 5, timeout = 5, keepalive = 5, queuesize = 5, queuebytes = 5, maxpacketsize = 500, inflight = 5, topicalias = true, clientidentifier = "5", username = "5", password = "5", intf = "5", alpn = "5"}
 mqttcm.create | "127.0.0.1", print, ignore, {port = 5, will = {topic = "5", payload = "5", qos = 1}}, {sessionexpiryinterval = 5}
 mqtt3cm.create | "127.0.0.1", print, ignore, {port = 5, keepalive = 5, id = "5", uname = "5", passwd = "5"}
 hubm.create | {keepidle = 5, keepintv = 5, readtmo = 5, queuesize = 500000, budget = 500, maxnames = 50, clientnames = 50, name = "5", slow = 5}

@@ -31,6 +31,7 @@ from smqrt.mqtt.inbox import Inbox, InboxCall
 from smqrt.mqtt.options import MqttOptions
 from smqrt.net.stream import Stream
 from smqrt.options import make, options_of
+from smqrt.wire.mqtt.properties import NUMBERS, TEXTS
 
 log = logging.getLogger("smqrt.mqtt")
 
@@ -370,8 +371,14 @@ def _properties(table: dict[bytes, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in table.items():
         name = key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)
-        found[name] = list(value.values()) if isinstance(value, dict) else value
+        found[name] = list(value.values()) if isinstance(value, dict) else _property(name, value)
     return found
+
+
+def _property(name: str, value: Any) -> Any:
+    if name in NUMBERS and isinstance(value, bytes):
+        return conversions.as_number(value.decode("latin-1"))
+    return conversions.as_text(value) if name in TEXTS else value
 
 
 def _will(table: dict[bytes, Any]) -> dict[str, Any]:

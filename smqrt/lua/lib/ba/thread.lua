@@ -90,7 +90,7 @@ function ba.thread.configure(threads)
   local count = arg.optional(arg.integer, threads, pool.threads, 1, "configure")
   if count < 1 then core.bad_argument(1, "configure", "positive number", threads) end
   pool.threads = count
-  for _ = 1, count do advance(pool) end
+  for _ = 1, math.min(count, MAX_WAITING) do advance(pool) end
   return count
 end
 
