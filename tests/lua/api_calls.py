@@ -40,9 +40,9 @@ mqtt3c = require"mqtt3c".create("127.0.0.1", ignore, {port = 1})
 mqttbroker = require"mqttbroker".create(0)
 mqttlocal = require"mqttbroker".create(0):createClient(ignore)
 mtl = require"smq.mtl".create("secret")
-channel = require"smq.mtl".create("secret"):open("c", print, print)
-conn = require"smq.conn".create(require"smq.mtl".create("secret"))
-cluster = require"smq.cluster".create(require"smq.hub".create(), require"smq.mtl".create("secret"), {name = "n"})
+channel = links:open("c", print, print)
+conn = require"smq.conn".create(links)
+cluster = require"smq.cluster".create(require"smq.hub".create(), links, {name = "n"})
 authuser = ba.create.authuser(print)
 jsonuser = ba.create.jsonuser()
 authorizer = ba.create.authorizer(print)
@@ -225,7 +225,7 @@ hubm.create | {keepidle = 5, keepintv = 5, readtmo = 5, queuesize = 500000, budg
 clientm.create | "http://127.0.0.1:1/", {uid = "5", info = "5", ping = 5, pong = 5, timeout = 5, user = "5", password = "5", proxyport = 5, header = {a = "5"}}
 mtlm.create | "5", {node = 5, keepalive = 5, keepintv = 2}
 mtlm.create | "5", {ping = {timespan = 8, timeout = 2}}
-connm.create | require"smq.mtl".create("secret"), 0, {intf = "127.0.0.1"}
+connm.create | links, 0, {intf = "127.0.0.1"}
 clusterm.create | require"smq.hub".create(), "5", {name = "5"}
 mqttbrokerm.create | 0, {address = "127.0.0.1", maxPacketSize = 500, maxClients = 5, plainPort = 0}
 io:open | "a.txt", "r"

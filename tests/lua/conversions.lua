@@ -34,7 +34,7 @@ local function function_of(case)
     return object and object[case.method], object
   end
   local value = case.modules
-  for part in case.name:gmatch"[^.]+" do value = value[part] end
+  for part in case.name:gmatch"[^.]+" do value = core.rawtype(value) == "table" and value[part] or nil end
   return value
 end
 
@@ -58,7 +58,7 @@ end
 
 local function made(case, arguments)
   local f, object = function_of(case)
-  if not is_callable(f) then return {false, case.name .. " is no function", n = 2} end
+  if not is_callable(f) then return {case.is_extra, case.name .. " is no function", n = 2} end
   local all = arguments
   if case.kind then
     all = {n = arguments.n + 1, object}
@@ -205,14 +205,35 @@ local function case_of(line, environment, kinds)
   return {name = name, kind = kind, method = method, arguments = arguments, modules = environment, means_another = kinds[name] or {}}
 end
 
+-- Lines for the methods of all objects that `calls` doesn't name.
+local function other_methods(calls)
+  local lines = {}
+  for kind, make in pairs(makers) do
+    if not PAGE[kind] then
+      local meta = core.getmetatable(make())
+      local methods = meta and meta.__index
+      while core.rawtype(methods) == "table" do
+        for name, value in pairs(methods) do
+          local line = kind .. ":" .. tostring(name)
+          if rawtype(value) == "function" and name ~= "__index" and not calls:find(line, 1, true) then lines[#lines + 1] = line .. " | " end
+        end
+        methods = core.getmetatable(methods) and core.getmetatable(methods).__index
+      end
+    end
+  end
+  return table.concat(lines, "\n")
+end
+
 -- Prepares the calls of `text`. which: "conversions" or "wrong".
 function audit.prepare(which, calls, makers_text, means_another, fixtures)
   local environment = setmetatable(fixtures, {__index = modules()})
   for kind, code in makers_text:gmatch"(%w+) = ([^\n]+)" do
     makers[kind] = assert(load("return " .. code, "=" .. kind, "t", environment))
   end
+  if which == "wrong" then calls = calls .. "\n" .. other_methods(calls) end
   for line in calls:gmatch"[^\n]+" do
     local case = case_of(line, environment, means_another)
+    case.is_extra = line:find"| $" ~= nil
     if which == "wrong" then wrong(case, audit.request) else conversions(case, audit.request) end
   end
 end

@@ -9,6 +9,7 @@ from pathlib import Path
 import gevent
 import pytest
 
+from smqrt.lua import api_table
 from smqrt.lua.api import smq_client, smq_cluster, smq_hub
 from tests.lua.api_calls import CALLS, MAKERS, MEANS_ANOTHER
 from tests.lua.app_server import AppServer
@@ -38,7 +39,7 @@ local key = ba.create.key()
 local listener = ba.socket.bind(0, {intf = "127.0.0.1"})
 keep = listener
 audit.request = request
-audit.prepare(which, calls, makers_text, another, {ignore = function() end,
+audit.prepare(which, calls, makers_text, another, {ignore = function() end, links = require"smq.mtl".create("secret"),
   listening = select(2, listener:sockname()), key = key, csr = ba.create.csr(key, {commonname = "x"}),
   public = (function() local x, y = ba.crypto.keyparams(key) return {x = x, y = y} end)(),
 })
@@ -52,3 +53,18 @@ def run_all(server: AppServer) -> list[str]:
         server.vm.eval("audit.more = nil")
         server.ask("/runner/step.lsp")
     return []
+
+
+def all_calls() -> str:
+    """The calls, and one without arguments of what else the table of the API has."""
+    named = {line.partition(" | ")[0] for line in CALLS.splitlines()}
+    kinds = {line.partition(" = ")[0] for line in MAKERS.splitlines()}
+    others = [
+        name
+        for name in sorted(api_table.read().there - named)
+        if (":" not in name or name.partition(":")[0] in kinds) and name not in NO_FUNCTIONS
+    ]
+    return CALLS + "".join(f"{name} | \n" for name in others)
+
+
+NO_FUNCTIONS = {"page"}

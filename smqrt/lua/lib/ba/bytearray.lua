@@ -163,7 +163,7 @@ local function field(b, position, size, fname)
   size = arg.integer(size, 3, fname)
   local form = UNSIGNED[size]
   if not form then raise("bad argument #3 to '" .. fname .. "' (1 to 8 expected)") end
-  if at < 1 or at + size - 1 > #self then out_of_range("position", at, #self - size + 1) end
+  if at < 1 or at > #self - size + 1 then out_of_range("position", at, #self - size + 1) end
   return self, self.first + at - 1, form, size
 end
 

@@ -17,7 +17,7 @@ end
 
 local function options(op, index, fname)
   op = arg.optional(arg.table, op, {}, index, fname)
-  return op, arg.optional(arg.string, op.intf, nil, "intf", fname)
+  return op, arg.optional(arg.plain, op.intf, nil, "intf", fname)
 end
 
 -- syntax: ba.socket.connect(host, port [,{timeout=ms, shark=, alpn=, intf=, ipv6=}]) -> socket | nil, error [, reason]

@@ -127,6 +127,7 @@ local function made(first, second, third)
     local seconds = arg.number(first, 1, "datetime")
     local whole = seconds // 1
     local part = tonumber(second) and arg.integer(second, 2, "datetime") or (seconds - whole) * BILLION // 1
+    if not tointeger(whole) or not tointeger(part) then return nil, RANGE end -- huge, or no number at all
     return new(tointeger(whole), tointeger(part), tonumber(third) and arg.integer(third, 3, "datetime") or 0)
   end
   if rawtype(first) == "table" then

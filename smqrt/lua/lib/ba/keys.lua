@@ -164,7 +164,8 @@ local function time_of(value, index, fname)
   if value == nil or tonumber(value) then return tonumber(value) end
   local date, message = value, nil
   if rawtype(value) == "string" then date, message = ba.datetime(value) end
-  if not date then core.raise("bad argument #" .. index .. " to '" .. fname .. "' (" .. message .. ")") end
+  if not date then core.broken_rule(index, fname, message) end
+  if type(date) ~= "userdata" or not date.ticks then core.bad_argument(index, fname, "time", value) end
   return (date:ticks())
 end
 

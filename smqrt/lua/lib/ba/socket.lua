@@ -18,7 +18,7 @@ local function read(formats, size, text, position, fname, expected)
   format, size = format_of(formats, size, fname, expected)
   text = arg.string(text, 2, fname)
   position = arg.optional(arg.integer, position, 1, 3, fname)
-  if position < 1 or position + size - 1 > #text then raise("bad argument #3 to '" .. fname .. "' (position out of range)") end
+  if position < 1 or position > #text - size + 1 then raise("bad argument #3 to '" .. fname .. "' (position out of range)") end
   return (unpack(format, text, position))
 end
 

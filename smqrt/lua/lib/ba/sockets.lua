@@ -157,8 +157,8 @@ local function fact(name, ask)
 end
 
 -- syntax: socket:peername() -> ip, port, isipv6 | nil, error
-fact("peername", py.peername)
-fact("sockname", py.sockname)
+fact("peername", function(handle) return py.peername(handle) end)
+fact("sockname", function(handle) return py.sockname(handle) end)
 
 -- syntax: socket:setoption(name, on, ...) -> true | nil, error
 fact("setoption", function(handle, name, on, ...)
@@ -225,10 +225,10 @@ fact("certificate", function(handle)
 end)
 
 -- syntax: socket:cipher() -> cipher, protocol | nil, error
-fact("cipher", py.cipher)
+fact("cipher", function(handle) return py.cipher(handle) end)
 
 -- syntax: socket:alpn() -> protocol | nil
-fact("alpn", py.alpn)
+fact("alpn", function(handle) return py.alpn(handle) end)
 
 -- syntax: socket:isresumed() -> boolean
-fact("isresumed", py.is_resumed)
+fact("isresumed", function(handle) return py.is_resumed(handle) end)

@@ -105,9 +105,9 @@ function ba.sleep(ms)
 end
 
 --- ba.clock(): milliseconds, never going back.
-ba.clock = py.clock
+function ba.clock() return py.clock() end
 
 --- ba.exec(command): output and exit code; nil, code, output when it failed. Blocks the caller only.
 function ba.exec(command)
-  return py.exec(arg.string(command, 1, "exec"))
+  return py.exec(arg.plain(command, 1, "exec"))
 end

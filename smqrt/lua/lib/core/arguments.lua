@@ -3,7 +3,7 @@
 local core = ...
 
 local error, format, getinfo, mathtype, tointeger = error, string.format, debug.getinfo, math.type, math.tointeger
-local rawtype, select, sub, tonumber, tostring = type, select, string.sub, tonumber, tostring
+local find, rawtype, select, sub, tonumber, tostring = string.find, type, select, string.sub, tonumber, tostring
 
 local LIBRARY <const> = "@smqrt/lua/lib/"
 
@@ -93,6 +93,24 @@ function arg.size(value, index, fname)
   local number = arg.integer(value, index, fname)
   if number < 0 then broken(index, fname, format("a size expected, got %d", number)) end
   return number
+end
+
+local FIRST_S <const>, LAST_S <const> = -62135596800, 253402300799 -- the years 1 to 9999
+
+--- A Unix time that is a date.
+function arg.time(value, index, fname)
+  local seconds = arg.number(value, index, fname)
+  if not (seconds >= FIRST_S and seconds <= LAST_S) then
+    broken(index, fname, "seconds since 1970 of a year from 1 to 9999 expected, got " .. tostring(value))
+  end
+  return seconds
+end
+
+--- A text for a function of the system, which has no NUL.
+function arg.plain(value, index, fname)
+  local text = arg.string(value, index, fname)
+  if find(text, "\0", 1, true) then broken(index, fname, "a text without the character NUL expected") end
+  return text
 end
 
 function arg.table(value, index, fname)
