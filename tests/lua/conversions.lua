@@ -7,7 +7,7 @@ local WRONG <const> = {
   "nil", "true", "{}", "print", "-1", "0/0", "1/0", "-1/0", "1.5", "2^31", "2^53", "1e308", "math.maxinteger", "math.mininteger",
   "''", "'x'", "'a\\0b'", "'\\xff\\xfe'", "'%'", "'1e3'", "('x'):rep(70000)", "ba.json.null",
 }
-local PAGE <const> = {request = true, response = true, cookie = true, filter = true, deferred = true}
+local PAGE <const> = {request = true, response = true, cookie = true, filter = true, deferred = true, session = true}
 local DEEPEST <const> = 5
 
 local jobs, next_job, makers, cases = {}, 1, {}, {}
@@ -210,7 +210,7 @@ local function other_methods(calls)
   local lines = {}
   for kind, make in pairs(makers) do
     if not PAGE[kind] then
-      local meta = core.getmetatable(make())
+      local meta = kind ~= "JSONS" and core.getmetatable(make())
       local methods = meta and meta.__index
       while core.rawtype(methods) == "table" do
         for name, value in pairs(methods) do
