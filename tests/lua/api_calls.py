@@ -39,7 +39,7 @@ mqttc = require"mqttc".create("127.0.0.1", ignore, {port = 1})
 mqtt3c = require"mqtt3c".create("127.0.0.1", ignore, {port = 1})
 mqttbroker = require"mqttbroker".create(0)
 mqttlocal = require"mqttbroker".create(0):createClient(ignore)
-mtl = require"smq.mtl".create("secret")
+mtl = links
 channel = links:open("c", print, print)
 conn = require"smq.conn".create(links)
 cluster = require"smq.cluster".create(require"smq.hub".create(), links, {name = "n"})
@@ -226,7 +226,7 @@ clientm.create | "http://127.0.0.1:1/", {uid = "5", info = "5", ping = 5, pong =
 mtlm.create | "5", {node = 5, keepalive = 5, keepintv = 2}
 mtlm.create | "5", {ping = {timespan = 8, timeout = 2}}
 connm.create | links, 0, {intf = "127.0.0.1"}
-clusterm.create | require"smq.hub".create(), "5", {name = "5"}
+clusterm.create | require"smq.hub".create(), links, {name = "5"}
 mqttbrokerm.create | 0, {address = "127.0.0.1", maxPacketSize = 500, maxClients = 5, plainPort = 0}
 io:open | "a.txt", "r"
 io:open | "5", "w"
