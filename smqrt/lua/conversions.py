@@ -64,7 +64,10 @@ def for_options(known: Mapping[str, Field[object]], values: Mapping[str, Any]) -
         known: see `smqrt.options.options_of`.
         values: by the names of the options; other names keep their values.
     """
-    return {name: _for_rule(known[name].metadata["rule"], value) if name in known else value for name, value in values.items()}
+    return {
+        name: _for_rule(known[name].metadata["rule"], value) if name in known else value
+        for name, value in values.items()
+    }
 
 
 def _for_rule(rule: Rule[Any], value: Any) -> Any:

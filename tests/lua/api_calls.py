@@ -285,7 +285,7 @@ cookie:maxage | 5
 cookie:comment | "5"
 session:maxinactiveinterval | 5
 deferred:write | "5", 5
-deferred:send | "5", 5
+deferred:send | "5", 1
 sock:read | 5
 sock:write | "55555", 1, 5
 sock:setoption | "keepalive", true, 5, 5

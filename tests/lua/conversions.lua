@@ -11,6 +11,7 @@ local SHARE <const> = 3
 local INNER <const> = {mqttlocal = true, mqttbroker = true} -- plain tables, with functions for their modules only
 local PAGE <const> = {request = true, response = true, cookie = true, filter = true, deferred = true, session = true}
 local DEEPEST <const> = 5
+local PAGE_MS <const> = 500
 
 local jobs, next_job, makers, cases = {}, 1, {}, {}
 
@@ -80,6 +81,7 @@ end
 
 local function shown(value, depth)
   local kind = core.type(value)
+  if kind == "string" and value:find"^-----BEGIN" then return "PEM" end -- another one each time
   if kind == "string" then return #value > 60 and ("%q…"):format(value:sub(1, 60)) or ("%q"):format(value) end
   if kind == "number" or kind == "boolean" or kind == "nil" then return tostring(value) end
   if kind ~= "table" or depth == 0 then return kind end
@@ -243,15 +245,16 @@ function audit.prepare(which, calls, makers_text, means_another, fixtures)
   end
 end
 
--- Makes calls until one ends the page.
+-- Makes calls until one ends the page, or it has taken long.
 function audit.step(page)
   audit.request = page
+  local last_ms = core.clock() + PAGE_MS
   while next_job <= #jobs do
     local one = jobs[next_job]
     next_job = next_job + 1
     audit.current = one.case.name
     one.run(page)
-    if not page:valid() or page.closed then break end
+    if not page:valid() or page.closed or core.clock() > last_ms then break end
   end
   audit.done = next_job > #jobs
 end

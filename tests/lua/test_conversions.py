@@ -109,7 +109,9 @@ def test_errors(vm: Vm, code: str, message: str) -> None:
 
 
 def test_texts_of_numbers(vm: Vm) -> None:
-    assert vm.eval("return ba.b64decode(ba.b64encode(5)), ba.b64decode(ba.b64encode(1.5)), ba.b64decode(ba.b64encode(1.0))") == (
+    assert vm.eval(
+        "return ba.b64decode(ba.b64encode(5)), ba.b64decode(ba.b64encode(1.5)), ba.b64decode(ba.b64encode(1.0))"
+    ) == (
         b"5",
         b"1.5",
         b"1.0",
@@ -131,6 +133,8 @@ def test_python_reads_numbers_as_lua_does(vm: Vm, text: str) -> None:
     assert vm.eval("return tonumber((...))", "=x", text.encode()) == (conversions.number_of(text),)
 
 
-@pytest.mark.parametrize("number", [5, -5, 1.5, 1.0, -0.0, 1e15, 1e100, 0.1, 123456789.125, float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    "number", [5, -5, 1.5, 1.0, -0.0, 1e15, 1e100, 0.1, 123456789.125, float("inf"), float("-inf")]
+)
 def test_python_writes_numbers_as_lua_does(vm: Vm, number: float) -> None:
     assert vm.eval("return tostring((...))", "=x", number) == (conversions.text_of(number).encode(),)
