@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (one call a line)
 """Calls of the Lua API with good arguments, one a line: `name | arguments` or `kind:method | arguments`.
 
 What makes the object of a kind says MAKERS, in Lua; `request` is that of the page in which the calls are made.

@@ -38,7 +38,7 @@ def test_a_file_manager_as_applications_use_it(running: AppServer) -> None:
         "noio": "io expected, got nil",
         "badlocks": "a number above 0 expected, got 0",
         "badpriority": "priority must be an integer from -127 to 127",
-        "badtmo": "integer expected, got string",
+        "badtmo": "number expected, got string",
         "badconfigure": "table expected, got nil",
         "lockmgr": True,
         "twice": facts["twice"],

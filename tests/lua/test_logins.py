@@ -435,7 +435,7 @@ def test_wrong_arguments(app: AppServer):
         answer = app.vm.eval(f"return select(2, pcall(function() {code} end))", "=x")
         assert message in str(answer[0]), code
     assert app.vm.eval("return ba.create.jsonuser():set'{'")[0] is None
-    assert app.vm.eval("return ba.create.jsonuser():set{ann = 5}") == (
+    assert app.vm.eval("return ba.create.jsonuser():set{ann = true}") == (
         None,
         b"user 'ann': a table with a field 'pwd' is needed",
     )
