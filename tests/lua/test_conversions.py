@@ -3,11 +3,14 @@ error of the library for values of a wrong kind."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import gevent
 import pytest
 
+from smqrt.backplane.mesh import open_meshes
+from smqrt.backplane.process import cluster
 from smqrt.lua import api_table, conversions
 from smqrt.lua.api import smq_client, smq_cluster, smq_hub
 from smqrt.lua.bridge import LuaError
@@ -31,8 +34,16 @@ response:reset"buffer" response:write"ready"
 PAGES = 2000
 NUMBERS = "5 -5 +5 0x10 -0x10 0xffffffffffffffff 1e3 .5 5. 0x.8 0x1p4 1_0 nan inf 5m 0x - 1e400 9223372036854775808"
 GROUPS = ("ba.", "a-h", "i-l", "m", "n-r", "s-z")
-SLOW = ("mtlm.create", "deferred")
-"""Not with wrong values: a password is made a key, and a wrong length of a body is what the client waits for."""
+SLOW = ("mtlm.create", "deferred", "response:deferred")
+"""Not with wrong values: a password is made a key, and who waits for a deferred response waits long."""
+
+
+@pytest.fixture(autouse=True)
+def _no_links_are_left() -> Iterator[None]:
+    yield
+    for mesh in list(open_meshes):
+        mesh.close()
+    cluster.mesh = None
 
 
 def all_calls() -> list[str]:

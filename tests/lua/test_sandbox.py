@@ -88,7 +88,7 @@ local function look(fn, depth)
     if not name then return end
     if rawequal(debug.getmetatable(value), nil) == false and io.type(value) == nil and not pcall(next, value) then
       found = found or value
-    elseif type(value) == "function" and depth < 4 then
+    elseif type(value) == "function" and depth < 3 then
       look(value, depth + 1)
     end
   end

@@ -249,7 +249,7 @@ WRONG = {
     "conns[1]:add('x', -1)": "port: -1; a port is 1 to 65535",
     CREATE_CLUSTER + "()": "bad argument #1 to 'create' (smq expected, got nil)",
     CREATE_CLUSTER + "({}, mtls[1])": "bad argument #1 to 'create' (smq expected, got table)",
-    CREATE_CLUSTER + "(hub.create(), 1)": "bad argument #2 to 'create' (mtl or password expected, got number)",
+    CREATE_CLUSTER + "(hub.create(), true)": "bad argument #2 to 'create' (mtl or password expected, got boolean)",
     CREATE_CLUSTER + "(hub.create(), '')": "password: it is empty; without one, whoever finds the port is a node",
     CREATE_CLUSTER + "(hub.create(), mtls[1], {name = '\\255'})": "name: '\\udcff' is no text; "
     "the name of a cluster is UTF-8",

@@ -105,7 +105,9 @@ function ba.sleep(ms)
 end
 
 --- ba.clock(): milliseconds, never going back.
-function ba.clock() return py.clock() end
+local clock = py.clock
+
+function ba.clock() return clock() end
 
 --- ba.exec(command): output and exit code; nil, code, output when it failed. Blocks the caller only.
 function ba.exec(command)
