@@ -75,7 +75,7 @@ class Op:
 
 def encoded(value: LuaValue | str) -> LuaValue:
     """`value` as it may cross to Lua: text as UTF-8 bytes, everything else unchanged."""
-    return value.encode() if isinstance(value, str) else value
+    return utf8(value) if isinstance(value, str) else value
 
 
 def fail(word: str, *more: LuaValue | str) -> LuaValues:

@@ -183,7 +183,7 @@ def test_children_live_with_their_parent(server: AppServer):
         ("ba.create.dir('a', 1.5)", "priority must be an integer"),
         ("ba.create.dir({}, 1)", "bad argument #1 to 'dir' (string expected, got table)"),
         ("ba.create.dir('a/b')", "has a slash"),
-        ("dir:insert(5)", "bad argument #1 to 'insert' (directory expected, got number)"),
+        ("dir:insert(true)", "bad argument #1 to 'insert' (directory expected, got boolean)"),
         ("dir:setfunc(5)", "bad argument #1 to 'setfunc' (function expected, got number)"),
         ("dir:header'x'", "bad argument #1 to 'header' (table expected, got string)"),
         ("dir:lspfilter'x'", "bad argument #1 to 'lspfilter' (table expected, got string)"),

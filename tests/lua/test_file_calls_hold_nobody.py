@@ -74,8 +74,8 @@ def test_a_file_that_is_too_large_for_a_string(server: AppServer):
         lines = told(server, code)
     assert lines[:3] == ["nil\tmem", "nil\tmem", "100000\ttrue\tnil"]
     assert lines[3].endswith("bad argument #1 to 'read' (a size expected, got -5)")
-    assert lines[4].endswith("bad argument #1 to 'read' (integer expected, got number)")
-    assert lines[5].endswith("bad argument #1 to 'read' (integer expected, got string)")
+    assert lines[4].endswith("bad argument #1 to 'read' (number has no integer representation)")
+    assert lines[5].endswith("bad argument #1 to 'read' (number expected, got string)")
     assert lines[6:8] == ["", "nil\tioerror"]
     assert lines[8].endswith("seek: the offset counts from the start, it can't be negative")
     assert lines[9:] == ["nil\tnoaccess", "nil\tmem", "true\tnil\tmem"]

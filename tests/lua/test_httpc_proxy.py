@@ -123,5 +123,5 @@ def test_wrong_arguments(server: AppServer) -> None:
     with SocksProxy() as proxy:
         lines = run(server, proxy, "op.proxyuser = string.rep('x', 300) print(pcall(require'httpc'.create, op))")
         assert "the user of a SOCKS proxy has 1 to 255 ASCII characters" in lines[0]
-        lines = run(server, proxy, "op.proxyport = '8080' print(pcall(require'httpc'.create, op))")
+        lines = run(server, proxy, "op.proxyport = 'http' print(pcall(require'httpc'.create, op))")
         assert "create{proxyport}" in lines[0]

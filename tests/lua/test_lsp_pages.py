@@ -127,7 +127,7 @@ def test_an_error_drops_what_was_written_and_shows_the_traceback(server: AppServ
         ),
         (
             "<?lsp response:setstatus('x') ?>",
-            "page.lsp:1: bad argument #1 to 'setstatus' (integer expected, got string)",
+            "page.lsp:1: bad argument #1 to 'setstatus' (number expected, got string)",
         ),
     ],
 )

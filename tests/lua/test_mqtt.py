@@ -406,14 +406,14 @@ def test_wrong_arguments_raise(lua: Lua, call: str) -> None:
 
 NO_ADDRESS = "bad argument #1 to 'connect' (addr: a host name or a connected socket expected, got"
 WRONG_CONNECTS = {
-    "connect(nil, put)": f"{NO_ADDRESS} no value)",
+    "connect(nil, put)": f"{NO_ADDRESS} nil)",
     "connect({}, put)": f"{NO_ADDRESS} table)",
     "connect(put, put)": f"{NO_ADDRESS} function)",
-    'connect("h")': "bad argument #2 to 'connect' (function expected, got no value)",
+    'connect("h")': "bad argument #2 to 'connect' (function expected, got nil)",
     'connect("h", put, 5)': "bad argument #3 to 'connect' (table expected, got number)",
     'connect("h", put, {port = "x"})': "port must be a whole number from 1 to 65535, or nothing, not 'x'",
     'connect("h", put, {timeout = -1})': "timeout must be a number greater than 0, at most 86400000 (milliseconds)",
-    'connect("h", put, {keepalive = "x"})': "bad argument #keepalive to 'connect' (integer expected, got string)",
+    'connect("h", put, {keepalive = "x"})': "bad argument #keepalive to 'connect' (number expected, got string)",
     'connect("h", put, {keepalive = 1e6})': "keepalive must be a whole number from 0 to 65535 (seconds), not 1000000",
     'connect("h", put, {secure = 5})': "bad argument #secure to 'connect' (sharkssl expected, got number)",
     'create("h", put, {alpn = {true}})': "bad argument #alpn to 'create' (string expected, got boolean)",

@@ -403,7 +403,7 @@ def test_local_client_is_told_of_the_end(vm: Vm, port: int) -> None:
 
 def test_wrong_arguments_of_a_local_client(vm: Vm, port: int) -> None:
     vm.eval("here = broker:createClient()")
-    for call in ("publish('a/#', 'x')", "publish('a', {})", "subscribe(1)", "setwill{topic = '#'}", "setwill(1)"):
+    for call in ("publish('a/#', 'x')", "publish('a', {})", "subscribe(true)", "setwill{topic = '#'}", "setwill(1)"):
         with pytest.raises(LuaError, match=r"app.lua:1: bad argument #[12] to"):
             vm.eval(f"here:{call}", "@app.lua")
 

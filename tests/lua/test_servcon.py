@@ -56,12 +56,12 @@ def test_failures(server: AppServer) -> None:
         code = f"""
             print(ba.create.servcon({taken.getsockname()[1]}, {{intf = "127.0.0.1"}}))
             print(pcall(ba.create.servcon, 0, {{shark = ba.sharkclient()}}))
-            print(pcall(ba.create.servcon, "80"))
+            print(pcall(ba.create.servcon, "http"))
         """
         lines = run(server, code)
     assert lines[0].startswith("nil\tbind\t")
     assert "TLS server expected" in lines[1]
-    assert "servcon expected, got string" in lines[2]
+    assert "number expected, got string" in lines[2]
 
 
 def test_a_port_that_is_forgotten_closes(server: AppServer) -> None:

@@ -129,7 +129,7 @@ def test_users_in_an_encrypted_database(vm: Vm, services: Services, server: AppS
     assert(select(2, ba.tpm.jsonuser("db", true).setdb(db)) == "failed")   -- another key
     assert(select(2, ba.tpm.jsonuser("other").setdb(db)) == "failed")
     assert(type(ba.create.authenticator(t.getauth(), {type = "basic"})) == "userdata")
-    assert(t.setuser("anna", {pwd = 1}) == nil and t.getauth():getpwd "anna" == "secret")
+    assert(t.setuser("anna", {pwd = true}) == nil and t.getauth():getpwd "anna" == "secret")
     WRONG
     print "done" ?>"""
     answer = server.page(page.replace("WRONG", WRONG))

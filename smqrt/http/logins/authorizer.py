@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -124,6 +124,10 @@ def _rules(name: str, entry: Any) -> list[tuple[str, _Rule]]:
 
 def _texts(name: str, entry: Mapping[str, Any], field: str) -> list[str]:
     values = entry.get(field) or ()
-    if isinstance(values, str | Mapping) or not all(isinstance(value, str) for value in values):
+    if (
+        not isinstance(values, Iterable)
+        or isinstance(values, str | Mapping)
+        or not all(isinstance(value, str) for value in values)
+    ):
         raise ArgumentError(f"rule {name!r}: '{field}' must be a list of texts")
     return list(values)

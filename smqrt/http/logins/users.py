@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import md5, sha256
 from hmac import compare_digest
@@ -146,7 +146,7 @@ def _entry(name: str, value: Any) -> _Entry:
         raise ArgumentError(f"user {name!r}: a table with a field 'pwd' is needed")
     password, ha1 = _secret(name, fields.get("pwd"))
     roles = fields.get("roles") or ()
-    if isinstance(roles, str) or not all(isinstance(role, str) for role in roles):
+    if not isinstance(roles, Iterable) or isinstance(roles, str) or not all(isinstance(role, str) for role in roles):
         raise ArgumentError(f"user {name!r}: 'roles' must be a list of texts")
     account = Account(
         password,

@@ -24,7 +24,7 @@ from smqrt.http.logins import (
 from smqrt.http.logins.authenticator import DEFAULT_REALM
 from smqrt.http.logins.users import MAX_USERS
 from smqrt.http.message import Request
-from smqrt.lua import table_codec
+from smqrt.lua import conversions, table_codec
 from smqrt.lua.api.dirs import DirsBinding
 from smqrt.lua.api.exchange import Exchange, Exchanges
 from smqrt.lua.bridge import LuaResult, LuaValue, LuaValues, fail, from_utf8, methods, utf8
@@ -162,7 +162,7 @@ class LoginsBinding:
 
     def set_entries(self, handle: int, table: bytes) -> LuaResult:
         """Set the users of a table or the rules of a list; nil and what is wrong with one of them."""
-        entries = {_text(name): _plain(value) for name, value in table_codec.load(table).items()}
+        entries = {_text(name): _converted(_plain(value)) for name, value in table_codec.load(table).items()}
         try:
             self._objects[handle].set(entries)
         except ArgumentError as error:
@@ -261,6 +261,18 @@ def _plain(value: object) -> Any:
     if all(at in value for at in range(1, len(value) + 1)):
         return [_plain(value[at]) for at in range(1, len(value) + 1)]
     return {_text(name): _plain(item) for name, item in value.items()}
+
+
+_NUMBERS = frozenset(("maxusers", "inactive"))
+
+
+def _converted(value: Any) -> Any:
+    """An entry with texts where texts are wanted, and numbers where numbers are."""
+    if isinstance(value, list):
+        return list(map(_converted, value))
+    if not isinstance(value, dict):
+        return conversions.as_text(value)
+    return {key: conversions.as_number(item) if key in _NUMBERS else _converted(item) for key, item in value.items()}
 
 
 _DIRECT = (

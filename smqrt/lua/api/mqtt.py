@@ -19,7 +19,7 @@ from gevent.event import AsyncResult
 
 from smqrt.broker.deferred import Deferred
 from smqrt.errors import ArgumentError, ClosedError, QueueFullError, StreamError
-from smqrt.lua import table_codec
+from smqrt.lua import conversions, table_codec
 from smqrt.lua.bridge import LuaError, LuaResult, LuaValue, LuaValues, encoded, fail, methods
 from smqrt.lua.services import Services
 from smqrt.lua.vm import LuaFunction, Vm
@@ -30,7 +30,8 @@ from smqrt.mqtt.documented import TIMEOUT_MS, start
 from smqrt.mqtt.inbox import Inbox, InboxCall
 from smqrt.mqtt.options import MqttOptions
 from smqrt.net.stream import Stream
-from smqrt.options import make
+from smqrt.options import make, options_of
+from smqrt.wire.mqtt.properties import NUMBERS, TEXTS
 
 log = logging.getLogger("smqrt.mqtt")
 
@@ -179,11 +180,12 @@ class MqttBinding:
         for name, value in chosen.items():
             if isinstance(value, bytes) and name != "password":
                 chosen[name] = value.decode("utf-8", "replace")
+        chosen = conversions.for_options(options_of(MqttOptions), chosen)
         chosen.setdefault("queuefull", "raise")
         if chosen["queuefull"] == "wait":
             raise ArgumentError("queuefull must be 'raise' (publish returns nil, \"full\") or 'drop', not 'wait'")
         if "timeout" in chosen:
-            chosen["timeout"] = TIMEOUT_MS.check("timeout", chosen["timeout"]) / 1000
+            chosen["timeout"] = TIMEOUT_MS.check("timeout", conversions.as_number(chosen["timeout"])) / 1000
         if "tls" in chosen:
             chosen["secure"] = self._services.tls[chosen.pop("tls")]
         chosen["alpn"] = [word.decode("ascii", "replace") for word in chosen.pop("alpn", {}).values()]
@@ -384,8 +386,14 @@ def _properties(table: dict[bytes, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in table.items():
         name = key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)
-        found[name] = list(value.values()) if isinstance(value, dict) else value
+        found[name] = list(value.values()) if isinstance(value, dict) else _property(name, value)
     return found
+
+
+def _property(name: str, value: Any) -> Any:
+    if name in NUMBERS and isinstance(value, bytes):
+        return conversions.as_number(value.decode("latin-1"))
+    return conversions.as_text(value) if name in TEXTS else value
 
 
 def _will(table: dict[bytes, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from smqrt.broker.broker import Name
 from smqrt.cluster.channel import AppChannel
 from smqrt.errors import ClosedError, StartError
 from smqrt.lua.api.smq_hub import HubBinding, ask
-from smqrt.lua.bridge import LuaResult, LuaValue, encoded, from_utf8, methods
+from smqrt.lua.bridge import LuaResult, LuaValue, encoded, fail, from_utf8, methods
 from smqrt.lua.services import Services
 from smqrt.lua.vm import LuaFunction, Vm
 
@@ -162,7 +162,7 @@ class ClusterBinding:
                 status,
             )
         except StartError as error:
-            return None, str(error).encode()
+            return fail(str(error))
         return self._keep(self._conns, made, made.shutdown), made.port
 
     def setlist(self, number: int, *names_and_ports: bytes | int) -> bool:

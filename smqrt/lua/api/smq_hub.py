@@ -27,7 +27,7 @@ from smqrt.hub.binding import text_of
 from smqrt.hub.peer import peer_of
 from smqrt.hub.smq import Smq
 from smqrt.journal.writer import HubJournal, JournalWriter
-from smqrt.lua import bridge
+from smqrt.lua import bridge, conversions
 from smqrt.lua.activity import Outcome
 from smqrt.lua.api.exchange import Exchanges
 from smqrt.lua.api.sockets import SocketBinding
@@ -383,7 +383,7 @@ class HubBinding:
         refs = {name[2:]: ref for name, ref in given.items() if name.startswith("f:")}
         values = {name: _text(value) for name, value in given.items() if name in options_of(HubOptions)}
         journal = json.loads(given.get("journal", b"[false]"))[0]
-        options = make(HubOptions, values, "bad argument #1.")
+        options = make(HubOptions, conversions.for_options(options_of(HubOptions), values), "bad argument #1.")
         broker = LuaBroker(self._vm, self, refs, options, journal, label.decode("utf-8", "replace"))
         if not shared:
             app_folder.close_with_app(broker)

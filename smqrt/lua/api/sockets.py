@@ -6,6 +6,7 @@ Lua knows a socket by a number. What waits in one of them (a read, an accept, a 
 from __future__ import annotations
 
 import itertools
+from ipaddress import ip_address
 
 from smqrt.broker.deferred import Deferred
 from smqrt.errors import ArgumentError, StartError, StreamError
@@ -106,9 +107,8 @@ class SocketBinding:
     def bind(self, port: int, host: bytes | None, ipv6: bool, tls: int | None) -> LuaResult:
         """Listen."""
         server = self._services.tls[tls] if tls is not None else None
-        acceptor = Acceptor(
-            port, host.decode("ascii", "replace") if host else None, ipv6, server.context() if server else None
-        )
+        address = _own_address(host)
+        acceptor = Acceptor(port, address, ipv6, server.context() if server else None)
         return self.add(ListenerHandle(acceptor, lambda transport: self.add(StreamHandle(Stream(transport), server))))
 
     def udp(
@@ -118,7 +118,7 @@ class SocketBinding:
         peer = None
         if host is not None:
             peer = resolve(host.decode("utf-8", "replace"), port or 0, ipv6)[0]
-        bound = intf.decode("ascii", "replace") if intf else None
+        bound = _own_address(intf)
         return self.add(DatagramHandle(Datagram(local_port, bound, peer, ipv6)))
 
     def lookup(self, name: bytes) -> bytes:
@@ -353,6 +353,18 @@ class SocketBinding:
         if tls is None:
             raise StreamError("sslnotenabled")
         return tls
+
+
+def _own_address(intf: bytes | None) -> str | None:
+    """The address that `intf` is; a name would have to be looked up, which nobody waits for here."""
+    if not intf:
+        return None
+    text = "127.0.0.1" if intf == b"localhost" else intf.decode("ascii", "replace")
+    try:
+        ip_address(text)
+    except ValueError:
+        raise StreamError("bind", f"intf {text!r}: an address of this machine is needed") from None
+    return text
 
 
 def _protocols(alpn: tuple[bytes, ...]) -> list[str]:

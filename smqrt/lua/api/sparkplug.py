@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 from gevent import get_hub
 
 from smqrt.errors import ArgumentError
-from smqrt.lua import table_codec
+from smqrt.lua import conversions, table_codec
 from smqrt.lua.bridge import Function, LuaValue, LuaValues, fail, utf8
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
@@ -40,7 +41,34 @@ def _named(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     items = value.items()
-    return {key.decode("utf-8", "replace") if isinstance(key, bytes) else key: _named(item) for key, item in items}
+    fields = {key.decode("utf-8", "replace") if isinstance(key, bytes) else key: _named(item) for key, item in items}
+    for name in _NUMBERS & fields.keys():
+        fields[name] = _number(fields[name])
+    for name in _TEXTS & fields.keys():
+        fields[name] = conversions.as_text(fields[name])
+    if "value" in fields:
+        fields["value"] = _of_type(fields.get("datatype", fields.get("type")), fields["value"])
+    return fields
+
+
+_NUMBERS = {"timestamp", "seq", "alias", "size"}
+_TEXTS = {"name", "uuid"}
+_OF_TEXT = (b"String", b"Text", b"UUID")
+_OF_NUMBER = re.compile(rb"U?Int\d+|Float|Double|DateTime")
+
+
+def _number(value: Any) -> Any:
+    """The number that a text is; a float without a fraction is an integer."""
+    found = conversions.as_number(value.decode("latin-1")) if isinstance(value, bytes) else value
+    if isinstance(found, bytes | str):
+        return value
+    return int(found) if isinstance(found, float) and found.is_integer() else found
+
+
+def _of_type(kind: Any, value: Any) -> Any:
+    if kind in _OF_TEXT:
+        return conversions.as_text(value)
+    return _number(value) if isinstance(kind, bytes) and _OF_NUMBER.fullmatch(kind) else value
 
 
 def _signed(value: Any) -> Any:

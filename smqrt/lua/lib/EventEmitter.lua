@@ -23,7 +23,7 @@ end
 
 local function check(self, event, listener, fname)
   local state = state_of(self, fname)
-  if event == nil then core.bad_argument(1, fname, "name of an event", event) end
+  if event == nil or event ~= event then core.bad_argument(1, fname, "name of an event", event) end
   arg["function"](listener, 2, fname)
   return state
 end
@@ -113,7 +113,7 @@ end
 -- They are called in their order with the other arguments. What one raises goes to the caller; "error" without a listener is raised.
 function EventEmitter:emit(event, ...)
   local state = state_of(self, "emit")
-  if event == nil then core.bad_argument(1, "emit", "name of an event", event) end
+  if event == nil or event ~= event then core.bad_argument(1, "emit", "name of an event", event) end
   local list = state.lists[event]
   if not list then
     if event == "error" then core.raise(... == nil and "unhandled 'error' event" or core.describe((...))) end

@@ -164,7 +164,7 @@ local function fold(...)
   local fields = {}
   for at = 1, select("#", ...), 2 do
     local name, value = select(at, ...)
-    if fields[name] == nil then fields[name] = value end
+    if name ~= nil and fields[name] == nil then fields[name] = value end
   end
   return fields
 end

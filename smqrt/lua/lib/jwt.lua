@@ -32,7 +32,10 @@ function jwt.sign(payload, secret, op)
   local header = {}
   for name, value in pairs(type(op.header) == "table" and op.header or {}) do header[name] = value end
   header.kid, header.typ = op.kid or header.kid, op.typ or header.typ
-  if rawtype(header.kid) == "number" then header.kid = tostring(header.kid) end
+  for _, name in ipairs{"kid", "typ"} do 
+    header[name] = arg.optional(arg.string, header[name], nil, name, "sign")
+    if header[name] and not utf8.len(header[name]) then core.broken_rule(name, "sign", "UTF-8 expected") end
+  end
   return call("token_sign", text, kind, text, more, payload, arg.optional(arg.string, op.alg, nil, "alg", "sign"), ba.json.encode(header))
 end
 

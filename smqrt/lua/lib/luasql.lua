@@ -311,7 +311,7 @@ local LIMIT_REACHED <const> = "LIMIT"
 -- syntax: env:connect(path [, {readonly=false, create=true, busytimeout=1000}]) -> conn | nil, code, text
 function environment:connect(path, options)
   check_open(self, env_class, "environment", "connect")
-  arg.string(path, 1, "connect")
+  path = arg.string(path, 1, "connect")
   local mode = mode_of(options)
   local handle, code, text = connect(path, mode)
   if code == LIMIT_REACHED then -- what was forgotten counts until it is collected

@@ -1,4 +1,7 @@
 -- require "rwfile": whole files in one call (spec: bas-api 6).
+local core = ...
+
+local arg = core.arg
 local rwfile = {}
 
 local function written(file, data)
@@ -10,7 +13,9 @@ end
 
 -- syntax: rwfile.file(io, name) -> string | nil, error      rwfile.file(io, name, data) -> true | nil, error
 function rwfile.file(io, name, data)
-  local file <close>, message = io:open(name, data and "w" or "r")
+  core.io.check(io, 1, "file")
+  data = arg.optional(arg.string, data, nil, 3, "file")
+  local file <close>, message = io:open(arg.string(name, 2, "file"), data and "w" or "r")
   if not file then return nil, message end
   if data then return written(file, data) end
   local text, fault = file:read"a"

@@ -39,6 +39,11 @@ local function digits(number)
   end
 end
 
+local function formatted(pattern, number)
+  local done, text = pcall(format, pattern, number)
+  return done and text or raise("bad option 'numformat': " .. text)
+end
+
 local function number_text(number, op)
   if mathtype(number) == "integer" then return format(number == math.mininteger and "0x%x" or "%d", number) end
   if not op.nohuge then
@@ -48,7 +53,7 @@ local function number_text(number, op)
       return sign .. "1/0" .. (op.comment and " --[[" .. sign .. "math.huge]]" or "")
     end
   end
-  local text = op.numformat and format(op.numformat, number) or digits(number) or tostring(number)
+  local text = op.numformat and formatted(op.numformat, number) or digits(number) or tostring(number)
   return op.fixradix and gsub(text, ",", ".") or text
 end
 
@@ -272,7 +277,7 @@ local function options(op, defaults, fname)
   local all = setmetatable({}, {__index = defaults})
   for name, value in pairs(arg.optional(arg.table, op, {}, 2, fname)) do
     local kind = OPTIONS[name]
-    if kind and value then arg[kind](value, name, fname) end
+    if kind and value then value = arg[kind](value, name, fname) end
     all[name] = value
   end
   if all.name and not is_name(all.name) then raise("bad argument #2 to '" .. fname .. "' (name: a Lua name expected)") end

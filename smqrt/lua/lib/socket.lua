@@ -2,7 +2,7 @@
 local core, py = ...
 
 local arg, concat, error, ipairs, pack, pcall = core.arg, table.concat, error, ipairs, string.pack, pcall
-local rawtype, select, setmetatable = core.rawtype, select, setmetatable
+local min, rawtype, select, setmetatable = math.min, core.rawtype, select, setmetatable
 
 local layer = core.luasocket
 local tcp, udp = layer.tcp, layer.udp
@@ -108,7 +108,7 @@ end
 function socket.sleep(seconds) core.sleep(arg.milliseconds(arg.number(seconds, 1, "sleep") * 1000, 1, "sleep")) end
 
 -- syntax: socket.gettime() -> seconds since 1970, with their fraction
-socket.gettime = py.gettime
+function socket.gettime() return py.gettime() end
 
 local function list_of(text)
   local list = {}
@@ -122,7 +122,7 @@ end
 
 -- syntax: socket.dns.toip(name) -> ip, {name=, alias={}, ip={}} | nil, error
 function socket.dns.toip(name)
-  local full, aliases, addresses = py.toip(arg.string(name, 1, "toip"))
+  local full, aliases, addresses = py.toip(arg.plain(name, 1, "toip"))
   if not full then return nil, word_of(aliases) end
   local info = found(full, aliases, addresses)
   return info.ip[1], info
@@ -130,7 +130,7 @@ end
 
 -- syntax: socket.dns.tohostname(ip) -> name, {name=, alias={}, ip={}} | nil, error
 function socket.dns.tohostname(ip)
-  local full, aliases, addresses = py.tohostname(arg.string(ip, 1, "tohostname"))
+  local full, aliases, addresses = py.tohostname(arg.plain(ip, 1, "tohostname"))
   if not full then return nil, word_of(aliases) end
   return full, found(full, aliases, addresses)
 end
@@ -145,7 +145,7 @@ function socket.dns.getaddrinfo(name)
 end
 
 -- syntax: socket.dns.gethostname() -> name of this machine
-socket.dns.gethostname = py.gethostname
+function socket.dns.gethostname() return py.gethostname() end
 
 -- ---- errors that are caught by `protect`
 
@@ -179,7 +179,7 @@ end
 
 -- syntax: socket.skip(n, ...) -> what follows the first n
 function socket.skip(count, ...)
-  return select(arg.size(count, 1, "skip") + 1, ...)
+  return select(min(arg.size(count, 1, "skip"), select("#", ...)) + 1, ...)
 end
 
 -- syntax: socket.choose{name = function} -> function(name, ...)

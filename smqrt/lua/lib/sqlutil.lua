@@ -35,7 +35,7 @@ function sqlutil.dir(path)
 end
 
 local function file_of(name, index, fname)
-  arg.string(name, index, fname)
+  name = arg.string(name, index, fname)
   if name == "" or ("/" .. name .. "/"):find("/../", 1, true) then
     raise("bad argument #" .. index .. " to '" .. fname .. "' (a name without '..' expected, got '" .. name .. "')")
   end
@@ -49,7 +49,7 @@ end
 
 -- syntax: sqlutil.open([env,] name [, options]) -> env, conn       raises what fails
 function sqlutil.open(env, name, options)
-  if core.rawtype(env) == "string" then env, name, options = nil, env, name end
+  if core.rawtype(env) == "string" or core.rawtype(env) == "number" then env, name, options = nil, env, name end
   env = env or luasql.sqlite()
   local path = file_of(name, 1, "open")
   local conn, code, text = env:connect(path, options)
@@ -81,7 +81,8 @@ end
 
 --- "a, b FROM t" stands for "SELECT a, b FROM t"; a whole statement is taken as well.
 local function query(sql, fname)
-  local word = arg.string(sql, 2, fname):match"^%s*(%a+)[%s%*%(\"'`%[]"
+  sql = arg.string(sql, 2, fname)
+  local word = sql:match"^%s*(%a+)[%s%*%(\"'`%[]"
   word = word and word:upper()
   if word == "SELECT" or word == "WITH" or word == "PRAGMA" or word == "VALUES" or word == "EXPLAIN" then return sql end
   return "SELECT " .. sql

@@ -233,6 +233,10 @@ _BY_NUMBER = {item.number: item for item in _TABLE}
 _BY_NAME = {item.name: item for item in _TABLE}
 NAMES = tuple(item.name for item in _TABLE)
 """Of all properties of the standard, in the order of their numbers."""
+NUMBERS = frozenset(item.name for item in _TABLE if item.kind.most >= 0)
+"""Those whose values are numbers."""
+TEXTS = frozenset(item.name for item in _TABLE if item.kind in (_TEXT, _BINARY))
+"""Those whose values are texts or bytes."""
 _SUBSCRIPTION, _ALIAS = _BY_NAME["subscriptionidentifier"], _BY_NAME["topicalias"]
 
 # ---- bytes to a dict

@@ -12,7 +12,7 @@ local applications = {} -- number -> {table =, anchors =}; the table stays the s
 local function module_loader(app, io)
   local loaded = {}
   return function(name)
-    core.arg.string(name, 1, "appreq")
+    name = core.arg.string(name, 1, "appreq")
     if loaded[name] == nil then
       local path = ".lua/" .. name:gsub("%.", "/") .. ".lua"
       local chunk, message = io:loadfile(path, app)

@@ -69,6 +69,7 @@ end
 local function source(value, index, fname)
   local kind = type(value)
   if kind == "string" then return value end
+  if kind == "number" then return tostring(value) end
   if is_bytearray(value) then return slice(value, value.first, value.last) end
   if kind ~= "table" then core.bad_argument(index, fname, "string, table or bytearray", value) end
   local parts = {}
@@ -159,22 +160,25 @@ for size = 1, 8 do UNSIGNED[size] = ">I" .. size end
 local function field(b, position, size, fname)
   local self = self_of(b, fname)
   local at = arg.integer(position, 2, fname)
-  local form = UNSIGNED[arg.integer(size, 3, fname)]
+  size = arg.integer(size, 3, fname)
+  local form = UNSIGNED[size]
   if not form then raise("bad argument #3 to '" .. fname .. "' (1 to 8 expected)") end
-  if at < 1 or at + size - 1 > #self then out_of_range("position", at, #self - size + 1) end
-  return self, self.first + at - 1, form
+  if at < 1 or at > #self - size + 1 then out_of_range("position", at, #self - size + 1) end
+  return self, self.first + at - 1, form, size
 end
 
 --- ba.bytearray.h2n(b, position, size, n): puts n as 1 to 8 bytes, the most significant first.
 function library.h2n(b, position, size, n)
-  local self, at, form = field(b, position, size, "h2n")
+  local self, at, form
+  self, at, form, size = field(b, position, size, "h2n")
   n = arg.integer(n, 4, "h2n")
   put(self, at, pack(form, size < 8 and n & ((1 << 8 * size) - 1) or n))
 end
 
 --- ba.bytearray.n2h(b, position, size): the inverse.
 function library.n2h(b, position, size)
-  local self, at, form = field(b, position, size, "n2h")
+  local self, at, form
+  self, at, form, size = field(b, position, size, "n2h")
   if self.text then return (unpack_number(form, self.text, at)) end
   return (unpack_number(form, slice(self, at, at + size - 1)))
 end

@@ -34,7 +34,7 @@ end
 
 --- ba.encdate([seconds]): the date of an HTTP header, of now without an argument.
 function ba.encdate(seconds)
-  return py.encdate(arg.optional(arg.number, seconds, os.time(), 1, "encdate"))
+  return py.encdate(arg.optional(arg.time, seconds, os.time(), 1, "encdate"))
 end
 
 --- ba.parsedate(text): Unix time, nil when the text is no date.

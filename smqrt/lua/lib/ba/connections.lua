@@ -17,19 +17,20 @@ end
 
 local function options(op, index, fname)
   op = arg.optional(arg.table, op, {}, index, fname)
-  arg.optional(arg.string, op.intf, nil, "intf", fname)
-  return op
+  return op, arg.optional(arg.plain, op.intf, nil, "intf", fname)
 end
 
 -- syntax: ba.socket.connect(host, port [,{timeout=ms, shark=, alpn=, intf=, ipv6=}]) -> socket | nil, error [, reason]
 -- In a cosocket without a connection, the cosocket becomes that connection.
 function ba.socket.connect(host, port, op)
-  host, port, op = arg.string(host, 1, "connect"), arg.integer(port, 2, "connect"), options(op, 3, "connect")
+  host, port = arg.string(host, 1, "connect"), arg.integer(port, 2, "connect")
+  local intf
+  op, intf = options(op, 3, "connect")
   local me = socket.owners[running()]
   if me and me.handle then return nil, "incorrectuse" end
   local timeout_ms = arg.optional(arg.milliseconds, op.timeout, me and COSOCKET_TIMEOUT_MS or BLOCKING_TIMEOUT_MS, "timeout", "connect")
   local tls = op.shark and core.tls.check(op.shark, "shark", "connect", "client")
-  local handle, word, reason = py.connect(host, port, timeout_ms, op.intf, op.ipv6 == true, tls or nil, socket.protocols(op.alpn, "connect"))
+  local handle, word, reason = py.connect(host, port, timeout_ms, intf, op.ipv6 == true, tls or nil, socket.protocols(op.alpn, "connect"))
   if not handle then return nil, word, reason end
   if not me then return socket.new(handle) end
   if adopt(me, handle) then return me end
@@ -39,9 +40,11 @@ end
 
 -- syntax: ba.socket.bind(port [,{shark=, intf=, ipv6=}]) -> listener | nil, error [, reason]
 function ba.socket.bind(port, op)
-  port, op = arg.integer(port, 1, "bind"), options(op, 2, "bind")
+  port = arg.integer(port, 1, "bind")
+  local intf
+  op, intf = options(op, 2, "bind")
   local tls = op.shark and core.tls.check(op.shark, "shark", "bind", "server")
-  local listener, word, reason = made(py.bind(port, op.intf, op.ipv6 == true, tls or nil))
+  local listener, word, reason = made(py.bind(port, intf, op.ipv6 == true, tls or nil))
   if listener then listener.is_listener = true end
   return listener, word, reason
 end
@@ -50,15 +53,16 @@ end
 -- (port) listens on it, (host, port) talks to one partner only; op.port is the port of this side.
 -- A cosocket without a connection becomes that socket.
 function ba.socket.udpcon(host, port, op)
-  if core.type(host) == "number" then host, port, op = nil, host, port end
   if core.type(host) == "table" then host, op = nil, host end
   if core.type(port) == "table" then port, op = nil, port end
+  if port == nil and tonumber(host) then host, port = nil, host end -- the text of a number is no host's name
   host, port = arg.optional(arg.string, host, nil, 1, "udpcon"), arg.optional(arg.integer, port, nil, 2, "udpcon")
-  op = options(op, 3, "udpcon")
+  local intf
+  op, intf = options(op, 3, "udpcon")
   local local_port = arg.optional(arg.integer, op.port, not host and port or nil, "port", "udpcon")
   local me = socket.owners[running()]
   if me and me.handle then me = nil end
-  local handle, word, reason = py.udp(host, port, local_port, op.intf, op.ipv6 == true)
+  local handle, word, reason = py.udp(host, port, local_port, intf, op.ipv6 == true)
   if not handle then return nil, word, reason end
   local sock = me and adopt(me, handle) or socket.new(handle)
   sock.is_udp = true

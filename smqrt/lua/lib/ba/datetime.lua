@@ -113,28 +113,29 @@ end
 
 --- How many of the arguments behind the first belong to the form that the first one has.
 local function own_arguments(first, ...)
-  local most = rawtype(first) == "number" and 2 or first == "NOW" and 1 or 0
+  local most = tonumber(first) and 2 or first == "NOW" and 1 or 0
   local count = 0
   for i = 1, most do
-    if rawtype((select(i, ...))) ~= "number" then break end
+    if not tonumber((select(i, ...))) then break end
     count = i
   end
   return count
 end
 
 local function made(first, second, third)
-  if rawtype(first) == "number" then
+  if tonumber(first) then
     local seconds = arg.number(first, 1, "datetime")
     local whole = seconds // 1
-    local part = rawtype(second) == "number" and arg.integer(second, 2, "datetime") or (seconds - whole) * BILLION // 1
-    return new(tointeger(whole), tointeger(part), rawtype(third) == "number" and arg.integer(third, 3, "datetime") or 0)
+    local part = tonumber(second) and arg.integer(second, 2, "datetime") or (seconds - whole) * BILLION // 1
+    if not tointeger(whole) or not tointeger(part) then return nil, RANGE end -- huge, or no number at all
+    return new(tointeger(whole), tointeger(part), tonumber(third) and arg.integer(third, 3, "datetime") or 0)
   end
   if rawtype(first) == "table" then
     if is_datetime(first) then return new(first.seconds, first.nanoseconds, first.minutes) end
     return from_table(first)
   end
   local text = arg.string(first, 1, "datetime")
-  local word = from_word(upper(text), rawtype(second) == "number" and arg.integer(second, 2, "datetime") or nil)
+  local word = from_word(upper(text), tonumber(second) and arg.integer(second, 2, "datetime") or nil)
   if word then return word end
   return from_text(text)
 end

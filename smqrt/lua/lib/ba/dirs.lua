@@ -3,6 +3,7 @@ local core, py = ...
 
 local error, getmetatable, ipairs, math, pairs, rawget, setmetatable, table, tostring, type =
   error, core.getmetatable, ipairs, math, pairs, rawget, setmetatable, table, tostring, type
+local tonumber = tonumber
 
 local exchange, arg = core.exchange, core.arg
 local dir, reader = {}, {}
@@ -39,14 +40,16 @@ local function wrap(handle, class)
   return self
 end
 
--- name and priority are both optional, and the first argument may be the number.
+-- name and priority are both optional, and the first argument may be the number; of two numbers it is the name.
 local function name_and_priority(maker, name, priority, ...)
-  if type(name) == "number" then return "", name, priority, ... end
+  local second = type(priority) == "number" and priority or type(priority) == "string" and tonumber(priority)
+  if type(name) == "number" and not second then return "", name, priority, ... end
+  if type(name) == "number" then return tostring(name), second, ... end
   if name ~= nil and type(name) ~= "string" then
-    if type(priority) == "number" then core.bad_argument(1, maker, "string", name) end
+    if second then core.bad_argument(1, maker, "string", name) end
     return "", 0, name, priority, ...
   end
-  if type(priority) == "number" then return name or "", priority, ... end
+  if second then return name or "", second, ... end
   if priority == nil then return name or "", 0, ... end
   return name or "", 0, priority, ...
 end
@@ -77,8 +80,8 @@ end
 --         dir:insert(child [, ref])      a parent keeps its children alive, with and without ref
 -- A root directory lives as long as its object is referenced; .preload's are kept until their application is unloaded.
 function dir:insert(child)
-  if child == nil or type(child) == "string" then
-    py.insert_root(self.handle, child)
+  if child == nil or type(child) == "string" or type(child) == "number" then
+    py.insert_root(self.handle, arg.optional(arg.string, child, nil, 1, "insert"))
     local anchors = core.anchors
     if anchors then anchors[self] = true end
     return true
@@ -142,7 +145,7 @@ function dir:name() return py.name(self.handle) end
 -- syntax: dir:service(request, relpath [, as_forward]) -> whether it was handled
 function dir:service(command, relpath, as_forward)
   core.arg.instance(command, exchange.class, 1, "service")
-  core.arg.string(relpath, 2, "service")
+  relpath = core.arg.string(relpath, 2, "service")
   local handle = exchange.handle_of(command)
   local handled = py.service(self.handle, handle, relpath, as_forward == true, command.take())
   if command.stopped then error(nil, 0) end

@@ -69,7 +69,7 @@ end
 
 function ba.mkio(base, path)
   local of, handle, message = check_io(base, 1, "mkio")
-  core.arg.string(path, 2, "mkio")
+  path = core.arg.string(path, 2, "mkio")
   if base.callbacks then return core.io.sub_of_lua(base, path) end
   handle, message = perform("sub", of, path)
   if not handle then return nil, message end
@@ -91,7 +91,8 @@ function io:resourcetype() return py.resourcetype(self.handle), "linux" end
 -- syntax: io:stat(name) -> {name, mtime, size, isdir, type} | nil, error
 function io:stat(name)
   local handle = self.handle
-  local base, mtime, size, isdir = py.stat_now(handle, core.arg.string(name, 1, "stat"))
+  name = core.arg.string(name, 1, "stat")
+  local base, mtime, size, isdir = py.stat_now(handle, name)
   if base == false then base, mtime, size, isdir = perform("stat", handle, name) end
   if not base then return nil, mtime end
   return {name = base, mtime = mtime, size = size, isdir = isdir, type = isdir and "directory" or "regular"}
@@ -130,8 +131,7 @@ end
 
 -- syntax: io:open(name [, mode="r"]) -> file | nil, error
 function io:open(name, mode)
-  mode = mode == nil and "r" or core.arg.string(mode, 2, "open")
-  core.arg.string(name, 1, "open")
+  name, mode = core.arg.string(name, 1, "open"), mode == nil and "r" or core.arg.string(mode, 2, "open")
   local handle, message
   if mode == "r" or mode == "rb" then handle, message = py.open_now(self.handle, name) end
   if handle == nil and not message or handle == false then handle, message = perform("open", self.handle, name, mode) end
@@ -160,6 +160,7 @@ core.io.loadfile, core.io.dofile = io.loadfile, io.dofile
 
 -- syntax: ba.loadfile(name [, io] [, env]) -> function | nil, error
 function ba.loadfile(name, from, environment)
+  name = core.arg.string(name, 1, "loadfile")
   if from ~= nil and not classes[getmetatable(from)] then from, environment = nil, from end
   return (from or ba.openio"home"):loadfile(name, environment)
 end

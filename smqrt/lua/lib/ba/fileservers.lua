@@ -10,7 +10,7 @@ local dav_class, locks_class = dirs.derive("dav", dav), core.class("lockmgr", lo
 local function make(maker, manager, name, priority, source, lockdir, maxuploads, maxlocks)
   local handle = py.create(
     name, dirs.check_priority(priority, maker), core.io.check(source, 3, maker), manager,
-    arg.optional(arg.string, lockdir, nil, 4, maker),
+    arg.optional(arg.plain, lockdir, nil, 4, maker),
     arg.optional(arg.positive, maxuploads, nil, 5, maker), arg.optional(arg.positive, maxlocks, nil, 6, maker))
   return dirs.wrap(handle, dav_class)
 end

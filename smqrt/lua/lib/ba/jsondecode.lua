@@ -253,7 +253,7 @@ function core.json_value(text) return decode_as(parse_alone, text, true) end
 -- More than a table may hold: nil, "mem", which limit.
 -- jnull: false makes JSON null nil, otherwise it is ba.json.null. depth: how deep tables may nest. namelen: longest member name.
 function ba.json.decode(text, jnull, depth, namelen)
-  arg.string(text, 1, "decode")
+  text = arg.string(text, 1, "decode")
   if rawtype(jnull) == "number" then jnull, depth, namelen = true, jnull, depth end
   depth, namelen = arg.optional(arg.integer, depth, nil, 3, "decode"), arg.optional(arg.integer, namelen, nil, 4, "decode")
   local documents, word, limit = decode(text, jnull ~= false, depth, namelen)

@@ -161,15 +161,16 @@ end
 
 -- Unix time of a number, of a table as os.date "*t" gives it, of a text as ba.datetime reads it, or of its object.
 local function time_of(value, index, fname)
-  if value == nil or rawtype(value) == "number" then return value end
+  if value == nil or tonumber(value) then return tonumber(value) end
   if rawtype(value) == "table" and value.ticks == nil then
     local is_date, seconds = pcall(time, value)
-    if not is_date then core.raise("bad argument #" .. index .. " to '" .. fname .. "' (" .. seconds .. ")") end
+    if not is_date then core.broken_rule(index, fname, seconds) end
     return seconds
   end
   local date, message = value, nil
   if rawtype(value) == "string" then date, message = ba.datetime(value) end
-  if not date then core.raise("bad argument #" .. index .. " to '" .. fname .. "' (" .. message .. ")") end
+  if not date then core.broken_rule(index, fname, message) end
+  if type(date) ~= "userdata" or not date.ticks then core.bad_argument(index, fname, "time", value) end
   return (date:ticks())
 end
 

@@ -123,8 +123,7 @@ end
 -- syntax: authorizer:authorize(request, method, path) -> whether the user of the request may
 function authorizer:authorize(command, method, path)
   local handle = command_of(command, "authorize")
-  arg.string(method, 2, "authorize")
-  arg.string(path, 3, "authorize")
+  method, path = arg.string(method, 2, "authorize"), arg.string(path, 3, "authorize")
   return unless_stopped(command, py.authorize(self.handle, handle, method, path, command.take()))
 end
 
@@ -185,7 +184,7 @@ function exchange.methods:user() return py.user(exchange.handle_of(self)) end
 -- syntax: request:login([name [, maxusers=1 [, recycle=true]]]) -> true | false | name of who is logged in already
 function exchange.methods:login(name, maxusers, recycle)
   local handle = exchange.handle_of(self)
-  arg.optional(arg.string, name, nil, 1, "login")
+  name = arg.optional(arg.string, name, nil, 1, "login")
   maxusers = arg.optional(arg.positive, maxusers, 1, 2, "login")
   return py.login(handle, name, maxusers, arg.optional(arg.boolean, recycle, true, 3, "login"))
 end

@@ -177,7 +177,7 @@ function io:open(name, mode)
 end
 
 function io:realpath(name)
-  core.arg.string(name, 1, "realpath")
+  name = core.arg.string(name, 1, "realpath")
   return nil, "noimplementation"
 end
 

@@ -88,16 +88,16 @@ end
 -- Answers for the application when the method is not one of the list, and ends the page.
 function methods:allow(list, defaults)
   local handle = handle_of(self)
-  core.arg.table(list, 1, "allow")
-  for _, method in ipairs(list) do core.arg.string(method, 1, "allow") end
-  if py.allow(handle, table.concat(list, " "), defaults ~= false) then return true end
+  local allowed = {}
+  for at, method in ipairs(core.arg.table(list, 1, "allow")) do allowed[at] = core.arg.string(method, 1, "allow") end
+  if py.allow(handle, table.concat(allowed, " "), defaults ~= false) then return true end
   self.take()
   stop(self)
 end
 
 -- Ends the page with 304 unless the resource is newer than what the client has.
 function methods:checktime(time)
-  if py.is_newer(handle_of(self), core.arg.integer(time, 1, "checktime")) then return true end
+  if py.is_newer(handle_of(self), core.arg.time(core.arg.integer(time, 1, "checktime"), 1, "checktime")) then return true end
   self.take()
   stop(self)
 end

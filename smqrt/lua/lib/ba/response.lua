@@ -34,7 +34,7 @@ function methods:setheader(...)
   local handle = check_uncommitted(self)
   for at = 1, select("#", ...), 2 do
     local name, value = select(at, ...)
-    core.arg.string(name, at, "setheader")
+    name = core.arg.string(name, at, "setheader")
     if value == nil then
       py.remove_header(handle, name)
     else
@@ -57,7 +57,7 @@ function methods:getstatus() return py.status(handle_of(self)) end
 
 function methods:setcontenttype(value, force)
   local handle = check_uncommitted(self)
-  core.arg.string(value, 1, "setcontenttype")
+  value = core.arg.string(value, 1, "setcontenttype")
   if force ~= false or not py.response_header(handle, "Content-Type") then py.set_header(handle, "Content-Type", value) end
   return true
 end
@@ -139,14 +139,14 @@ local function check_inner(self, ok, message)
 end
 
 function methods:include(path)
-  core.arg.string(path, 1, "include")
+  path = core.arg.string(path, 1, "include")
   check_inner(self, py.include(handle_of(self), path, written(self)))
   return true
 end
 
 local function hand_over(name, op)
   return function(self, path, continues)
-    core.arg.string(path, 1, name)
+    path = core.arg.string(path, 1, name)
     local handle = check_uncommitted(self)
     local text = self.take()
     local ok, message = op(handle, path)
@@ -172,7 +172,7 @@ end
 -- Sends body bytes as they are; not to be mixed with write before the headers went out.
 function methods:send(text)
   local handle = handle_of(self)
-  core.arg.string(text, 1, "send")
+  text = core.arg.string(text, 1, "send")
   local _, waiting = self.peek()
   if waiting > 0 and not py.committed(handle) then core.raise("mixingwritesend") end
   return py.flush(handle, (self.take() or "") .. text) or false
@@ -217,7 +217,7 @@ function methods:encodeurl(url) return core.arg.string(url, 1, "encodeurl") end
 -- syntax: response:encoderedirecturl(url [, params [, session]])
 function methods:encoderedirecturl(url, parameters)
   local handle = handle_of(self)
-  core.arg.string(url, 1, "encoderedirecturl")
+  url = core.arg.string(url, 1, "encoderedirecturl")
   return py.absolute_url(handle, url, parameters == true)
 end
 

@@ -12,7 +12,7 @@ end
 
 -- The port to listen on. `port` may be an object made before: it gives its port up.
 local function port_of(port)
-  if core.type(port) == "number" then return arg.integer(port, 1, "servcon") end
+  if core.type(port) ~= "userdata" then return arg.integer(port, 1, "servcon") end
   local handle = handle_of(port, "servcon")
   local number = py.port(handle)
   if not number then core.raise("bad argument #1 to 'servcon' (the port was closed)") end

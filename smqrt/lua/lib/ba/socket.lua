@@ -9,36 +9,38 @@ for size = 1, 8 do UNSIGNED[size] = ">I" .. size end
 ba.socket = ba.socket or {}
 
 local function format_of(formats, size, fname, expected)
-  local format = formats[arg.integer(size, 1, fname)]
-  if not format then raise("bad argument #1 to '" .. fname .. "' (" .. expected .. " expected)") end
-  return format
+  size = arg.integer(size, 1, fname)
+  return formats[size] or core.broken_rule(1, fname, expected .. " expected"), size
 end
 
-local function read(format, size, text, position, fname)
-  arg.string(text, 2, fname)
+local function read(formats, size, text, position, fname, expected)
+  local format
+  format, size = format_of(formats, size, fname, expected)
+  text = arg.string(text, 2, fname)
   position = arg.optional(arg.integer, position, 1, 3, fname)
-  if position < 1 or position + size - 1 > #text then raise("bad argument #3 to '" .. fname .. "' (position out of range)") end
+  if position < 1 or position > #text - size + 1 then raise("bad argument #3 to '" .. fname .. "' (position out of range)") end
   return (unpack(format, text, position))
 end
 
 --- ba.socket.h2n(size, n): n as 1 to 8 bytes, the most significant first; what does not fit is cut off, so negative numbers wrap.
 function ba.socket.h2n(size, n)
-  local format = format_of(UNSIGNED, size, "h2n", "1 to 8")
+  local format
+  format, size = format_of(UNSIGNED, size, "h2n", "1 to 8")
   n = arg.integer(n, 2, "h2n")
   return pack(format, size < 8 and n & ((1 << 8 * size) - 1) or n)
 end
 
 --- ba.socket.n2h(size, s [,position]): the inverse. Raises when the bytes are not there.
 function ba.socket.n2h(size, text, position)
-  return read(format_of(UNSIGNED, size, "n2h", "1 to 8"), size, text, position, "n2h")
+  return read(UNSIGNED, size, text, position, "n2h", "1 to 8")
 end
 
 --- ba.socket.fh2n(size, n): a float of 4 or 8 bytes.
 function ba.socket.fh2n(size, n)
-  return pack(format_of(FLOAT, size, "fh2n", "4 or 8"), arg.number(n, 2, "fh2n"))
+  return pack((format_of(FLOAT, size, "fh2n", "4 or 8")), arg.number(n, 2, "fh2n"))
 end
 
 --- ba.socket.fn2h(size, s [,position]): the inverse.
 function ba.socket.fn2h(size, text, position)
-  return read(format_of(FLOAT, size, "fn2h", "4 or 8"), size, text, position, "fn2h")
+  return read(FLOAT, size, text, position, "fn2h", "4 or 8")
 end

@@ -157,17 +157,18 @@ local function fact(name, ask)
 end
 
 -- syntax: socket:peername() -> ip, port, isipv6 | nil, error
-fact("peername", py.peername)
-fact("sockname", py.sockname)
+fact("peername", function(handle) return py.peername(handle) end)
+fact("sockname", function(handle) return py.sockname(handle) end)
 
 -- syntax: socket:setoption(name, on, ...) -> true | nil, error
 fact("setoption", function(handle, name, on, ...)
-  local values = {...}
-  for i = 1, select("#", ...) do
+  local values, count = {...}, select("#", ...)
+  for i = 1, count do
     local kind = rawtype(values[i])
     if kind ~= "number" and kind ~= "string" then core.bad_argument(i + 2, "setoption", "number or string", values[i]) end
+    values[i] = tonumber(values[i]) or values[i] -- an address is no number
   end
-  return py.setoption(handle, arg.string(name, 1, "setoption"), arg.boolean(on, 2, "setoption"), ...)
+  return py.setoption(handle, arg.string(name, 1, "setoption"), arg.boolean(on, 2, "setoption"), unpack(values, 1, count))
 end)
 
 -- syntax: socket:queuelen([limit]) -> bytes that wait to be sent
@@ -224,10 +225,10 @@ fact("certificate", function(handle)
 end)
 
 -- syntax: socket:cipher() -> cipher, protocol | nil, error
-fact("cipher", py.cipher)
+fact("cipher", function(handle) return py.cipher(handle) end)
 
 -- syntax: socket:alpn() -> protocol | nil
-fact("alpn", py.alpn)
+fact("alpn", function(handle) return py.alpn(handle) end)
 
 -- syntax: socket:isresumed() -> boolean
-fact("isresumed", py.is_resumed)
+fact("isresumed", function(handle) return py.is_resumed(handle) end)

@@ -4,7 +4,7 @@ local core, py = ...
 local arg = core.arg
 
 --- ba.version(): version of the interface, of Lua, and the date of the build.
-ba.version = py.version
+function ba.version() return py.version() end
 
 --- ba.cmpaddr(a, b): whether both are the same IP address.
 function ba.cmpaddr(a, b)

@@ -90,7 +90,7 @@ function ba.thread.configure(threads)
   local count = arg.optional(arg.integer, threads, pool.threads, 1, "configure")
   if count < 1 then core.bad_argument(1, "configure", "positive number", threads) end
   pool.threads = count
-  for _ = 1, count do advance(pool) end
+  for _ = 1, math.min(count, MAX_WAITING) do advance(pool) end
   return count
 end
 
@@ -105,9 +105,11 @@ function ba.sleep(ms)
 end
 
 --- ba.clock(): milliseconds, never going back.
-ba.clock = py.clock
+local clock = py.clock
+
+function ba.clock() return clock() end
 
 --- ba.exec(command): output and exit code; nil, code, output when it failed. Blocks the caller only.
 function ba.exec(command)
-  return py.exec(arg.string(command, 1, "exec"))
+  return py.exec(arg.plain(command, 1, "exec"))
 end

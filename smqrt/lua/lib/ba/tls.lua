@@ -76,8 +76,8 @@ end
 -- syntax: ba.create.sharkcert(io, cert, key [, password]) -> certificate | nil, error, reason        files
 --         ba.create.sharkcert(cert, key [, password])                                               PEM text
 function ba.create.sharkcert(io, cert, key, password)
-  if core.rawtype(io) == "string" then
-    return core.tls.identity(io, arg.string(cert, 2, "sharkcert"), arg.optional(arg.string, key, nil, 3, "sharkcert"))
+  if core.rawtype(io) == "string" or core.rawtype(io) == "number" then
+    return core.tls.identity(tostring(io), arg.string(cert, 2, "sharkcert"), arg.optional(arg.string, key, nil, 3, "sharkcert"))
   end
   local cert_data, message = content(io, cert, 1, "sharkcert")
   if not cert_data then return nil, message end

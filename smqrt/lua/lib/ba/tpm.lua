@@ -61,6 +61,8 @@ end
 
 -- The key's name and the other one of two texts: applications give them in both orders.
 local function name_and_data(first, second)
+  if rawtype(first) == "number" then first = tostring(first) end
+  if rawtype(second) == "number" then second = tostring(second) end
   if rawtype(first) ~= "string" then return second, first end
   if rawtype(second) == "string" and ready() and not py.has(first) and py.has(second) then return second, first end
   return first, second

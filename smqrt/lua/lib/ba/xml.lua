@@ -104,7 +104,7 @@ local UnderWay = {__close = function(self) self.parser.busy = false end}
 -- syntax: parser:parse(chunk) -> true (more is needed) | "DONE", document or context | nil, message with line and column
 -- An error in a callback ends the parsing and is raised.
 function parser:parse(chunk)
-  core.arg.string(chunk, 1, "parse")
+  chunk = core.arg.string(chunk, 1, "parse")
   if not self.handle then core.raise("the parser was destroyed") end
   if self.busy then core.raise("parse is under way: a callback can't call it") end
   if self.fault then return nil, self.fault end

@@ -2,8 +2,8 @@
 
 local core = ...
 
-local error, format, getinfo, tointeger = error, string.format, debug.getinfo, math.tointeger
-local rawtype, select, sub, tostring = type, select, string.sub, tostring
+local error, format, getinfo, mathtype, tointeger = error, string.format, debug.getinfo, math.type, math.tointeger
+local find, rawtype, select, sub, tonumber, tostring = string.find, type, select, string.sub, tonumber, tostring
 
 local LIBRARY <const> = "@smqrt/lua/lib/"
 
@@ -38,19 +38,22 @@ local function check(value, ...)
 end
 core.check = check
 
-local function name_of(value)
-  return value == nil and "no value" or core.type(value)
-end
-
 --- Raises the error of a wrong argument: number, function name, what is expected, what came.
 local function bad(index, fname, expected, value)
-  raise(format("bad argument #%s to '%s' (%s expected, got %s)", index, fname, expected, name_of(value)))
+  raise(format("bad argument #%s to '%s' (%s expected, got %s)", index, fname, expected, core.type(value)))
+end
+
+--- The same with a rule that the argument breaks.
+local function broken(index, fname, rule)
+  raise(format("bad argument #%s to '%s' (%s)", index, fname, rule))
 end
 
 local arg = {}
 core.arg = arg
 
---- Each returns the argument when it is of its type, and raises otherwise.
+-- Each returns the argument when it is of its type, and raises otherwise. As in Lua's own functions a number stands for its text
+-- and the text of a number for the number; so it is what they return that counts, not what they were given.
+
 function arg.string(value, index, fname)
   local kind = rawtype(value)
   if kind == "string" then return value end
@@ -59,37 +62,55 @@ function arg.string(value, index, fname)
 end
 
 function arg.number(value, index, fname)
-  if rawtype(value) ~= "number" then bad(index, fname, "number", value) end
-  return value
+  local kind = rawtype(value)
+  if kind == "number" then return value end
+  return kind == "string" and tonumber(value) or bad(index, fname, "number", value)
 end
 
 function arg.integer(value, index, fname)
-  local number = rawtype(value) == "number" and tointeger(value)
-  if not number then bad(index, fname, "integer", value) end
-  return number
+  if mathtype(value) == "integer" then return value end
+  return tointeger(arg.number(value, index, fname)) or broken(index, fname, "number has no integer representation")
 end
 
 local LONGEST_MS <const> = 1e12 -- some thirty years; timers can't count to infinity
 
 --- A time. What is past is 0, and what never comes is in thirty years.
 function arg.milliseconds(value, index, fname)
-  if rawtype(value) ~= "number" then bad(index, fname, "number", value) end
-  if value ~= value then raise(format("bad argument #%s to '%s' (milliseconds expected, got nan)", index, fname)) end
-  return value < 0 and 0 or value > LONGEST_MS and LONGEST_MS or value
+  local ms = arg.number(value, index, fname)
+  if ms ~= ms then broken(index, fname, "milliseconds expected, got nan") end
+  return ms < 0 and 0 or ms > LONGEST_MS and LONGEST_MS or ms
 end
 
 --- A number of bytes, or the like, of which there is at least one.
 function arg.positive(value, index, fname)
   local number = arg.integer(value, index, fname)
-  if number < 1 then raise(format("bad argument #%s to '%s' (a number above 0 expected, got %d)", index, fname, number)) end
+  if number < 1 then broken(index, fname, format("a number above 0 expected, got %d", number)) end
   return number
 end
 
 --- The length of something.
 function arg.size(value, index, fname)
   local number = arg.integer(value, index, fname)
-  if number < 0 then raise(format("bad argument #%s to '%s' (a size expected, got %d)", index, fname, number)) end
+  if number < 0 then broken(index, fname, format("a size expected, got %d", number)) end
   return number
+end
+
+local FIRST_S <const>, LAST_S <const> = -62135596800, 253402300799 -- the years 1 to 9999
+
+--- A Unix time that is a date.
+function arg.time(value, index, fname)
+  local seconds = arg.number(value, index, fname)
+  if not (seconds >= FIRST_S and seconds <= LAST_S) then
+    broken(index, fname, "seconds since 1970 of a year from 1 to 9999 expected, got " .. tostring(value))
+  end
+  return seconds
+end
+
+--- A text for a function of the system, which has no NUL.
+function arg.plain(value, index, fname)
+  local text = arg.string(value, index, fname)
+  if find(text, "\0", 1, true) then broken(index, fname, "a text without the character NUL expected") end
+  return text
 end
 
 function arg.table(value, index, fname)
@@ -119,4 +140,4 @@ function arg.optional(check_type, value, default, index, fname)
   return check_type(value, index, fname)
 end
 
-core.bad_argument = bad
+core.bad_argument, core.broken_rule = bad, broken

@@ -100,7 +100,7 @@ end
 
 --- As in Lua, but the module and the search for it may block. Who requires a module that somebody else loads waits for it.
 function require(name)
-  core.arg.string(name, 1, "require")
+  name = core.arg.string(name, 1, "require")
   if loading[name] then wait_until_loaded(name) end
   local module = package.loaded[name]
   if module ~= nil then return module end

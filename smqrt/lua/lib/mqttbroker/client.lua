@@ -24,13 +24,17 @@ local function check(accepted, index, name, expected, value)
   if not accepted then error(("bad argument #%d to '%s' (%s expected, got %s)"):format(index, name, expected, type(value)), 3) end
 end
 
+-- A number stands for its text, as in Lua's own functions.
+local function text(value) return type(value) == "number" and tostring(value) or value end
+
 local function optional(value, kind, index, name)
   check(value == nil or type(value) == kind, index, name, kind, value)
 end
 
 local function fault_of_will(will)
   if type(will) ~= "table" then return "a will is a table {topic=, payload=}" end
-  if type(will.topic) ~= "string" or not topics.is_name(will.topic) then return "will.topic is a topic without wildcards" end
+  local topic = text(will.topic)
+  if type(topic) ~= "string" or not topics.is_name(topic) then return "will.topic is a topic without wildcards" end
 end
 
 local function new_message(topic, payload, options, values)
@@ -78,7 +82,7 @@ local function publish_will(self)
   local will = self.will
   if not will then return end
   local payload = will.payload or will.message or ""
-  self.broker.router:publish(new_message(will.topic, payload, will, will.properties), self)
+  self.broker.router:publish(new_message(text(will.topic), payload, will, will.properties), self)
 end
 
 local function leave(self, with_will)
@@ -147,6 +151,7 @@ end
 
 --- Publishes: publish(topic, msg [,{retain}] [,prop]). Returns whether it is connected; otherwise it is done on connection.
 function Client:publish(topic, payload, options, values)
+  topic = text(topic)
   check(type(topic) == "string" and topics.is_name(topic), 1, "publish", "topic without wildcards", topic)
   check(is_payload(payload), 2, "publish", "string, number or byte array", payload)
   optional(options, "table", 3, "publish")
@@ -160,6 +165,7 @@ end
 
 --- Subscribes: subscribe(topic [,onsuback(topic, reason, prop)] [,{nolocal, retainaspublished, onpub}] [,prop]).
 function Client:subscribe(filter, onsuback, options)
+  filter = text(filter)
   check(type(filter) == "string", 1, "subscribe", "string", filter)
   if type(onsuback) == "table" then onsuback, options = nil, onsuback end
   optional(onsuback, "function", 2, "subscribe")
@@ -175,6 +181,7 @@ end
 
 --- Unsubscribes: unsubscribe(topic [,onunsuback(topic, reason, prop)] [,prop]).
 function Client:unsubscribe(filter, onunsuback)
+  filter = text(filter)
   check(type(filter) == "string", 1, "unsubscribe", "string", filter)
   if type(onunsuback) == "table" then onunsuback = nil end
   optional(onunsuback, "function", 2, "unsubscribe")

@@ -6,12 +6,18 @@ local SMALLEST <const> = 128      -- holds a CONNECT of every client
 local MAX_CLIENTS <const> = 10000
 local PORT <const>, TLS_PORT <const> = 1883, 8883
 
+-- Each row of the checks: name, test, what is expected, conversion (as Lua's own: a number for its text, and the other way round).
+
 local function is(kind)
   return function(value) return type(value) == kind end, kind
 end
 
+local function text(value) return type(value) == "number" and tostring(value) or value end
+
+local function whole(value) return math.tointeger(tonumber(value)) or value end
+
 local function between(low, high, what)
-  return function(value) return math.type(value) == "integer" and low <= value and value <= high end, what
+  return function(value) return math.type(value) == "integer" and low <= value and value <= high end, what, whole
 end
 
 local function given(value)
@@ -19,7 +25,7 @@ local function given(value)
 end
 
 local CHECKS <const> = {
-  {"address", is "string"},
+  {"address", function(value) return type(value) == "string" end, "string", text},
   {"port", between(0, 65535, "port number from 0 to 65535")},
   {"shark", given, "TLS object"},
   {"plain", is "boolean"},
@@ -38,10 +44,13 @@ local function shown(value)
   return type(value) == "number" and value or type(value)
 end
 
+-- Checks the options, and converts them.
 local function fault_of(op)
   for _, check in ipairs(CHECKS) do
-    local name, accepts, expected = table.unpack(check)
+    local name, accepts, expected, convert = table.unpack(check)
     local value = op[name]
+    if convert then value = convert(value) end
+    op[name] = value
     if value ~= nil and not accepts(value) then
       return FAULT:format(name, expected, shown(value))
     end

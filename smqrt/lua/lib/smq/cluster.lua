@@ -61,7 +61,7 @@ function cluster.close(self, msg) py.close(handle(self), arg.optional(arg.string
 local function create(smq, links, op)
   local hub = core.hub_handle(smq)
   if not hub then core.bad_argument(1, "create", "smq", smq) end
-  if type(links) == "string" then links = mtls.create(links) end
+  if type(links) == "string" or type(links) == "number" then links = mtls.create(links) end
   if links ~= nil and not core.mtl_handle(links) then core.bad_argument(2, "create", "mtl or password", links) end
   op = arg.optional(arg.table, op, {}, 3, "create")
   local self = setmetatable({}, class)

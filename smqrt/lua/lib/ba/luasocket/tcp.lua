@@ -161,7 +161,7 @@ function tcp:receive(pattern, prefix)
   prefix = arg.optional(arg.string, prefix, "", 3, "receive")
   if pattern == nil then pattern = "*l" end
   local receive = PATTERNS[pattern]
-  local count = not receive and tointeger(rawtype(pattern) == "number" and pattern or nil)
+  local count = not receive and tointeger(tonumber(pattern))
   if not receive and (not count or count < 0) then core.raise("bad argument #2 to 'receive' (invalid receive pattern)") end
   if not handle_of(self) then
     local _, word = unconnected(self)
