@@ -35,11 +35,11 @@ def test_a_file_manager_as_applications_use_it(running: AppServer) -> None:
         "real": "userdata",
         "name": "fs",
         "baseuri": "/app/fs/",
-        "noio": "io expected, got nil",
+        "noio": "io expected, got no value",
         "badlocks": "a number above 0 expected, got 0",
         "badpriority": "priority must be an integer from -127 to 127",
         "badtmo": "number expected, got string",
-        "badconfigure": "table expected, got nil",
+        "badconfigure": "table expected, got no value",
         "lockmgr": True,
         "twice": facts["twice"],
     }

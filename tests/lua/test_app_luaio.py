@@ -52,7 +52,7 @@ def test_every_call_from_lua(app: AppServer):
         "nil\tnoimplementation",
         "false\tio.lsp:32: bad argument #1 to 'read' (a size expected, got -1)",
         "true",
-        "false\tio.lsp:34: bad argument #1 to 'luaio' (table expected, got nil)",
+        "false\tio.lsp:34: bad argument #1 to 'luaio' (table expected, got no value)",
         "false\tio.lsp:34: bad argument #1 to 'luaio.open' (function expected, got number)",
         "nil\tnoimplementation",
         "nil\tnoimplementation",

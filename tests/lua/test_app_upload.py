@@ -171,10 +171,10 @@ def test_what_is_no_upload(uploads: Uploads):
     uploads.server.write("upload", {"wrong.lsp": f"<?lsp {code} ?>"})
     lines = uploads.server.ask("/wrong.lsp", "PUT", b"x").text.splitlines()
     assert [line.split(": ", 1)[1] for line in lines] == [
-        "bad argument #1 to 'upload' (io expected, got nil)",
+        "bad argument #1 to 'upload' (io expected, got no value)",
         "bad argument #2 to 'upload' (a number above 0 expected, got 0)",
-        "bad argument #1 to 'uploader' (request expected, got nil)",
-        "bad argument #3 to 'uploader' (function expected, got nil)",
+        "bad argument #1 to 'uploader' (request expected, got no value)",
+        "bad argument #3 to 'uploader' (function expected, got no value)",
         "bad argument #6 to 'uploader' (table expected, got number)",
     ]
 

@@ -107,7 +107,7 @@ def test_wrong_values_are_told_apart_from_faults_of_the_library(server: AppServe
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("ba.sleep()", r"bad argument #1 to 'sleep' \(number expected, got nil\)"),
+        ("ba.sleep()", r"bad argument #1 to 'sleep' \(number expected, got no value\)"),
         ("ba.sleep('soon')", r"bad argument #1 to 'sleep' \(number expected, got string\)"),
         ("ba.sleep(true)", r"bad argument #1 to 'sleep' \(number expected, got boolean\)"),
         ("ba.rndbs(1.5)", r"bad argument #1 to 'rndbs' \(number has no integer representation\)"),

@@ -138,7 +138,7 @@ def test_type_answers_userdata_for_objects_of_the_api(vm: Vm, recorder: Recorder
         ("ba.sleep('x')", "bad argument #1 to 'sleep' (number expected, got string)"),
         ("ba.timer(1)", "bad argument #1 to 'timer' (function expected, got number)"),
         ("ba.timer(print).set({}, 1)", "bad argument #1 to 'set' (timer expected, got table)"),
-        ("ba.b64encode()", "bad argument #1 to 'b64encode' (string expected, got nil)"),
+        ("ba.b64encode()", "bad argument #1 to 'b64encode' (string expected, got no value)"),
         ("ba.timer(print):set(1, 1)", "bad argument #3 to 'set' (boolean expected, got number)"),
         ("ba.crypto.hash('md4')", "unknown hash algorithm 'md4': use one of md5, sha1, sha256, sha384, sha512"),
     ],

@@ -162,8 +162,8 @@ def test_wrong_arguments(server: AppServer) -> None:
         try(http.status, {})
     """
     lines = run(server, code)
-    assert lines[0] == "bad argument #1 to 'request' (table expected, got nil)"
-    assert lines[1] == "bad argument #1 to 'request{url}' (string expected, got nil)"
+    assert lines[0] == "bad argument #1 to 'request' (table expected, got no value)"
+    assert lines[1] == "bad argument #1 to 'request{url}' (string expected, got no value)"
     assert lines[2] == "bad argument #request{size} to 'request' (number expected, got string)" or "size" in lines[2]
     assert "the value of header field X" in lines[3]
     assert "'GET IT'" in lines[4]

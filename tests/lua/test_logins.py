@@ -477,7 +477,7 @@ def test_tables_from_json(app: AppServer):
 WRONG = {
     "ba.create.authuser()": "bad argument #1 to 'authuser' (function expected",
     "ba.create.authorizer{}": "bad argument #1 to 'authorizer' (function expected",
-    "ba.create.authenticator()": "bad argument #1 to 'authenticator' (authuser or jsonuser expected, got nil)",
+    "ba.create.authenticator()": "bad argument #1 to 'authenticator' (authuser or jsonuser expected, got no value)",
     "ba.create.authenticator(ba.create.jsonuser(), {type='x'})": "unknown type 'x'",
     "ba.create.authenticator(ba.create.jsonuser(), {type='form'})": "needs op.response",
     "ba.create.authenticator(ba.create.jsonuser(), {realm='\"'})": "realm: a quote",

@@ -306,7 +306,7 @@ def test_the_server_ends_the_connection(vm: Vm) -> None:
         ("mb:discrete(0, 0)", "'discrete' (1 to 2000"),
         ("mb:rholding(0, 126)", "(1 to 125"),
         ("mb:rholding(0, 63, 'float')", "(1 to 125 bits or words expected, got 126)"),
-        ("mb:register('x')", "bad argument #1 to 'register' (integer expected, got string)"),
+        ("mb:register('x')", "bad argument #1 to 'register' (number expected, got string)"),
         (
             "mb:register(0, 1, 'int')",
             "(word, dword, float, double or string expected, got int)",

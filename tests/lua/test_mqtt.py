@@ -406,10 +406,10 @@ def test_wrong_arguments_raise(lua: Lua, call: str) -> None:
 
 NO_ADDRESS = "bad argument #1 to 'connect' (addr: a host name or a connected socket expected, got"
 WRONG_CONNECTS = {
-    "connect(nil, put)": f"{NO_ADDRESS} nil)",
+    "connect(nil, put)": f"{NO_ADDRESS} no value)",
     "connect({}, put)": f"{NO_ADDRESS} table)",
     "connect(put, put)": f"{NO_ADDRESS} function)",
-    'connect("h")': "bad argument #2 to 'connect' (function expected, got nil)",
+    'connect("h")': "bad argument #2 to 'connect' (function expected, got no value)",
     'connect("h", put, 5)': "bad argument #3 to 'connect' (table expected, got number)",
     'connect("h", put, {port = "x"})': "port must be a whole number from 1 to 65535, or nothing, not 'x'",
     'connect("h", put, {timeout = -1})': "timeout must be a number greater than 0, at most 86400000 (milliseconds)",

@@ -40,7 +40,8 @@ core.check = check
 
 --- Raises the error of a wrong argument: number, function name, what is expected, what came.
 local function bad(index, fname, expected, value)
-  raise(format("bad argument #%s to '%s' (%s expected, got %s)", index, fname, expected, core.type(value)))
+  local got = value == nil and "no value" or core.type(value)
+  raise(format("bad argument #%s to '%s' (%s expected, got %s)", index, fname, expected, got))
 end
 
 --- The same with a rule that the argument breaks.
