@@ -154,7 +154,7 @@ class Server:
         self._compactions = Compactions(writer.opened, report)
         self._rtl = self._mount_rtl()
         self.services = self._make_services(words)
-        self.vm = Vm()
+        self.vm = Vm(settings.lua.version)
         self._collector = GarbageCollector()
         self._watchdog = LoopWatchdog(self.vm, loop_s=settings.lua_loop_s, memory_mib=settings.limits.lua_memory_mib)
         api.install(self.vm, self.services)

@@ -47,6 +47,15 @@ class PageSettings:
     )
 
 
+@dataclass(frozen=True)
+class LuaSettings:
+    """The Lua of applications."""
+
+    version: str = option(
+        "5.4", choice("5.4", "5.5"), "Version of Lua: `5.4`, or `5.5` (help: lua-api, Lua 5.5), which needs lupa 2.8."
+    )
+
+
 def _pairs() -> Rule[tuple[tuple[str, str], ...]]:
     """Certificates with their keys: `[["site.pem", "site.key"], …]`, tables of `cert` and `key`, or a text."""
 
@@ -657,6 +666,7 @@ class Settings:
     restart: RestartSettings = group(
         RestartSettings, "Hot restart: a new process takes over sockets and sessions (help: hot-restart)."
     )
+    lua: LuaSettings = group(LuaSettings, "The Lua of applications.")
     pages: PageSettings = group(PageSettings, "The server's own pages, beside those of applications.")
     auth: AuthSettings = group(AuthSettings, "Who may connect to hubs, and what they may do there.")
 

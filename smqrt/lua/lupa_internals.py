@@ -23,7 +23,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import lupa.lua54 as lupa
 from gevent import monkey
 from lupa import __version__ as lupa_version
 
@@ -36,11 +35,11 @@ PATIENCE_S, STEP_S = 1.0, 0.005
 STANDS_AFTER_S = 0.03  # for a coroutine that has called no hook: far longer than the other processor may take to see it
 MAX_DEPTH = 200  # Lua allows no more coroutines inside each other
 
-LUA_VERSION = 504
 _ALL_EVENTS = 1 | 2 | 8  # LUA_MASKCALL, LUA_MASKRET, LUA_MASKCOUNT
 _GC_COUNT = 3  # LUA_GCCOUNT
 _RESUMED = 0  # LUA_OK; a coroutine that waits for its next resume has LUA_YIELD
-_REGISTRY, _TABLE = -1_001_000, 5  # LUA_REGISTRYINDEX of Lua 5.4, LUA_TTABLE
+_REGISTRIES = {504: -1_001_000, 505: -(0x7FFFFFFF // 2 + 1000)}  # LUA_REGISTRYINDEX
+_TABLE = 5  # LUA_TTABLE
 _TYPE_AT, _TYPE = ctypes.sizeof(ctypes.c_void_p), b"\x08"  # GCObject.tt of a lua_State: LUA_TTHREAD
 _HOOK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -59,14 +58,18 @@ class OtherBuildError(SmqrtError):
 class LuaInterface:
     """The part of Lua's C interface that is needed. A state is the address of a coroutine.
 
+    Args:
+        file: lupa's extension module.
+        number: the version of Lua that is expected in it: 504.
+
     Raises:
         OtherBuildError: lupa has not got it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, file: str, number: int) -> None:
         pointer, integer = ctypes.c_void_p, ctypes.c_int
         try:
-            library = ctypes.CDLL(lupa.__file__)
+            library = ctypes.CDLL(file)
             version = _function(library.lua_version, ctypes.c_double, pointer)
             self.set_hook = _function(library.lua_sethook, None, pointer, pointer, integer, integer)
             self.status = _function(library.lua_status, integer, pointer)
@@ -82,8 +85,11 @@ class LuaInterface:
             self._text_of = _function(library.lua_tolstring, ctypes.c_char_p, pointer, integer, pointer)
         except (OSError, AttributeError) as error:
             raise OtherBuildError(str(error)) from None
-        if version(None) != LUA_VERSION:  # it doesn't look at its argument; before 5.4 it gave a pointer
-            raise OtherBuildError("its Lua is not 5.4")
+        if version(None) != number:  # it doesn't look at its argument; before 5.4 it gave a pointer
+            raise OtherBuildError(f"its Lua is not {number // 100}.{number % 100}")
+        if number not in _REGISTRIES:
+            raise OtherBuildError(f"Lua {number // 100}.{number % 100} is not known")
+        self._registry = _REGISTRIES[number]
 
     def traceback(self, state: int, of: int) -> bytes:
         """The traceback of coroutine `of`, for a hook that was called in `state`."""
@@ -100,9 +106,9 @@ class LuaInterface:
     def arm(self, state: int, case: int, limit_s: float) -> bool:
         """Call `arm` of lib/core/overtime.lua, for a hook that was called in `state`; whether there was no error: they
         end in lua_pcallk. One outside of it would skip the frames of Python on the C stack."""
-        if self._type_of(state, _REGISTRY) != _TABLE:
+        if self._type_of(state, self._registry) != _TABLE:
             return False
-        self._get_field(state, _REGISTRY, b"smqrt.arm")
+        self._get_field(state, self._registry, b"smqrt.arm")
         self._push_integer(state, case)
         self._push_number(state, limit_s)
         if not self._pcall(state, 2, 0, 0, None, None):
@@ -179,7 +185,7 @@ class Interrupt:
 def interrupt_of(vm: Vm) -> Interrupt | None:
     """What interrupts the Lua of `vm`; None, with a line in the log, when lupa is of a build with which that fails."""
     try:
-        lua = LuaInterface()
+        lua = LuaInterface(vm.lupa.__file__, vm.number)
         _try(vm, lua)
     except OtherBuildError as error:
         log.warning(

@@ -1,4 +1,4 @@
-"""The Lua runtime of a server: Lua 5.4, made safe under gevent (design: lua.md).
+"""The Lua runtime of a server: Lua 5.4 or 5.5 (decision 0040), made safe under gevent (design: lua.md).
 
 Lua functions and tables never cross to Python: they stay in a table on the Lua side, and Python knows them by an
 integer reference. From Python to Lua cross only None, bool, int, float and bytes.
@@ -14,13 +14,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from importlib import resources
+from importlib import import_module, resources
 from typing import Any
 from weakref import WeakSet
 
-import lupa.lua54 as lupa
 from gevent import get_hub
+from lupa import __version__ as lupa_version
 
+from smqrt.errors import StartError
 from smqrt.lua.activity import Activities, LuaThread
 from smqrt.lua.bridge import Function, LuaError, LuaValue, LuaValues, Op, encoded, guarded
 from smqrt.net.log_limits import ErrorLimit
@@ -31,8 +32,26 @@ log = logging.getLogger("smqrt.lua")
 CORE = ("arguments", "types", "coroutine", "overtime", "activity", "namespace", "table_codec", "sandbox", "require")
 """The parts of the Lua half, in the order they build on each other."""
 
+VERSION = "5.4"
+"""Of Lua, when none is asked for."""
+
 _LIBRARY_NAME = re.compile(r"[A-Za-z0-9_]+(?:[./][A-Za-z0-9_]+)*")
 _NOT_FOR_APPLICATIONS = ("core", "ba")  # run by the vm itself, no modules for applications
+
+
+def lupa_of(version: str) -> Any:
+    """Return lupa's module with a version of Lua, such as "5.4".
+
+    Raises:
+        StartError: the lupa that is installed has none.
+    """
+    try:
+        return import_module(f"lupa.lua{version.replace('.', '')}")
+    except ImportError:
+        raise StartError(
+            f"lua.version: lupa {lupa_version} has no Lua {version}. Update it (pip install -U lupa), or remove the "
+            "setting."
+        ) from None
 
 
 def chunk_name(name: str) -> bytes:
@@ -85,10 +104,23 @@ class Vm:
     """One Lua state with its activities.
 
     `run`, `call` and `start` run a Lua function by its reference, see `Activities`; `stop` ends all that wait.
+
+    Args:
+        version: of Lua, `VERSION` by default.
+
+    Attributes:
+        lupa: lupa's module with that version.
+        number: the version as a number: 504.
+
+    Raises:
+        StartError: lupa has no such version.
     """
 
-    def __init__(self) -> None:
-        runtime = lupa.LuaRuntime(
+    def __init__(self, version: str | None = None) -> None:
+        self.lupa = lupa_of(version or VERSION)
+        major, minor = self.lupa.LUA_VERSION
+        self.number = 100 * major + minor
+        runtime = self.lupa.LuaRuntime(
             encoding=None,
             register_eval=False,
             register_builtins=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,15 @@ import greenlet
 import pytest
 
 from smqrt.lua import api
+from smqrt.lua import vm as vm_module
 from smqrt.lua.activity import Activities
 from smqrt.lua.services import Services
 from smqrt.lua.vm import Vm
 from tests.lua.app_server import AppServer
 from tests.lua.recorder import Recorder
+
+# All of these tests run on another Lua, too: SMQRT_LUA__VERSION=5.5 pytest tests/lua
+vm_module.VERSION = os.environ.get("SMQRT_LUA__VERSION", vm_module.VERSION)
 
 HALF = b"""
 local core, py = ...

@@ -14,23 +14,25 @@ import pytest
 import requests
 
 from smqrt.lua import activity, lupa_internals
+from smqrt.lua import vm as vm_module
 from smqrt.lua.lupa_internals import interrupt_of
-from smqrt.lua.vm import Vm
+from smqrt.lua.vm import Vm, lupa_of
 from smqrt.lua.watchdog import LoopWatchdog
 from tests.conftest import Served
 
 LIMIT_S = 0.1
+LUPA = lupa_of(vm_module.VERSION)
 SOMETHING_ELSE = ctypes.create_string_buffer(64)
 
 WRONG_BUILDS: dict[str, tuple[object, str, object, str]] = {
     "functions that are missing": (
-        lupa_internals.lupa,
+        LUPA,
         "__file__",
         lupa.lua51.__file__,
         "undefined symbol: lua_version",
     ),
-    "no library": (lupa_internals.lupa, "__file__", "/nowhere/lua54.so", "/nowhere/lua54.so"),
-    "another Lua": (lupa_internals.lupa, "__file__", lupa.lua53.__file__, "its Lua is not 5.4"),
+    "no library": (LUPA, "__file__", "/nowhere/lua54.so", "/nowhere/lua54.so"),
+    "another Lua": (LUPA, "__file__", lupa.lua53.__file__, "its Lua is not 5."),
     "no address": (activity, "_address_in", lambda answer: 0, "Lua doesn't tell the address of a coroutine"),
     "an address of nothing": (
         activity,
@@ -46,7 +48,7 @@ WRONG_BUILDS: dict[str, tuple[object, str, object, str]] = {
         "Lua doesn't tell the address of a coroutine",
     ),
     "hooks that are not called": (lupa_internals, "_ALL_EVENTS", 0, "a hook is not called"),
-    "another registry": (lupa_internals, "_REGISTRY", -1_001_001, "a hook doesn't find what it needs"),
+    "another registry": (lupa_internals, "_REGISTRIES", {504: -1_001_001, 505: -1_001_000}, "a hook doesn't find what it needs"),
 }
 
 

@@ -24,14 +24,8 @@ from smqrt.lua.vm import Vm, clock_ms, sleep_ms
 from smqrt.printable import PrintableFormatter
 
 BAS_VERSION = 5803  # the most that an application is known to demand; a higher one promises functions we don't know
-LUA_VERSION = 504
 BUILD_DATE = b"2026-11-21"
 SHOWN_PRIORITY = 7  # messages with a larger number are not shown; 0 is the most important
-
-
-def version() -> tuple[int, int, bytes]:
-    """Version of the interface, of Lua, and the date of the build."""
-    return BAS_VERSION, LUA_VERSION, BUILD_DATE
 
 
 def now() -> tuple[int, int]:
@@ -81,6 +75,10 @@ def install(vm: Vm, services: Services) -> None:
     """Give Lua `trace`, `tracep` and `print`, `ba.version`, `ba.cmpaddr`, `ba.datetime` and the byte order functions of
     `ba.socket`."""
     vm.namespace("ba.trace", {"trace": _tracer(services.log), "print": services.output})
+
+    def version() -> tuple[int, int, bytes]:
+        return BAS_VERSION, vm.number, BUILD_DATE
+
     system: dict[str, Function] = {"version": version, "cmpaddr": same_address, "port": _port_of(services)}
     vm.namespace("ba.system", system)
     vm.namespace("ba.socket", {})

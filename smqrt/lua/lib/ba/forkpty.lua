@@ -43,9 +43,10 @@ end
 -- Variables by name, or as texts "NAME=value"; false takes one away.
 local function environment(env)
   local variables = {}
-  for name, value in pairs(arg.optional(arg.table, env, {}, "env", "forkpty")) do
-    if rawtype(name) == "number" then
-      name, value = arg.string(value, "env", "forkpty"):match("^([^=]*)=?(.*)$")
+  for key, given in pairs(arg.optional(arg.table, env, {}, "env", "forkpty")) do
+    local name, value = key, given
+    if rawtype(key) == "number" then
+      name, value = arg.string(given, "env", "forkpty"):match("^([^=]*)=?(.*)$")
     end
     variables[arg.string(name, "env", "forkpty")] = value ~= false and arg.string(value, "env", "forkpty")
   end

@@ -8,7 +8,7 @@ local getmetatable, rawtype, select, tostring, traceback, xpcall = core.getmetat
 
 local overtime = core.overtime
 local MAX_VALUES <const> = core.max_values
-local BOTTOM <const> = "\n\t[C]: in function 'xpcall'\n\tsmqrt/lua/lib/"
+local BOTTOM <const> = "\n\t%[C%]: in %l+ 'xpcall'\n\tsmqrt/lua/lib/" -- Lua 5.5 says "upvalue" where 5.4 says "function"
 
 local refs, last = {}, 0
 
@@ -43,9 +43,9 @@ local FRAME <const> = "\n\tsmqrt/lua/lib/[^\n]*"
 
 --- A traceback without what is the library's: the bottom, by which Python came in, and the frames in between.
 local function own_frames(trace)
-  local at = find(trace, BOTTOM, 1, true)
+  local at = find(trace, BOTTOM)
   if at then trace = sub(trace, 1, at - 1) end
-  trace = gsub(trace, "\n\t%[C%]: in function 'error'(" .. FRAME .. ")", "%1")
+  trace = gsub(trace, "\n\t%[C%]: in %l+ 'error'(" .. FRAME .. ")", "%1")
   return (gsub(gsub(trace, FRAME .. "\n\t%(%.%.%.tail calls%.%.%.%)", ""), FRAME, ""))
 end
 
@@ -82,7 +82,7 @@ function core.loop(ref, ...)
 end
 
 -- Lua's own pace is 100 units of collecting for 16 bytes of new memory: a body of 4 MiB would pay for all of a large heap
--- in one step. With this one a cycle takes until the heap has grown by half.
+-- in one step. With this one a cycle takes until the heap has grown by half. Lua 5.5 ignores the numbers; its own pace has no such steps.
 collectgarbage("incremental", 150, 4)
 
 local COLLECTING_S <const> = 0.004 -- of CPU, then others run

@@ -191,8 +191,7 @@ local function options(op)
   end
   if op.trusted == false then add(list, "verify", false) end
   for field, value in pairs(arg.optional(arg.table, op.header, {}, 2, "create{header}")) do
-    field = arg.string(field, 2, "create{header}")
-    add(list, "header:" .. field, arg.string(value, 2, "create{header}"))
+    add(list, "header:" .. arg.string(field, 2, "create{header}"), arg.string(value, 2, "create{header}"))
   end
   if op.user then
     local user, password = arg.string(op.user, 2, "create{user}"), arg.string(op.password or "", 2, "create{password}")
