@@ -52,7 +52,7 @@ class LuaSettings:
     """The Lua of applications."""
 
     version: str = option(
-        "5.4", choice("5.4", "5.5"), "Version of Lua: `5.4`, or `5.5` (help: lua-api, Lua 5.5), which needs lupa 2.8."
+        "5.4", choice("5.4", "5.5"), "Version of Lua: `5.4`, or `5.5`, which needs lupa 2.7 (help: lua-api)."
     )
 
 

@@ -19,6 +19,7 @@ from smqrt.backplane.process import check_plan
 from smqrt.broker.last_values import check_filters
 from smqrt.errors import ArgumentError, StartError
 from smqrt.identity.service import IdentityService
+from smqrt.lua.vm import lupa_of
 from smqrt.mako_conf import MakoConf
 from smqrt.net import server_tls
 from smqrt.net.origins import Hosts, Origins
@@ -44,6 +45,7 @@ def check_startable(settings: Settings, conf: MakoConf | None = None) -> None:
     """
     check_certificate(settings)
     acme_files(settings)
+    lupa_of(settings.lua.version)
     check_socket_path("restart.socket", settings.restart.socket)
     try:
         check_plan(cluster_plan(settings.cluster))

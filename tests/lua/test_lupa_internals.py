@@ -48,7 +48,12 @@ WRONG_BUILDS: dict[str, tuple[object, str, object, str]] = {
         "Lua doesn't tell the address of a coroutine",
     ),
     "hooks that are not called": (lupa_internals, "_ALL_EVENTS", 0, "a hook is not called"),
-    "another registry": (lupa_internals, "_REGISTRIES", {504: -1_001_001, 505: -1_001_000}, "a hook doesn't find what it needs"),
+    "another registry": (
+        lupa_internals,
+        "_REGISTRIES",
+        {504: -1_001_001, 505: -1_001_000},
+        "a hook doesn't find what it needs",
+    ),
 }
 
 
