@@ -24,7 +24,6 @@ MAX_ENTRY_BYTES = 64 << 20
 MAX_RATIO = 200  # text packs at 5 to 20; beyond lie bombs
 _SMALL = 1 << 20  # below this size a high ratio does no harm
 _ENCRYPTED = 1
-_UTF8 = 0x800  # the name is
 
 
 class DiskIo(Io):
@@ -377,12 +376,11 @@ class _Archive:
         return info.st_mtime_ns, info.st_size, info.st_ino
 
     def _add(self, info: zipfile.ZipInfo) -> None:
-        given = _entry_name(info)
-        name = "/".join(part for part in given.rstrip("/").split("/") if part != ".")
-        if not name:
+        name = info.filename.rstrip("/")
+        if name in ("", "."):
             return
         self._check(info, name)
-        if given.endswith("/"):
+        if info.is_dir():
             self._enter(name, Stat(name.rpartition("/")[2], 0, _mtime(info), True))
         elif mode_bits.S_ISLNK(info.external_attr >> 16):
             return  # a link's text is no content
@@ -394,7 +392,7 @@ class _Archive:
     def _check(self, info: zipfile.ZipInfo, name: str) -> None:
         where = f"{self._path}: entry {info.orig_filename!r}"
         parts = name.split("/")
-        if "\0" in info.orig_filename or parts[0][1:] == ":" or any(part in ("", "..") for part in parts):
+        if "\0" in info.orig_filename or "\\" in name or any(part in ("", ".", "..") for part in parts):
             raise IoError("ziperror", f"{where} has a name that leads elsewhere")
         if info.flag_bits & _ENCRYPTED:
             raise IoError("ziperror", f"{where} is encrypted")
@@ -419,17 +417,6 @@ class _Archive:
         self._children[parent].append(stat)
         if stat.isdir:
             self._children.setdefault(name, [])
-
-
-def _entry_name(info: zipfile.ZipInfo) -> str:
-    """Returns the name as its archiver meant it: those on Windows write `\\`, many write UTF-8 without saying so."""
-    name = info.orig_filename
-    if not info.flag_bits & _UTF8:
-        try:
-            name = name.encode("cp437").decode()
-        except UnicodeDecodeError:
-            pass  # it is what `zipfile` took it for
-    return name.replace("\\", "/")
 
 
 def _mtime(info: zipfile.ZipInfo) -> int:

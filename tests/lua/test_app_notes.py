@@ -50,7 +50,9 @@ def test_notes_are_written_and_read(server: AppServer) -> None:
         other.execute("BEGIN EXCLUSIVE")
 
 
-@pytest.mark.parametrize("where", ["ba.thread.run(work)", "ba.timer(work):set(1, true)", "ba.socket.event(work)", "page"])
+@pytest.mark.parametrize(
+    "where", ["ba.thread.run(work)", "ba.timer(work):set(1, true)", "ba.socket.event(work)", "page"]
+)
 def test_what_a_thread_timer_or_cosocket_opens_ends_with_the_application(server: AppServer, where: str) -> None:
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
     work = f"""
