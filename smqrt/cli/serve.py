@@ -12,8 +12,7 @@ import io
 import logging
 import os
 import sys
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,8 @@ from smqrt import mako_conf
 from smqrt.app_spec import AppSpec
 from smqrt.cli import collecting_later
 from smqrt.errors import PipelineError, SmqrtError, StartError
+from smqrt.http.disk import ZipIo
+from smqrt.http.resources import IoError
 from smqrt.logs import ServerLog
 from smqrt.mako_conf import MakoConf
 from smqrt.net.certificates import self_signed_pair
@@ -45,7 +46,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("smqrt")
 
-_Folder = Path | zipfile.Path
+
+class _ZipFolder:
+    """A folder in a ZIP file, with the methods of a `Path`; its names are those that the application has."""
+
+    def __init__(self, archive: ZipIo, path: str = "", is_folder: bool = True) -> None:
+        self.name = path.rpartition("/")[2]
+        self._archive, self._path, self._is_folder = archive, path, is_folder
+
+    def is_dir(self) -> bool:
+        """Whether it is a folder."""
+        return self._is_folder
+
+    def iterdir(self) -> Iterator[_ZipFolder]:
+        """Yield what is in it."""
+        for stat in self._archive.files(self._path):
+            yield _ZipFolder(self._archive, f"{self._path}/{stat.name}".lstrip("/"), stat.isdir)
+
+
+_Folder = Path | _ZipFolder
 
 _EXAMPLES = """\b
 Examples:
@@ -400,15 +419,20 @@ def _child(path: Path, child: _Folder) -> AppSpec:
 def _open(path: Path) -> _Folder:
     """Returns the folder, or the top of the ZIP file, after listing it once."""
     try:
-        folder = path if path.is_dir() else zipfile.Path(path)
-        next(iter(folder.iterdir()), None)
+        if path.is_dir():
+            next(path.iterdir(), None)
+            return path
+        path.open("rb").close()
+        archive = ZipIo(path)
     except FileNotFoundError:
         raise StartError(f"{path} does not exist; an application is a folder or a ZIP file.") from None
-    except zipfile.BadZipFile:
-        raise StartError(f"{path} is not a readable ZIP file; an application is a folder or a ZIP file.") from None
     except OSError as error:
         raise StartError(f"{path} can't be read: {error.strerror or error}.") from None
-    return folder
+    except IoError as error:
+        raise StartError(
+            f"{path} is not a readable ZIP file; an application is a folder or a ZIP file ({error})."
+        ) from None
+    return _ZipFolder(archive)
 
 
 def _is_visible_folder(child: _Folder) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import zipfile
 from pathlib import Path, PurePosixPath
 
 from smqrt.admin.snapshots import Snapshot
+from smqrt.http.disk import ZipIo
 from smqrt.http.disks import disks
+from smqrt.http.resources import IoError
 from smqrt.printable import printable
 
 AROUND = 4
@@ -44,7 +45,7 @@ def around(application: Path, error: str) -> Snapshot | None:
         return None
     try:
         data = disks.call(str(application), _read, application, name)
-    except (OSError, KeyError, zipfile.BadZipFile, TimeoutError):
+    except (OSError, IoError, TimeoutError):
         return None
     lines = data.decode("utf-8", "replace").splitlines()
     if not 1 <= line <= len(lines):
@@ -74,5 +75,5 @@ def _read(application: Path, name: PurePosixPath) -> bytes:
             raise FileNotFoundError(path)  # a link out of the folder
         with path.open("rb") as file:
             return file.read(_FILE_BYTES)
-    with zipfile.ZipFile(application) as archive, archive.open(str(name)) as member:
+    with ZipIo(application).open(str(name)) as member:
         return member.read(_FILE_BYTES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import stat as mode_bits
 import time
 import zipfile
@@ -24,6 +25,8 @@ MAX_ENTRY_BYTES = 64 << 20
 MAX_RATIO = 200  # text packs at 5 to 20; beyond lie bombs
 _SMALL = 1 << 20  # below this size a high ratio does no harm
 _ENCRYPTED = 1
+_UTF8 = 1 << 11  # the flag of an entry
+_DRIVE = re.compile(r"[A-Za-z]:(/|$)")
 
 
 class DiskIo(Io):
@@ -376,11 +379,12 @@ class _Archive:
         return info.st_mtime_ns, info.st_size, info.st_ino
 
     def _add(self, info: zipfile.ZipInfo) -> None:
-        name = info.filename.rstrip("/")
-        if name in ("", "."):
+        given = _given_name(info)
+        name = self._inner_name(given)
+        if not name:
             return
-        self._check(info, name)
-        if info.is_dir():
+        self._check(info, f"{self._path}: entry {given!r}")
+        if given.endswith(("/", "\\")):
             self._enter(name, Stat(name.rpartition("/")[2], 0, _mtime(info), True))
         elif mode_bits.S_ISLNK(info.external_attr >> 16):
             return  # a link's text is no content
@@ -389,11 +393,23 @@ class _Archive:
             version = (info.CRC, info.file_size, info.header_offset, self._mark)
             self._enter(name, Stat(name.rpartition("/")[2], info.file_size, _mtime(info), False, version))
 
-    def _check(self, info: zipfile.ZipInfo, name: str) -> None:
-        where = f"{self._path}: entry {info.orig_filename!r}"
-        parts = name.split("/")
-        if "\0" in info.orig_filename or "\\" in name or any(part in ("", ".", "..") for part in parts):
-            raise IoError("ziperror", f"{where} has a name that leads elsewhere")
+    def _inner_name(self, given: str) -> str:
+        """Return the name of an entry from the top of the archive; empty for the top itself.
+
+        Raises:
+            IoError: it leads out of the archive.
+        """
+        path = given.replace("\\", "/")
+        parts = path.split("/")
+        if "\0" in path or path.startswith("/") or ".." in parts or _DRIVE.match(path):
+            raise IoError(
+                "ziperror",
+                f"{self._path}: entry {given!r} has a name that leads out of the archive; names start at its top, "
+                "without '..', a '/' in front, a drive or a NUL. Pack it again inside of the application's folder",
+            )
+        return "/".join(part for part in parts if part not in ("", "."))
+
+    def _check(self, info: zipfile.ZipInfo, where: str) -> None:
         if info.flag_bits & _ENCRYPTED:
             raise IoError("ziperror", f"{where} is encrypted")
         too_dense = info.file_size > _SMALL and info.file_size > MAX_RATIO * max(info.compress_size, 1)
@@ -417,6 +433,16 @@ class _Archive:
         self._children[parent].append(stat)
         if stat.isdir:
             self._children.setdefault(name, [])
+
+
+def _given_name(info: zipfile.ZipInfo) -> str:
+    """Return the name of an entry as it was written: UTF-8 also without the flag, else code page 437."""
+    if info.flag_bits & _UTF8:
+        return info.orig_filename
+    try:
+        return info.orig_filename.encode("cp437").decode("utf-8")
+    except UnicodeError:
+        return info.orig_filename
 
 
 def _mtime(info: zipfile.ZipInfo) -> int:

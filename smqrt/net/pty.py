@@ -212,6 +212,8 @@ class Pty:
         self._writable = Ready(self._master, WRITE)
 
     def _launch(self, command: PtyCommand) -> None:
+        loop: Any = get_hub().loop
+        loop.install_sigchld()  # first: the child may end before `_started` returns
         self._master, slave = os.openpty()
         self._errors, errors = os.pipe() if command.apart else (-1, slave)
         try:
@@ -227,8 +229,6 @@ class Pty:
             for fd in {slave, errors}:
                 os.close(fd)
         # Before anybody else runs: the loop collects every child, and tells those that are registered by then.
-        loop: Any = get_hub().loop
-        loop.install_sigchld()
         self._child = loop.child(self.pid, ref=False)
         self._child.start(self._exited)
 

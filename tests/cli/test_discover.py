@@ -77,6 +77,14 @@ def test_a_zip_file_works_like_a_folder(tmp_path: Path) -> None:
     assert discover([str(several)], [], tmp_path) == expected
 
 
+def test_names_in_a_zip_file_as_packers_write_them(tmp_path: Path) -> None:
+    app = zipped(tmp_path / "app.zip", "./.preload", "./index.lsp")
+    assert discover([str(app)], [], tmp_path) == [AppSpec("", app)]
+    several = zipped(tmp_path / "apps.zip", "chat\\.preload", "led\\index.lsp", "readme.txt")
+    expected = [AppSpec("chat", several, inner="chat"), AppSpec("led", several, inner="led")]
+    assert discover([str(several)], [], tmp_path) == expected
+
+
 @pytest.mark.parametrize(
     ("text", "name", "priority"),
     [("chat:5:app", "chat", 5), ("::app", "", 0), (":-127:app", "", -127), ("chat::app", "chat", 0)],
@@ -96,6 +104,7 @@ def test_mounts_come_in_their_order_and_before_arguments(tmp_path: Path) -> None
     [
         (["nowhere"], [], "nowhere does not exist; an application is a folder or a ZIP file."),
         (["broken.zip"], [], "broken.zip is not a readable ZIP file"),
+        (["outside.zip"], [], "entry '../x' has a name that leads out of the archive"),
         ([], ["chat"], "-l chat must be NAME:PRIORITY:PATH"),
         ([], ["chat:1:"], "must be NAME:PRIORITY:PATH"),
         ([], ["chat:high:app"], "priority 'high'; it must be a number from -127 to 127"),
@@ -108,6 +117,7 @@ def test_mounts_come_in_their_order_and_before_arguments(tmp_path: Path) -> None
 )
 def test_bad_input_gets_one_sentence(tmp_path: Path, arguments: list[str], options: list[str], sentence: str) -> None:
     make(tmp_path, "app/.preload", "other/app/.preload", "broken.zip")
+    zipped(tmp_path / "outside.zip", "../x")
     with pytest.raises(StartError) as caught:
         discover(arguments, options, tmp_path)
     assert sentence in str(caught.value)

@@ -105,6 +105,26 @@ def test_a_zip_file_is_an_application_and_may_hold_several(serve: Serve, tmp_pat
     assert [requests.get(f"{several.url}/{name}/").text for name in "ab"] == ["a", "b"]
 
 
+def test_a_zip_file_as_windows_packs_it(serve: Serve, tmp_path: Path) -> None:
+    """In Lua and in Python."""
+    with zipfile.ZipFile(tmp_path / "two.zip", "w") as archive:
+        archive.writestr("a\\.preload", "word = appreq 'm.word'")
+        archive.writestr("a\\.lua\\m\\word.lua", "return 'lua'")
+        archive.writestr("./a/sub\\page.lsp", "<?lsp= app.word ?>")
+        archive.writestr("p\\", "")
+        archive.writestr("p\\.preload.py", PYTHON_PRELOAD)
+        archive.writestr("p\\words\\__init__.py", "WORD = 'python'\n")
+    served = serve(tmp_path / "two.zip")
+    assert [requests.get(f"{served.url}/{path}").text for path in ("a/sub/page.lsp", "p/x")] == ["lua", "python"]
+
+
+PYTHON_PRELOAD = """from smqrt.app import dir
+from .words import WORD
+
+dir.setfunc(lambda request, relpath: request.response.write(WORD))
+"""
+
+
 def test_rtl_always_wins(serve: Serve, tmp_path: Path) -> None:
     application(tmp_path / "root")
     (tmp_path / "root" / "rtl").mkdir()

@@ -202,11 +202,89 @@ def write(path: Path, *entries: tuple[zipfile.ZipInfo | str, bytes]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "a/./x", "a//x", "a\\..\\x", "..", "C:\\x"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x",
+        "/etc/x",
+        "a/../../x",
+        "./../x",
+        "a\\..\\x",
+        "..",
+        "C:\\x",
+        "c:/x",
+        "d:",
+        "\\x",
+        "\\\\server\\x",
+        "a/../b",
+    ],
+)
 def test_an_archive_with_names_that_lead_elsewhere(tmp_path: Path, name: str) -> None:
     info = zipfile.ZipInfo("x")
     info.filename = name
-    assert word(lambda: ZipIo(write(tmp_path / "bad.zip", (info, b"x")))) == "ziperror"
+    with pytest.raises(IoError, match="leads out of the archive") as caught:
+        ZipIo(write(tmp_path / "bad.zip", (info, b"x")))
+    assert caught.value.word == "ziperror"
+    assert repr(name) in str(caught.value)
+
+
+class RawInfo(zipfile.ZipInfo):
+    """An entry whose name is any bytes."""
+
+    raw, flags = b"", 0
+
+    def _encodeFilenameFlags(self) -> tuple[bytes, int]:
+        return self.raw, self.flags
+
+
+def raw(path: Path, *names: bytes, flags: int = 0) -> Path:
+    """An archive whose entries have these bytes as names and as content."""
+    with zipfile.ZipFile(path, "w") as file:
+        for at, name in enumerate(names):
+            info = RawInfo(str(at))
+            info.raw, info.flags = name, flags
+            file.writestr(info, name)
+    return path
+
+
+def listed(io: ZipIo, path: str = "") -> list[str]:
+    """All files, with their folders."""
+    found = []
+    for stat in io.files(path):
+        inner = f"{path}/{stat.name}".lstrip("/")
+        found += listed(io, inner) if stat.isdir else [inner]
+    return sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([b"./.preload", b"./a/b.lsp"], [".preload", "a/b.lsp"]),
+        ([b"a\\", b"a\\b\\c.txt", b".\\.lua\\m.lua"], [".lua/m.lua", "a/b/c.txt"]),
+        ([b"./", b".", b"a/./b.txt", b"a//c.txt"], ["a/b.txt", "a/c.txt"]),
+        ([b"a\\b.txt", b"A\\b.txt", b"a/c.txt"], ["A/b.txt", "a/b.txt", "a/c.txt"]),
+        ([b"gr\xc3\xbc\xc3\x9fe\\x.txt"], ["gr\u00fc\u00dfe/x.txt"]),
+        ([b"gr\x81\xe1e.txt"], ["gr\u00fc\u00dfe.txt"]),  # code page 437
+        ([b"a:b.txt"], ["a:b.txt"]),
+    ],
+)
+def test_names_in_an_archive(tmp_path: Path, names: list[bytes], expected: list[str]) -> None:
+    """As packers of Windows and of old times write them."""
+    io = ZipIo(raw(tmp_path / "a.zip", *names))
+    assert listed(io) == expected
+    assert len({io.read(name) for name in expected}) == len(expected)
+    assert {io.read(name) for name in expected} <= set(names)
+
+
+def test_a_name_that_is_marked_as_utf8(tmp_path: Path) -> None:
+    assert listed(ZipIo(raw(tmp_path / "a.zip", "gr\u00fc\u00dfe\\x".encode(), flags=1 << 11))) == ["gr\u00fc\u00dfe/x"]
+    assert word(lambda: ZipIo(raw(tmp_path / "b.zip", b"\xff.txt", flags=1 << 11))) == "ziperror"
+
+
+@pytest.mark.parametrize("second", [b"a\\b.txt", b"./a/b.txt", b"a//b.txt"])
+def test_names_that_are_the_same(tmp_path: Path, second: bytes) -> None:
+    with pytest.raises(IoError, match=r"'a/b.txt' is there twice"):
+        ZipIo(raw(tmp_path / "a.zip", b"a/b.txt", second))
 
 
 def test_an_archive_with_a_nul_in_a_name(tmp_path: Path) -> None:
