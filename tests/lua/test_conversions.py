@@ -3,105 +3,40 @@ error of the library for values of a wrong kind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import gevent
 import pytest
 
-from smqrt.backplane.mesh import open_meshes
-from smqrt.backplane.process import cluster
-from smqrt.lua import api_table, conversions
-from smqrt.lua.api import smq_client, smq_cluster, smq_hub
+from smqrt.lua import conversions
 from smqrt.lua.bridge import LuaError
 from smqrt.lua.vm import Vm
-from tests.lua.api_calls import CALLS, MAKERS, MEANS_ANOTHER
-from tests.lua.app_server import AppServer
-from tests.lua.conftest import HALF
+from tests.conftest import REPOSITORY
 
-HARNESS = Path(__file__).with_name("conversions.lua")
-PREPARE = """<?lsp
-local key = ba.create.key()
-listener = ba.socket.bind(0, {intf = "127.0.0.1"})
-audit.request = request
-audit.prepare(which, calls, makers_text, another, {
-  ignore = function() end, links = require"smq.mtl".create("secret"), listening = select(2, listener:sockname()),
-  key = key, csr = ba.create.csr(key, {commonname = "x"}),
-  public = {x = ba.crypto.keyparams(key), y = select(2, ba.crypto.keyparams(key))},
-})
-response:reset"buffer" response:write"ready"
-?>"""
-PAGES = 2000
 NUMBERS = "5 -5 +5 0x10 -0x10 0xffffffffffffffff 1e3 .5 5. 0x.8 0x1p4 1_0 nan inf 5m 0x - 1e400 9223372036854775808"
 GROUPS = ("ba.", "a-h", "i-l", "m", "n-r", "s-z")
-SLOW = ("mtlm.create", "deferred", "response:deferred")
-"""Not with wrong values: a password is made a key, and who waits for a deferred response waits long."""
-
-
-@pytest.fixture(autouse=True)
-def _no_links_are_left() -> Iterator[None]:
-    yield
-    for mesh in list(open_meshes):
-        mesh.close()
-    cluster.mesh = None
-
-
-def all_calls() -> list[str]:
-    """The calls, and one without arguments of what else the table of the API has."""
-    named = {line.partition(" | ")[0] for line in CALLS.splitlines()}
-    kinds = {line.partition(" = ")[0] for line in MAKERS.splitlines()}
-    others = [name for name in sorted(api_table.read().there - named) if ":" not in name or name.split(":")[0] in kinds]
-    return [line for line in CALLS.splitlines() if line] + [f"{name} | " for name in others]
-
-
-def of_group(group: str) -> str:
-    """The calls of one of GROUPS."""
-    if group == "ba.":
-        return "\n".join(line for line in all_calls() if line.startswith("ba."))
-    first, _, last = group.partition("-")
-    return "\n".join(
-        line for line in all_calls() if not line.startswith("ba.") and first <= line[0].lower() <= (last or first)
-    )
-
-
-def findings(server: AppServer, which: str, calls: str) -> list[str]:
-    """What is wrong with calls, one line each."""
-    hubs = smq_hub.install(server.vm, server.services, server.applications.exchanges)
-    smq_cluster.install(server.vm, server.services, hubs)
-    smq_client.install(server.vm, server.services)
-    server.vm.namespace("test", {}, source=HALF)
-    server.vm.eval(HARNESS.read_bytes(), "@conversions.lua")
-    server.app({"a.txt": "return 5"})
-    server.folder.joinpath("a.txt").write_text("return 5")
-    server.app({"step.lsp": "<?lsp audit.step(request) ?>", "prepare.lsp": PREPARE}, "runner")
-    another = ", ".join(
-        f"[{name!r}] = {{{', '.join(f'[{at!r}] = true' for at in places.split())}}}"
-        for name, places in MEANS_ANOTHER.items()
-    )
-    texts = calls.encode(), MAKERS.encode(), which.encode()
-    server.vm.eval(f"calls, makers_text, which = ... another = {{{another}}}", "=x", *texts)
-    assert server.ask("/runner/prepare.lsp").text == "ready"
-    for _ in range(PAGES):
-        server.ask("/runner/step.lsp")
-        if server.vm.eval("return audit.done") == (True,):
-            break
-    count, text = server.vm.eval('return audit.count, table.concat(audit.findings, "\\1")')
-    assert isinstance(count, int)
-    assert isinstance(text, bytes)
-    assert count > 20
-    return [line.decode("utf-8", "replace") for line in text.split(b"\1") if line]
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_both_forms_of_numbers_and_texts(server: AppServer, group: str) -> None:
-    calls = "\n".join(line for line in of_group(group).splitlines() if not line.endswith("| "))
-    assert findings(server, "conversions", calls) == []
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_wrong_values_are_told_apart_from_faults_of_the_library(server: AppServer, group: str) -> None:
-    calls = "\n".join(line for line in of_group(group).splitlines() if not line.startswith(SLOW))
-    assert findings(server, "wrong", calls) == []
+@pytest.mark.parametrize("which", ["conversions", "wrong"])
+def test_the_whole_api(tmp_path: Path, which: str, group: str) -> None:
+    """Both forms of numbers and texts do the same; wrong values are told apart from faults of the library."""
+    command = [sys.executable, "-m", "tests.lua.conversions_audit", str(tmp_path), which, group]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,  # they remove and write files
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == [], done.stderr[-2000:]
 
 
 @pytest.mark.parametrize(
