@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from smqrt.lua.api import (
+    acme,
     codec,
     crypto,
     httpc,
@@ -38,6 +39,7 @@ PARTS = (
     luasocket,
     xml,
     sparkplug,
+    acme,
 )
 """What needs nothing of a server around it."""
 

@@ -1,0 +1,63 @@
+-- require "acme/engine": certificates by ACME, RFC 8555 (spec: bas-api 17.1). Orders are made one after the other, by HTTP-01.
+local core = ...
+
+local arg, py, raise, remove, type, xpcall = core.arg, core.acme, core.raise, table.remove, core.type, xpcall
+
+local PRODUCTION <const> = "https://acme-v02.api.letsencrypt.org/directory"
+local STAGING <const> = "https://acme-staging-v02.api.letsencrypt.org/directory"
+local MOST <const> = 100 -- orders that wait
+
+local waiting = {}
+local is_busy = false
+
+local function order(job)
+  local account, op = job.account, job.op
+  local directory = account.directory or account.production and PRODUCTION or STAGING
+  local key, chain, account_key, id =
+    py.order(job.domain, directory, account.email or "", account.ca or "", account.key, account.id, op.privkey)
+  if key then account.key, account.id = account_key, id end
+  return key, chain
+end
+
+-- Works off what waits. An error of a callback is logged and keeps nobody.
+local function work()
+  while waiting[1] do
+    local job = waiting[1]
+    local done, message = xpcall(function() job.callback(order(job)) end, core.traceback)
+    remove(waiting, 1)
+    if not done then core.log_error("the callback of acme.cert failed: " .. message) end
+  end
+  is_busy = false
+end
+
+local function check_account(account)
+  arg.table(account, 1, "cert")
+  for _, field in ipairs{"email", "key", "id", "directory", "ca"} do
+    account[field] = arg.optional(arg.string, account[field], nil, "1." .. field, "cert")
+  end
+end
+
+local acme = {}
+
+-- syntax: acme.cert(account, domain, callback [, {privkey = PEM}])      callback(key, certificate) or callback(nil, error)
+-- account: {email =, production =, key =, id =, directory =, ca =}; a new account puts its key and id into it
+function acme.cert(account, domain, callback, op)
+  check_account(account)
+  domain = arg.string(domain, 2, "cert")
+  arg["function"](callback, 3, "cert")
+  op = arg.optional(arg.table, op, {}, 4, "cert")
+  arg.optional(arg.string, op.privkey, nil, "4.privkey", "cert")
+  if op.ch ~= nil then raise "bad argument #4.ch to 'cert' (names are verified by HTTP-01 only)" end
+  if #waiting >= MOST then raise("acme.cert: " .. MOST .. " orders wait already") end
+  waiting[#waiting + 1] = {account = account, domain = domain, callback = callback, op = op}
+  if not is_busy then
+    is_busy = true
+    ba.thread.run(work)
+  end
+  return true
+end
+
+-- syntax: acme.jobs() -> how many orders are made or wait
+function acme.jobs() return #waiting end
+
+return acme
