@@ -30,7 +30,7 @@ TABLE = """
 | `os.exit` | no | |
 | `require "httpc"` | yes | |
 | `require "lpeg"` | not yet | |
-| `require "acme/engine"` | not yet | see [the page](page.md) |
+| `require "acme/dns"` | not yet | see [the page](page.md) |
 """
 
 PRELOAD = """
@@ -126,7 +126,7 @@ def test_every_kind_of_finding(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("spelling", ["acme/engine", "acme.engine"])
+@pytest.mark.parametrize("spelling", ["acme/dns", "acme.dns"])
 def test_modules_in_folders_are_known_in_both_spellings(tmp_path: Path, spelling: str) -> None:
     result = run(write(tmp_path, **{".preload": f'require "{spelling}"'}))
     assert f'.preload:1: require "{spelling}" is absent (see the page)' in result.output

@@ -175,7 +175,8 @@ def test_the_example_of_the_manual(tmp_path: Path) -> None:
 
     page = (resources.files("smqrt") / "help" / "tls-server.md").read_text("utf-8")
     config = tmp_path / "smqrt.toml"
-    config.write_text(page.partition("```toml\n")[2].partition("```")[0])
+    [example] = [one for one in page.split("```") if one.startswith("toml\n") and "devices" in one]
+    config.write_text(example.removeprefix("toml\n"))
     asked = {port.name: port for port in ports(Sources(file=config).read().settings)}
     assert asked.keys() == {"main", "devices"}
     assert [Path(cert).name for cert, _ in asked["main"].tls.pairs] == ["example.com.pem", "devices.example.com.pem"]
