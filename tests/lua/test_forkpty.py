@@ -411,7 +411,7 @@ def test_what_cannot_be(vm: Vm, call: str, expected: object) -> None:
             vm.eval(f"local _ = {call}")
 
 
-@pytest.mark.parametrize("where", ["ba.thread.run(work)", "ba.timer(work):set(1)", "ba.socket.event(work)"])
+@pytest.mark.parametrize("where", ["ba.thread.run(work)", "ba.timer(work):set(1, true)", "ba.socket.event(work)"])
 def test_a_child_of_a_thread_timer_or_cosocket_ends_with_the_application(server: AppServer, where: str) -> None:
     before = children()
     preload = f"function work() _G.child = ba.forkpty('/bin/sleep', '1000') end {where}"
