@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import ssl
 import subprocess
 import urllib.request
@@ -18,9 +17,7 @@ from tests.conftest import free_port
 from tests.pki import Authority
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("pebble") is None, reason="pebble is not installed: apt-get install pebble"
-)
+pytestmark = pytest.mark.servers  # scripts/test installs pebble for these
 
 
 class Pebble:
