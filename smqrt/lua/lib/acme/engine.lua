@@ -1,14 +1,14 @@
 -- require "acme/engine": certificates by ACME, RFC 8555 (spec: bas-api 17.1). Orders are made one after the other, by HTTP-01.
 local core = ...
 
-local arg, py, raise, remove, type, xpcall = core.arg, core.acme, core.raise, table.remove, core.type, xpcall
+local arg, py, raise, setmetatable, xpcall = core.arg, core.acme, core.raise, setmetatable, xpcall
 
 local PRODUCTION <const> = "https://acme-v02.api.letsencrypt.org/directory"
 local STAGING <const> = "https://acme-staging-v02.api.letsencrypt.org/directory"
 local MOST <const> = 100 -- orders that wait
 
-local waiting = {}
-local is_busy = false
+local queue = ba.thread.create() -- of its own: an order takes minutes at worst
+local jobs = 0
 
 local function order(job)
   local account, op = job.account, job.op
@@ -19,15 +19,13 @@ local function order(job)
   return key, chain
 end
 
--- Works off what waits. An error of a callback is logged and keeps nobody.
-local function work()
-  while waiting[1] do
-    local job = waiting[1]
-    local done, message = xpcall(function() job.callback(order(job)) end, core.traceback)
-    remove(waiting, 1)
-    if not done then core.log_error("the callback of acme.cert failed: " .. message) end
-  end
-  is_busy = false
+local Ended = {__close = function() jobs = jobs - 1 end} -- also when the job is ended in the middle
+
+-- An error of the callback is logged and keeps nobody.
+local function work(job)
+  local _ <close> = setmetatable({}, Ended)
+  local done, message = xpcall(function() job.callback(order(job)) end, core.traceback)
+  if not done then core.log_error("the callback of acme.cert failed: " .. message) end
 end
 
 local function check_account(account)
@@ -48,16 +46,14 @@ function acme.cert(account, domain, callback, op)
   op = arg.optional(arg.table, op, {}, 4, "cert")
   arg.optional(arg.string, op.privkey, nil, "4.privkey", "cert")
   if op.ch ~= nil then raise "bad argument #4.ch to 'cert' (names are verified by HTTP-01 only)" end
-  if #waiting >= MOST then raise("acme.cert: " .. MOST .. " orders wait already") end
-  waiting[#waiting + 1] = {account = account, domain = domain, callback = callback, op = op}
-  if not is_busy then
-    is_busy = true
-    ba.thread.run(work)
-  end
+  if jobs >= MOST then raise("acme.cert: " .. MOST .. " orders wait already") end
+  local job = {account = account, domain = domain, callback = callback, op = op}
+  queue:run(function() work(job) end)
+  jobs = jobs + 1
   return true
 end
 
 -- syntax: acme.jobs() -> how many orders are made or wait
-function acme.jobs() return #waiting end
+function acme.jobs() return jobs end
 
 return acme
