@@ -121,6 +121,16 @@ def test_where_no_server_could_answer(lua: Lua, monkeypatch: pytest.MonkeyPatch)
     assert lua.told(1) == [(b"", b"there is no HTTP server that could answer to the authority")]
 
 
+def test_a_hundred_orders_may_wait(lua: Lua, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lua.server.services, "http_server", None)
+    text = lua.run(
+        "for n = 1, 100 do app.order'a.example' end response:write(select(2, pcall(app.order, 'b.example')))"
+    )
+    assert text.endswith("acme.cert: 100 orders wait already")
+    assert len(lua.told(100)) == 100
+    assert lua.run("response:write(app.acme.jobs())") == "0"
+
+
 def test_an_authority_that_never_ends(lua: Lua, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acme, "GIVE_UP_S", 0.1)
     lua.authority.may_verify.clear()
