@@ -368,8 +368,11 @@ class Cluster:
         return True
 
     def nodes(self) -> dict[int, int]:
-        """The numbers of the other nodes, and how many clients each has."""
-        return {node.number: len(node.phantoms) for node in self._member.remotes}
+        """The numbers of the other nodes whose clients and subscriptions are known here, and how many clients each has.
+
+        A node that joins is listed once its snapshot has arrived: what is published then reaches its subscribers.
+        """
+        return {node.number: len(node.phantoms) for node in self._member.remotes if node.synced}
 
     @property
     def number(self) -> int:

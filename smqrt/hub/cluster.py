@@ -33,7 +33,7 @@ class Cluster:
         return self._cluster.number
 
     def nodes(self) -> dict[int, int]:
-        """The numbers of the other nodes, and how many clients each has."""
+        """The numbers of the other nodes whose clients and subscriptions are known here, and how many clients each has."""
         return self._cluster.nodes()
 
     def publish(self, data: Payload, subtopic: str | bytes | int | None = None, ptid: int | None = None) -> int:

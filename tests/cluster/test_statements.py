@@ -299,17 +299,30 @@ def test_subscribers_are_counted_per_node_or_over_all(
     wait_until(lambda: got and counts[-1:] == [count], counts)
 
 
-def test_a_message_is_recorded_at_its_origin_only(pair: tuple[Mtl, Mtl], tmp_path: Path) -> None:
-    hubs = [hub.create(journal={"path": str(tmp_path / node), "node": node, "name": node}) for node in ("n1", "n2")]
-    clusters = [cluster.create(smq, links, name="chat") for smq, links in zip(hubs, pair, strict=True)]
+def test_nodes_are_those_whose_subscriptions_are_known(pair: tuple[Mtl, Mtl]) -> None:
+    here, there = hub.create(), hub.create(maxnames=50_000)
     got: Called = []
-    hubs[1].subscribe("news", teller(got))
-    wait_until(clusters[0].nodes, "the hubs are joined")
-    hubs[0].publish("hello", "news")
+    for number in range(20_000):
+        there.subscribe(f"topic {number}", teller(got))
+    one = cluster.create(here, pair[0], name="chat")
+    cluster.create(there, pair[1], name="chat")
+    wait_until(one.nodes, "the hubs are joined")
+    here.publish("hello", "topic 19999")
     wait_until(lambda: got, "the message")
-    for smq in hubs:
-        smq.journal.close()
-        smq.close()
+
+
+def test_a_message_is_recorded_at_its_origin_only(pair: tuple[Mtl, Mtl], tmp_path: Path) -> None:
+    with ExitStack() as ending:
+        hubs = [hub.create(journal={"path": str(tmp_path / node), "node": node, "name": node}) for node in ("n1", "n2")]
+        for smq in hubs:
+            ending.callback(smq.close)
+            ending.callback(smq.journal.close)
+        clusters = [cluster.create(smq, links, name="chat") for smq, links in zip(hubs, pair, strict=True)]
+        got: Called = []
+        hubs[1].subscribe("news", teller(got))
+        wait_until(clusters[0].nodes, "the hubs are joined")
+        hubs[0].publish("hello", "news")
+        wait_until(lambda: got, "the message")
     here, there = Journal(tmp_path / "n1"), Journal(tmp_path / "n2")
     assert here.end()["n1"] > 0
     assert {row.payload for row in here.rows(here.begin(), here.end())} == {b"hello"}
