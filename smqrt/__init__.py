@@ -13,8 +13,13 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
+from smqrt import former_modules
+
 __version__ = "1.0.0rc1"
 __all__ = ["__version__", "client", "hub", "mqtt3c", "mqttc"]
+
+
+former_modules.install()
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -2,7 +2,7 @@
 
 import sys
 
-from smqrt import early_signals
+from smqrt.process import early_signals
 
 
 def main() -> None:

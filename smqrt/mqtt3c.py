@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from smqrt.mqtt import documented
-from smqrt.mqtt.close_reason import OnStatus
-from smqrt.mqtt.documented import Mqtt3, Options
+from smqrt.clients.mqtt import documented
+from smqrt.clients.mqtt.close_reason import OnStatus
+from smqrt.clients.mqtt.documented import Mqtt3, Options
 
 __all__ = ["Mqtt3", "connect", "create"]
 
@@ -35,12 +35,12 @@ def connect(
 
     Args:
         addr: a host name, `host:port`, or a connected socket: `socket.socket`, `ssl.SSLSocket`, those of gevent, or a
-            `smqrt.net.stream.Stream`. A socket belongs to the client from now on.
+            `smqrt.transport.stream.Stream`. A socket belongs to the client from now on.
         onpub: `f(topic, payload)`; the payload is bytes.
         op: a dict of options, which may also be given as keywords: `port` (1883, with TLS 8883); `secure` or `shark`
-            (True, or a `smqrt.net.contexts.ClientTls`); `nocheck` (trust any certificate); `keepalive` (seconds, 600;
-            below 60 becomes 60); `id` or `clientidentifier` (random); `uname` or `username`, `passwd` or `password`;
-            `will` (`{"topic", "message" or "payload", "qos", "retain"}`); `timeout` (milliseconds, 5000); `intf` (local
+            (True, or a `smqrt.transport.tls_contexts.ClientTls`); `nocheck` (trust any certificate); `keepalive`
+            (seconds, 600; less is 60); `id` or `clientidentifier` (random); `uname` or `username`, `passwd` or
+            `password`; `will` (`{"topic", "message" or "payload", "qos", "retain"}`); `timeout` (milliseconds, 5000); `intf` (local
             address); `ipv6`; `alpn`. An unknown option is a warning in the log.
 
     Returns:

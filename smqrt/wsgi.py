@@ -27,8 +27,8 @@ from gevent import get_hub, socket
 from gevent.pywsgi import WSGIHandler
 from gevent.ssl import SSLSocket
 
-from smqrt.net.scheduling import Turn
-from smqrt.net.wsgi import HANDLER
+from smqrt.loop.scheduling import Turn
+from smqrt.smq.wsgi import HANDLER
 
 if TYPE_CHECKING:
     from gevent.pywsgi import OldMessage, WSGIServer

@@ -22,7 +22,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from smqrt import limits
+from smqrt.settings import limit_register
 from tests.factory import Factory
 
 # A run that was started in the background ignores Ctrl-C, and so would the processes that tests send it to.
@@ -130,7 +130,7 @@ class _Records(logging.Handler):
 
 @pytest.fixture(autouse=True)
 def legal_moves() -> Iterator[None]:
-    """No connection makes a move that its life (`smqrt.wire.life`) does not have."""
+    """No connection makes a move that its life (`smqrt.wire.connection_state`) does not have."""
     logger, records = logging.getLogger("smqrt.life"), _Records()
     logger.addHandler(records)
     yield
@@ -141,8 +141,8 @@ def legal_moves() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def fresh_limits() -> None:
     """No test finds what another has counted, or that a line was in the log just now."""
-    for limit in limits.registered():
-        limit.count, limit.lines = 0, limits.LineLimit()
+    for limit in limit_register.registered():
+        limit.count, limit.lines = 0, limit_register.LineLimit()
 
 
 def free_port() -> int:

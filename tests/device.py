@@ -19,8 +19,9 @@ from gevent.ssl import CERT_NONE, PROTOCOL_TLS_CLIENT, SSLContext, SSLError
 from smqrt import hub
 from smqrt.broker import outbox
 from smqrt.http.server import HttpServer
-from smqrt.net import datapath, graceful_close
-from smqrt.net.listener import Listener
+from smqrt.smq import data_path
+from smqrt.transport import graceful_close
+from smqrt.transport.listener import Listener
 from smqrt.wire import smq as wire
 from smqrt.wire import websocket
 from smqrt.wire.smq import Type
@@ -377,7 +378,7 @@ class Site:
         for listener in self._listeners:
             listener.close()
         self.server.close()
-        wait_until(lambda: not graceful_close.under_way() and not datapath._handshakes, "connections closed")
+        wait_until(lambda: not graceful_close.under_way() and not data_path._handshakes, "connections closed")
 
 
 def leftovers(state: Any) -> dict[str, Any]:
@@ -391,8 +392,8 @@ def leftovers(state: Any) -> dict[str, Any]:
         "observers": [topic.id for topic in topics if topic.observers],
         "routes": [topic.id for topic in topics if topic.cached],
         "logged": list(state._logged_s),
-        "handshakes": list(datapath._handshakes),
-        "blocked": list(datapath._blocked),
+        "handshakes": list(data_path._handshakes),
+        "blocked": list(data_path._blocked),
         "graceful closes": len(graceful_close.under_way()),
         "held bytes": outbox.Held.total_bytes,
     }

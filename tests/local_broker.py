@@ -8,7 +8,7 @@ from smqrt import hub
 from smqrt.http.message import Request
 from smqrt.http.server import HttpServer
 from smqrt.http.tree import Directory, Root
-from smqrt.net.listener import Listener
+from smqrt.transport.listener import Listener
 
 
 class LocalBroker:

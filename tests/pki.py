@@ -12,8 +12,8 @@ import trustme
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from smqrt.net.contexts import CertStore, ClientTls, Identity, ServerTls
-from smqrt.net.server_tls import TlsFiles, load
+from smqrt.transport.server_tls import TlsFiles, load
+from smqrt.transport.tls_contexts import CertStore, ClientTls, Identity, ServerTls
 
 
 def store_of(*authorities: trustme.CA) -> CertStore:

@@ -9,7 +9,7 @@ from pathlib import Path
 import gevent
 import pytest
 
-from smqrt.app_folder import AppScope, application_folder, base_folder, close_with_app, running_app
+from smqrt.process.current_application import AppScope, application_folder, base_folder, close_with_app, running_app
 
 
 class Thing:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from smqrt.settings_sources import Sources
+from smqrt.settings.sources import Sources
 from tests.cli.commands import Command
 from tests.conftest import REPOSITORY
 

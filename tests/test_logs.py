@@ -10,8 +10,8 @@ from io import StringIO
 
 import pytest
 
-from smqrt.logs import HIDDEN, JsonFormatter, ServerLog, TextFormatter, without_secrets
-from smqrt.settings import LogSettings
+from smqrt.operations.logs import HIDDEN, JsonFormatter, ServerLog, TextFormatter, without_secrets
+from smqrt.settings.settings import LogSettings
 
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZGEifQ.dBjftJeZ4CVP"
 

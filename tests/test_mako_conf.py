@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from smqrt import mako_conf
 from smqrt.cli.serve import AppSpec, discover
 from smqrt.errors import StartError
-from smqrt.mako_conf import MakoConf
-from smqrt.net.certificates import self_signed_pair
-from smqrt.runtime import Server
+from smqrt.server import mako_conf
 from smqrt.server import ports as ports_of_settings
+from smqrt.server.mako_conf import MakoConf
 from smqrt.server.ports import ports
-from smqrt.settings import Settings
-from smqrt.settings_sources import Sources
+from smqrt.server.runtime import Server
+from smqrt.settings.settings import Settings
+from smqrt.settings.sources import Sources
+from smqrt.transport.certificates import self_signed_pair
 from tests.conftest import free_port
 
 

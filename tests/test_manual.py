@@ -18,18 +18,19 @@ from urllib.request import urlopen
 import click
 import pytest
 
-from smqrt import closes, hub
-from smqrt.admin import metric_families
+from smqrt import hub
 from smqrt.broker import outbox
 from smqrt.broker.outbox import Drop
 from smqrt.errors import CloseReason
 from smqrt.http.body import HttpLimits
 from smqrt.http.head import MAX_FIELDS
-from smqrt.manual import pages as manual
-from smqrt.net import datapath, graceful_close
-from smqrt.net.tls import HANDSHAKE_S
-from smqrt.settings import table
-from smqrt.settings_tree import environment_name, flag
+from smqrt.manual.pages import pages as manual
+from smqrt.operations import metric_families
+from smqrt.settings.settings import table
+from smqrt.settings.tree import environment_name, flag
+from smqrt.smq import close_reasons, data_path
+from smqrt.transport import graceful_close
+from smqrt.transport.tls import HANDSHAKE_S
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 from tests.conftest import REPOSITORY, free_port
 
@@ -263,7 +264,7 @@ def documented(page: str) -> list[str]:
 
 def test_every_method_of_the_hub_is_documented_in_one_order() -> None:
     methods = {method for method, _ in inspect.getmembers(hub.Smq, inspect.isfunction) if not method.startswith("_")}
-    lua = (REPOSITORY / "smqrt/lua/lib/smq/hub.lua").read_text("utf-8")
+    lua = (REPOSITORY / "smqrt/apps/lua/lib/smq/hub.lua").read_text("utf-8")
     methods |= set(re.findall(r"^function smq\.(\w+)", lua, re.MULTILINE))
     assert sorted(methods - set(documented("hub-api"))) == []
     assert sorted(set(documented("hub-api")) - methods) == ["isSMQ"]
@@ -272,8 +273,8 @@ def test_every_method_of_the_hub_is_documented_in_one_order() -> None:
 
 
 def test_every_metric_and_every_reason_is_in_its_table() -> None:
-    assert set(closes.ENDINGS) == set(CloseReason)
-    assert closes.manual() in page_text("troubleshooting"), "run scripts/fix"
+    assert set(close_reasons.ENDINGS) == set(CloseReason)
+    assert close_reasons.manual() in page_text("troubleshooting"), "run scripts/fix"
     assert metric_families.manual() in page_text("metrics"), "run scripts/fix"
 
 
@@ -301,7 +302,7 @@ def test_figures_of_the_manual_are_those_of_the_code() -> None:
     for figure in (
         f"`budget` of `create` | {outbox.DEFAULT_BUDGET_BYTES >> 20} MiB",
         f"together | {outbox.GLOBAL_BUDGET_BYTES >> 20} MiB",
-        f"not one byte | {datapath.STALLED_AFTER_S:g} s",
+        f"not one byte | {data_path.STALLED_AFTER_S:g} s",
         f"up to {graceful_close.LINGER_S:g} s",
     ):
         assert figure in shown
@@ -349,7 +350,7 @@ def test_the_lua_api_is_as_the_page_says(tmp_path: Path, serve: Any) -> None:
 
 
 def test_every_option_of_create_is_documented() -> None:
-    lua = (REPOSITORY / "smqrt/lua/lib/smq/hub.lua").read_text("utf-8")
+    lua = (REPOSITORY / "smqrt/apps/lua/lib/smq/hub.lua").read_text("utf-8")
     args = (hub.create.__doc__ or "").partition("Args:")[2].partition("Raises:")[0]
     named = re.findall(r"^        (\w+(?:, \w+)*): ", args, re.MULTILINE)
     options = {option for group in named for option in group.split(", ")}

@@ -10,7 +10,7 @@ import gevent
 import pytest
 
 from smqrt.errors import ArgumentError, NoAnswer
-from smqrt.message import REMEMBERED_REQUESTS, Message, Requests, payload
+from smqrt.smq.messages import REMEMBERED_REQUESTS, Message, Requests, payload
 
 PAYLOADS: list[tuple[Any, bytes]] = [
     (b"\xff\0", b"\xff\0"),

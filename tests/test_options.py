@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from smqrt import options
 from smqrt.errors import ArgumentError
-from smqrt.options import Rule, option, parse_duration, parse_size
+from smqrt.settings import options
+from smqrt.settings.options import Rule, option, parse_duration, parse_size
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,13 +17,14 @@ import pytest
 from smqrt import app, hub
 from smqrt.app import Request, Response
 from smqrt.client import SmqClient
+from smqrt.clients.mqtt import documented
 from smqrt.hub import cluster, conn, mtl
 from smqrt.hub.peer import Peer, PeerSocket
-from smqrt.message import Message
-from smqrt.mqtt import MqttClient, documented
+from smqrt.mqtt import MqttClient
+from smqrt.smq.messages import Message
 from tests.conftest import REPOSITORY
 
-HELP, LIB = REPOSITORY / "smqrt/help", REPOSITORY / "smqrt/lua/lib"
+HELP, LIB = REPOSITORY / "smqrt/help", REPOSITORY / "smqrt/apps/lua/lib"
 Names = set[str]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import gevent
 import pytest
 
-from smqrt.server.renewal import Renewal
+from smqrt.server.file_reload import Renewal
 from tests.waiting import wait_until
 
 

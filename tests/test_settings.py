@@ -16,21 +16,22 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from smqrt import hub, settings_sources
-from smqrt.client.options import SmqClientOptions
+from smqrt import hub
+from smqrt.auth.service import ways_in
+from smqrt.clients.mqtt.options import MqttOptions
+from smqrt.clients.smq.options import SmqClientOptions
 from smqrt.errors import StartError
 from smqrt.hub.smq import CALLBACKS
-from smqrt.identity.service import ways_in
 from smqrt.journal.settings import JournalSettings
-from smqrt.mqtt.options import MqttOptions
-from smqrt.net.broker import HubOptions
-from smqrt.options import choice, duration, group, option, optional, options_of, tables, text, texts, whole
-from smqrt.options import manual as manual_of
 from smqrt.server import live_settings
 from smqrt.server.live_settings import LiveSettings
-from smqrt.settings import AuthSettings, Settings, table
-from smqrt.settings_sources import Sources, rows
-from smqrt.settings_tree import environment_name, flag, manual, named_settings_of, schema, settings_of
+from smqrt.settings import sources
+from smqrt.settings.options import choice, duration, group, option, optional, options_of, tables, text, texts, whole
+from smqrt.settings.options import manual as manual_of
+from smqrt.settings.settings import AuthSettings, Settings, table
+from smqrt.settings.sources import Sources, rows
+from smqrt.settings.tree import environment_name, flag, manual, named_settings_of, schema, settings_of
+from smqrt.smq.gevent_broker import HubOptions
 
 
 def test_spellings() -> None:
@@ -135,10 +136,10 @@ class House:
 
 @pytest.fixture
 def house(monkeypatch: pytest.MonkeyPatch) -> type[House]:
-    for module in (settings_sources, live_settings):
+    for module in (sources, live_settings):
         monkeypatch.setattr(module, "Settings", House)
-    monkeypatch.setattr(settings_sources, "table", lambda: tuple(settings_of(House)))
-    monkeypatch.setattr(settings_sources, "named_table", lambda: tuple(named_settings_of(House)))
+    monkeypatch.setattr(sources, "table", lambda: tuple(settings_of(House)))
+    monkeypatch.setattr(sources, "named_table", lambda: tuple(named_settings_of(House)))
     return House
 
 

@@ -11,10 +11,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from smqrt import user_folders
 from smqrt.cli.config import check
 from smqrt.cli.serve import serve
 from smqrt.errors import StartError
+from smqrt.process import user_folders
 
 LONG = "/tmp/" + "x" * 110
 REFUSED = {

@@ -56,7 +56,7 @@ def test_the_source_archive_has_what_the_top_level_has(tmp_path: Path) -> None:
         assert changes
         assert changes.read() == (REPOSITORY / "smqrt/help/changelog.md").read_bytes()
     assert found["CHANGELOG.md"].isfile()
-    assert {*names, "app_preload/chat/.preload", "smqrt/lua/lib/smq/hub.lua"} <= found.keys()
+    assert {*names, "app_preload/chat/.preload", "smqrt/apps/lua/lib/smq/hub.lua"} <= found.keys()
 
 
 def test_the_changelog_has_this_version() -> None:

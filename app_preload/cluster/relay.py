@@ -5,7 +5,7 @@ from gevent.pool import Pool
 
 from smqrt.app import HttpError
 from smqrt.errors import StreamError
-from smqrt.net.stream import Stream
+from smqrt.transport.stream import Stream
 
 MOST = 1000  # connections at once
 WAIT_S = 10  # for a server that starts

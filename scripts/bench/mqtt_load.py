@@ -75,9 +75,9 @@ def python(port: int, qos: int, seconds: float) -> None:
 
 def lua(port: int, qos: int, seconds: float) -> None:
     """require"mqttc"."""
-    from smqrt.lua import api
-    from smqrt.lua.services import Services
-    from smqrt.lua.vm import Vm
+    from smqrt.apps.lua import api
+    from smqrt.apps.lua.services import Services
+    from smqrt.apps.lua.vm import Vm
 
     total = 0
 

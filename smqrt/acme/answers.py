@@ -15,9 +15,9 @@ import gevent
 from cryptography import x509
 
 from smqrt.acme.files import HTTP_01, TLS_ALPN_01, AcmeFiles, Answer, self_signed
-from smqrt.net.contexts import Identity
-from smqrt.net.disk_threads import DiskThreads
-from smqrt.net.tls import ACME_PROTOCOL
+from smqrt.loop.disk_threads import DiskThreads
+from smqrt.transport.tls import ACME_PROTOCOL
+from smqrt.transport.tls_contexts import Identity
 
 PREFIX = "/.well-known/acme-challenge/"
 LOOK_S = 0.25

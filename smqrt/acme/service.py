@@ -21,7 +21,7 @@ from smqrt.acme import engine
 from smqrt.acme.answers import SEEN_S, ChallengeAnswers, Contexts, disk_threads
 from smqrt.acme.files import HTTP_01, TLS_ALPN_01, AcmeFiles, Answer, State, new_key
 from smqrt.errors import AcmeError
-from smqrt.net.server_tls import shown
+from smqrt.transport.server_tls import shown
 
 log = logging.getLogger("smqrt")
 

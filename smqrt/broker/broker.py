@@ -2,7 +2,7 @@
 
 `METHODS` is the table from which the objects of Python (`smqrt.hub`) and Lua (`smq.hub`) derive: a binding converts
 each argument from its language's values by its kind, and the result back; what a value may be is checked here, once.
-Callbacks are plain functions that never raise and may answer `Deferred`. `smqrt.net.broker` puts a broker behind
+Callbacks are plain functions that never raise and may answer `Deferred`. `smqrt.smq.gevent_broker` puts a broker behind
 sockets.
 """
 
@@ -201,7 +201,7 @@ class Broker(BrokerState):
         return {reason.name.lower(): count for reason, count in self.stats.drops.items()}
 
     def refused(self) -> dict[str, int]:
-        """How often each limit was reached so far: by their names in `smqrt.limits`."""
+        """How often each limit was reached so far: by their names in `smqrt.settings.limit_register`."""
         return {limit.name: count for limit, count in self.stats.refused.items()}
 
     @property

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from smqrt.auth.identity import Identity
 from smqrt.broker.topics import Route, Topic
 from smqrt.broker.value_clock import clock
 from smqrt.errors import ArgumentError
-from smqrt.identity.identity import Identity
-from smqrt.limits import Limit
+from smqrt.settings.limit_register import Limit
 from smqrt.wire import smq
 from smqrt.wire.mqtt.topics import FilterTree, is_topic_filter
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from smqrt.broker.outbox import Drop, Outbox, frame_ends
 from smqrt.errors import CloseReason
-from smqrt.limits import Bucket, Limit
+from smqrt.settings.limit_register import Bucket, Limit
 from smqrt.wire import smq
 
 if TYPE_CHECKING:

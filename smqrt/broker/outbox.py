@@ -17,7 +17,7 @@ from enum import Enum
 from functools import lru_cache
 
 from smqrt.errors import CloseReason
-from smqrt.wire.life import Life
+from smqrt.wire.connection_state import Life
 from smqrt.wire.smq import Type
 
 BLOCKED = Life.BLOCKED  # a global: it is looked up for every run and subscriber

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Protocol
 
+from smqrt.auth.acl import SERVER
+from smqrt.auth.identity import Action, Identity
 from smqrt.broker.outbox import Drop
 from smqrt.broker.state import BrokerClient, BrokerPeer, BrokerState
 from smqrt.broker.topics import Topic
 from smqrt.errors import CloseReason
-from smqrt.identity.acl import SERVER
-from smqrt.identity.identity import Action, Identity
 from smqrt.wire.smq import count_frames
 
 EXPIRED_AT_ONCE = 200

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+from smqrt.auth.identity import Identity
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.broker.routes import GuardedRoute, destination
 from smqrt.broker.state import BrokerPeer, BrokerState
 from smqrt.broker.topics import Route, Topic
 from smqrt.broker.trace import traced
-from smqrt.identity.identity import Identity
 from smqrt.wire import smq
 
 Handler = Callable[[bytes, int, int, int], object]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any, TypeVar
 
+from smqrt.auth.identity import Identity
 from smqrt.broker import permissions
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.meter import Meter, MeteredRoute, PublishLimits, refuse_message
@@ -26,7 +27,6 @@ from smqrt.broker.state import BrokerPeer, BrokerState, Stats
 from smqrt.broker.topics import CLIENT_OBSERVES, CLIENT_SUBSCRIPTIONS, USER_CONNECTIONS, Route, SubTopics, Topic, Topics
 from smqrt.broker.trace import traced
 from smqrt.errors import CloseReason, ProtocolError
-from smqrt.identity.identity import Identity
 from smqrt.wire import smq
 from smqrt.wire.smq import ConnackCode, Type
 

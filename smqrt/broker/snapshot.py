@@ -8,12 +8,12 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from smqrt.auth.identity import Identity, Method, Rights
 from smqrt.broker.broker import Broker
 from smqrt.broker.last_values import VALUE_BYTES
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.session import Session, SessionState
 from smqrt.broker.topics import Topic
-from smqrt.identity.identity import Identity, Method, Rights
 from smqrt.wire import smq
 
 Record = dict[str, Any]

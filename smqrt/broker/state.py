@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from smqrt.auth.identity import Identity
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.last_values import LastValues
 from smqrt.broker.meter import PublishLimits
@@ -17,8 +18,7 @@ from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.broker.slow import SlowPolicies
 from smqrt.broker.topics import OF_HUBS, HubLimits, NameStore, Observer, Route, SubTopics, Topic, Topics
 from smqrt.errors import CloseReason
-from smqrt.identity.identity import Identity
-from smqrt.limits import Limit, LineLimit
+from smqrt.settings.limit_register import Limit, LineLimit
 from smqrt.wire.smq import measure_frames
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Hooks:
     onclose: Callable[[BrokerClient, CloseReason], object] | None = None
     """`(session, reason)` for every ended connection that had been accepted."""
     onmoved: Callable[[BrokerClient], object] | None = None
-    """`(session)`: the client goes on at another hub, see `smqrt.net.moving`."""
+    """`(session)`: the client goes on at another hub, see `smqrt.smq.session_migration`."""
     onvanish: Callable[[BrokerPeer], object] | None = None
     """`(phantom)`: a client of another node, which a hook has seen, is gone."""
     onpublish: Callable[[bytes, int, int, BrokerPeer], bytes | Deferred[bytes] | None] | None = None

@@ -112,7 +112,7 @@ def new(folder: Path, python: bool) -> None:
 @click.argument("topic", required=False)
 def help_(topic: str | None) -> None:
     """Print the page TOPIC of the manual; without TOPIC, tell which pages there are."""
-    from smqrt import manual
+    from smqrt.manual import pages as manual
 
     pages = manual.pages()
     if topic is None:

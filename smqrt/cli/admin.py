@@ -191,7 +191,7 @@ def trace_line(event: dict[str, Any]) -> str:
 @click.command()
 def dashboard() -> None:
     """Print a dashboard for Grafana, as JSON."""
-    click.echo(resources.files("smqrt.admin").joinpath("grafana.json").read_text("utf-8"), nl=False)
+    click.echo(resources.files("smqrt.operations").joinpath("grafana.json").read_text("utf-8"), nl=False)
 
 
 # ---- top

@@ -157,7 +157,7 @@ def connection(parts: SplitResult, timeout_s: float, ca: str | None, pinned: str
 
 def servers() -> list[dict[str, Any]]:
     """Return the servers of this user on this machine, the newest first: `url`, `pid` and `folder` of each."""
-    from smqrt.admin.announced import announced  # here: `--help` needs none of it
+    from smqrt.operations.discovery import announced  # here: `--help` needs none of it
 
     return announced()
 

@@ -10,8 +10,8 @@ import click
 from smqrt.cli.admin import json_option, lasted, print_table, size
 from smqrt.cli.admin_client import AdminClient, AdminError, connection_options
 from smqrt.cli.terminal import InterruptibleCommand
-from smqrt.cluster.plan import ENGINES, Load
-from smqrt.cluster.plan import plan as plan_of
+from smqrt.cluster.cost_model import ENGINES, Load
+from smqrt.cluster.cost_model import plan as plan_of
 from smqrt.printable import json_line
 from smqrt.wire.ids import MAX_NODE
 

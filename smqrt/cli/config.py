@@ -12,9 +12,9 @@ import click
 from smqrt.cli.serve import CONFIG_OPTIONS, sources
 from smqrt.printable import json_line, printable
 from smqrt.server.startable import check_startable
-from smqrt.settings import FILE_NAME, Settings
-from smqrt.settings_sources import DEFAULT, Configuration, Sources, rows
-from smqrt.settings_tree import schema as schema_of
+from smqrt.settings.settings import FILE_NAME, Settings
+from smqrt.settings.sources import DEFAULT, Configuration, Sources, rows
+from smqrt.settings.tree import schema as schema_of
 
 
 @click.group()

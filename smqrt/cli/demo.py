@@ -13,7 +13,7 @@ import click
 
 import smqrt
 from smqrt.errors import StartError
-from smqrt.net.worker_place import ENVIRONMENT as WORKER
+from smqrt.workers.worker_identity import ENVIRONMENT as WORKER
 
 _COPY = "_SMQRT_DEMO"
 """Where the workers of a server find its copy."""

@@ -13,8 +13,8 @@ import click
 from smqrt.cli.admin_client import connection
 from smqrt.errors import StartError
 from smqrt.printable import printable
-from smqrt.settings import FILE_NAME, Settings
-from smqrt.settings_sources import Sources
+from smqrt.settings.settings import FILE_NAME, Settings
+from smqrt.settings.sources import Sources
 
 DEFAULT_PORT = 9356
 _SHOWN_BYTES = 300

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import click
 
+from smqrt.auth import acl as lists
+from smqrt.auth import users
+from smqrt.auth.identity import ANONYMOUS, Action, Identity, name_fault
+from smqrt.auth.passwords import MAX_PASSWORD_BYTES, MEMORY_KIB, new_hash, verify_now
+from smqrt.auth.rights import why
 from smqrt.errors import ArgumentError
-from smqrt.identity import acl as lists
-from smqrt.identity import users
-from smqrt.identity.identity import ANONYMOUS, Action, Identity, name_fault
-from smqrt.identity.passwords import MAX_PASSWORD_BYTES, MEMORY_KIB, new_hash, verify_now
-from smqrt.identity.rights import why
-from smqrt.settings import FILE_NAME, AuthSettings
-from smqrt.settings_sources import Sources
+from smqrt.settings.settings import FILE_NAME, AuthSettings
+from smqrt.settings.sources import Sources
 
 WRONG = 1
 DENIED = 3

@@ -225,7 +225,7 @@ def compact(
     """
     from smqrt.journal.compact import CompactOptions
     from smqrt.journal.payload_schema import merge_schemas
-    from smqrt.options import parse_duration, parse_size
+    from smqrt.settings.options import parse_duration, parse_size
 
     pairs = dict(map(_schema_pair, schemas))
     merge_schemas(pairs)

@@ -12,11 +12,11 @@ from pathlib import Path
 import click
 
 from smqrt.errors import StartError
-from smqrt.net.fd_channel import ChannelError, FdChannel
-from smqrt.net.worker_place import ENVIRONMENT as WORKER
-from smqrt.restart.protocol import check_socket_path
-from smqrt.settings import FILE_NAME
-from smqrt.settings_sources import Sources
+from smqrt.server.restart.protocol import check_socket_path
+from smqrt.settings.settings import FILE_NAME
+from smqrt.settings.sources import Sources
+from smqrt.workers.fd_channel import ChannelError, FdChannel
+from smqrt.workers.worker_identity import ENVIRONMENT as WORKER
 
 _LOOK_S = 0.05
 

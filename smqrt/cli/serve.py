@@ -20,29 +20,29 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from smqrt import mako_conf
-from smqrt.app_spec import AppSpec
+from smqrt.apps.app_spec import AppSpec
 from smqrt.cli import collecting_later
 from smqrt.errors import PipelineError, SmqrtError, StartError
 from smqrt.http.disk import ZipIo
 from smqrt.http.resources import IoError
-from smqrt.logs import ServerLog
-from smqrt.mako_conf import MakoConf
-from smqrt.net.certificates import self_signed_pair
-from smqrt.net.worker_place import worker_place
+from smqrt.operations.logs import ServerLog
 from smqrt.printable import printable
-from smqrt.restart.protocol import ENVIRONMENT as TAKE_OVER
-from smqrt.server.cores import cores
+from smqrt.process.cores import cores
+from smqrt.server import mako_conf
+from smqrt.server.mako_conf import MakoConf
+from smqrt.server.per_worker_limits import shared
 from smqrt.server.ports import lacks_certificate
-from smqrt.server.shares import shared
+from smqrt.server.restart.protocol import ENVIRONMENT as TAKE_OVER
 from smqrt.server.startable import acme_files, check_certificate, check_startable
 from smqrt.server.worker import WorkerEnd
-from smqrt.settings import FILE_NAME, Settings, table
-from smqrt.settings_sources import Sources
-from smqrt.settings_tree import Setting, flag
+from smqrt.settings.settings import FILE_NAME, Settings, table
+from smqrt.settings.sources import Sources
+from smqrt.settings.tree import Setting, flag
+from smqrt.transport.certificates import self_signed_pair
+from smqrt.workers.worker_identity import worker_place
 
 if TYPE_CHECKING:
-    from smqrt.restart.taking import TakeOver
+    from smqrt.server.restart.new_process import TakeOver
 
 log = logging.getLogger("smqrt")
 
@@ -207,7 +207,7 @@ def _serve(
         when_lost.stops(supervisor.over.set)
         return supervisor.run()
     with collecting_later():
-        from smqrt.runtime import Server  # here: the supervisor of workers needs none of it
+        from smqrt.server.runtime import Server  # here: the supervisor of workers needs none of it
     place = _place(settings, take_over and worker is None)
     pipelines = _pipeline_command() if settings.pipelines and worker_place().is_first else None
     server = Server(settings, words, report, pipelines, conf, place, worker)
@@ -246,7 +246,7 @@ def _guard_outputs(when_lost: _WhenLost) -> None:
 
 
 def _place(settings: Settings, take_over: bool) -> TakeOver | None:
-    from smqrt.restart.taking import TakeOver  # here: the supervisor of workers needs none of it
+    from smqrt.server.restart.new_process import TakeOver  # here: the supervisor of workers needs none of it
 
     inherited = TakeOver.inherited()
     if inherited or not take_over:

@@ -13,11 +13,11 @@ from pathlib import Path
 import click
 
 from smqrt.errors import StartError
-from smqrt.launch import start_folder
 from smqrt.printable import printable
-from smqrt.settings import FILE_NAME, Settings
-from smqrt.settings_sources import Configuration, Sources
-from smqrt.settings_tree import ENVIRONMENT, value_at
+from smqrt.process.launch import start_folder
+from smqrt.settings.settings import FILE_NAME, Settings
+from smqrt.settings.sources import Configuration, Sources
+from smqrt.settings.tree import ENVIRONMENT, value_at
 
 _FILES = {
     "cert", "key", "client_ca", "client_crl", "users", "acl", "jwt_key", "jwt_secret", "ca", "credentials"

@@ -20,12 +20,12 @@ from smqrt.broker.broker import check_size
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import Drop, put_off
 from smqrt.broker.topics import Route
-from smqrt.cluster.channel_way import ChannelWay
-from smqrt.cluster.way import count_messages
+from smqrt.cluster.channel_send_queue import ChannelWay
+from smqrt.cluster.node_send_queue import count_messages
 from smqrt.errors import ArgumentError, ClosedError, CloseReason, ProtocolError
-from smqrt.wire import link as wire
+from smqrt.wire import link_packets as wire
 from smqrt.wire import smq
-from smqrt.wire.link import Packet
+from smqrt.wire.link_packets import Packet
 
 log = logging.getLogger("smqrt")
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from smqrt.broker.broker import Broker
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import put_off
-from smqrt.limits import LineLimit
+from smqrt.settings.limit_register import LineLimit
 
 if TYPE_CHECKING:
-    from smqrt.cluster.remote import RemoteNode
+    from smqrt.cluster.remote_node import RemoteNode
 
 log = logging.getLogger("smqrt")
 

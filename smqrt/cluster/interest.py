@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from smqrt.wire.cluster import Key
+from smqrt.wire.cluster_packets import Key
 
 _CHECK_BITS = 32
 LOOKED_AT_AT_ONCE = 1000

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.broker.topics import Route
-from smqrt.cluster.channel_way import ChannelWay
-from smqrt.cluster.way import count_messages
+from smqrt.cluster.channel_send_queue import ChannelWay
+from smqrt.cluster.node_send_queue import count_messages
 from smqrt.errors import CloseReason, ProtocolError
-from smqrt.limits import Bucket
 from smqrt.printable import printable
-from smqrt.wire import link as wire
+from smqrt.settings.limit_register import Bucket
+from smqrt.wire import link_packets as wire
 from smqrt.wire import smq
-from smqrt.wire.link import Hello, Packet, Refusal, Siblings
+from smqrt.wire.link_packets import Hello, Packet, Refusal, Siblings
 
 if TYPE_CHECKING:
     from smqrt.cluster.node import Node

@@ -9,14 +9,24 @@ from hashlib import blake2b
 
 from smqrt.broker.broker import Broker
 from smqrt.cluster.channel import AppChannel, OnData, OnStatus
+from smqrt.cluster.clustered_broker import Member
 from smqrt.cluster.link import ACK_BYTES, MAX_NAME_BYTES, Carried, Link, LinkState, Transport
-from smqrt.cluster.member import Member
-from smqrt.cluster.siblings import OwnServer
-from smqrt.cluster.strangers import Strangers
+from smqrt.cluster.server_processes import OwnServer
+from smqrt.cluster.unauthenticated_links import Strangers
 from smqrt.errors import ArgumentError, ClosedError
-from smqrt.limits import Bucket, LineLimit
+from smqrt.settings.limit_register import Bucket, LineLimit
 from smqrt.wire.ids import MAX_NODE
-from smqrt.wire.link import ID_BYTES, OLDEST_VERSION, PRESSURE, SIBLINGS, STAMPS, SUCCESSION, VERSION, Hello, Refusal
+from smqrt.wire.link_packets import (
+    ID_BYTES,
+    OLDEST_VERSION,
+    PRESSURE,
+    SIBLINGS,
+    STAMPS,
+    SUCCESSION,
+    VERSION,
+    Hello,
+    Refusal,
+)
 
 log = logging.getLogger("smqrt")
 
@@ -40,7 +50,7 @@ class Node:
     """One node: it agrees with the others on its number, and keeps one link to each.
 
     Args:
-        key: made of the password, see `smqrt.wire.link.key_of`.
+        key: made of the password, see `smqrt.wire.link_packets.key_of`.
         random: gives random bytes.
         clock_s: monotonic seconds.
         clock_ns: the time, in ns since 1970.

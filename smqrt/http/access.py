@@ -8,8 +8,8 @@ from typing import NoReturn, Protocol
 
 from smqrt.http.cors import Cors, CorsRequest, is_preflight, wanted_method
 from smqrt.http.status import HttpError
-from smqrt.limits import Limit
-from smqrt.net.origins import Hosts, Origins, host_name, is_loopback, same_origin
+from smqrt.settings.limit_register import Limit
+from smqrt.transport.origins import Hosts, Origins, host_name, is_loopback, same_origin
 
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
 _FORWARDED = frozenset(("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"))

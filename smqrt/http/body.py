@@ -11,8 +11,8 @@ from time import monotonic
 from typing import Protocol
 
 from smqrt.http.status import BadRequest, HttpError
-from smqrt.limits import Limit
-from smqrt.net.scheduling import Turn
+from smqrt.loop.scheduling import Turn
+from smqrt.settings.limit_register import Limit
 
 _NO_ROOM = "The server holds as many bodies of requests in memory as it may; try again in a second."
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from smqrt.errors import ArgumentError
 from smqrt.http.headers import completed
 from smqrt.http.response import Response
-from smqrt.net.origins import Origins
+from smqrt.transport.origins import Origins
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 MAX_AGE_S = 600

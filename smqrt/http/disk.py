@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, cast
 from weakref import WeakValueDictionary
 
-from smqrt.http.disks import disks
+from smqrt.http.local_disks import disks
 from smqrt.http.pipe_file import PipeFile, is_special
 from smqrt.http.private import disguised
 from smqrt.http.resources import Io, IoError, Stat, segments

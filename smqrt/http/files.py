@@ -13,12 +13,12 @@ from typing import IO
 from gevent import get_hub
 from gevent.lock import BoundedSemaphore
 
+from smqrt.http.blocking_io import reach, reach_near
 from smqrt.http.headers import Span, check_field, http_date, parse_date, parse_ranges
 from smqrt.http.message import Request
 from smqrt.http.private import MAGIC_BYTES, is_page
-from smqrt.http.reach import reach, reach_near
 from smqrt.http.resources import Io, IoError, Stat
-from smqrt.net.scheduling import Turn
+from smqrt.loop.scheduling import Turn
 
 MAX_KEPT_FILE = 256 << 10  # larger ones are read from the disk, whose cache the system keeps
 MAX_KEPT_BYTES = 32 << 20  # of one resource reader

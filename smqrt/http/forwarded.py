@@ -19,7 +19,7 @@ from ipaddress import ip_address
 from typing import Protocol
 
 from smqrt.http.status import BadRequest
-from smqrt.net.proxies import TrustedNetworks
+from smqrt.transport.trusted_proxies import TrustedNetworks
 from smqrt.wire.proxy_protocol import plain
 
 X_FORWARDED, FORWARDED, AUTO = "x-forwarded", "forwarded", "auto"

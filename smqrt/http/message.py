@@ -18,10 +18,10 @@ from smqrt.http.payload import URLENCODED, Form, Posted, kind_of
 from smqrt.http.response import Response, ResponseConnection
 from smqrt.http.sessions import HttpSession
 from smqrt.http.status import HttpError
-from smqrt.net.origins import Origins
-from smqrt.net.readiness import Watcher
-from smqrt.net.scheduling import Turn
-from smqrt.net.tls import Address, Transport
+from smqrt.loop.readiness import Watcher
+from smqrt.loop.scheduling import Turn
+from smqrt.transport.origins import Origins
+from smqrt.transport.tls import Address, Transport
 
 log = logging.getLogger("smqrt")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import IO, TypeVar
 from weakref import finalize
 
-from smqrt.http.reach import reach
+from smqrt.http.blocking_io import reach
 from smqrt.http.resources import Io, IoError
 
 PREFIX = ".smqrt-upload-"

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from io import RawIOBase
 from typing import Any, NoReturn, Protocol
 
-from smqrt.app_folder import base_folder
 from smqrt.errors import ArgumentError
 from smqrt.http.fields import Fields, cookies_of, decoded
 from smqrt.http.forms import (
@@ -26,8 +25,9 @@ from smqrt.http.forms import (
     read_form,
 )
 from smqrt.http.status import HttpError
-from smqrt.net.scheduling import Turn
-from smqrt.net.workers import in_thread
+from smqrt.loop.greenlet_pool import in_thread
+from smqrt.loop.scheduling import Turn
+from smqrt.process.current_application import base_folder
 
 URLENCODED = "application/x-www-form-urlencoded"
 MAX_JSON_VALUES = 1 << 18

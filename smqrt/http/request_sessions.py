@@ -10,8 +10,8 @@ from gevent import get_hub
 
 from smqrt.http.headers import cookie_of
 from smqrt.http.sessions import COOKIE, MAX_PER_ADDRESS, MAX_SESSIONS, HttpSession, HttpSessions, cookie_field
-from smqrt.net import workers
-from smqrt.net.scheduling import Turn
+from smqrt.loop import greenlet_pool
+from smqrt.loop.scheduling import Turn
 
 if TYPE_CHECKING:
     from smqrt.http.message import Request
@@ -73,7 +73,7 @@ class RequestSessions(HttpSessions):
             self._timer = get_hub().loop.timer(EXPIRE_EVERY_S, EXPIRE_EVERY_S, ref=False)
         if not self._watching:
             self._watching = True
-            self._timer.again(workers.start, self._expire)
+            self._timer.again(greenlet_pool.start, self._expire)
 
     def _expire(self) -> None:
         """In a worker: functions of applications are started for each session that ends, and that takes time."""
@@ -83,7 +83,7 @@ class RequestSessions(HttpSessions):
         finally:
             self._watching = bool(self)
             if self._watching:  # not `start`: a timer of libev that has fired fires again at once
-                self._timer.again(workers.start, self._expire)
+                self._timer.again(greenlet_pool.start, self._expire)
 
 
 def _set_cookie(request: Request, session: HttpSession) -> None:

@@ -97,7 +97,7 @@ class Io:
     """Tells what no client is shown, beside what is hidden everywhere."""
     in_loop = False
     """Whether its operations run in the loop's own thread, where they block the greenlet: those of an io in Lua. All
-    others are for threads, see `smqrt.http.reach`."""
+    others are for threads, see `smqrt.http.blocking_io`."""
 
     def place(self, name: str = "") -> str:
         """Give the absolute path on whose disk an operation on `name` waits; "" when that is no disk."""

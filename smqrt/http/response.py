@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 
 from smqrt.http.headers import Headers, date_line, set_cookie_field
 from smqrt.http.status import error_page, reason
-from smqrt.message import json_bytes
-from smqrt.net.scheduling import Turn
+from smqrt.loop.scheduling import Turn
+from smqrt.smq.messages import json_bytes
 
 BUFFER_BYTES = 8192  # a response up to this size leaves in one send with its length (spec: bas-api §2.2)
 _OK = b"HTTP/1.1 200 OK\r\n"

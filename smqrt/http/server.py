@@ -29,13 +29,13 @@ from smqrt.http.head import check_beginning
 from smqrt.http.logins.registry import Logins
 from smqrt.http.message import Request
 from smqrt.http.status import BadRequest, ClientGoneError, HttpError, error_page, reason
-from smqrt.net import workers
-from smqrt.net.graceful_close import half_close
-from smqrt.net.readiness import Watcher
-from smqrt.net.scheduling import NEVER, Deadlines, Turn, share
-from smqrt.net.tls import Address, TlsTransport, Transport
-from smqrt.net.workers import in_hub
-from smqrt.wire.life import Life, moved
+from smqrt.loop import greenlet_pool
+from smqrt.loop.greenlet_pool import in_hub
+from smqrt.loop.readiness import Watcher
+from smqrt.loop.scheduling import NEVER, Deadlines, Turn, share
+from smqrt.transport.graceful_close import half_close
+from smqrt.transport.tls import Address, TlsTransport, Transport
+from smqrt.wire.connection_state import Life, moved
 
 log = logging.getLogger("smqrt")
 
@@ -295,7 +295,7 @@ class HttpConnection:
         if self.life is Life.OPENING:
             self.life = moved(self.life, Life.OPEN)
         self.deadline_s = NEVER
-        workers.start(self._exchange, request)
+        greenlet_pool.start(self._exchange, request)
         if self._busy is request and self.transport is not None:
             self._parked = True
             if self._waiting is None:

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from smqrt.limits import Limit
+from smqrt.settings.limit_register import Limit
 
 COOKIE = "smqrt_session"
 MAX_INACTIVE_S = 20 * 60

@@ -17,11 +17,11 @@ from gevent import get_hub
 
 from smqrt.http.request_sessions import RequestSessions
 from smqrt.http.sessions import MAX_INACTIVE_S, Arrived, HttpSession, TellOthers
-from smqrt.limits import LineLimit
-from smqrt.net import workers
-from smqrt.net.scheduling import Turn
-from smqrt.net.shared_rows import MOST_WRITTEN, Row, SharedRows
-from smqrt.net.worker_place import WorkerPlace
+from smqrt.loop import greenlet_pool
+from smqrt.loop.scheduling import Turn
+from smqrt.settings.limit_register import LineLimit
+from smqrt.workers.shared_rows import MOST_WRITTEN, Row, SharedRows
+from smqrt.workers.worker_identity import WorkerPlace
 
 if TYPE_CHECKING:
     from smqrt.http.message import Request
@@ -123,7 +123,7 @@ class SharedSessions(RequestSessions):
         self._ticks = 0
         self._caught_up_s = -_MOMENT_S
         self._ticker = get_hub().loop.timer(TICK_S, TICK_S, ref=False)
-        self._ticker.start(workers.start, self._tick)
+        self._ticker.start(greenlet_pool.start, self._tick)
 
     # ---- what the others say
 
@@ -347,7 +347,7 @@ class SharedSessions(RequestSessions):
             self._rows.write()
             self._purge(turn)
         finally:
-            self._ticker.again(workers.start, self._tick)
+            self._ticker.again(greenlet_pool.start, self._tick)
 
     def _tell_uses(self, sessions: Iterable[SharedSession], breathe: Callable[[], object] = bool) -> None:
         living = [one for one in sessions if self._by_number.get(one.number) is one]

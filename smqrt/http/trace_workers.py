@@ -20,8 +20,8 @@ import gevent
 from gevent.event import Event
 
 from smqrt.http.trace_lines import InOrder, Line
-from smqrt.net.fd_channel import Message
-from smqrt.net.fleet import Fleet, News
+from smqrt.workers.fd_channel import Message
+from smqrt.workers.worker_rpc import Fleet, News
 
 QUESTION = "trace lines"
 PAST_S = 0.5

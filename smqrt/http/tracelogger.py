@@ -31,11 +31,11 @@ from smqrt.http.status import reason
 from smqrt.http.trace_lines import InOrder, Line, Lines
 from smqrt.http.trace_workers import TAKEN, Claim, FarViewer, Gathering, behind_of
 from smqrt.http.tree import Directory
-from smqrt.net.fd_channel import Message
-from smqrt.net.fleet import Fleet, News
-from smqrt.net.handover import websocket_key
-from smqrt.net.stream import Stream
+from smqrt.smq.handshake import websocket_key
+from smqrt.transport.stream import Stream
 from smqrt.wire import websocket
+from smqrt.workers.fd_channel import Message
+from smqrt.workers.worker_rpc import Fleet, News
 
 NAME = "tracelogger.service"
 HELLO, LINES, TAKEN_OVER = b"\x01", b"\x02", b"\x03"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from smqrt.http.resources import Io, IoError, Stat, segments
-from smqrt.net.certificates import self_signed_pair
+from smqrt.transport.certificates import self_signed_pair
 
 
 class VirtualIo(Io):

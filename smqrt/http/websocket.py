@@ -9,13 +9,13 @@ from typing import Any
 
 from gevent import get_hub
 
-from smqrt.app_folder import close_with_app
 from smqrt.errors import ArgumentError, ProtocolError, SmqrtError, StreamError
 from smqrt.http.message import Request
 from smqrt.http.status import HttpError
-from smqrt.net.handover import websocket_key
-from smqrt.net.scheduling import Turn
-from smqrt.net.stream import Stream
+from smqrt.loop.scheduling import Turn
+from smqrt.process.current_application import close_with_app
+from smqrt.smq.handshake import websocket_key
+from smqrt.transport.stream import Stream
 from smqrt.wire import websocket
 from smqrt.wire.websocket import WebSocketCodec
 

@@ -15,8 +15,8 @@ from smqrt.http.response import Response
 from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory
 from smqrt.http.wsgi_websocket import KEY, EnvironWebSocket, WebSocketServer, websocket_error
-from smqrt.net.scheduling import Turn
-from smqrt.net.wsgi import REQUEST
+from smqrt.loop.scheduling import Turn
+from smqrt.smq.wsgi import REQUEST
 
 log = logging.getLogger("smqrt.wsgi")
 

@@ -15,7 +15,7 @@ from smqrt.errors import ArgumentError
 from smqrt.http.message import Request
 from smqrt.http.status import HttpError
 from smqrt.http.websocket import INTERNAL_ERROR, WebSocket, WebSocketClosedError
-from smqrt.net.handover import websocket_key
+from smqrt.smq.handshake import websocket_key
 from smqrt.wire import websocket
 
 log = logging.getLogger("smqrt.wsgi")

@@ -2,7 +2,7 @@
 
 The names and meanings are those of the Lua module `smq.hub` (specification: smq.md §2). Topic names are `str` or
 `bytes` and come back as `str` (bytes that are no UTF-8 as `bytes`); payloads are `bytes` when they come, and go out as
-`smqrt.message.payload` says. Callbacks may block in gevent's way.
+`smqrt.smq.messages.payload` says. Callbacks may block in gevent's way.
 """
 
 from smqrt.hub.callbacks import (
@@ -19,7 +19,7 @@ from smqrt.hub.callbacks import (
 )
 from smqrt.hub.peer import Info, Peer, PeerSocket, Refused
 from smqrt.hub.smq import Smq, create, isSMQ
-from smqrt.message import Message
+from smqrt.smq.messages import Message
 
 __all__ = [
     "Authenticate",

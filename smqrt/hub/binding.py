@@ -11,7 +11,7 @@ from typing import Any, TypeGuard, TypeVar
 
 from smqrt.broker.broker import METHODS, REQUIRED, Argument, Kind, Method
 from smqrt.errors import ArgumentError
-from smqrt.message import payload
+from smqrt.smq.messages import payload
 
 F = TypeVar("F", bound=Callable[..., object])
 Text = str | bytes

@@ -16,9 +16,9 @@ from greenlet import getcurrent
 
 from smqrt.broker.deferred import Deferred
 from smqrt.hub.peer import Info, Peer, PeerSocket
-from smqrt.net import workers
-from smqrt.net.log_limits import ErrorLimit
-from smqrt.net.scheduling import Turn
+from smqrt.loop import greenlet_pool
+from smqrt.loop.log_limits import ErrorLimit
+from smqrt.loop.scheduling import Turn
 from smqrt.wire import smq as wire
 
 log = logging.getLogger("smqrt.hub")
@@ -173,4 +173,4 @@ class Guard:
 
 def _call(function: Callable[..., object], *arguments: object) -> object:
     """Call what may block: in the Hub greenlet, which may not, in a worker."""
-    return workers.call(function, *arguments) if getcurrent() is get_hub() else function(*arguments)
+    return greenlet_pool.call(function, *arguments) if getcurrent() is get_hub() else function(*arguments)

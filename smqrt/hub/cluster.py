@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from smqrt import app_folder
-from smqrt.backplane import mtl
+from smqrt.cluster.engines import mtl
 from smqrt.hub import binding
 from smqrt.hub.mtl import Mtl
 from smqrt.hub.mtl import create as create_mtl
 from smqrt.hub.smq import Smq
-from smqrt.message import Payload, payload
+from smqrt.process import current_application
+from smqrt.smq.messages import Payload, payload
 
 
 class Cluster:
@@ -20,7 +20,7 @@ class Cluster:
 
     def __init__(self, made: mtl.Cluster, links: Mtl | None) -> None:
         self._cluster, self.links = made, links
-        app_folder.close_with_app(self)
+        current_application.close_with_app(self)
 
     @property
     def name(self) -> str:
@@ -33,7 +33,7 @@ class Cluster:
         return self._cluster.number
 
     def nodes(self) -> dict[int, int]:
-        """The numbers of the other nodes whose clients and subscriptions are known here, and how many clients each has."""
+        """The numbers of the other nodes whose subscriptions are known here, and how many clients each has."""
         return self._cluster.nodes()
 
     def publish(self, data: Payload, subtopic: str | bytes | int | None = None, ptid: int | None = None) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from ssl import SSLContext
 
-from smqrt import app_folder
-from smqrt.backplane import mtl
-from smqrt.backplane.mesh import PORT
+from smqrt.cluster.engines import mtl
+from smqrt.cluster.engines.mesh import PORT
 from smqrt.errors import ArgumentError
 from smqrt.hub.cluster import Cluster
 from smqrt.hub.mtl import Mtl, later
-from smqrt.net.contexts import ClientTls
+from smqrt.process import current_application
+from smqrt.transport.tls_contexts import ClientTls
 
 
 class Conn:
@@ -23,7 +23,7 @@ class Conn:
 
     def __init__(self, made: mtl.Conn) -> None:
         self._conn, self.port = made, made.port
-        app_folder.close_with_app(self)
+        current_application.close_with_app(self)
 
     def setlist(self, nodes: Iterable[str] | Mapping[str, int]) -> bool:
         """Connect to these nodes, and no others: names or addresses, or their ports by name. One may be this node

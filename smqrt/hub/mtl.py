@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from smqrt import app_folder
-from smqrt.backplane import mtl
-from smqrt.backplane.process import cluster
 from smqrt.cluster.channel import AppChannel
+from smqrt.cluster.engines import mtl
+from smqrt.cluster.engines.process_cluster import cluster
 from smqrt.errors import ArgumentError, QueueFullError
 from smqrt.hub import binding
 from smqrt.hub.callbacks import Guard, calling_line
-from smqrt.message import Payload, payload
-from smqrt.net import workers
-from smqrt.net.stream import Stream
-from smqrt.options import function, make, number, option, optional
+from smqrt.loop import greenlet_pool
+from smqrt.process import current_application
+from smqrt.settings.options import function, make, number, option, optional
+from smqrt.transport.stream import Stream
+from smqrt.smq.messages import Payload, payload
 
 OnStatus = Callable[[str, bool, str], object]
 """`f(address, up, why)`."""
@@ -67,7 +67,7 @@ class Channel:
 
     def __init__(self, made: AppChannel) -> None:
         self._channel = made
-        app_folder.close_with_app(made)
+        current_application.close_with_app(made)
 
     @property
     def name(self) -> str | bytes:
@@ -129,7 +129,7 @@ class Mtl:
 
     def __init__(self, links: mtl.Links) -> None:
         self.links = links
-        app_folder.close_with_app(links)
+        current_application.close_with_app(links)
 
     def commence(self, sock: Stream, status: OnStatus | None = None) -> bool:
         """Make a link of a connection to another node.
@@ -267,4 +267,4 @@ def later(what: str, function: Callable[..., Any] | None) -> Callable[..., objec
     if function is None:
         return mtl.nobody
     call = partial(Guard(f"the links made at {calling_line()}").call, what, binding.function(what, function))
-    return partial(workers.start, call)
+    return partial(greenlet_pool.start, call)

@@ -10,14 +10,14 @@ from urllib.parse import parse_qsl
 
 from smqrt.broker.session import Session
 from smqrt.broker.state import BrokerClient, BrokerPeer
-from smqrt.cluster.remote import Phantom
+from smqrt.cluster.remote_node import Phantom
 from smqrt.errors import ArgumentError, CloseReason, SmqrtError
 from smqrt.http.headers import joined_fields
 from smqrt.hub.binding import is_number, text_of
-from smqrt.net import certificates
-from smqrt.net.handover import page_user
-from smqrt.net.socket_options import set_option
-from smqrt.net.tls import TlsTransport
+from smqrt.smq.handshake import page_user
+from smqrt.transport import certificates
+from smqrt.transport.socket_options import set_option
+from smqrt.transport.tls import TlsTransport
 from smqrt.wire.smq import ConnackCode
 
 

@@ -10,12 +10,11 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from smqrt import app_folder
-from smqrt.backplane.process import cluster
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.server_client import Handler
 from smqrt.broker.state import BrokerClient, BrokerPeer, Hooks, Verdict
 from smqrt.broker.topics import Topic as HubTopic
+from smqrt.cluster.engines.process_cluster import cluster
 from smqrt.errors import ArgumentError, CloseReason, NoAnswer
 from smqrt.hub import binding
 from smqrt.hub.binding import Name, Text, bound, is_number, text_of
@@ -38,11 +37,12 @@ from smqrt.hub.callbacks import (
 from smqrt.hub.peer import Info, Peer, PeerSocket, Refused, info_of, peer_of
 from smqrt.hub.renamed import renamed
 from smqrt.journal.writer import HubJournal, JournalWriter
-from smqrt.limits import LineLimit
-from smqrt.message import Message, Payload, Requests, json_value, payload
-from smqrt.net.broker import GeventBroker, HubOptions
-from smqrt.net.handover import NOT_SMQ, is_smq
-from smqrt.options import function, make
+from smqrt.process import current_application
+from smqrt.settings.limit_register import LineLimit
+from smqrt.settings.options import function, make
+from smqrt.smq.gevent_broker import GeventBroker, HubOptions
+from smqrt.smq.handshake import NOT_SMQ, is_smq
+from smqrt.smq.messages import Message, Payload, Requests, json_value, payload
 from smqrt.wire.smq import ConnackCode
 
 log = logging.getLogger("smqrt.hub")
@@ -113,7 +113,7 @@ def create(
         onnode: `f(node, event, why)`: another node of the cluster has "joined", is "lost", is "back", or has "left".
         log: `f(sock, text)`; `sock` may be None.
         keepidle, keepintv, readtmo, queuesize, budget, maxnames, clientnames, auth, name, keep, rndtid: see
-            `smqrt.net.broker.HubOptions` (help: hub-api).
+            `smqrt.smq.gevent_broker.HubOptions` (help: hub-api).
         slow, lastvalue, persist, origins: see there.
         cluster: name of the cluster that the hub is in (help: cluster).
         observe: "node" or "cluster": which subscribers are counted.
@@ -167,7 +167,7 @@ class Smq:
         self._broker.server.answers = self._requests.take
         if "onmsg" in callbacks:
             self.onmsg(callbacks["onmsg"])
-        app_folder.close_with_app(self)
+        current_application.close_with_app(self)
 
     @property
     def journal(self) -> JournalWriter | None:

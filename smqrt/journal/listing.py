@@ -24,7 +24,7 @@ from smqrt.journal.files import there
 from smqrt.journal.index import DATA, summary_of
 from smqrt.journal.locations import MOVED
 from smqrt.journal.reader import Journal
-from smqrt.net.workers import in_thread
+from smqrt.loop.greenlet_pool import in_thread
 
 _SETTLED_S = 0.1
 """What changes twice within a tick of the kernel's clock has the same time of change."""

@@ -21,7 +21,7 @@ from smqrt.journal.columns import SUBTOPIC, TOPIC, UID, Columns, Piece, fastest_
 from smqrt.journal.filters import Filter
 from smqrt.journal.record import Flag
 from smqrt.journal.settings import JournalSettings
-from smqrt.net import datapath
+from smqrt.smq import data_path
 from smqrt.wire.smq import Type, frames
 
 log = logging.getLogger("smqrt.journal")
@@ -104,7 +104,7 @@ class HubRecorder:
         self.waits_for_disk = settings.sync == "always"
         self._unsent: deque[_Unsent] = deque()
         self._unsent_bytes = 0
-        datapath.turn_ends.append(self._turn_ends)
+        data_path.turn_ends.append(self._turn_ends)
 
     # ---- what the broker calls
 
@@ -143,7 +143,7 @@ class HubRecorder:
     def skipped(self, run: bytes) -> None:
         """See `Recorder`."""
         is_one = len(run) == run[0] << 8 | run[1]
-        self.messages_skipped += 1 if is_one else datapath.kernels.count(run)
+        self.messages_skipped += 1 if is_one else data_path.kernels.count(run)
 
     def hold(self, publisher: BrokerPeer) -> bool:
         """See `Recorder`."""
@@ -306,6 +306,6 @@ class HubRecorder:
         self._broker.record(None)
         self.flush()
         self._let_go()  # the hub may go on without a journal
-        datapath.turn_ends.remove(self._turn_ends)
+        data_path.turn_ends.remove(self._turn_ends)
         if self._timer is not None:
             self._timer.stop()

@@ -47,8 +47,8 @@ from smqrt.journal.parquet_files import RETIRED
 from smqrt.journal.remote import MOST_WAIT_S
 from smqrt.journal.tokens import TOKENS_FILE as TOKENS
 from smqrt.journal.tokens import Grant, Tokens
-from smqrt.net.scheduling import Turn
-from smqrt.net.workers import in_thread
+from smqrt.loop.greenlet_pool import in_thread
+from smqrt.loop.scheduling import Turn
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 
 log = logging.getLogger("smqrt.journal")

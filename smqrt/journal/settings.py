@@ -17,7 +17,7 @@ from smqrt.errors import ArgumentError
 from smqrt.journal import locations
 from smqrt.journal.filters import Filter
 from smqrt.journal.payload_schema import merge_schemas
-from smqrt.options import (
+from smqrt.settings.options import (
     NotThisError,
     Rule,
     choice,

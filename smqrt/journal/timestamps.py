@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from itertools import accumulate
 
 from smqrt.errors import ArgumentError
-from smqrt.options import parse_duration
+from smqrt.settings.options import parse_duration
 
 EARLIEST_US = 0
 JUMP_US = 5_000_000

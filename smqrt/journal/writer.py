@@ -22,7 +22,6 @@ import gevent
 from gevent import get_hub
 from gevent.event import Event
 
-from smqrt import app_folder
 from smqrt.broker.broker import Broker
 from smqrt.broker.routes import is_behind, is_received, recorded_destination
 from smqrt.broker.topics import Route, Topic
@@ -38,11 +37,12 @@ from smqrt.journal.record import Flag, Row
 from smqrt.journal.recorder import HubRecorder
 from smqrt.journal.settings import JournalSettings, parse
 from smqrt.journal.timestamps import Clock
-from smqrt.net.broker import GeventBroker
-from smqrt.net.scheduling import Turn
-from smqrt.net.worker_place import worker_place
-from smqrt.net.workers import in_thread
+from smqrt.loop.greenlet_pool import in_thread
+from smqrt.loop.scheduling import Turn
+from smqrt.process import current_application
+from smqrt.smq.gevent_broker import GeventBroker
 from smqrt.wire import smq
+from smqrt.workers.worker_identity import worker_place
 
 
 class _Destination(NamedTuple):
@@ -522,7 +522,7 @@ class HubJournal:
 
     def __init__(self, broker: GeventBroker, value: object) -> None:
         self._broker = broker
-        self._settings = _of_worker(parse(value, app_folder.base_folder()))
+        self._settings = _of_worker(parse(value, current_application.base_folder()))
         self.writer: JournalWriter | None = None
         if self._settings:
             broker.attach(self)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from smqrt.errors import ArgumentError, PipelineError
-from smqrt.options import parse_duration, parse_size
+from smqrt.settings.options import parse_duration, parse_size
 
 
 def milliseconds(text: object, name: str = "") -> int:

@@ -18,7 +18,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from smqrt import early_signals
 from smqrt.errors import PipelineError, SmqrtError
 from smqrt.journal.remote import open_journal
 from smqrt.pipeline import checkpoint, jvm, session, sinks
@@ -29,6 +28,7 @@ from smqrt.pipeline.query import Query
 from smqrt.pipeline.run_context import RunContext, RunOptions
 from smqrt.pipeline.smq_source import offsets
 from smqrt.pipeline.status import LagRows, Status, StatusWriter
+from smqrt.process import early_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

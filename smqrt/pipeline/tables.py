@@ -17,10 +17,10 @@ from smqrt.errors import PipelineError, SmqrtError
 from smqrt.journal import locations
 from smqrt.journal.delta_table import import_deltalake, one_line
 from smqrt.journal.reader import Offsets
-from smqrt.options import parse_duration
 from smqrt.pipeline import delta, iceberg, jvm
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.lake_files import Joined
+from smqrt.settings.options import parse_duration
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

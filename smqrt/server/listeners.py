@@ -12,14 +12,14 @@ import gevent
 
 from smqrt.errors import StartError
 from smqrt.http.server import HttpServer
-from smqrt.mako_conf import MakoConf
-from smqrt.net.admission import open_connections
-from smqrt.net.balance import Balance
-from smqrt.net.listener import Listener, sockets_for_storms
-from smqrt.net.listener_tls import ListenerTls
+from smqrt.server.mako_conf import MakoConf
 from smqrt.server.port_sockets import PortSockets, passed_ports
 from smqrt.server.ports import ADMIN, OTHER_PORTS, Port, admin_files, ports
-from smqrt.settings import ListenerSettings, Settings
+from smqrt.settings.settings import ListenerSettings, Settings
+from smqrt.transport.admission import open_connections
+from smqrt.transport.balance import Balance
+from smqrt.transport.listener import Listener, sockets_for_storms
+from smqrt.transport.listener_tls import ListenerTls
 
 log = logging.getLogger("smqrt")
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from smqrt.errors import SmqrtError, StartError
-from smqrt.options import options_of
-from smqrt.settings import Settings
-from smqrt.settings_tree import Path, named_settings_of, settings_of, value_at, with_values
+from smqrt.settings.options import options_of
+from smqrt.settings.settings import Settings
+from smqrt.settings.tree import Path, named_settings_of, settings_of, value_at, with_values
 
 log = logging.getLogger("smqrt")
 

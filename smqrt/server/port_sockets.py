@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from smqrt.errors import StartError
-from smqrt.mako_conf import MakoConf
-from smqrt.net.listener import listening_sockets, sockets_for_storms
+from smqrt.server.mako_conf import MakoConf
 from smqrt.server.ports import ADMIN, ADMIN_PORT, OTHER_PORTS, Port, ports
 from smqrt.server.systemd import passed_sockets
-from smqrt.settings import Settings
+from smqrt.settings.settings import Settings
+from smqrt.transport.listener import listening_sockets, sockets_for_storms
 
 
 @dataclass

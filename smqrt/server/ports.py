@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from smqrt.errors import StartError
-from smqrt.mako_conf import MakoConf
-from smqrt.net.server_tls import TlsFiles
-from smqrt.settings import ListenerSettings, Settings
+from smqrt.server.mako_conf import MakoConf
+from smqrt.settings.settings import ListenerSettings, Settings
+from smqrt.transport.server_tls import TlsFiles
 
 OTHER_PORTS = {"http": range(9357, 9371), "https": range(9443, 9461)}  # spec: runtime §1.2
 _LONGEST_PROTOCOL = 255

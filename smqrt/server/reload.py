@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import gevent
 
+from smqrt.apps.lua.vm import Vm
 from smqrt.errors import SmqrtError
-from smqrt.lua.vm import Vm
 
 log = logging.getLogger("smqrt")
 

@@ -12,10 +12,10 @@ from typing import Protocol
 
 import gevent
 
-from smqrt.net.fd_channel import ChannelError, FdChannel, Message
-from smqrt.restart.door import RestartDoor
+from smqrt.server.restart.control_socket import RestartDoor
 from smqrt.server.worker_process import WorkerProcess
-from smqrt.settings import Settings
+from smqrt.settings.settings import Settings
+from smqrt.workers.fd_channel import ChannelError, FdChannel, Message
 
 log = logging.getLogger("smqrt")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import gevent
 
-from smqrt import early_signals
+from smqrt.process import early_signals
 
 Reaction = Callable[[], object]
 

@@ -15,20 +15,20 @@ from pathlib import Path
 
 from smqrt.acme.engine import check_library
 from smqrt.acme.files import AcmeFiles
-from smqrt.backplane.process import check_plan
+from smqrt.apps.lua.vm import lupa_of
+from smqrt.auth.service import IdentityService
 from smqrt.broker.last_values import check_filters
+from smqrt.cluster.engines.process_cluster import check_plan
 from smqrt.errors import ArgumentError, StartError
-from smqrt.identity.service import IdentityService
-from smqrt.lua.vm import lupa_of
-from smqrt.mako_conf import MakoConf
-from smqrt.net import server_tls
-from smqrt.net.origins import Hosts, Origins
-from smqrt.net.server_tls import TlsFiles
-from smqrt.restart.protocol import check_socket_path
-from smqrt.server.applying import cluster_plan
+from smqrt.process.user_folders import state_folder
+from smqrt.server.apply_settings import cluster_plan
+from smqrt.server.mako_conf import MakoConf
 from smqrt.server.ports import admin_files, lacks_certificate, ports
-from smqrt.settings import AdminSettings, AuthSettings, Settings
-from smqrt.user_folders import state_folder
+from smqrt.server.restart.protocol import check_socket_path
+from smqrt.settings.settings import AdminSettings, AuthSettings, Settings
+from smqrt.transport import server_tls
+from smqrt.transport.origins import Hosts, Origins
+from smqrt.transport.server_tls import TlsFiles
 
 _NOT_MADE_YET = "a self-signed certificate, which is made when the server starts"
 

@@ -19,18 +19,18 @@ import gevent
 from gevent.event import Event
 
 from smqrt.errors import StartError
-from smqrt.mako_conf import MakoConf
-from smqrt.net.balance import BalanceSockets
-from smqrt.net.fd_channel import Message
-from smqrt.net.worker_place import WorkerPlace, anew
-from smqrt.server.children import Patience
+from smqrt.process.children import Patience
+from smqrt.server.mako_conf import MakoConf
 from smqrt.server.port_sockets import PortSockets, open_for_workers
 from smqrt.server.ports import ADMIN
 from smqrt.server.rolling import Rolling
 from smqrt.server.signals import Signals
 from smqrt.server.systemd import Notifier
 from smqrt.server.worker_process import WorkerProcess
-from smqrt.settings import Settings
+from smqrt.settings.settings import Settings
+from smqrt.transport.balance import BalanceSockets
+from smqrt.workers.fd_channel import Message
+from smqrt.workers.worker_identity import WorkerPlace, anew
 
 log = logging.getLogger("smqrt")
 

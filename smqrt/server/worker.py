@@ -37,11 +37,11 @@ import gevent
 from gevent.queue import Full, Queue
 
 from smqrt.errors import StartError
-from smqrt.net.balance import Balance
-from smqrt.net.fd_channel import ChannelError, FdChannel, Message
-from smqrt.net.worker_place import ENVIRONMENT, WorkerPlace, take_place
-from smqrt.server.children import outlive_parent
+from smqrt.process.children import outlive_parent
 from smqrt.server.port_sockets import PortSockets
+from smqrt.transport.balance import Balance
+from smqrt.workers.fd_channel import ChannelError, FdChannel, Message
+from smqrt.workers.worker_identity import ENVIRONMENT, WorkerPlace, take_place
 
 log = logging.getLogger("smqrt")
 

@@ -13,13 +13,13 @@ import gevent
 from gevent import subprocess
 from gevent.event import AsyncResult, Event
 
-from smqrt import early_signals, launch
-from smqrt.net.fd_channel import ChannelError, ChannelSilent, FdChannel, Message
-from smqrt.net.worker_place import ENVIRONMENT, WorkerPlace
-from smqrt.restart.protocol import ENVIRONMENT as TAKE_OVER
-from smqrt.server.children import end_with_parent, failure
+from smqrt.process import early_signals, launch
+from smqrt.process.children import end_with_parent, failure
 from smqrt.server.port_sockets import PortSockets
+from smqrt.server.restart.protocol import ENVIRONMENT as TAKE_OVER
 from smqrt.server.worker import VERSION
+from smqrt.workers.fd_channel import ChannelError, ChannelSilent, FdChannel, Message
+from smqrt.workers.worker_identity import ENVIRONMENT, WorkerPlace
 
 SEND_S = 2.0
 LAST_WORDS_S = 1.0

@@ -1,4 +1,6 @@
-"""The inner loops of the data path, in Python: scan, partition, unmask, encode. `net/jit.py` has their LuaJIT twins.
+"""The inner loops of the data path, in Python: scan, partition, unmask, encode.
+
+`wire/luajit_kernels.py` has their LuaJIT twins.
 
 All work on one shared receive buffer. A twin gives the same bytes for the same input (a property test), so which one
 runs is a question of speed only.

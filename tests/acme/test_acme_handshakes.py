@@ -14,11 +14,11 @@ from gevent import socket
 from gevent.ssl import SSLContext
 
 from smqrt.acme.files import self_signed
-from smqrt.net.contexts import Identity
-from smqrt.net.listener import Listener
-from smqrt.net.listener_tls import ListenerTls
-from smqrt.net.server_tls import TlsFiles
-from smqrt.net.tls import TlsTransport
+from smqrt.transport.listener import Listener
+from smqrt.transport.listener_tls import ListenerTls
+from smqrt.transport.server_tls import TlsFiles
+from smqrt.transport.tls import TlsTransport
+from smqrt.transport.tls_contexts import Identity
 from tests.factory import Factory
 from tests.pki import Authority
 from tests.waiting import wait_until

@@ -10,7 +10,7 @@ import pytest
 from smqrt.acme import engine
 from smqrt.errors import ArgumentError, StartError
 from smqrt.server.startable import acme_files, check_startable
-from smqrt.settings import ListenerSettings, Settings, TlsSettings
+from smqrt.settings.settings import ListenerSettings, Settings, TlsSettings
 
 DIRECTORY = "https://ca.example:14000/acme/directory"
 

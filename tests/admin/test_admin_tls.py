@@ -16,11 +16,11 @@ import pytest
 import requests
 from gevent import get_hub
 
-from smqrt.admin.server import AdminServer
 from smqrt.errors import StartError
-from smqrt.net.listener_tls import ListenerTls
+from smqrt.operations.server import AdminServer
 from smqrt.server.ports import admin_files, ports
-from smqrt.settings import AdminSettings, ListenerSettings, Settings
+from smqrt.settings.settings import AdminSettings, ListenerSettings, Settings
+from smqrt.transport.listener_tls import ListenerTls
 from tests.conftest import Served
 from tests.factory import Factory
 from tests.pki import Authority

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from smqrt.admin import pipeline_states
+from smqrt.operations import pipeline_states
 
 
 def test_states_are_read_and_nonsense_is_left_out(tmp_path: Path) -> None:

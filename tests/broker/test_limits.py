@@ -11,7 +11,7 @@ import pytest
 
 from smqrt import hub
 from smqrt.errors import ArgumentError, CloseReason
-from smqrt.net import datapath, handover
+from smqrt.smq import data_path, handshake
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from tests.device import KINDS, RAW_HEADERS, WS_HEADERS, Ack, Site, bounded, leftovers, publish, request
@@ -108,8 +108,8 @@ def test_a_limit_is_a_positive_number(option: str) -> None:
 def test_an_address_has_so_many_unfinished_handshakes(
     make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(handover, "MAX_UNFINISHED", 3)
-    monkeypatch.setattr(handover, "is_loopback", lambda address: False)
+    monkeypatch.setattr(handshake, "MAX_UNFINISHED", 3)
+    monkeypatch.setattr(handshake, "is_loopback", lambda address: False)
     site = make_site()
     shy = [site.open(kind).start() for _ in range(3)]
     fourth = site.open(kind)
@@ -120,7 +120,7 @@ def test_an_address_has_so_many_unfinished_handshakes(
     assert site.smq.refused()["handshakes"] == 1
     for device in shy:
         device.close()
-    wait_until(lambda: not datapath.unfinished, "the handshakes are over")
+    wait_until(lambda: not data_path.unfinished, "the handshakes are over")
 
 
 # ---- what never answers
@@ -130,7 +130,7 @@ def test_an_address_has_so_many_unfinished_handshakes(
 def test_authenticate_that_never_answers_is_a_refusal(
     make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(datapath, "AUTHENTICATE_S", 0.1)
+    monkeypatch.setattr(data_path, "AUTHENTICATE_S", 0.1)
     never, closed = gevent.event.Event(), []
     site = make_site(authenticate=lambda *_: never.wait() and 0, onclose=lambda *call: closed.append(call), readtmo=50)
     device = site.open(kind).start().send(b"\x02\x01\x06uid-a1\x00")

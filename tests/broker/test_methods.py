@@ -12,7 +12,7 @@ from smqrt import hub
 from smqrt.broker.broker import METHODS, REQUIRED, Kind
 from smqrt.errors import ArgumentError
 from smqrt.hub.binding import bound
-from smqrt.net.broker import GeventBroker
+from smqrt.smq.gevent_broker import GeventBroker
 
 TABLE = pytest.mark.parametrize("method", METHODS.values(), ids=lambda method: method.name)
 

@@ -10,7 +10,7 @@ import pytest
 from smqrt.broker import outbox as module
 from smqrt.broker.outbox import CONTROL_BUDGET_BYTES, Drop, Held, Outbox, backlog, dirty, flush_dirty, put_off
 from smqrt.wire import smq
-from smqrt.wire.life import Life
+from smqrt.wire.connection_state import Life
 
 MESSAGE = smq.publish_frame(7, 8, 0, b"x" * 85)  # 100 bytes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smqrt.net.listener import Listener
+from smqrt.transport.listener import Listener
 from tests.device import KINDS, RAW_HEADERS, Device, Site, publish
 from tests.lua.hub_site import both, lua_site
 from tests.waiting import wait_until

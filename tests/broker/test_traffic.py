@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from smqrt.admin.snapshots import traffic
+from smqrt.operations.snapshots import traffic
 from tests.device import KINDS, Site, publish
 from tests.waiting import wait_until
 

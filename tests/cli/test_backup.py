@@ -23,7 +23,7 @@ from pathlib import Path
 from smqrt import hub
 from smqrt.journal.reader import Journal
 from tests.journal import written as rows
-from smqrt.net.broker import TopicRules, set_topic_rules
+from smqrt.smq.gevent_broker import TopicRules, set_topic_rules
 set_topic_rules(TopicRules(sync_s=0.05))
 folder = Path(sys.argv[1])
 smq = hub.create(persist=folder / "names.db", lastvalue="#",

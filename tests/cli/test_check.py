@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from smqrt.apps.lua import api as lua_api
+from smqrt.apps.lua import api_table
+from smqrt.apps.lua.check import check as find
+from smqrt.apps.lua.lua_tokens import tokens
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
 from smqrt.cli.check import check
-from smqrt.lua import api as lua_api
-from smqrt.lua import api_table
-from smqrt.lua.check import check as find
-from smqrt.lua.lua_tokens import tokens
-from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
 
 TABLE = """
 | call | there | notes |

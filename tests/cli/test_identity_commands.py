@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from smqrt.auth import users
 from smqrt.cli import cli
-from smqrt.identity import users
 
 
 def run(*words: str | Path, typed: str = "") -> Result:

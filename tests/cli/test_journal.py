@@ -22,7 +22,7 @@ from smqrt.cli.connect import connection_options
 from smqrt.cli.journal import journal
 from smqrt.journal import index, readers, segment
 from smqrt.journal.settings import names
-from smqrt.manual import pages as manual
+from smqrt.manual.pages import pages as manual
 from tests.cli.commands import Command
 from tests.journal.sensor_rows import NOON_US, readings, row, write
 from tests.local_broker import LocalBroker

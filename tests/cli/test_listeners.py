@@ -150,7 +150,7 @@ def test_what_is_wrong_names_its_table(tmp_path: Path, table: str, says: str) ->
     from smqrt.errors import StartError
     from smqrt.http.server import HttpServer
     from smqrt.server.listeners import Listeners
-    from smqrt.settings_sources import Sources
+    from smqrt.settings.sources import Sources
 
     config = tmp_path / "smqrt.toml"
     config.write_text(f"port = 0\n{table}\n")
@@ -160,7 +160,7 @@ def test_what_is_wrong_names_its_table(tmp_path: Path, table: str, says: str) ->
 
 
 def test_a_text_of_the_environment_is_a_list_of_certificates() -> None:
-    from smqrt.settings_sources import Sources
+    from smqrt.settings.sources import Sources
 
     variables = {"SMQRT_LISTENER__MAIN__CERTIFICATES": "a.pem:a.key, b.pem:b.key", "SMQRT_LISTENER__MAIN__PORT": "9"}
     table = Sources(environment=variables).read().settings.listener["main"]
@@ -171,7 +171,7 @@ def test_the_example_of_the_manual(tmp_path: Path) -> None:
     from importlib import resources
 
     from smqrt.server.ports import ports
-    from smqrt.settings_sources import Sources
+    from smqrt.settings.sources import Sources
 
     page = (resources.files("smqrt") / "help" / "tls-server.md").read_text("utf-8")
     config = tmp_path / "smqrt.toml"

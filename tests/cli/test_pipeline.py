@@ -26,7 +26,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from smqrt.cli import cli
 from smqrt.cli.pipeline_status import shown_progress, status_line, status_table
 from smqrt.journal import commit, locations
-from smqrt.manual import pages as manual
+from smqrt.manual.pages import pages as manual
 from smqrt.pipeline import process
 from smqrt.pipeline.status import FILE, Status
 from tests.conftest import REPOSITORY

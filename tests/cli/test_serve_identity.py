@@ -12,8 +12,8 @@ import requests
 
 from smqrt.client import SmqClient
 from smqrt.errors import StartError
-from smqrt.runtime import Server
-from smqrt.settings import AuthSettings, Settings
+from smqrt.server.runtime import Server
+from smqrt.settings.settings import AuthSettings, Settings
 from tests.identity.conftest import USERS, user_line
 
 PRELOAD = """\

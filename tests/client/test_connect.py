@@ -9,8 +9,8 @@ import trustme
 
 from smqrt.client import SmqClient
 from smqrt.errors import ArgumentError, StreamError
-from smqrt.net.proxy import Proxy
-from smqrt.net.stream import Stream
+from smqrt.transport.outgoing_proxy import Proxy
+from smqrt.transport.stream import Stream
 from tests.local_broker import LocalBroker
 from tests.pki import client_of, expired, identity_of, server_of
 from tests.proxies import ConnectProxy, SocksProxy, TestProxy

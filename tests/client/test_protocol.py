@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smqrt.client.protocol import Accepted, Ack, Change, ClientProtocol, ClientState, Ended, Init, Pong, Published
+from smqrt.clients.smq.protocol import Accepted, Ack, Change, ClientProtocol, ClientState, Ended, Init, Pong, Published
 from smqrt.wire import smq, websocket
 from smqrt.wire.smq import Type
 from smqrt.wire.url import parse_url

@@ -2,9 +2,9 @@
 
 import time
 
-from smqrt.client.protocol import Ack, Change, ClientProtocol
-from smqrt.client.session import ClientSession
-from smqrt.client.topics import SELF
+from smqrt.clients.smq.protocol import Ack, Change, ClientProtocol
+from smqrt.clients.smq.session import ClientSession
+from smqrt.clients.smq.topics import SELF
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from smqrt.wire.url import parse_url

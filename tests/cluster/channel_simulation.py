@@ -16,7 +16,7 @@ from random import Random
 
 from smqrt.broker.deferred import Deferred
 from smqrt.cluster import link
-from smqrt.cluster.memory import MemoryNetwork
+from smqrt.cluster.memory_links import MemoryNetwork
 from smqrt.cluster.node import Node
 from smqrt.wire.smq import frames
 from tests.cluster.engines import KEY

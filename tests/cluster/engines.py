@@ -18,16 +18,16 @@ from typing import Any
 
 import gevent
 
-from smqrt.backplane.mesh import Mesh
-from smqrt.backplane.nats import NatsBackplane
 from smqrt.broker.broker import Broker
 from smqrt.broker.session import Session
 from smqrt.broker.state import Hooks
-from smqrt.cluster.member import Member
-from smqrt.cluster.memory import MemoryNetwork
+from smqrt.cluster.clustered_broker import Member
+from smqrt.cluster.engines.mesh import Mesh
+from smqrt.cluster.engines.nats import NatsBackplane
+from smqrt.cluster.memory_links import MemoryNetwork
 from smqrt.cluster.node import QUEUE_BYTES
 from smqrt.cluster.node import Node as ClusterNode
-from smqrt.net.broker import GeventBroker, HubOptions
+from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from tests.broker.crowd import Ear

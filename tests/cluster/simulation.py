@@ -21,7 +21,7 @@ from smqrt.broker.broker import Broker
 from smqrt.broker.outbox import Drop
 from smqrt.broker.state import Hooks
 from smqrt.cluster.link import Link
-from smqrt.cluster.memory import MemoryNetwork
+from smqrt.cluster.memory_links import MemoryNetwork
 from smqrt.cluster.node import Node
 from smqrt.errors import CloseReason
 from smqrt.wire.smq import unpack_publish

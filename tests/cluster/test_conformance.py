@@ -9,7 +9,7 @@ from smqrt.broker.outbox import Drop
 from smqrt.broker.state import Hooks
 from smqrt.errors import CloseReason
 from smqrt.wire.ids import node_of, server_of
-from smqrt.wire.link import Refusal
+from smqrt.wire.link_packets import Refusal
 from tests.cluster.engines import Client, Engine, Place, pair
 
 # ---- interest and order

@@ -9,8 +9,8 @@ import gevent
 import pytest
 from gevent.server import StreamServer
 
-from smqrt.backplane import mesh as module
-from smqrt.backplane.mesh import Mesh
+from smqrt.cluster.engines import mesh as module
+from smqrt.cluster.engines.mesh import Mesh
 from tests.cluster.cut import Cable
 from tests.cluster.engines import KEY
 from tests.waiting import wait_until

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from smqrt.cluster.interest import Interest
-from smqrt.wire.cluster import Key
+from smqrt.wire.cluster_packets import Key
 
 KEYS = st.tuples(st.integers(1, 3), st.integers(0, 2))  # so few that names clash
 NODES = st.integers(0, 5).map(lambda number: 1 << number)

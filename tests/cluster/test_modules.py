@@ -13,15 +13,16 @@ from typing import Any
 import gevent
 import pytest
 
-from smqrt import hub, manual
-from smqrt.app_folder import AppScope, running_app
-from smqrt.backplane.mesh import open_meshes
-from smqrt.backplane.process import cluster as process_cluster
+from smqrt import hub
 from smqrt.cluster.channel import WINDOW_BYTES
+from smqrt.cluster.engines.mesh import open_meshes
+from smqrt.cluster.engines.process_cluster import cluster as process_cluster
 from smqrt.errors import ArgumentError, ClosedError, QueueFullError
 from smqrt.hub import cluster, conn, mtl
 from smqrt.hub.mtl import Channel
-from smqrt.net.stream import Stream
+from smqrt.manual import pages
+from smqrt.process.current_application import AppScope, running_app
+from smqrt.transport.stream import Stream
 from tests.waiting import wait_until
 
 Called = list[tuple[Any, ...]]
@@ -275,7 +276,7 @@ def test_hubs_over_the_same_links(nodes: tuple[Node, Node]) -> None:
 
 
 def test_the_example_of_the_manual() -> None:
-    found = re.findall(r"^```python\n(.*?)^```$", manual.pages()["cluster"], re.MULTILINE | re.DOTALL)
+    found = re.findall(r"^```python\n(.*?)^```$", pages.pages()["cluster"], re.MULTILINE | re.DOTALL)
     (example,) = [one for one in found if "mtl" in one]
     names: dict[str, Any] = {}
     exec(example, names)

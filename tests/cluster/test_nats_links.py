@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smqrt.backplane.mesh import Mesh
-from smqrt.backplane.nats import portions
-from smqrt.nats.client import LASTED_S
+from smqrt.cluster.engines.mesh import Mesh
+from smqrt.cluster.engines.nats import portions
+from smqrt.cluster.nats.client import LASTED_S
 from tests.cluster.cut import Cable
 from tests.cluster.engines import KEY, NatsEngine
 from tests.nats.server import NatsServer

@@ -12,16 +12,16 @@ from typing import Any
 import gevent
 import pytest
 
-from smqrt import nats
-from smqrt.backplane.mesh import Mesh
-from smqrt.backplane.nats import _HEAD, _HELLO, FORGED, GONE, SIGNATURE_BYTES, NatsBackplane
 from smqrt.broker.state import Hooks
-from smqrt.cluster.strangers import MAX_STRANGERS, STRANGERS
-from smqrt.net.broker import GeventBroker, HubOptions
-from smqrt.wire import link as wire
+from smqrt.cluster import nats
+from smqrt.cluster.engines.mesh import Mesh
+from smqrt.cluster.engines.nats import _HEAD, _HELLO, FORGED, GONE, SIGNATURE_BYTES, NatsBackplane
+from smqrt.cluster.unauthenticated_links import MAX_STRANGERS, STRANGERS
+from smqrt.smq.gevent_broker import GeventBroker, HubOptions
+from smqrt.wire import link_packets as wire
 from smqrt.wire import smq
 from smqrt.wire.ids import MAX_NODE
-from smqrt.wire.link import Hello, Refusal
+from smqrt.wire.link_packets import Hello, Refusal
 from tests.cluster.engines import KEY, Client
 from tests.nats.server import NatsServer
 from tests.waiting import let_others_run, wait_until

@@ -9,9 +9,9 @@ import gevent
 import pytest
 
 from smqrt import hub
-from smqrt.backplane.mesh import Mesh
 from smqrt.broker.state import Hooks
-from smqrt.net.broker import GeventBroker, HubOptions
+from smqrt.cluster.engines.mesh import Mesh
+from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from tests.cluster.cut import Cable
 from tests.cluster.engines import KEY, Engine
 from tests.lua.test_smq_hub import LuaSite, lua

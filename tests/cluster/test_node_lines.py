@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from smqrt.backplane.mesh import Mesh
+from smqrt.cluster.engines.mesh import Mesh
 from tests.cluster.cut import Cable
 from tests.cluster.engines import KEY
 from tests.waiting import wait_until

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from smqrt.cli.cluster import cluster
-from smqrt.cluster.plan import ENGINES, MESH, Load, plan
+from smqrt.cluster.cost_model import ENGINES, MESH, Load, plan
 
 MEASURED = Load(8, 16_000, 0, 0, 1, 0, 128, 1)
 """Eight nodes with 2,000 clients each took 82.8 MB of memory each (scripts/bench/cluster, 2026)."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 import gevent
 import pytest
 
-from smqrt.backplane.mesh import Mesh
 from smqrt.broker.outbox import Drop
 from smqrt.broker.slow import Pressure
-from smqrt.net import datapath
-from smqrt.wire.life import Life
+from smqrt.cluster.engines.mesh import Mesh
+from smqrt.smq import data_path
+from smqrt.wire.connection_state import Life
 from tests.cluster.cut import Cable
 from tests.device import KINDS, Device, Site, bounded, publish
 from tests.net.test_slow import stalled
@@ -107,7 +107,7 @@ def test_who_publishes_at_another_node_waits_for_a_slow_client(nodes: Nodes, kin
 
 
 def test_a_slow_client_elsewhere_holds_no_publisher_for_ever(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datapath, "PRESSES_FOR_S", 0.3)
+    monkeypatch.setattr(data_path, "PRESSES_FOR_S", 0.3)
     here, there = nodes.join(slow="wait")
     stalled(there, b"lazy-1")
     publisher, reader = here.device(b"publisher"), there.device(b"reader")

@@ -10,12 +10,12 @@ from typing import Any
 import gevent
 import pytest
 
-from smqrt.backplane import mesh
-from smqrt.backplane.process import ClusterPlan, ProcessCluster
 from smqrt.broker.state import Hooks
+from smqrt.cluster.engines import mesh
+from smqrt.cluster.engines.process_cluster import ClusterPlan, ProcessCluster
 from smqrt.errors import ArgumentError
-from smqrt.net.broker import GeventBroker, HubOptions
-from smqrt.net.contexts import ClientTls
+from smqrt.smq.gevent_broker import GeventBroker, HubOptions
+from smqrt.transport.tls_contexts import ClientTls
 from tests.cluster.cut import Cable
 from tests.cluster.engines import Client
 from tests.conftest import free_port

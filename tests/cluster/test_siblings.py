@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from smqrt.backplane import expected, process
-from smqrt.backplane.mesh import Mesh
-from smqrt.backplane.process import ClusterPlan, ProcessCluster
+from smqrt.cluster.engines import expected_links, process_cluster
+from smqrt.cluster.engines.mesh import Mesh
+from smqrt.cluster.engines.process_cluster import ClusterPlan, ProcessCluster
 from smqrt.errors import ArgumentError
-from smqrt.net.worker_place import WorkerPlace
-from smqrt.wire import link as wire
+from smqrt.wire import link_packets as wire
+from smqrt.workers.worker_identity import WorkerPlace
 from tests.cluster.cut import Cable
 from tests.cluster.engines import KEY
 from tests.conftest import free_port
@@ -36,7 +36,7 @@ class Machine:
 
     def start(self, number: int) -> ProcessCluster:
         place = WorkerPlace(number, self._count, self._secret, self._path) if self._count > 1 else WorkerPlace()
-        self._patch.setattr(process, "worker_place", lambda: place)
+        self._patch.setattr(process_cluster, "worker_place", lambda: place)
         one = self.workers[number] = ProcessCluster()
         listen = f"127.0.0.1:{self._port}"
         one.follow(ClusterPlan(listen=listen, nodes=self._nodes, password="of the test", ping_s=0.2))
@@ -156,7 +156,7 @@ def test_a_missing_link_is_in_the_log_once_and_when_it_is_there_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "smqrt")
-    monkeypatch.setattr(expected, "MISSING_S", 0.5)
+    monkeypatch.setattr(expected_links, "MISSING_S", 0.5)
 
     def lines(words: str) -> list[int]:
         return [one.levelno for one in caplog.records if words in one.message]
@@ -200,7 +200,7 @@ def test_each_worker_has_a_port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 def test_port_0_is_another_one_for_each_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(tmp_path / "m", 0, (), 2, monkeypatch)
-    other = Mesh(process.key_of(b"of the test"))
+    other = Mesh(process_cluster.key_of(b"of the test"))
     try:
         first, second = (machine.start(number).opened() for number in range(2))
         other.dial("127.0.0.1", first.node.server.port)

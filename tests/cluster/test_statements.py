@@ -13,13 +13,13 @@ import pytest
 import trustme
 
 from smqrt import hub
-from smqrt.backplane.mesh import open_meshes
-from smqrt.backplane.process import cluster as process_cluster
+from smqrt.cluster.engines.mesh import open_meshes
+from smqrt.cluster.engines.process_cluster import cluster as process_cluster
 from smqrt.errors import ArgumentError, StartError
 from smqrt.hub import cluster, conn, mtl
 from smqrt.hub.mtl import Mtl
 from smqrt.journal.reader import Journal
-from smqrt.net.stream import Stream
+from smqrt.transport.stream import Stream
 from tests.cluster.engines import Client
 from tests.conftest import free_port
 from tests.pki import client_of, server_of

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from smqrt.console.attention import Looked, things
-from smqrt.console.gauges import Growth
-from smqrt.console.history import History
-from smqrt.console.rates import Rates
+from smqrt.operations.console.alerts import Looked, things
+from smqrt.operations.console.gauges import Growth
+from smqrt.operations.console.history import History
+from smqrt.operations.console.rates import Rates
 
 
 class Clock:

@@ -14,18 +14,18 @@ import gevent
 import pytest
 
 from smqrt import hub
-from smqrt.admin.listening import KEPT, Listening
-from smqrt.admin.log_tail import LogTail
-from smqrt.admin.together import Looks
-from smqrt.app_folder import AppScope, running_app
-from smqrt.console import source
-from smqrt.console.gauges import Gauges
-from smqrt.console.rates import Rates
-from smqrt.console.views import Paced, _shown
-from smqrt.console.watching import MOST_PAGES, Watching
-from smqrt.console.workers import over_workers, topics_over_workers
 from smqrt.errors import ArgumentError
-from smqrt.net.broker import GeventBroker
+from smqrt.operations.all_workers import Looks
+from smqrt.operations.console import source
+from smqrt.operations.console.gauges import Gauges
+from smqrt.operations.console.live_views import MOST_PAGES, Watching
+from smqrt.operations.console.rates import Rates
+from smqrt.operations.console.views import Paced, _shown
+from smqrt.operations.console.workers import over_workers, topics_over_workers
+from smqrt.operations.log_tail import LogTail
+from smqrt.operations.topic_listener import KEPT, Listening
+from smqrt.process.current_application import AppScope, running_app
+from smqrt.smq.gevent_broker import GeventBroker
 from tests.waiting import let_others_run, wait_until
 
 
@@ -288,7 +288,7 @@ def test_pages_are_bounded(pages: Pages) -> None:
 
 def test_an_order_that_takes_long_is_looked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, asked = [0.0], []
-    monkeypatch.setattr("smqrt.console.views.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("smqrt.operations.console.views.monotonic", lambda: now_s[0])
 
     def look(hub: int) -> tuple[int, float]:
         asked.append(hub)
@@ -307,7 +307,7 @@ def test_an_order_that_takes_long_is_looked_for_less_often(monkeypatch: pytest.M
 
 def test_rates_are_those_of_hubs_and_what_takes_long_rests(smq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, cost_s, asked = [100.0], [0.001], []
-    monkeypatch.setattr("smqrt.console.gauges.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("smqrt.operations.console.gauges.monotonic", lambda: now_s[0])
 
     def looks(addresses: Any) -> Looks:
         asked.append([words[0] for words, _ in addresses])

@@ -16,9 +16,9 @@ from smqrt.broker.session import Session
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import HubLimits
 from smqrt.errors import CloseReason
-from smqrt.net import datapath
-from smqrt.net.connection import RawConnection
-from smqrt.net.connection_kinds import WsConnection
+from smqrt.smq import data_path
+from smqrt.smq.connection import RawConnection
+from smqrt.smq.connection_kinds import WsConnection
 from smqrt.wire import smq, websocket
 
 MAX_NAMES, MAX_CLIENT_NAMES = 64, 16
@@ -92,7 +92,9 @@ def _broker() -> Broker:
     """A new one each time, whose numbers are always the same: inputs can name them."""
     numbers = itertools.count(1000)
     limits = HubLimits(names=MAX_NAMES, client_names=MAX_CLIENT_NAMES)
-    broker = Broker(Hooks(), random_u32=lambda: next(numbers), encode=datapath.encode, clock=lambda: 0.0, limits=limits)
+    broker = Broker(
+        Hooks(), random_u32=lambda: next(numbers), encode=data_path.encode, clock=lambda: 0.0, limits=limits
+    )
     broker.topic_table.named(b"news", 100).add(Subscriber())
     broker.subscribe(b"news", lambda *_: None)
     return broker
@@ -127,7 +129,7 @@ def _converse(kind: type[RawConnection], peer: Peer) -> None:
         connection.on_readable()
         settle()
         while connection.paused and not connection.life.over:
-            datapath.gave_way.clear()
+            data_path.gave_way.clear()
             begin_turn()
             connection.go_on()
             settle()
@@ -157,7 +159,7 @@ def begin_turn() -> None:
     get_hub().loop.update_now()
 
 
-_install = cache(datapath.install)
+_install = cache(data_path.install)
 
 
 def settle() -> None:

@@ -7,6 +7,8 @@ import io
 from collections.abc import Callable, Iterator
 from functools import cache
 
+from smqrt.apps.lua.api.pages import LspError, to_lua
+from smqrt.clients.mqtt import sparkplug
 from smqrt.errors import ArgumentError, JournalError, MqttError, NatsError, ProtocolError
 from smqrt.http import forms, head, headers
 from smqrt.http.body import ChunkedDecoder
@@ -18,10 +20,7 @@ from smqrt.http.status import HttpError
 from smqrt.http.tree import normalise
 from smqrt.journal import arrow, recovery
 from smqrt.journal.record import Row
-from smqrt.lua.api.pages import LspError, to_lua
-from smqrt.mqtt import sparkplug
-from smqrt.net import jit
-from smqrt.wire import kernels, nats, smq, url, websocket
+from smqrt.wire import kernels, luajit_kernels, nats, smq, url, websocket
 from smqrt.wire.mqtt import client, decode, packets, server
 from smqrt.wire.mqtt.session import MqttSession
 
@@ -48,7 +47,7 @@ def connect(data: bytes) -> None:
 
 @cache
 def _twins() -> tuple[kernels.Kernels, kernels.Kernels]:
-    twin = jit.JitKernels()
+    twin = luajit_kernels.JitKernels()
     return kernels.PureKernels(), twin
 
 

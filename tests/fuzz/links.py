@@ -13,25 +13,25 @@ from typing import Any
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from smqrt.backplane import nats as backplane
-from smqrt.backplane.connection import LinkConnection
-from smqrt.backplane.nats import NatsBackplane
 from smqrt.broker.broker import Broker
 from smqrt.broker.outbox import Held, Outbox
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import HubLimits
+from smqrt.cluster.clustered_broker import Member
+from smqrt.cluster.engines import nats as backplane
+from smqrt.cluster.engines.link_connection import LinkConnection
+from smqrt.cluster.engines.nats import NatsBackplane
 from smqrt.cluster.link import Link, LinkState
-from smqrt.cluster.member import Member
 from smqrt.cluster.node import Node
 from smqrt.errors import ProtocolError
-from smqrt.net import datapath
-from smqrt.net.connection import RawConnection
-from smqrt.wire import cluster, smq
-from smqrt.wire import link as wire
-from smqrt.wire.cluster import Announced, LinkType
+from smqrt.smq import data_path
+from smqrt.smq.connection import RawConnection
+from smqrt.wire import cluster_packets, smq
+from smqrt.wire import link_packets as wire
+from smqrt.wire.cluster_packets import Announced, LinkType
+from smqrt.wire.connection_state import Life
 from smqrt.wire.ids import NameNumbers
-from smqrt.wire.life import Life
-from smqrt.wire.link import Hello, Packet
+from smqrt.wire.link_packets import Hello, Packet
 from tests.broker.crowd import Ear
 from tests.fuzz import connections
 
@@ -57,7 +57,7 @@ def _node() -> tuple[Node, Member, Ear]:
     broker = Broker(
         Hooks(),
         random_u32=lambda: next(numbers),
-        encode=datapath.encode,
+        encode=data_path.encode,
         clock=lambda: 0.0,
         limits=HubLimits(names=MAX_NAMES),
     )
@@ -109,7 +109,7 @@ def _converse(first: list[bytes], data: bytes) -> None:
             connection.on_readable()
             connections.settle()
             while connection.paused and not connection.life.over:
-                datapath.gave_way.clear()
+                data_path.gave_way.clear()
                 connections.begin_turn()
                 connection.go_on()
                 connections.settle()
@@ -294,26 +294,26 @@ def _backplane(node: Node) -> NatsBackplane:
 
 _TOPIC = NameNumbers(blake2b(HUB, key=KEY, digest_size=32).digest()).topic(b"news")
 _SAID = [
-    *cluster.names(LinkType.SUBTOPICS, [(7, b"part"), (8, b"other")]),
-    *cluster.keys_and_numbers(LinkType.NUMBERED, [(*_TOPIC, 17)]),
-    *cluster.keys(LinkType.WATCH, [_TOPIC]),
-    *cluster.peers(
+    *cluster_packets.names(LinkType.SUBTOPICS, [(7, b"part"), (8, b"other")]),
+    *cluster_packets.keys_and_numbers(LinkType.NUMBERED, [(*_TOPIC, 17)]),
+    *cluster_packets.keys(LinkType.WATCH, [_TOPIC]),
+    *cluster_packets.peers(
         [Announced(5 << 21 | 9, 1, b"uid-0001", b"info", b"ann"), Announced(5 << 21 | 8, 2, b"u", b"", b"")]
     ),
-    *cluster.keys(LinkType.INTEREST, [_TOPIC, (_TOPIC[0], 8), (0x80000002, 8)]),
+    *cluster_packets.keys(LinkType.INTEREST, [_TOPIC, (_TOPIC[0], 8), (0x80000002, 8)]),
     bytes((LinkType.SYNCED,)),
-    *cluster.keys_and_numbers(LinkType.COUNT, [(*_TOPIC, 3)]),
-    *cluster.names(LinkType.TOPICS, [(1, b"news")]),
+    *cluster_packets.keys_and_numbers(LinkType.COUNT, [(*_TOPIC, 3)]),
+    *cluster_packets.names(LinkType.TOPICS, [(1, b"news")]),
     bytes((LinkType.VALUE,)) + smq.publish_frame(_TOPIC[0], 5 << 21 | 9, 7, b"value")[3:],
-    *cluster.keys(LinkType.NO_INTEREST, [_TOPIC]),
-    *cluster.keys(LinkType.UNWATCH, [_TOPIC]),
-    *cluster.etids([5 << 21 | 9]),
-    cluster.end(NUMBER << 21 | 1000, b"bye"),
+    *cluster_packets.keys(LinkType.NO_INTEREST, [_TOPIC]),
+    *cluster_packets.keys(LinkType.UNWATCH, [_TOPIC]),
+    *cluster_packets.etids([5 << 21 | 9]),
+    cluster_packets.end(NUMBER << 21 | 1000, b"bye"),
     smq.publish_frame(_TOPIC[0], 5 << 21 | 9, 7, b"hello")[2:],
 ]
 _EXTREME = [
-    *cluster.peers([Announced(5 << 21 | 9, (1 << 64) - 1, b"uid-last", b"", b"")]),
-    *cluster.keys_and_numbers(LinkType.COUNT, [(*_TOPIC, (1 << 32) - 1)]),
+    *cluster_packets.peers([Announced(5 << 21 | 9, (1 << 64) - 1, b"uid-last", b"", b"")]),
+    *cluster_packets.keys_and_numbers(LinkType.COUNT, [(*_TOPIC, (1 << 32) - 1)]),
 ]
 _LINK = [
     wire.u64(Packet.PING, 7),

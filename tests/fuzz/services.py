@@ -21,23 +21,23 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import ec
 from jwt.algorithms import ECAlgorithm
 
+from smqrt.auth import acl, bearer, users
+from smqrt.auth.identity import Action, Identity, name_fault
 from smqrt.crypto import verify_keys
 from smqrt.errors import ArgumentError, CryptoError, StartError
 from smqrt.http.forwarded import AUTO, FORWARDED, X_FORWARDED, Proxies
 from smqrt.http.status import BadRequest
-from smqrt.identity import acl, bearer, users
-from smqrt.identity.identity import Action, Identity, name_fault
-from smqrt.net.fd_channel import ChannelError, FdChannel
-from smqrt.net.inherited import inherited
-from smqrt.net.proxies import TrustedNetworks
-from smqrt.net.succession import Succession, succession
-from smqrt.restart import giving
-from smqrt.restart.giving import HandOver
-from smqrt.restart.taking import TakeOver
-from smqrt.settings import AuthSettings
-from smqrt.settings_sources import Sources
-from smqrt.settings_tree import check
+from smqrt.server.restart import old_process
+from smqrt.server.restart.new_process import TakeOver
+from smqrt.server.restart.old_process import HandOver
+from smqrt.settings.settings import AuthSettings
+from smqrt.settings.sources import Sources
+from smqrt.settings.tree import check
+from smqrt.smq.hub_registry import Succession, succession
+from smqrt.transport.inherited_sockets import inherited
+from smqrt.transport.trusted_proxies import TrustedNetworks
 from smqrt.wire import proxy_protocol
+from smqrt.workers.fd_channel import ChannelError, FdChannel
 from tests.fuzz.decoders import _pieces
 
 T = TypeVar("T")
@@ -399,15 +399,15 @@ def restart_old(data: bytes) -> None:
     """What a new process says first: the old one goes on to hand over, or says in a sentence why not."""
     channel = _channel(_pieces(data), [])
     attempt = HandOver(_Old(), channel, 1.0)
-    of_process = giving.succession
-    giving.succession = Succession()  # hubs that other tests left are no work of this one's
+    of_process = old_process.succession
+    old_process.succession = Succession()  # hubs that other tests left are no work of this one's
     try:
         with contextlib.suppress(ChannelError):
             attempt._greet()
             assert attempt.pid > 0
             assert all(isinstance(key, str) for key in attempt._known_hubs())
     finally:
-        giving.succession = of_process
+        old_process.succession = of_process
         channel.close()
 
 

@@ -6,9 +6,9 @@ import json
 import struct
 from collections.abc import Callable
 
-from smqrt.net.fd_channel import _HEAD, Message, _encoded
-from smqrt.restart.protocol import VERSION
+from smqrt.server.restart.protocol import VERSION
 from smqrt.wire.proxy_protocol import SIGNATURE
+from smqrt.workers.fd_channel import _HEAD, Message, _encoded
 from tests.fuzz import services
 
 

@@ -7,9 +7,9 @@ import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from smqrt.clients.mqtt import sparkplug
 from smqrt.journal import arrow
 from smqrt.journal.record import Row
-from smqrt.mqtt import sparkplug
 from smqrt.wire import smq, websocket
 from smqrt.wire.mqtt import packets
 from smqrt.wire.mqtt.client import MqttClientEndpoint

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from smqrt.manual import pages
+from smqrt.manual.pages import pages
 from tests.hostile.conftest import APPS, Besieged
 
 HEAD_BYTES = 16_000  # a little less than the limit

@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 import requests
 
-from smqrt.cluster.strangers import MAX_STRANGERS
-from smqrt.wire import cluster, smq
-from smqrt.wire import link as wire
-from smqrt.wire.cluster import LinkType
+from smqrt.cluster.unauthenticated_links import MAX_STRANGERS
+from smqrt.wire import cluster_packets, smq
+from smqrt.wire import link_packets as wire
+from smqrt.wire.cluster_packets import LinkType
 from smqrt.wire.ids import TOPIC_BIT, NameNumbers
-from smqrt.wire.link import Packet, Refusal
+from smqrt.wire.link_packets import Packet, Refusal
 from tests.cluster.peer import PASSWORD, Peer, key
 from tests.conftest import REPOSITORY, Served, free_port
 from tests.factory import Factory
@@ -440,7 +440,7 @@ def test_a_node_that_takes_nothing(pair: Port) -> None:
     device = Stranger(besieged, b"publisher")
     tid = device.create(b"wanted")
     peer = pair.peer().joined()
-    peer.say(*cluster.keys(LinkType.INTEREST, [key_at(tid, peer)]))
+    peer.say(*cluster_packets.keys(LinkType.INTEREST, [key_at(tid, peer)]))
     wait_until(lambda: any(one["interest"] for one in pair.status()["hubs"]), "interest")
     frame = smq.frame(bytes((smq.Type.PUBLISH,)) + struct.pack(">III", tid, device.etid, 0) + b"x" * 60_000)
     with besieged.attack("links: 40 MB for a node that takes nothing") as attack:
@@ -456,7 +456,7 @@ def test_a_node_that_takes_nothing(pair: Port) -> None:
     device.close()
 
 
-def key_at(tid: int, peer: Peer) -> cluster.Key:
+def key_at(tid: int, peer: Peer) -> cluster_packets.Key:
     name = next(iter(peer.there))
     numbers = NameNumbers(blake2b(name, key=key(), digest_size=32).digest())
     found = numbers.topic(b"wanted")
@@ -536,7 +536,7 @@ from pathlib import Path
 
 import gevent
 
-from smqrt.backplane.mesh import Mesh
+from smqrt.cluster.engines.mesh import Mesh
 
 mesh = Mesh(b"k" * 32)
 mesh.share_directory(Path(sys.argv[1]))

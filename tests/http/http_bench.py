@@ -13,7 +13,7 @@ from smqrt.http.body import HttpLimits
 from smqrt.http.message import Request
 from smqrt.http.server import HttpServer
 from smqrt.http.tree import Directory, Root
-from smqrt.net.listener import Listener
+from smqrt.transport.listener import Listener
 
 PATIENCE_S = 3.0
 

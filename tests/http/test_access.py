@@ -11,7 +11,7 @@ from gevent import socket
 
 from smqrt.http.access import HOSTS, Access
 from smqrt.http.message import Request
-from smqrt.net.origins import Hosts, Origins
+from smqrt.transport.origins import Hosts, Origins
 from tests.http.http_bench import Answer, Bench
 
 

@@ -10,8 +10,8 @@ from urllib.parse import unquote, urljoin
 import gevent
 import pytest
 
-from smqrt import manual
-from smqrt.http.builtin_pages import Manual, parts, slug, to_html
+from smqrt.manual import pages as manual
+from smqrt.manual.web import Manual, parts, slug, to_html
 from tests.http.http_bench import Bench
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from smqrt import hub
+from smqrt.auth import service as identity_service
+from smqrt.auth.passwords import new_hash
+from smqrt.auth.service import IdentityService
+from smqrt.auth.throttle import Throttle
 from smqrt.http.client.conversation import fetched
 from smqrt.http.logins.registry import ADDRESS_LIMIT, ANYWHERE_LIMIT, NAME_LIMIT
-from smqrt.identity import service as identity_service
-from smqrt.identity.passwords import new_hash
-from smqrt.identity.service import IdentityService
-from smqrt.identity.throttle import Throttle
-from smqrt.net import broker
-from smqrt.settings import AuthSettings
+from smqrt.settings.settings import AuthSettings
+from smqrt.smq import gevent_broker
 from tests.device import Site
 from tests.pki import Authority
 from tests.sites import authority
@@ -58,7 +58,7 @@ class Guarded:
         throttle = Throttle(monotonic, NAME_LIMIT, ADDRESS_LIMIT, ANYWHERE_LIMIT)
         self.service = IdentityService(settings, throttle, fetched, lists)
         identity_service.serve(self.service)
-        broker.follow(self.service)
+        gevent_broker.follow(self.service)
         self.service.start()
         self.site = Site(hub.create(**options), authority)
 

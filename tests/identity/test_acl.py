@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from smqrt.auth.acl import SERVER, Acl, parse
+from smqrt.auth.identity import Action, Identity, name_fault
 from smqrt.errors import ArgumentError
-from smqrt.identity.acl import SERVER, Acl, parse
-from smqrt.identity.identity import Action, Identity, name_fault
 
 ANN = Identity("ann", ("operators", "night"), client_id=b"panel-1")
 BOB = Identity("bob", client_id=b"phone")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from smqrt.auth.identity import Method
 from smqrt.errors import StartError
-from smqrt.identity.identity import Method
 from smqrt.wire import smq as wire
 from tests.device import TLS, WSS, Device, client_context, connect_packet
 from tests.identity.conftest import Guarded

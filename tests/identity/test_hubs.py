@@ -11,11 +11,11 @@ from typing import Any
 import gevent
 import pytest
 
+from smqrt.auth.identity import Action, Method
+from smqrt.auth.passwords import new_hash
+from smqrt.auth.service import IdentityService, LoginRefused, Shown, Why
 from smqrt.errors import CloseReason
-from smqrt.identity.identity import Action, Method
-from smqrt.identity.passwords import new_hash
-from smqrt.identity.service import IdentityService, LoginRefused, Shown, Why
-from smqrt.net.ends import closes
+from smqrt.smq.close_log import closes
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
 from tests.device import KINDS, RAW, RAW_HEADERS, WS, Device, connect_packet, publish

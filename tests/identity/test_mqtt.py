@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from smqrt.lua import api
-from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua import api
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
 from smqrt.mqtt import MqttClient
 from tests.identity.conftest import USERS, Guarded, user_line
 from tests.sites import patience

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from smqrt.auth import throttle as module
+from smqrt.auth.throttle import LOGINS, GuessLimit, Throttle, site_of
 from smqrt.http.logins import tickets
 from smqrt.http.logins.tickets import Nonces, Seeds, State
-from smqrt.identity import throttle as module
-from smqrt.identity.throttle import LOGINS, GuessLimit, Throttle, site_of
 
 
 class Clock:

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from gevent.pywsgi import WSGIServer
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
+from smqrt.auth import bearer
+from smqrt.auth.identity import Method
 from smqrt.errors import StartError
-from smqrt.identity import bearer
-from smqrt.identity.identity import Method
 from smqrt.wire import smq as wire
 from tests.device import RAW_HEADERS, Device, connect_packet
 from tests.identity.conftest import Guarded

@@ -20,8 +20,8 @@ from smqrt.journal.commit import MOST_ROWS, OutRow, RowDecoder, commit, last_bat
 from smqrt.journal.locations import HubAddress
 from smqrt.journal.reader import Journal
 from smqrt.journal.remote import open_journal
-from smqrt.runtime import Server
-from smqrt.settings import Settings
+from smqrt.server.runtime import Server
+from smqrt.settings.settings import Settings
 from tests.journal.shelf import SEGMENT, Shelf, record
 
 

@@ -21,7 +21,7 @@ from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import arrow, committed, durability, index, writer
 from smqrt.journal.columns import MAX_ROWS
 from smqrt.journal.record import Flag, Row
-from smqrt.net import scheduling
+from smqrt.loop import scheduling
 from smqrt.wire.smq import Type
 from tests.device import RAW, WS, Site, publish
 from tests.waiting import wait_until

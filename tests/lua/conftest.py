@@ -13,11 +13,11 @@ import gevent
 import greenlet
 import pytest
 
-from smqrt.lua import api
-from smqrt.lua import vm as vm_module
-from smqrt.lua.activity import Activities
-from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua import api
+from smqrt.apps.lua import vm as vm_module
+from smqrt.apps.lua.activity import Activities
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
 from tests.lua.app_server import AppServer
 from tests.lua.recorder import Recorder
 

@@ -103,7 +103,7 @@ local function fault_of(results)
   local message = results[2]
   if message == nil then return nil end -- a page that was ended
   if rawtype(message) ~= "string" then return "the error is no text: " .. tostring(message) end
-  if message:find("internal error", 1, true) or message:find("^smqrt/lua/") or message:find("attempt to ", 1, true) then return message end
+  if message:find("internal error", 1, true) or message:find("^smqrt/apps/lua/") or message:find("attempt to ", 1, true) then return message end
 end
 
 local function note(case, arguments, what)

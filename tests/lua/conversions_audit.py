@@ -9,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from smqrt.lua import api_table
-from smqrt.lua.api import smq_client, smq_cluster, smq_hub
+from smqrt.apps.lua import api_table
+from smqrt.apps.lua.api import smq_client, smq_cluster, smq_hub
 from tests.lua.api_calls import CALLS, MAKERS, MEANS_ANOTHER
 from tests.lua.app_server import AppServer
 from tests.lua.conftest import HALF

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from gevent.ssl import SSLContext
 
-from smqrt.lua.api import smq_hub
-from smqrt.net.listener import Listener
+from smqrt.apps.lua.api import smq_hub
+from smqrt.transport.listener import Listener
 from tests.device import RAW, TLS, WSS, Authority, Device, leftovers
 from tests.lua.app_server import AppServer
 from tests.pki import server_context

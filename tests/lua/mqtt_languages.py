@@ -14,11 +14,11 @@ import gevent.ssl
 import pytest
 
 from smqrt import mqtt3c, mqttc
+from smqrt.apps.lua import api
+from smqrt.apps.lua.api import files
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
 from smqrt.http.disk import DiskIo
-from smqrt.lua import api
-from smqrt.lua.api import files
-from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
 from tests.mqtt.scripted import (
     ScriptedBroker,
 )

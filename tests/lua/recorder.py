@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.vm import Vm
 
 
 class Recorder:

@@ -9,7 +9,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from smqrt.lua.api import acme
+from smqrt.apps.lua.api import acme
 from tests.acme_authority import AcmeAuthority, Problem
 from tests.lua.app_server import AppServer
 from tests.waiting import wait_until

@@ -9,13 +9,13 @@ import gevent
 import pytest
 import requests
 
-from smqrt.app import directory
-from smqrt.app.directory import APP_REQUESTS, RequestSlots
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.watchdog import LUA_MEMORY, LoopWatchdog
+from smqrt.apps.python import directory
+from smqrt.apps.python.directory import APP_REQUESTS, RequestSlots
 from smqrt.http.status import HttpError
-from smqrt.limit_settings import LimitSettings, bring_into_force
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.vm import Vm
-from smqrt.lua.watchdog import LUA_MEMORY, LoopWatchdog
+from smqrt.settings.limits import LimitSettings, bring_into_force
 from tests.conftest import Served
 from tests.waiting import wait_until
 

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import gevent
 import pytest
 
-from smqrt.lua.sqlite import Database
+from smqrt.apps.lua.sqlite import Database
 from tests.lua.app_server import AppServer
 from tests.waiting import wait_until
 

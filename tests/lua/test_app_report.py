@@ -13,7 +13,7 @@ from urllib.request import urlopen
 import gevent
 import pytest
 
-from smqrt.lua.bridge import LuaError
+from smqrt.apps.lua.bridge import LuaError
 from tests.lua.app_server import AppServer
 from tests.mail_server import Mailbox, ScriptedSmtp
 from tests.waiting import wait_until

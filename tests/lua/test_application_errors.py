@@ -12,8 +12,8 @@ import gevent
 import pytest
 from gevent import socket
 
-from smqrt.lua.api import smq_hub
-from smqrt.lua.watchdog import LoopWatchdog
+from smqrt.apps.lua.api import smq_hub
+from smqrt.apps.lua.watchdog import LoopWatchdog
 from smqrt.wire.websocket import TEXT
 from tests.lua.app_server import AppServer
 from tests.lua.websocket_client import Client

@@ -8,7 +8,7 @@ from zipfile import ZipFile
 import pytest
 
 from smqrt.http.access import Access
-from smqrt.http.builtin_pages import ApplicationList
+from smqrt.manual.web import ApplicationList
 from tests.lua.app_server import AppServer
 
 

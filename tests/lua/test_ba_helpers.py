@@ -12,8 +12,8 @@ import zlib
 import gevent
 import pytest
 
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.vm import Vm
 
 # -- encodings
 

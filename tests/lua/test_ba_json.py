@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smqrt.lua import api
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua import api
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
 from tests.lua.versions import by_version
 from tests.waiting import wait_until
 

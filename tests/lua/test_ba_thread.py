@@ -9,7 +9,7 @@ from pathlib import Path
 import gevent
 import pytest
 
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.vm import Vm
 from tests.lua.recorder import Recorder
 from tests.waiting import wait_until
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.vm import Vm
 from tests.lua.recorder import Recorder
 from tests.waiting import wait_until
 

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
+from smqrt.apps.lua import bridge
+from smqrt.apps.lua.bridge import LuaError, LuaValue
 from smqrt.errors import ArgumentError, ClosedError, StreamError
-from smqrt.lua import bridge
-from smqrt.lua.bridge import LuaError, LuaValue
 
 MARKER = object()
 

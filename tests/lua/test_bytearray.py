@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.vm import Vm
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import random
 import gevent
 import pytest
 
-from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
 
 # RFC 8949, Appendix A: value in Lua, encoding. The encoder writes the same.
 SAME = """

@@ -12,9 +12,9 @@ from pathlib import Path
 import gevent
 import pytest
 
-from smqrt.lua import conversions
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua import conversions
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.vm import Vm
 from tests.conftest import REPOSITORY
 
 NUMBERS = "5 -5 +5 0x10 -0x10 0xffffffffffffffff 1e3 .5 5. 0x.8 0x1p4 1_0 nan inf 5m 0x - 1e400 9223372036854775808"

@@ -7,9 +7,9 @@ import pytest
 
 from smqrt.errors import ArgumentError
 from smqrt.http.access import Access
-from smqrt.http.builtin_pages import Manual
 from smqrt.http.cors import Cors
-from smqrt.net.origins import Origins
+from smqrt.manual.web import Manual
+from smqrt.transport.origins import Origins
 from smqrt.wire.websocket import new_key, request_headers
 from tests.lua.app_server import Answer, AppServer
 

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESCCM, AESGCM
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CBC
 
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.vm import Vm
 
 Lua = Callable[..., Any]
 

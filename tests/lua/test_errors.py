@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
+from smqrt.apps.lua.bridge import LuaError, fail
+from smqrt.apps.lua.vm import Vm
 from smqrt.errors import ArgumentError
-from smqrt.lua.bridge import LuaError, fail
-from smqrt.lua.vm import Vm
 from tests.lua.recorder import Recorder
 
 

@@ -16,7 +16,7 @@ import pytest
 from smqrt.http import disk
 from smqrt.http.disk import DiskIo
 from smqrt.http.disk_file import MAX_READ_BYTES
-from smqrt.http.disks import Disks
+from smqrt.http.local_disks import Disks
 from tests.lua.app_server import AppServer
 from tests.waiting import wait_until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smqrt.lua.api import smq_hub
+from smqrt.apps.lua.api import smq_hub
 from smqrt.wire.websocket import new_key, request_headers
 from tests.lua.app_server import AppServer
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import gevent
 import pytest
 
-from smqrt.app_folder import AppScope, running_app
-from smqrt.lua.api import processes
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
-from smqrt.net import pty
+from smqrt.apps.lua.api import processes
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
+from smqrt.child_processes import pty
+from smqrt.process.current_application import AppScope, running_app
 from tests.lua.app_server import AppServer
 from tests.lua.recorder import Recorder
 from tests.waiting import wait_until

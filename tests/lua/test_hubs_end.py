@@ -12,9 +12,9 @@ from pathlib import Path
 import gevent
 import pytest
 
+from smqrt.apps.lua.api import smq_hub
+from smqrt.apps.lua.apps import Application
 from smqrt.journal import writer
-from smqrt.lua.api import smq_hub
-from smqrt.lua.apps import Application
 from tests.conftest import Served
 from tests.device import RAW, RAW_HEADERS, Device, request
 from tests.lua.app_server import AppServer, Files

@@ -6,8 +6,8 @@ import locale
 
 import pytest
 
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.vm import Vm
 from tests.lua.app_server import AppServer
 
 

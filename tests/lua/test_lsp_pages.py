@@ -105,7 +105,7 @@ def test_an_error_drops_what_was_written_and_shows_the_traceback(server: AppServ
     assert answer.text.startswith("Lua error: page.lsp:3: no luck\nstack traceback:\n")
     assert "page.lsp:4: in" in answer.text
     assert "dropped" not in answer.text
-    assert "smqrt/lua" not in answer.text
+    assert "smqrt/apps/lua" not in answer.text
     told = server.page("<?lsp\nlocal function inner() request:header({}) end\ninner() ?>").text
     assert told == (
         "Lua error: page.lsp:2: bad argument #1 to 'header' (string expected, got table)\nstack traceback:\n"

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import requests
 
+from smqrt.apps.lua import api
+from smqrt.apps.lua import vm as vm_module
+from smqrt.apps.lua.lupa_internals import interrupt_of
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
 from smqrt.errors import StartError
-from smqrt.lua import api
-from smqrt.lua import vm as vm_module
-from smqrt.lua.lupa_internals import interrupt_of
-from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
 from smqrt.server.startable import check_startable
-from smqrt.settings import LuaSettings, Settings
+from smqrt.settings.settings import LuaSettings, Settings
 from tests.conftest import Served
 
 

@@ -12,8 +12,8 @@ import gevent
 import pytest
 from gevent import socket
 
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.vm import Vm
 
 Serve = Callable[[socket.socket], object]
 

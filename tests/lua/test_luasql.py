@@ -9,9 +9,9 @@ from pathlib import Path
 import gevent
 import pytest
 
-from smqrt.lua.api import luasql
-from smqrt.lua.sqlite import statements
-from smqrt.net import workers
+from smqrt.apps.lua.api import luasql
+from smqrt.apps.lua.sqlite import statements
+from smqrt.loop import greenlet_pool
 from tests.lua.app_server import AppServer
 from tests.waiting import wait_until
 
@@ -424,7 +424,7 @@ def test_limits_and_what_is_forgotten(server: AppServer, monkeypatch: pytest.Mon
 
 
 def test_a_deadline_for_statements(server: AppServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smqrt.lua.sqlite.STATEMENT_S", 0.1)
+    monkeypatch.setattr("smqrt.apps.lua.sqlite.STATEMENT_S", 0.1)
     endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
     check(server, f"""equal(list(env:connect("a.db"):execute "{endless}"), "nil INTERRUPT interrupted")""")
 
@@ -487,14 +487,14 @@ def test_a_killed_page_closes_what_is_to_be_closed(server: AppServer, caplog: py
 
 def test_who_waits_no_more_for_the_end_of_a_connection_takes_it_from_nobody_else(tmp_path: Path) -> None:
     binding = luasql.SqlBinding(lambda: str(tmp_path), lambda _: None)
-    (handle,) = workers.wait(binding.connect(b"a.db", b"", None))
+    (handle,) = greenlet_pool.wait(binding.connect(b"a.db", b"", None))
     endless = b"WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
     busy = binding.execute(handle, endless, None)
     closed = binding._connections[handle].shut()
     binding.close(handle).cancel()
     assert not closed.done
     busy.cancel()
-    workers.wait(closed)
+    greenlet_pool.wait(closed)
     assert not binding._connections
     assert not binding._of_group
 

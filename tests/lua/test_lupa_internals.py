@@ -13,11 +13,11 @@ import lupa.lua53
 import pytest
 import requests
 
-from smqrt.lua import activity, lupa_internals
-from smqrt.lua import vm as vm_module
-from smqrt.lua.lupa_internals import interrupt_of
-from smqrt.lua.vm import Vm, lupa_of
-from smqrt.lua.watchdog import LoopWatchdog
+from smqrt.apps.lua import activity, lupa_internals
+from smqrt.apps.lua import vm as vm_module
+from smqrt.apps.lua.lupa_internals import interrupt_of
+from smqrt.apps.lua.vm import Vm, lupa_of
+from smqrt.apps.lua.watchdog import LoopWatchdog
 from tests.conftest import Served
 
 LIMIT_S = 0.1

@@ -14,8 +14,8 @@ import gevent
 import pytest
 import trustme
 
-from smqrt.lua.vm import Vm
-from smqrt.net import smtp
+from smqrt.apps.lua.vm import Vm
+from smqrt.mail import smtp
 from tests import pki
 from tests.lua.app_server import AppServer
 from tests.mail_server import Mailbox, ScriptedSmtp

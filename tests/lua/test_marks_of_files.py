@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smqrt.settings_sources import from_file
+from smqrt.settings.sources import from_file
 from tests.lua.app_server import AppServer
 
 PRELOAD = b"mako.createloader(io) own = appreq'own' shared = require'shared' done = io:dofile'done.lua'"

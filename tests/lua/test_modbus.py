@@ -12,7 +12,7 @@ import gevent
 import pytest
 import trustme
 
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.vm import Vm
 from tests.lua.app_server import AppServer
 from tests.lua.modbus_server import PyModbus, ScriptedModbus, response
 from tests.waiting import wait_until

@@ -10,11 +10,11 @@ from typing import Any
 import gevent
 import pytest
 
+from smqrt.apps.lua import api
+from smqrt.apps.lua.api import files
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
 from smqrt.http.disk import DiskIo
-from smqrt.lua import api
-from smqrt.lua.api import files
-from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
 from smqrt.mqtt import MqttClient
 from tests.conftest import Served
 from tests.mqtt.mosquitto import Mosquitto, secure
@@ -256,7 +256,7 @@ def test_a_client_that_is_dropped_does_not_wait_for_room(lua: Lua, monkeypatch: 
         made.append(MqttClient(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr("smqrt.mqtt.documented.MqttClient", make)
+    monkeypatch.setattr("smqrt.clients.mqtt.documented.MqttClient", make)
     broker = ScriptedBroker(4, on_open=lambda wire: wire.send(publish("t", b"x" * 50) * 5000))
     code = """
     do

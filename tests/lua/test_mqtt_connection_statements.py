@@ -12,10 +12,10 @@ import gevent.ssl
 import pytest
 from gevent.server import StreamServer
 
+from smqrt.clients.mqtt.options import MqttOptions
 from smqrt.errors import ArgumentError, StreamError
-from smqrt.mqtt.options import MqttOptions
-from smqrt.net.contexts import ClientTls
-from smqrt.net.stream import Stream
+from smqrt.transport.stream import Stream
+from smqrt.transport.tls_contexts import ClientTls
 from tests.lua.mqtt_languages import (
     HOST,
     ONCE,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.mqtt import close_reason
+from smqrt.clients.mqtt import close_reason
 from tests.lua.mqtt_languages import (
     HOST,
     ONCE,

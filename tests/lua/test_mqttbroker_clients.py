@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from smqrt.lua import table_codec
-from smqrt.lua.api.mqttbroker import decode_packet
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua import table_codec
+from smqrt.apps.lua.api.mqttbroker import decode_packet
+from smqrt.apps.lua.vm import Vm
 from smqrt.mqtt import MqttClient
 from tests.lua.versions import by_version
 from tests.waiting import wait_until

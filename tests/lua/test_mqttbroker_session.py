@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.vm import Vm
 from tests.lua.mqtt_packets import (
     PINGREQ,
     PINGRESP,

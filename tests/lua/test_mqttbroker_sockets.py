@@ -12,8 +12,8 @@ import gevent
 import pytest
 from gevent import socket
 
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.vm import Vm
 from tests.lua.mqtt_packets import PINGREQ, PINGRESP, connect, disconnect, packet, publish, split, subscribe, text
 from tests.waiting import let_others_run, wait_until
 

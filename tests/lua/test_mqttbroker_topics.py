@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paho.mqtt.client import topic_matches_sub
 
-from smqrt.lua import api
-from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua import api
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
 
 TREE = """
 local tree = require "mqttbroker.tree".new()

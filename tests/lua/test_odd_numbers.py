@@ -5,8 +5,8 @@ from __future__ import annotations
 import gevent
 import pytest
 
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.vm import Vm
 
 UDP = "local u <close> = ba.socket.udpcon(0) return "
 TCP = """local l <close> = ba.socket.bind(0, {intf = '127.0.0.1'})

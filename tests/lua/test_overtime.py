@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.vm import Vm
-from smqrt.lua.watchdog import LoopWatchdog
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.watchdog import LoopWatchdog
 from tests.lua.recorder import Recorder
 from tests.waiting import wait_until
 

@@ -10,11 +10,11 @@ import gevent
 import greenlet
 import pytest
 
+from smqrt.apps.lua.activity import Coroutine
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.vm import Vm
 from smqrt.broker.deferred import Deferred
 from smqrt.errors import ArgumentError
-from smqrt.lua.activity import Coroutine
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.vm import Vm
 from tests.lua.recorder import Recorder
 from tests.waiting import wait_until
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import gevent
 import pytest
 
-from smqrt.app_folder import AppScope, running_app
-from smqrt.lua.api import processes
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
-from smqrt.net import shell_child
+from smqrt.apps.lua.api import processes
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
+from smqrt.child_processes import shell
+from smqrt.process.current_application import AppScope, running_app
 from tests.lua.app_server import AppServer
 from tests.lua.recorder import Recorder
 from tests.waiting import wait_until
@@ -298,7 +298,7 @@ def test_a_command_ends_with_the_application_that_began_it_in(server: AppServer,
 
 
 def test_what_does_not_end_is_killed_with_what_it_began(vm: Vm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shell_child, "TERMINATE_S", 0.1)
+    monkeypatch.setattr(shell, "TERMINATE_S", 0.1)
     app = AppScope(None)
     with running_app(app):
         source = """f = io.popen "trap '' TERM; sleep 1000 & echo $!; while :; do sleep 0.02; done" return f:read()"""

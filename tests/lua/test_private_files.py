@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from smqrt.apps.lua.api import smq_hub
 from smqrt.http.private import Private
-from smqrt.lua.api import smq_hub
 from tests.lua.app_server import AppServer
 
 HUB = """

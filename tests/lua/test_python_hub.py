@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from smqrt import hub
-from smqrt.lua.api import smq_hub
+from smqrt.apps.lua.api import smq_hub
 from tests.device import RAW, WS, Device, publish
 from tests.lua.app_server import AppServer
 from tests.waiting import let_others_run, wait_until

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.vm import Vm
 from tests.lua.recorder import Recorder
 from tests.waiting import wait_until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.vm import Vm
 from tests.lua.recorder import Recorder
 
 ABSENT = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.vm import Vm
 from tests.lua.versions import by_version
 
 SORTED = "sortkeys = function(k) table.sort(k, function(a, b) return tostring(a) > tostring(b) end) end"

@@ -12,11 +12,11 @@ from time import monotonic, thread_time
 import gevent
 import pytest
 
+from smqrt.auth.identity import Identity, Method
 from smqrt.http import shared_sessions
 from smqrt.http.logins import Login, Logins
 from smqrt.http.shared_sessions import SharedSessions, sessions_of
-from smqrt.identity.identity import Identity, Method
-from smqrt.net.worker_place import WorkerPlace
+from smqrt.workers.worker_identity import WorkerPlace
 from tests.digest import authorization
 from tests.factory import Factory
 from tests.lua.app_server import Answer, AppServer

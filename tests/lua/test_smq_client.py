@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 import gevent
 import pytest
 
+from smqrt.apps.lua.api import smq_client
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
 from smqrt.client import SmqClient
-from smqrt.client.connection import Backoff
-from smqrt.lua.api import smq_client
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
-from smqrt.net.certificates import self_signed_pair
+from smqrt.clients.smq.connection import Backoff
+from smqrt.transport.certificates import self_signed_pair
 from smqrt.wire import smq as wire
 from tests.factory import Factory
 from tests.local_broker import LocalBroker

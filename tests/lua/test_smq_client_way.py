@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import trustme
 
-from smqrt.lua.api import smq_client
+from smqrt.apps.lua.api import smq_client
 from tests.local_broker import LocalBroker
 from tests.lua.app_server import AppServer
 from tests.pki import server_of

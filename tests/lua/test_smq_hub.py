@@ -9,8 +9,8 @@ from typing import Any
 import gevent
 import pytest
 
-from smqrt.lua.api import smq_hub
-from smqrt.net.listener import Listener
+from smqrt.apps.lua.api import smq_hub
+from smqrt.transport.listener import Listener
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
 from tests.device import (

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from smqrt.apps.lua.api import smq_hub
 from smqrt.journal import arrow, index, writer
-from smqrt.lua.api import smq_hub
 from tests.lua.app_server import AppServer
 
 PRELOAD = "smq = require 'smq.hub'.create{journal = %s}\n"

@@ -12,9 +12,9 @@ import gevent
 import pytest
 from gevent import socket
 
-from smqrt.backplane.mesh import open_meshes
-from smqrt.backplane.process import cluster
-from smqrt.lua.api import smq_cluster, smq_hub
+from smqrt.apps.lua.api import smq_cluster, smq_hub
+from smqrt.cluster.engines.mesh import open_meshes
+from smqrt.cluster.engines.process_cluster import cluster
 from tests.conftest import free_port
 from tests.lua.app_server import AppServer
 from tests.waiting import wait_until

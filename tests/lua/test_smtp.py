@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.vm import Vm
 from tests.lua.app_server import AppServer
 from tests.mail_server import Mailbox, ScriptedSmtp
 

@@ -11,8 +11,8 @@ import pytest
 import trustme
 from gevent import socket
 
-from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
 from tests.lua.recorder import Recorder
 from tests.pki import client_of, expired, gevent_context, server_of
 from tests.waiting import wait_until

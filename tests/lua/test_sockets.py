@@ -11,9 +11,9 @@ import gevent
 import pytest
 from gevent import socket
 
-from smqrt.lua import socket_handles
-from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua import socket_handles
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
 from tests.lua.recorder import Recorder
 from tests.waiting import let_others_run, wait_until
 

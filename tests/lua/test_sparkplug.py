@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.vm import Vm
 
 
 def test_in_lua(vm: Vm) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import gevent
 import pytest
 
-from smqrt.lua import api
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
-from smqrt.mqtt import MqttClient, sparkplug
+from smqrt.apps.lua import api
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
+from smqrt.clients.mqtt import sparkplug
+from smqrt.mqtt import MqttClient
 from tests.lua.app_server import AppServer
 from tests.mqtt.mosquitto import Mosquitto
 from tests.waiting import wait_until

@@ -13,11 +13,11 @@ import gevent
 import greenlet
 import pytest
 
+from smqrt.apps.lua.activity import MAX_IDLE
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.vm import Vm
 from smqrt.broker.deferred import Deferred
-from smqrt.lua.activity import MAX_IDLE
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.vm import Vm
-from smqrt.net import workers
+from smqrt.loop import greenlet_pool
 from tests.lua.recorder import Recorder
 from tests.waiting import wait_until
 
@@ -126,7 +126,7 @@ def test_hundreds_of_activities(vm: Vm, recorder: Recorder) -> None:
             elif way == 1:
                 gevent.get_hub().loop.run_callback(call, number, steps)
             elif way == 2:
-                workers.start(run, number, steps)
+                greenlet_pool.start(run, number, steps)
             else:
                 tasks.append((number, gevent.spawn(run, number, steps)))
         wait_until(lambda: vm.activities.blocked >= 300)
@@ -148,7 +148,7 @@ def test_hundreds_of_activities(vm: Vm, recorder: Recorder) -> None:
             assert outcomes[number] == (number, steps_of[number])
     assert vm.eval("return open") == (0,)
     assert vm.activities.idle <= MAX_IDLE
-    assert greenlets() <= greenlets_before + workers.MAX_IDLE + 2  # the hub, a timer of its own
+    assert greenlets() <= greenlets_before + greenlet_pool.MAX_IDLE + 2  # the hub, a timer of its own
     assert memory_bytes[-1] < memory_bytes[0] + 1_000_000  # tables shrink late; a KB an activity would be 1.6 MB
 
 

@@ -21,10 +21,10 @@ import greenlet
 import pytest
 from gevent.event import Event
 
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.vm import Vm
 from smqrt.broker.deferred import Deferred
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.vm import Vm
-from smqrt.net.workers import MAX_IDLE
+from smqrt.loop.greenlet_pool import MAX_IDLE
 from tests.lua.recorder import Recorder
 from tests.waiting import wait_until
 

@@ -7,7 +7,7 @@ from http.client import HTTPConnection, HTTPResponse
 import pytest
 from gevent import socket
 
-from smqrt.lua.api import smq_hub
+from smqrt.apps.lua.api import smq_hub
 from smqrt.wire.websocket import new_key, request_headers
 from tests.lua.app_server import AppServer
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smqrt.lua import api, table_codec
-from smqrt.lua.bridge import LuaError
-from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua import api, table_codec
+from smqrt.apps.lua.bridge import LuaError
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 PLAIN = st.binary(max_size=20) | st.booleans() | INTEGERS | st.floats(allow_nan=False)

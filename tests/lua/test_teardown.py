@@ -9,8 +9,8 @@ SCRIPT = """
 import gc
 import gevent
 from smqrt.lua import api
-from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
 
 def quiet_runtime():
     vm = Vm()

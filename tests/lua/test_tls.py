@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from smqrt.net.contexts import ClientTls, ServerTls
+from smqrt.transport.tls_contexts import ClientTls, ServerTls
 from tests.lua.app_server import AppServer
 from tests.pki import identity_of
 

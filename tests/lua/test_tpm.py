@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from gevent import socket, ssl
 
+from smqrt.apps.lua import api
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
 from smqrt.crypto.keyfile import MAX_KEYS, KeyFile, default_path
 from smqrt.errors import CryptoError
-from smqrt.lua import api
-from smqrt.lua.services import Services
-from smqrt.lua.vm import Vm
 from tests.lua.app_server import AppServer
 
 

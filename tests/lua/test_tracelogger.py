@@ -8,8 +8,8 @@ from typing import Any
 import gevent
 import pytest
 
+from smqrt.apps.lua.api import tracelogger as binding
 from smqrt.http import tracelogger as module
-from smqrt.lua.api import tracelogger as binding
 from tests.lua.app_server import AppServer
 from tests.lua.websocket_client import Client
 from tests.waiting import wait_until

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
-from smqrt.lua.vm import Vm
-from smqrt.lua.watchdog import LoopWatchdog
+from smqrt.apps.lua.vm import Vm
+from smqrt.apps.lua.watchdog import LoopWatchdog
 
 LIMIT_S = 0.25
 BUSY = """

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.lua.api import smq_hub
+from smqrt.apps.lua.api import smq_hub
 from smqrt.wire import websocket
 from tests.device import RAW, WS, Device, masked, publish
 from tests.lua.app_server import AppServer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from smqrt.lua import vm
+from smqrt.apps.lua import vm
 
 T = TypeVar("T")
 

@@ -20,8 +20,8 @@ import pytest
 
 from smqrt import mqtt3c, mqttc
 from smqrt.errors import ArgumentError, QueueFullError
-from smqrt.net.contexts import CertStore, ClientTls
-from smqrt.net.stream import Stream
+from smqrt.transport.stream import Stream
+from smqrt.transport.tls_contexts import CertStore, ClientTls
 from tests.mqtt.mosquitto import Mosquitto, secure
 from tests.mqtt.scripted import CONNECT, PINGREQ, ScriptedBroker, publish, stall
 from tests.pki import Authority

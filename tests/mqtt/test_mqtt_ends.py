@@ -15,7 +15,7 @@ import pytest
 
 from smqrt.errors import ArgumentError, ClosedError, DeliveryError
 from smqrt.mqtt import MqttClient
-from smqrt.net.stream import Stream
+from smqrt.transport.stream import Stream
 from tests.clock import undisturbed_s
 from tests.mqtt.mosquitto import Mosquitto
 from tests.mqtt.scripted import DISCONNECT, PINGREQ, PUBLISH, ScriptedBroker, packet, publish, stall
@@ -294,7 +294,7 @@ def accept(sock: socket.socket) -> None:
 
 
 def test_a_broker_that_takes_nothing_is_left(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smqrt.mqtt.connection.STUCK_S", 0.3)
+    monkeypatch.setattr("smqrt.clients.mqtt.connection.STUCK_S", 0.3)
     peer = Peer(accept, 4096)
     told: list[Any] = []
     client = connect(peer.address, lambda *what: told.append(what[:2]) or len(told) == 1, keepalive=0)
@@ -306,7 +306,7 @@ def test_a_broker_that_takes_nothing_is_left(connect: Connect, monkeypatch: pyte
 
 
 def test_a_broker_that_takes_little_by_little_is_not(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smqrt.mqtt.connection.STUCK_S", 0.3)
+    monkeypatch.setattr("smqrt.clients.mqtt.connection.STUCK_S", 0.3)
     size_bytes, taken = 12_000_000, [0]
 
     def slow(sock: socket.socket) -> None:
@@ -345,7 +345,7 @@ def test_a_callback_may_close_its_client(mosquitto: Mosquitto, which: str) -> No
 
 
 def test_acknowledgements_that_nobody_takes_are_bounded(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smqrt.mqtt.connection.STUCK_S", 0.3)
+    monkeypatch.setattr("smqrt.clients.mqtt.connection.STUCK_S", 0.3)
     sent, messages = [0], publish("t", b"", 1, 7, properties=b"") * 5000
 
     def flood_of_qos_1(sock: socket.socket) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from smqrt.clients.mqtt.sparkplug import MAX_BYTES, decode, encode
+from smqrt.clients.mqtt.sparkplug_schema import TYPES, payload_class
 from smqrt.errors import ArgumentError
-from smqrt.mqtt.sparkplug import MAX_BYTES, decode, encode
-from smqrt.mqtt.sparkplug_schema import TYPES, payload_class
 
 
 def metric(kind: str | None, value: Any, **more: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.nats import NatsClient, connect
+from smqrt.cluster.nats import NatsClient, connect
 from tests.factory import Factory
 from tests.nats.server import NatsServer, cluster
 from tests.pki import Authority

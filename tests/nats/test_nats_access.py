@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from gevent import socket
 from gevent.server import StreamServer
 
+from smqrt.cluster.nats import NatsClient, NatsState
+from smqrt.cluster.nats.credentials import UserKey, jwt_fields, nkey_fields
 from smqrt.errors import ArgumentError
-from smqrt.nats import NatsClient, NatsState
-from smqrt.nats.credentials import UserKey, jwt_fields, nkey_fields
-from smqrt.net.contexts import ClientTls
+from smqrt.transport.tls_contexts import ClientTls
 from tests.nats.server import NatsServer
 from tests.pki import Authority
 from tests.waiting import wait_until

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import gevent
 import pytest
 
+from smqrt.cluster.nats import NatsClient, NatsState
 from smqrt.errors import ArgumentError, ClosedError, NoAnswer
-from smqrt.nats import NatsClient, NatsState
 from smqrt.wire.nats import parse_headers
 from tests.nats.server import NatsServer
 from tests.waiting import let_others_run, wait_until

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from smqrt.nats.outbox import LARGE_BYTES, WRITE_BYTES, NatsOutbox
-from smqrt.net import datapath
+from smqrt.cluster.nats.outbox import LARGE_BYTES, WRITE_BYTES, NatsOutbox
+from smqrt.smq import data_path
 from smqrt.wire import nats
 from tests.waiting import let_others_run, wait_until
 
@@ -19,7 +19,7 @@ class Pair:
     """An outbox and the other end of its connection, which holds little."""
 
     def __init__(self) -> None:
-        datapath.install()
+        data_path.install()
         self.broken: list[OSError] = []
         self.outbox = NatsOutbox(LIMIT_BYTES)
         self.far: _socket.socket | None = None

@@ -12,9 +12,9 @@ import gevent
 import pytest
 from gevent.server import StreamServer
 
-from smqrt.nats import NatsClient, NatsState
-from smqrt.nats import client as nats_client
-from smqrt.nats.client import LASTED_S
+from smqrt.cluster.nats import NatsClient, NatsState
+from smqrt.cluster.nats import client as nats_client
+from smqrt.cluster.nats.client import LASTED_S
 from tests.cluster.cut import Cable
 from tests.factory import Factory
 from tests.nats.server import NatsServer
@@ -234,7 +234,7 @@ def test_a_connection_that_goes_wrong(said: bytes, words: str, lying: Callable[.
 def test_a_server_that_only_seems_to_work_is_tried_less(
     steady_s: float, most: int, least: int, lying: Callable[..., str], client: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("smqrt.nats.client.STEADY_S", steady_s)
+    monkeypatch.setattr("smqrt.cluster.nats.client.STEADY_S", steady_s)
     one = client(lying(INFO, lambda sock: sock.close()), wait=False, reconnect_s=0.01)
     gevent.sleep(1)
     assert least <= one.counters.reconnects <= most

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from smqrt.nats.servers import MOST_SERVERS, NatsAddress, ServerPool, parse_server, parse_servers
+from smqrt.cluster.nats.servers import MOST_SERVERS, NatsAddress, ServerPool, parse_server, parse_servers
 
 
 def test_addresses() -> None:

@@ -15,8 +15,8 @@ import pytest
 from gevent import socket
 
 from smqrt.errors import StreamError
-from smqrt.net.listener import PAUSE_S, Acceptor
-from smqrt.net.readiness import block
+from smqrt.loop.readiness import block
+from smqrt.transport.listener import PAUSE_S, Acceptor
 
 BURST = 1000
 

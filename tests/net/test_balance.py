@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from smqrt.net.balance import Balance, BalanceSockets
-from smqrt.net.fd_channel import MOST_FDS
-from smqrt.settings import MOST_WORKERS
+from smqrt.settings.settings import MOST_WORKERS
+from smqrt.transport.balance import Balance, BalanceSockets
+from smqrt.workers.fd_channel import MOST_FDS
 
 ADDRESS = ("127.0.0.1", 1234)
 

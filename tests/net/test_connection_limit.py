@@ -8,8 +8,8 @@ import resource
 import pytest
 from gevent import socket
 
-from smqrt.net import admission
-from smqrt.net.listener import Acceptor
+from smqrt.transport import admission
+from smqrt.transport.listener import Acceptor
 from tests.device import KINDS, WS, Site
 from tests.waiting import wait_until
 

@@ -11,8 +11,8 @@ import gevent
 import pytest
 
 from smqrt import hub
-from smqrt.net import drain
-from smqrt.net.drain import close_clients, refuse_newcomers, wait_handled
+from smqrt.smq import shutdown
+from smqrt.smq.shutdown import close_clients, refuse_newcomers, wait_handled
 from tests.device import KINDS, RAW, RAW_HEADERS, TLS, WS, Device, Site, bounded, request
 from tests.pki import Authority
 from tests.waiting import wait_until
@@ -178,6 +178,6 @@ def test_newcomers_are_asked_to_come_back(authority: Authority) -> None:
 
 
 def test_the_window_suits_the_number_of_clients() -> None:
-    assert drain.window_s(99) == 0
-    assert drain.window_s(1000) == pytest.approx(0.5)
-    assert drain.window_s(10_000) == 5.0 == drain.window_s(1_000_000)
+    assert shutdown.window_s(99) == 0
+    assert shutdown.window_s(1000) == pytest.approx(0.5)
+    assert shutdown.window_s(10_000) == 5.0 == shutdown.window_s(1_000_000)

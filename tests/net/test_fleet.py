@@ -12,12 +12,12 @@ import gevent
 import pytest
 from gevent import socket
 
-from smqrt.admin.together import Together
 from smqrt.errors import ArgumentError
-from smqrt.net import fleet
-from smqrt.net.fd_channel import Message
-from smqrt.net.fleet import END, KIND, Fleet, News
-from smqrt.net.worker_place import WorkerPlace
+from smqrt.operations.all_workers import Together
+from smqrt.workers import worker_rpc
+from smqrt.workers.fd_channel import Message
+from smqrt.workers.worker_identity import WorkerPlace
+from smqrt.workers.worker_rpc import END, KIND, Fleet, News
 from tests.waiting import wait_until
 
 Make = Callable[..., Fleet]
@@ -90,9 +90,9 @@ def test_a_worker_that_is_silent_is_asked_once_and_left_out_for_a_time(
     make: Make, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = [0.0]
-    monkeypatch.setattr(fleet, "ANSWER_S", 0.3)
-    monkeypatch.setattr(fleet, "QUESTION_S", 0.2)
-    monkeypatch.setattr(fleet, "monotonic", lambda: monotonic() + now_s[0])
+    monkeypatch.setattr(worker_rpc, "ANSWER_S", 0.3)
+    monkeypatch.setattr(worker_rpc, "QUESTION_S", 0.2)
+    monkeypatch.setattr(worker_rpc, "monotonic", lambda: monotonic() + now_s[0])
     first, silent = make(0), Silent(directory, 1)
     make(2, name=says("third")).desk.open()
     question = {"do": "name", "of": 1}
@@ -105,19 +105,19 @@ def test_a_worker_that_is_silent_is_asked_once_and_left_out_for_a_time(
     assert monotonic() - begun_s < 0.2 * 50, "nobody waits for it any more"
     assert silent.questions == 1
     # It is asked again, and once again only as long as it is silent.
-    now_s[0] += fleet.SILENT_S
+    now_s[0] += worker_rpc.SILENT_S
     for _ in range(5):
         assert list(first.ask_all(question)) == [2]
     assert silent.questions == 2
     silent.close()
     make(1, name=says("awake")).desk.open()
     assert list(first.ask_all(question)) == [2]
-    now_s[0] += fleet.SILENT_S
+    now_s[0] += worker_rpc.SILENT_S
     assert list(first.ask_all(question)) == [1, 2]
 
 
 def test_news_are_told_until_one_hangs_up_and_come_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "AGAIN_S", 0.05)
+    monkeypatch.setattr(worker_rpc, "AGAIN_S", 0.05)
     told: list[Any] = []
     open_news: list[int] = []
 

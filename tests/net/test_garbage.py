@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
-from smqrt.net import scheduling
+from smqrt.loop import scheduling
 
 
 class Node:

@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smqrt import hub
+from smqrt.auth.identity import Identity, Method
 from smqrt.broker import last_values
 from smqrt.broker.last_values import LastValueLimits, newest_frames
 from smqrt.broker.topics import Topic
 from smqrt.errors import ArgumentError
-from smqrt.identity.identity import Identity, Method
-from smqrt.net.broker import TopicRules, set_topic_rules
+from smqrt.smq.gevent_broker import TopicRules, set_topic_rules
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from tests.device import KINDS, Device, Site, expect_clean, publish
@@ -262,7 +262,7 @@ def _fail(*_: object) -> None:
 WRITER = """
 import sys, gevent
 from smqrt import hub
-from smqrt.net.broker import TopicRules, set_topic_rules
+from smqrt.smq.gevent_broker import TopicRules, set_topic_rules
 set_topic_rules(TopicRules(sync_s=0.02))
 smq = hub.create(persist=sys.argv[1], lastvalue="#")
 for n in range(10**9):

@@ -20,8 +20,8 @@ import pytest
 from gevent import get_hub, monkey, socket
 
 from smqrt.errors import StartError
-from smqrt.net import listener as module
-from smqrt.net.listener import Listener, sockets_for_storms
+from smqrt.transport import listener as module
+from smqrt.transport.listener import Listener, sockets_for_storms
 from tests.waiting import let_others_run, wait_until
 
 

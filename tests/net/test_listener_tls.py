@@ -21,11 +21,11 @@ from gevent import socket
 from gevent.ssl import SSLContext
 
 from smqrt.errors import StartError
-from smqrt.net import tls as tls_module
-from smqrt.net.listener import Listener
-from smqrt.net.listener_tls import ListenerTls
-from smqrt.net.server_tls import TlsFiles
-from smqrt.net.tls import TlsTransport
+from smqrt.transport import tls as tls_module
+from smqrt.transport.listener import Listener
+from smqrt.transport.listener_tls import ListenerTls
+from smqrt.transport.server_tls import TlsFiles
+from smqrt.transport.tls import TlsTransport
 from tests.pki import Authority
 
 DAY = timedelta(days=1)

@@ -13,17 +13,17 @@ import pytest
 from smqrt.broker.outbox import Held, Outbox
 from smqrt.broker.session import Session
 from smqrt.broker.topics import Topic
-from smqrt.net import datapath
-from smqrt.net.admission import open_connections
-from smqrt.net.connection import RawConnection
-from smqrt.net.connection_kinds import WsConnection
-from smqrt.net.connection_records import address_of
-from smqrt.net.fd_channel import ChannelError, FdChannel, _decoded, _encoded
-from smqrt.net.moving import ArrivingHub, StandingHub
-from smqrt.net.precopy import SentAhead, is_at_rest
+from smqrt.smq import data_path
+from smqrt.smq.connection import RawConnection
+from smqrt.smq.connection_kinds import WsConnection
+from smqrt.smq.connection_records import address_of
+from smqrt.smq.migration_precopy import SentAhead, is_at_rest
+from smqrt.smq.session_migration import ArrivingHub, StandingHub
+from smqrt.transport.admission import open_connections
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
 from smqrt.wire.websocket import Assembler
+from smqrt.workers.fd_channel import ChannelError, FdChannel, _decoded, _encoded
 from tests.device import RAW, WS, Device, Site, leftovers, publish
 from tests.waiting import let_others_run, wait_until
 
@@ -302,7 +302,7 @@ def test_an_attempt_is_taken_back(make_site: Any) -> None:
     standing.go_on()
     assert messages(ws) == [b"held", b"half"]
     assert messages(raw) == [b"held", b"half"]
-    assert not datapath.still
+    assert not data_path.still
     assert Held.total_bytes == 0
 
 

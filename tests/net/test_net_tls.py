@@ -15,8 +15,8 @@ from gevent import socket
 from gevent.ssl import SSLContext as ClientContext
 
 from smqrt.errors import StartError
-from smqrt.net.listener import Listener
-from smqrt.net.tls import HandshakeQueue, TlsTransport
+from smqrt.transport.listener import Listener
+from smqrt.transport.tls import HandshakeQueue, TlsTransport
 from tests.clock import undisturbed_s
 from tests.pki import Authority, server_context
 from tests.waiting import let_others_run, wait_until

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from smqrt.errors import ArgumentError
-from smqrt.net.origins import Hosts, Origins, host_name, is_loopback, same_origin
+from smqrt.transport.origins import Hosts, Origins, host_name, is_loopback, same_origin
 
 SAME = [
     ("http://example.com", "example.com", False),

@@ -9,12 +9,12 @@ import pytest
 from gevent.event import Event
 
 from smqrt import hub
-from smqrt.net import workers
+from smqrt.loop import greenlet_pool
 from tests.clock import undisturbed_s
 
 BEGINNINGS = {
     "spawn": gevent.spawn,
-    "worker": workers.start,
+    "worker": greenlet_pool.start,
     "callback": lambda fn: gevent.get_hub().loop.run_callback(fn),
 }
 

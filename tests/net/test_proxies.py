@@ -10,11 +10,11 @@ from gevent import socket
 
 from smqrt.errors import StartError
 from smqrt.http.forwarded import Proxies
-from smqrt.net import proxies
-from smqrt.net.admission import open_connections
-from smqrt.net.proxies import TrustedNetworks
 from smqrt.server.ports import ports
-from smqrt.settings import ListenerSettings, ProxySettings, Settings
+from smqrt.settings.settings import ListenerSettings, ProxySettings, Settings
+from smqrt.transport import trusted_proxies
+from smqrt.transport.admission import open_connections
+from smqrt.transport.trusted_proxies import TrustedNetworks
 from tests.device import RAW, TLS, Device, Site, bounded
 from tests.waiting import wait_until
 from tests.wire.test_proxy_protocol import V4, version_2
@@ -84,7 +84,7 @@ def test_a_header_in_pieces(proxied: Site, header: bytes) -> None:
 
 
 def test_what_is_no_header_is_refused_and_told(proxied: Site, caplog: pytest.LogCaptureFixture) -> None:
-    before = proxies.REFUSED.count
+    before = trusted_proxies.REFUSED.count
     clients = []
     for nonsense in (b"GET / HTTP/1.1\r\nHost: test\r\n\r\n", b"PROXY TCP4 1 2 3\r\n", b"PROXY TCP4", b""):
         clients.append(socket.create_connection(proxied.address(), timeout=10))
@@ -96,7 +96,7 @@ def test_what_is_no_header_is_refused_and_told(proxied: Site, caplog: pytest.Log
         for client in [*clients, half]:
             assert client.recv(100).startswith(b"HTTP/1.1 403 "), "also who never ends it: after the deadline"
             client.close()
-    assert proxies.REFUSED.count == before + 5
+    assert trusted_proxies.REFUSED.count == before + 5
     assert "see the setting proxy.trusted" in caplog.text
     assert proxied.requests == []
 

@@ -10,7 +10,7 @@ import pytest
 from gevent.server import StreamServer
 
 from smqrt.errors import ArgumentError, StreamError
-from smqrt.net.proxy import Proxy, open_through
+from smqrt.transport.outgoing_proxy import Proxy, open_through
 from tests.proxies import ConnectProxy, SocksProxy, TestProxy
 from tests.waiting import let_others_run
 

@@ -10,14 +10,15 @@ from typing import Any
 import gevent
 import pytest
 
-from smqrt import limit_settings
+from smqrt.auth.identity import Identity
 from smqrt.broker import meter
 from smqrt.broker.outbox import Drop
 from smqrt.broker.topics import USER_CONNECTIONS
-from smqrt.identity.identity import Identity
-from smqrt.limit_settings import LimitSettings, bring_into_force
-from smqrt.limits import Bucket
-from smqrt.net import admission, idle
+from smqrt.settings import limits as limit_settings
+from smqrt.settings.limit_register import Bucket
+from smqrt.settings.limits import LimitSettings, bring_into_force
+from smqrt.smq import idle_clients
+from smqrt.transport import admission
 from smqrt.wire import smq, websocket
 from smqrt.wire.smq import Type
 from tests.device import KINDS, TLS, WSS, Site, bounded, expect_clean, masked, publish
@@ -263,7 +264,7 @@ def test_who_is_silent_has_to_answer(make_site: Callable[..., Site], limits: Set
         for device in dead:
             device.until_end()
     assert reasons == ["idle"] * 4
-    assert idle.IDLE.count == 4
+    assert idle_clients.IDLE.count == 4
     for device in (*alive, *busy):
         device.sync()
     assert 1.4 < time.monotonic() - began_s < 4

@@ -7,7 +7,7 @@ from time import monotonic
 import gevent
 import pytest
 
-from smqrt.net.scheduling import NEVER, Deadlines
+from smqrt.loop.scheduling import NEVER, Deadlines
 from tests.waiting import wait_until
 
 

@@ -13,8 +13,8 @@ from time import monotonic
 import pytest
 
 from smqrt.errors import StartError
-from smqrt.net import shared_rows
-from smqrt.net.shared_rows import MOST_READ, Row, SharedRows
+from smqrt.workers import shared_rows
+from smqrt.workers.shared_rows import MOST_READ, Row, SharedRows
 from tests.waiting import wait_until
 
 SECRET = b"s" * 32

@@ -10,8 +10,8 @@ import pytest
 
 from smqrt.broker import outbox, slow
 from smqrt.broker.outbox import Drop
-from smqrt.net import datapath
-from smqrt.wire.life import Life
+from smqrt.smq import data_path
+from smqrt.wire.connection_state import Life
 from tests.device import KINDS, RAW, WS, Device, Site, bounded, expect_clean, publish
 from tests.net.test_slow import drops, stalled
 from tests.waiting import wait_until
@@ -190,7 +190,7 @@ def police(site: Site, by_filter: dict[str, slow.Slow]) -> None:
 def test_a_dead_subscriber_holds_no_publisher_for_ever(
     make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datapath, "PRESSES_FOR_S", 0.3)
+    monkeypatch.setattr(data_path, "PRESSES_FOR_S", 0.3)
     site = make_site(budget=BUDGET_BYTES, slow="wait")
     lazy, publisher, reader = stalled(site, b"lazy-1"), site.device(b"publisher"), site.device(b"reader")
     tid = reader.subscribe(b"news")
@@ -201,7 +201,7 @@ def test_a_dead_subscriber_holds_no_publisher_for_ever(
         got = numbers(reading.get())
     assert got == list(range(COUNT)), "who reads gets everything"
     assert site.state.uids[b"lazy-1"].outbox.dropped > 0
-    assert not datapath._pressing
+    assert not data_path._pressing
     lazy.close()
     expect_clean(site)
 

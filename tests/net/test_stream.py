@@ -16,8 +16,8 @@ from gevent.ssl import PROTOCOL_TLS_SERVER
 from gevent.ssl import SSLContext as ServerContext
 
 from smqrt.errors import StreamError
-from smqrt.net import graceful_close
-from smqrt.net.stream import Stream
+from smqrt.transport import graceful_close
+from smqrt.transport.stream import Stream
 from tests.device import Authority
 from tests.waiting import let_others_run, wait_until
 

@@ -13,7 +13,7 @@ from gevent.event import AsyncResult
 from greenlet import GreenletExit, getcurrent
 
 from smqrt.broker.deferred import Deferred
-from smqrt.net import workers
+from smqrt.loop import greenlet_pool
 from tests.waiting import wait_until
 
 
@@ -34,7 +34,7 @@ def in_hub(fn: Callable[[], Any]) -> Any:
 def test_runs_at_once_in_the_hub() -> None:
     def body() -> list[str]:
         seen: list[str] = []
-        workers.start(seen.append, "worker")
+        greenlet_pool.start(seen.append, "worker")
         seen.append("behind start")
         return seen
 
@@ -43,7 +43,7 @@ def test_runs_at_once_in_the_hub() -> None:
 
 def test_is_scheduled_elsewhere() -> None:
     seen: list[str] = []
-    workers.start(seen.append, "worker")
+    greenlet_pool.start(seen.append, "worker")
     assert seen == []
     gevent.sleep(0)
     assert seen == ["worker"]
@@ -58,7 +58,7 @@ def test_a_blocking_job_gives_the_hub_back() -> None:
         seen.append("end")
 
     def body() -> list[str]:
-        workers.start(job)
+        greenlet_pool.start(job)
         return list(seen)
 
     assert in_hub(body) == ["begin"]
@@ -67,13 +67,13 @@ def test_a_blocking_job_gives_the_hub_back() -> None:
 
 
 def test_call_gives_the_value_or_a_pending() -> None:
-    assert in_hub(lambda: workers.call(lambda a, b: a + b, 1, 2)) == 3
+    assert in_hub(lambda: greenlet_pool.call(lambda a, b: a + b, 1, 2)) == 3
 
     def slow() -> str:
         gevent.sleep(0.01)
         return "late"
 
-    pending = in_hub(lambda: workers.call(slow))
+    pending = in_hub(lambda: greenlet_pool.call(slow))
     assert isinstance(pending, Deferred)
     answer: AsyncResult = AsyncResult()
     pending.then(lambda value, error: answer.set((value, error)))
@@ -85,13 +85,13 @@ def test_call_raises_at_once_or_rejects() -> None:
         raise LookupError("quick")
 
     with pytest.raises(LookupError, match="quick"):
-        in_hub(lambda: workers.call(fails))
+        in_hub(lambda: greenlet_pool.call(fails))
 
     def fails_later() -> None:
         gevent.sleep(0.005)
         raise LookupError("slow")
 
-    pending = workers.call(fails_later)
+    pending = greenlet_pool.call(fails_later)
     errors: list[BaseException | None] = []
     pending.then(lambda value, error: errors.append(error))
     wait_until(lambda: errors)
@@ -103,18 +103,18 @@ def test_an_error_is_logged_and_the_worker_goes_on(caplog: pytest.LogCaptureFixt
         raise LookupError("named in the log")
 
     with caplog.at_level(logging.ERROR, "smqrt"):
-        in_hub(lambda: workers.start(fails))
+        in_hub(lambda: greenlet_pool.start(fails))
     assert "named in the log" in caplog.text
     assert "Traceback" in caplog.text
-    assert in_hub(lambda: workers.call(lambda: "alive")) == "alive"
+    assert in_hub(lambda: greenlet_pool.call(lambda: "alive")) == "alive"
 
 
 def test_workers_are_used_again() -> None:
     def who() -> int:
         return id(gevent.getcurrent())
 
-    first = in_hub(lambda: workers.call(who))
-    assert in_hub(lambda: workers.call(who)) == first
+    first = in_hub(lambda: greenlet_pool.call(who))
+    assert in_hub(lambda: greenlet_pool.call(who)) == first
 
 
 def test_many_blocked_at_once_and_the_pool_stays_bounded() -> None:
@@ -124,21 +124,21 @@ def test_many_blocked_at_once_and_the_pool_stays_bounded() -> None:
         gevent.sleep(0.01)
         ended.append(number)
 
-    for number in range(3 * workers.MAX_IDLE):
-        workers.start(job, number)
-    wait_until(lambda: len(ended) >= 3 * workers.MAX_IDLE, "the end of all")
-    assert sorted(ended) == list(range(3 * workers.MAX_IDLE))
-    assert len(workers._pool(gevent.get_hub())) <= workers.MAX_IDLE
+    for number in range(3 * greenlet_pool.MAX_IDLE):
+        greenlet_pool.start(job, number)
+    wait_until(lambda: len(ended) >= 3 * greenlet_pool.MAX_IDLE, "the end of all")
+    assert sorted(ended) == list(range(3 * greenlet_pool.MAX_IDLE))
+    assert len(greenlet_pool._pool(gevent.get_hub())) <= greenlet_pool.MAX_IDLE
 
 
 def test_nested_start_from_a_worker_runs_later() -> None:
     seen: list[str] = []
 
     def outer() -> None:
-        workers.start(seen.append, "inner")
+        greenlet_pool.start(seen.append, "inner")
         seen.append("outer")
 
-    in_hub(lambda: workers.start(outer))
+    in_hub(lambda: greenlet_pool.start(outer))
     gevent.sleep(0)
     assert seen == ["outer", "inner"]
 
@@ -149,7 +149,7 @@ def test_timeouts_of_gevent_work_inside() -> None:
             gevent.sleep(5)
         return "timed out"
 
-    pending = workers.call(job)
+    pending = greenlet_pool.call(job)
     values: list[Any] = []
     pending.then(lambda value, error: values.append(value))
     wait_until(lambda: values)
@@ -165,8 +165,8 @@ def test_what_a_job_left_behind_hits_no_other_job(caplog: pytest.LogCaptureFixtu
         seen.append("unharmed")
 
     def body() -> None:
-        workers.start(left.start)
-        workers.start(stranger)
+        greenlet_pool.start(left.start)
+        greenlet_pool.start(stranger)
 
     with caplog.at_level(logging.ERROR, "smqrt"):
         in_hub(body)
@@ -184,9 +184,9 @@ def test_a_worker_that_was_hit_while_idle_gets_no_job(error: BaseException) -> N
     seen: list[str] = []
 
     def body() -> list[str]:
-        workers.start(lambda: found.append(getcurrent()))
+        greenlet_pool.start(lambda: found.append(getcurrent()))
         found.pop().throw(error)
-        workers.start(seen.append, "done")
+        greenlet_pool.start(seen.append, "done")
         return seen
 
     found: list[Any] = []
@@ -198,12 +198,12 @@ def test_a_worker_that_somebody_refers_to_is_not_freed_in_the_middle_of_somethin
     found: list[Any] = []
 
     def body() -> list[bool]:
-        workers.start(lambda: found.append(getcurrent()))
-        workers.start(len, ())  # finds it referred to
+        greenlet_pool.start(lambda: found.append(getcurrent()))
+        greenlet_pool.start(len, ())  # finds it referred to
         is_freed = weakref.ref(found.pop())
         was_kept = is_freed() is not None
-        workers.start(lambda: found.append(getcurrent()))
-        workers.start(len, ())
+        greenlet_pool.start(lambda: found.append(getcurrent()))
+        greenlet_pool.start(len, ())
         return [was_kept, is_freed() is None]
 
     assert in_hub(body) == [True, True]

@@ -13,7 +13,7 @@ from geventwebsocket.handler import WebSocketHandler
 
 from smqrt import hub
 from smqrt.broker.outbox import Drop
-from smqrt.net import datapath
+from smqrt.smq import data_path
 from smqrt.wire import smq as wire
 from smqrt.wire import websocket
 from smqrt.wire.smq import Type
@@ -55,7 +55,7 @@ class Mounted:
     def close(self) -> None:
         for device in self._devices:
             device.close()
-        wait_until(lambda: not (self.state.sessions or datapath._handshakes), "the ends of all clients")
+        wait_until(lambda: not (self.state.sessions or data_path._handshakes), "the ends of all clients")
         self._server.stop(1)
 
 
@@ -223,7 +223,7 @@ def test_pings(mount: Callable[..., Mounted]) -> None:
 def test_the_ledger_of_a_subscriber_that_does_not_read(
     mount: Callable[..., Mounted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datapath, "STALLED_AFTER_S", 0.3)
+    monkeypatch.setattr(data_path, "STALLED_AFTER_S", 0.3)
     closed: list[Any] = []
     site = mount(budget=100_000, onclose=lambda etid, sock, peer, err, reason: closed.append((peer.uid, reason)))
     lazy = site.open()

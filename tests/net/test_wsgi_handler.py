@@ -16,7 +16,7 @@ from gevent.pywsgi import WSGIServer
 from smqrt import hub, wsgi
 from smqrt.broker.outbox import Drop
 from smqrt.errors import ArgumentError
-from smqrt.net import datapath
+from smqrt.smq import data_path
 from smqrt.wire import smq as wire
 from smqrt.wsgi import Handler
 from tests.device import (
@@ -80,7 +80,7 @@ class Mounted:
         for device in self._devices:
             device.close()
         sessions = self.smq._broker.sessions
-        wait_until(lambda: not (sessions or datapath._handshakes), "the ends of all clients")
+        wait_until(lambda: not (sessions or data_path._handshakes), "the ends of all clients")
         for server in self.servers.values():
             server.stop(1)
 
@@ -206,7 +206,7 @@ def test_client_certificates(mount: Callable[..., Mounted], tmp_path: Path, kind
 def test_a_subscriber_that_does_not_read_is_dropped_and_accounted_for(
     mount: Callable[..., Mounted], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(datapath, "STALLED_AFTER_S", 0.3)
+    monkeypatch.setattr(data_path, "STALLED_AFTER_S", 0.3)
     closed: list[Any] = []
     site = mount(budget=100_000, onclose=lambda etid, sock, peer, err: closed.append(peer.uid))
     lazy = site.device(b"lazy-1", kind)

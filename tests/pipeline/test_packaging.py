@@ -30,7 +30,9 @@ def test_finding_it_loads_neither_the_journal_nor_a_hub(tmp_path: Path) -> None:
     loaded = json.loads(python(code, tmp_path))
     others = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names
     assert others == {"smqrt", "pyspark_smq"}
-    assert not [name for name in loaded if name.startswith(("smqrt.journal", "smqrt.hub", "smqrt.net"))]
+    assert not [
+        name for name in loaded if name.startswith(("smqrt.journal", "smqrt.hub", "smqrt.smq", "smqrt.transport"))
+    ]
     assert "smqrt.pipeline.smq_source.scan" not in loaded
 
 

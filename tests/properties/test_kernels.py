@@ -11,12 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smqrt.net import jit
-from smqrt.wire import smq, websocket
+from smqrt.wire import luajit_kernels, smq, websocket
 from smqrt.wire.kernels import BUFFER_BYTES, ENCODE_BYTES, PureKernels, encode_frame, encode_run
 from tests.device import masked, publish
 
-JIT, PURE = jit.JitKernels(), PureKernels()
+JIT, PURE = luajit_kernels.JitKernels(), PureKernels()
 SETTINGS = settings(max_examples=300)
 
 PACKETS = st.one_of(
@@ -145,18 +144,18 @@ SOMETHING_ELSE = ctypes.create_string_buffer(b"\x00\x0a", 16)
 
 def test_the_pure_kernels_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMQRT_KERNELS", "pure")
-    assert isinstance(jit.load(), PureKernels)
+    assert isinstance(luajit_kernels.load(), PureKernels)
     monkeypatch.delenv("SMQRT_KERNELS")
-    assert isinstance(jit.load(), jit.JitKernels)
-    monkeypatch.setattr(jit, "JitKernels", lambda: 1 / 0)
-    assert isinstance(jit.load(), PureKernels)
+    assert isinstance(luajit_kernels.load(), luajit_kernels.JitKernels)
+    monkeypatch.setattr(luajit_kernels, "JitKernels", lambda: 1 / 0)
+    assert isinstance(luajit_kernels.load(), PureKernels)
 
 
 def test_loops_that_see_other_bytes_are_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr(jit, "_address", lambda data: ctypes.addressof(SOMETHING_ELSE))
-    assert isinstance(jit.load(), PureKernels)
+    monkeypatch.setattr(luajit_kernels, "_address", lambda data: ctypes.addressof(SOMETHING_ELSE))
+    assert isinstance(luajit_kernels.load(), PureKernels)
     assert len(caplog.records) == 1
     assert "LuaJIT kernels are not available (they find" in caplog.text

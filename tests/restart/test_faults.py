@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from gevent import socket as gsocket
 
-from smqrt.net.connection_records import address_of
-from smqrt.net.fd_channel import FdChannel, Message
-from smqrt.net.moving import StandingHub
-from smqrt.restart.protocol import VERSION
+from smqrt.server.restart.protocol import VERSION
+from smqrt.smq.connection_records import address_of
+from smqrt.smq.session_migration import StandingHub
 from smqrt.wire.smq import Type
+from smqrt.workers.fd_channel import FdChannel, Message
 from tests.device import Device, Site
 from tests.restart.hot import HotServed, application
 from tests.restart.test_hot_restart import heard

@@ -13,9 +13,9 @@ import gevent
 import pytest
 from gevent import socket as gsocket
 
-from smqrt.net.fd_channel import ChannelError, FdChannel
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
+from smqrt.workers.fd_channel import ChannelError, FdChannel
 from tests.device import WS, Device, publish
 from tests.restart.hot import HotServed, application, has_ended
 from tests.waiting import wait_until

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smqrt.errors import ProtocolError
-from smqrt.wire import cluster, link, smq
-from smqrt.wire.cluster import Announced, LinkType
+from smqrt.wire import cluster_packets, link_packets, smq
+from smqrt.wire.cluster_packets import Announced, LinkType
 from smqrt.wire.ids import MAX_NODE
-from smqrt.wire.link import Hello, Packet
+from smqrt.wire.link_packets import Hello, Packet
 from smqrt.wire.smq import MAX_PACKET_BYTES
 
 U16 = st.integers(0, (1 << 16) - 1)
@@ -24,15 +24,15 @@ NAME = st.binary(max_size=300)
 PEER = st.builds(Announced, U32, U64, st.binary(max_size=255), NAME, st.binary(max_size=255))
 
 LISTS: dict[str, tuple[Any, Callable[[Any], Iterable[bytes]], Callable[[bytes], Iterable[Any]]]] = {
-    "keys": (KEY, lambda of: cluster.keys(LinkType.INTEREST, of), cluster.parse_keys),
+    "keys": (KEY, lambda of: cluster_packets.keys(LinkType.INTEREST, of), cluster_packets.parse_keys),
     "numbers": (
         st.tuples(U32, U32, U32),
-        lambda of: cluster.keys_and_numbers(LinkType.COUNT, of),
-        cluster.parse_keys_and_numbers,
+        lambda of: cluster_packets.keys_and_numbers(LinkType.COUNT, of),
+        cluster_packets.parse_keys_and_numbers,
     ),
-    "etids": (U32, cluster.etids, cluster.parse_etids),
-    "names": (st.tuples(U32, NAME), lambda of: cluster.names(LinkType.TOPICS, of), cluster.parse_names),
-    "peers": (PEER, cluster.peers, cluster.parse_peers),
+    "etids": (U32, cluster_packets.etids, cluster_packets.parse_etids),
+    "names": (st.tuples(U32, NAME), lambda of: cluster_packets.names(LinkType.TOPICS, of), cluster_packets.parse_names),
+    "peers": (PEER, cluster_packets.peers, cluster_packets.parse_peers),
 }
 
 
@@ -59,8 +59,8 @@ def test_any_bytes_are_a_list_or_an_error(kind: str, packet: bytes) -> None:
 
 
 def test_what_a_client_says_of_itself_is_cut_to_what_fits() -> None:
-    (packet,) = cluster.peers([Announced(1, 2, b"u" * 255, b"i" * MAX_PACKET_BYTES, b"n" * 400)])
-    (found,) = cluster.parse_peers(packet)
+    (packet,) = cluster_packets.peers([Announced(1, 2, b"u" * 255, b"i" * MAX_PACKET_BYTES, b"n" * 400)])
+    (found,) = cluster_packets.parse_peers(packet)
     assert len(packet) <= MAX_PACKET_BYTES
     assert (found.uid, found.user) == (b"u" * 255, b"n" * 255)
     assert len(found.info) > MAX_PACKET_BYTES - 600
@@ -74,10 +74,10 @@ def test_runs_are_rewritten_frame_by_frame(
     frames: list[tuple[int, int, int, bytes]], tid: int, ptid: int, subtopics: dict[int, int]
 ) -> None:
     run = b"".join(smq.publish_frame(*frame) for frame in frames)
-    other = cluster.rewritten(run, tid, ptid)
+    other = cluster_packets.rewritten(run, tid, ptid)
     assert [smq.unpack_publish(one) for one in smq.frames(other)] == [(tid, ptid, *frame[2:]) for frame in frames]
     replaced = {one.to_bytes(4, "big"): new.to_bytes(4, "big") for one, new in subtopics.items()}
-    found = [smq.unpack_publish(one) for one in smq.frames(cluster.with_subtopics(run, replaced))]
+    found = [smq.unpack_publish(one) for one in smq.frames(cluster_packets.with_subtopics(run, replaced))]
     assert found == [(frame[0], frame[1], subtopics.get(frame[2], frame[2]), frame[3]) for frame in frames]
 
 
@@ -85,17 +85,17 @@ HELLO = st.builds(
     Hello,
     st.integers(0, 255),
     st.integers(0, 255),
-    st.binary(min_size=link.ID_BYTES, max_size=link.ID_BYTES),
+    st.binary(min_size=link_packets.ID_BYTES, max_size=link_packets.ID_BYTES),
     U64,
-    st.binary(min_size=link.NONCE_BYTES, max_size=link.NONCE_BYTES),
+    st.binary(min_size=link_packets.NONCE_BYTES, max_size=link_packets.NONCE_BYTES),
 )
 NUMBERS = st.lists(st.integers(1, MAX_NODE), max_size=20)
 SINGLE: dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
-    "hello": (HELLO, link.hello, link.parse_hello),
-    "numbers": (NUMBERS, lambda of: link.numbers(Packet.NODE, of), link.parse_numbers),
-    "channel": (st.tuples(U16, NAME), lambda of: link.channel(Packet.OPEN, *of), link.parse_channel),
-    "u64": (U64, lambda of: link.u64(Packet.ACK, of), link.parse_u64),
-    "end": (st.tuples(U32, NAME), lambda of: cluster.end(*of), cluster.parse_end),
+    "hello": (HELLO, link_packets.hello, link_packets.parse_hello),
+    "numbers": (NUMBERS, lambda of: link_packets.numbers(Packet.NODE, of), link_packets.parse_numbers),
+    "channel": (st.tuples(U16, NAME), lambda of: link_packets.channel(Packet.OPEN, *of), link_packets.parse_channel),
+    "u64": (U64, lambda of: link_packets.u64(Packet.ACK, of), link_packets.parse_u64),
+    "end": (st.tuples(U32, NAME), lambda of: cluster_packets.end(*of), cluster_packets.parse_end),
 }
 
 
@@ -122,9 +122,9 @@ def test_any_bytes_are_a_packet_or_an_error(kind: str, packet: bytes) -> None:
 def test_a_proof_is_of_one_key_one_direction_and_both_hellos(
     key: bytes, connects: bool, hellos: bytes, other: bytes
 ) -> None:
-    proof = link.proof(key, connects, hellos)
-    assert link.is_proof(proof, key, connects, hellos)
-    assert not link.is_proof(proof, key, not connects, hellos)
-    assert not link.is_proof(proof, key, connects, hellos + b"x")
-    assert not link.is_proof(proof, bytes(32) if any(key) else b"k" * 32, connects, hellos)
-    assert not link.is_proof(other, key, connects, hellos)
+    proof = link_packets.proof(key, connects, hellos)
+    assert link_packets.is_proof(proof, key, connects, hellos)
+    assert not link_packets.is_proof(proof, key, not connects, hellos)
+    assert not link_packets.is_proof(proof, key, connects, hellos + b"x")
+    assert not link_packets.is_proof(proof, bytes(32) if any(key) else b"k" * 32, connects, hellos)
+    assert not link_packets.is_proof(other, key, connects, hellos)

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from smqrt.wire.life import MOVES, Life, moved
+from smqrt.wire.connection_state import MOVES, Life, moved
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from gevent import Timeout
 import smqrt
 from smqrt.errors import StreamError
 from smqrt.http.client.exchange import ClientRequest, ClientResponse, check_host, url_of
-from smqrt.net.contexts import ClientTls, Trust
-from smqrt.net.proxy import Proxy, open_through
-from smqrt.net.scheduling import share
-from smqrt.net.stream import Stream
+from smqrt.loop.scheduling import share
+from smqrt.transport.outgoing_proxy import Proxy, open_through
+from smqrt.transport.stream import Stream
+from smqrt.transport.tls_contexts import ClientTls, Trust
 from smqrt.wire import websocket
 from smqrt.wire.url import Url
 

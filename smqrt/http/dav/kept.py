@@ -6,7 +6,7 @@ import json
 import logging
 from abc import abstractmethod
 
-from smqrt.http.reach import reach
+from smqrt.http.blocking_io import reach
 from smqrt.http.resources import Io, IoError
 
 log = logging.getLogger("smqrt")

@@ -15,7 +15,7 @@ from smqrt.http.message import Request
 from smqrt.http.resources import IoError, Stat
 from smqrt.http.sessions import HttpSession
 from smqrt.http.status import HttpError
-from smqrt.net.scheduling import Turn
+from smqrt.loop.scheduling import Turn
 
 Hook = Callable[[Request, str], object]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from smqrt.auth.throttle import Throttle
 from smqrt.errors import ArgumentError
 from smqrt.http.logins.credentials import Credentials, Digest, basic_of, digest_of, form_of
 from smqrt.http.logins.pages import login_page
@@ -15,7 +16,6 @@ from smqrt.http.logins.server_users import ServerUsers
 from smqrt.http.logins.tickets import State
 from smqrt.http.logins.users import NOBODY, Account, Answered, UserFunction, Users, UserTable, as_bytes, users_of
 from smqrt.http.status import error_page
-from smqrt.identity.throttle import Throttle
 
 if TYPE_CHECKING:
     from smqrt.http.message import Request

@@ -9,11 +9,11 @@ from hmac import digest
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
+from smqrt.auth.identity import Identity, Method
+from smqrt.auth.throttle import GuessLimit, Throttle
 from smqrt.http.logins.tickets import NONCE_LIFETIME_S, SEED_LIFETIME_S, Nonces, Seeds
 from smqrt.http.request_sessions import RequestSessions
 from smqrt.http.sessions import HttpSession
-from smqrt.identity.identity import Identity, Method
-from smqrt.identity.throttle import GuessLimit, Throttle
 
 if TYPE_CHECKING:
     from smqrt.http.message import Request

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from smqrt.auth.passwords import BusyError
+from smqrt.auth.service import IdentityService, of_server
 from smqrt.errors import ArgumentError
 from smqrt.http.logins.users import Account, Answered
-from smqrt.identity.passwords import BusyError
-from smqrt.identity.service import IdentityService, of_server
 
 if TYPE_CHECKING:
     from smqrt.http.message import Request

@@ -9,8 +9,8 @@ from hashlib import md5, sha256
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Any, Protocol
 
+from smqrt.auth.identity import Identity
 from smqrt.errors import ArgumentError
-from smqrt.identity.identity import Identity
 
 if TYPE_CHECKING:
     from smqrt.http.message import Request

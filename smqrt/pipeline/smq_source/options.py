@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.journal import locations
 from smqrt.journal.filters import Filter
-from smqrt.options import parse_duration, parse_size
+from smqrt.settings.options import parse_duration, parse_size
 
 Offsets = dict[str, int]
 """By node, the number of the next row: an offset of Spark's, which wants a dict."""

@@ -1,0 +1,80 @@
+"""The names that an application in Python works with.
+
+    from smqrt.app import app, dir, io
+
+In `.preload.py`, and in the modules beside it, these are the application's own: `app` holds what `.preload.py` defines,
+`dir` is its place in the tree of URLs, `io` its folder. `.preload.py` has them without an import too; with it, linters
+and type checkers know them. `worker` says which of the server's workers this process is: `worker.number` of
+`worker.count` (help: workers).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smqrt.apps.python.send_file import send_file
+from smqrt.apps.python.threads import in_thread
+from smqrt.errors import ArgumentError, SmqrtError
+from smqrt.http.logins import Account, Acl, Authenticator, AuthInfo, FunctionAuthorizer, Login, UserTable
+from smqrt.http.message import Request
+from smqrt.http.resources import IoError
+from smqrt.http.response import Response
+from smqrt.http.sessions import HttpSession
+from smqrt.http.status import HttpError
+from smqrt.http.tree import Directory
+from smqrt.http.websocket import WebSocket, WebSocketClosedError
+from smqrt.http.wsgi import WsgiDirectory
+from smqrt.process import current_application
+from smqrt.workers.worker_identity import WorkerPlace, worker_place
+
+if TYPE_CHECKING:
+    from smqrt.apps.python.directory import ApplicationDirectory
+    from smqrt.apps.python.namespace import Namespace
+    from smqrt.http.resources import Io
+
+    app: Namespace
+    dir: ApplicationDirectory
+    io: Io
+    worker: WorkerPlace
+
+__all__ = [
+    "Account",
+    "Acl",
+    "AuthInfo",
+    "Authenticator",
+    "FunctionAuthorizer",
+    "HttpSession",
+    "Login",
+    "UserTable",
+    "WebSocket",
+    "WebSocketClosedError",
+    "ArgumentError",
+    "Directory",
+    "HttpError",
+    "IoError",
+    "Request",
+    "Response",
+    "SmqrtError",
+    "WorkerPlace",
+    "WsgiDirectory",
+    "app",
+    "dir",
+    "in_thread",
+    "io",
+    "send_file",
+    "worker",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "worker":
+        return worker_place()
+    if name not in ("app", "dir", "io"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    scope = current_application.current_app.get()
+    if scope is None or name not in scope.names:
+        raise ImportError(
+            f"smqrt.app has {name!r} only while an application's own code runs: import it in .preload.py or in a module"
+            " beside it, and let `smqrt serve` run the application"
+        )
+    return scope.names[name]

@@ -1,0 +1,1 @@
+"""Applications, in Lua and in Python."""

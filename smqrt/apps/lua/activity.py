@@ -1,0 +1,392 @@
+"""Activities: Lua functions that run in pooled coroutines and may block (design: lua.md, "blocking calls are yields").
+
+An activity is started inline. As long as it doesn't block it costs about a microsecond and no greenlet. When it
+blocks, it has yielded an `Op`: the Lua frames are off the C stack, and the op's answer resumes the activity.
+
+    call, start ──> send ──> ended: result, coroutine back to the pool
+                      ├────> yielded an op that parks: performed in place; while its `Deferred` waits the activity
+                      │      has no greenlet, and the Hub greenlet resumes it
+                      └────> yielded another op: a worker greenlet runs it and resumes the activity
+    run          the same, with the calling greenlet in place of the others
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, Protocol
+
+from gevent import get_hub
+from gevent.hub import Waiter
+from greenlet import GreenletExit, getcurrent, greenlet
+
+from smqrt.apps.lua.bridge import LuaError, LuaValue, LuaValues, Op, error_text
+from smqrt.broker.deferred import Deferred
+from smqrt.loop import greenlet_pool
+from smqrt.loop.scheduling import Share, share
+
+log = logging.getLogger("smqrt.lua")
+
+MAX_IDLE = 64  # pooled coroutines, about 2 KB each; a burst's others are closed
+MAX_DEPTH = 60  # of nested Lua -> Python -> Lua calls: each takes some KB of the C stack
+
+Outcome = Deferred[LuaValues]
+Sent = tuple[object, ...]
+"""What a coroutine is resumed with: a reference or the marker of a failure, or neither, and values."""
+
+
+class LuaThread(Protocol):
+    """A coroutine as lupa gives it."""
+
+    def send(self, values: Sent | None) -> object:
+        """Resume it, and give what it yields."""
+
+
+class Coroutine:
+    """A coroutine of the Lua activity loop, waiting for its first job.
+
+    Attributes:
+        thread: lupa's object.
+        resumes: how often it was resumed.
+        address: of its Lua state, for the watchdog; 0 when Lua tells none.
+    """
+
+    __slots__ = ("address", "resumes", "send", "thread")
+
+    def __init__(self, thread: LuaThread) -> None:
+        self.thread, self.send, self.resumes = thread, thread.send, 0
+        self.address = _address_in(thread.send(None))
+
+
+Run = tuple[Coroutine, int]
+"""An activity between two waits, in which Lua runs or has called Python: its coroutine, and which of its resumes."""
+
+
+class _Parked:
+    """An activity that waits without a greenlet, in which op and since when."""
+
+    __slots__ = ("answer", "co", "op_name", "outcome", "since_s")
+
+    def __init__(self, co: Coroutine, outcome: Outcome, answer: Deferred[Any], op_name: str) -> None:
+        self.co, self.answer, self.op_name, self.outcome = co, answer, op_name, outcome
+        self.since_s = monotonic()
+
+
+class _Driver:
+    """An activity that blocks a greenlet, and in what."""
+
+    __slots__ = ("co", "op_name", "since_s")
+
+    def __init__(self, co: Coroutine) -> None:
+        self.co, self.op_name, self.since_s = co, "", monotonic()
+
+
+class _Later(Deferred[None]):
+    """Resolved in a later turn of the loop; the activity goes on with `op`, the op and its arguments."""
+
+    __slots__ = ("op",)
+
+    def __init__(self, share: Share, op: LuaValues) -> None:
+        super().__init__()
+        self.op = op
+        share.later(self.resolve)
+
+
+class Activities:
+    """The running and the idle activities of one Lua runtime.
+
+    Args:
+        new: makes a coroutine of the Lua activity loop, which yields the address of its Lua state first.
+        close_ref: reference of the Lua function that closes a coroutine.
+        failure: the marker with which an op's answer becomes a Lua error.
+    """
+
+    def __init__(self, new: Callable[[], LuaThread], close_ref: int, failure: object) -> None:
+        self._new = new
+        self._close_ref = close_ref
+        self._failure = failure
+        self._idle: list[Coroutine] = []
+        self._drivers: dict[greenlet, _Driver] = {}
+        self._parked: set[_Parked] = set()
+        self._call_stack: list[Coroutine] = []
+        self._share = share()
+
+    @property
+    def blocked(self) -> int:
+        """How many activities wait in an op at the moment."""
+        return len(self._drivers) + len(self._parked)
+
+    def waiting(self) -> list[tuple[LuaThread, str, float]]:
+        """The coroutine of each activity that waits, the call in which it does, and for how many seconds."""
+        parked = [(one.co.thread, one.op_name, one.since_s) for one in self._parked]
+        driven = [(one.co.thread, one.op_name, one.since_s) for one in self._drivers.values()]
+        now_s = monotonic()
+        return [(co, name, now_s - since_s) for co, name, since_s in parked + driven]
+
+    @property
+    def idle(self) -> int:
+        """How many coroutines wait in the pool."""
+        return len(self._idle)
+
+    @property
+    def nested(self) -> bool:
+        """Whether Lua is on the C stack, so that nobody may switch greenlets."""
+        return bool(self._call_stack)
+
+    def runs(self) -> list[Run]:
+        """The runs that are under way, the innermost first; callable from every thread."""
+        return [(co, co.resumes) for co in self._call_stack[::-1]]
+
+    def call(self, ref: int, *args: LuaValue | LuaThread) -> LuaValues | Outcome:
+        """Run the Lua function `ref` without ever blocking the caller.
+
+        args: None, bool, int, float or bytes. Callable from the Hub greenlet and from inside a Lua-to-Python call.
+        Returns the values of the function when it ended without blocking, else a `Deferred` of them.
+        Raises LuaError when the function failed before it blocked; later errors reject the `Deferred`.
+        """
+        co = self._idle.pop() if self._idle else Coroutine(self._new())
+        answer = self._send(co, (ref, *args))
+        if answer is True:
+            self._idle.append(co)
+            return ()
+        if type(answer) is tuple and type(answer[0]) is bool:
+            return self._ended(co, answer)
+        outcome: Outcome = Deferred()
+        self._go_on(co, answer, outcome)
+        if not outcome.done:
+            return outcome
+        return outcome.result()
+
+    def start(self, ref: int, *args: LuaValue) -> None:
+        """Run the Lua function `ref` like `call`; an error is logged ("smqrt.lua") with the author's file, line and
+        traceback."""
+        try:
+            result = self.call(ref, *args)
+        except LuaError as error:
+            log.error("%s", error)
+        else:
+            if type(result) is Deferred:
+                result.then(_log_error)
+
+    def run(self, ref: int, *args: LuaValue) -> LuaValues:
+        """Run the Lua function `ref` in the current greenlet, which may block, and return its values.
+
+        Raises LuaError when the function failed, RuntimeError when Lua is on the C stack of the caller: use `call`
+        there.
+        """
+        if self._call_stack:
+            raise RuntimeError("run would switch greenlets inside a Lua call: use call")
+        co = self._idle.pop() if self._idle else Coroutine(self._new())
+        answer = self._send(co, (ref, *args))
+        if answer is True:
+            self._idle.append(co)
+            return ()
+        return self._drive(co, answer)
+
+    def stop(self) -> None:
+        """End all activities that wait in an op: their `<close>` variables are closed, Lua's pcall can't hold them.
+
+        One whose op is over already, and which is resumed in this turn of the loop, goes on; `blocked` tells, and this
+        can be called again.
+        """
+        run_callback = get_hub().loop.run_callback
+        for driver in list(self._drivers):
+            run_callback(self._kill, driver)
+        for parked in list(self._parked):
+            run_callback(self._abandon, parked)
+
+    def _kill(self, driver: greenlet) -> None:
+        if driver in self._drivers:  # otherwise it ended meanwhile and does something else
+            driver.throw(GreenletExit)
+
+    def _abandon(self, parked: _Parked) -> None:
+        if parked in self._parked:
+            self._parked.discard(parked)
+            parked.answer.cancel()
+            self._close(parked.co)
+            parked.outcome.reject(GreenletExit())
+
+    def _close(self, co: Coroutine) -> None:
+        self.call(self._close_ref, co.thread)
+
+    def _send(self, co: Coroutine, values: Sent) -> Any:
+        stack = self._call_stack
+        if len(stack) >= MAX_DEPTH:
+            self._idle.append(co)
+            raise LuaError(f"callbacks are nested more than {MAX_DEPTH} deep: one of them causes its own call")
+        co.resumes += 1
+        stack.append(co)
+        try:
+            return co.send(values)
+        except Exception as error:  # the coroutine is dead or refused a value: it can't be used again
+            raise LuaError(_text_of(error)) from error
+        finally:
+            stack.pop()
+
+    def _ended(self, co: Coroutine, answer: LuaValues) -> LuaValues:
+        if len(self._idle) < MAX_IDLE:
+            self._idle.append(co)
+        if answer[0]:
+            return answer[1:]
+        raise LuaError(answer[1])
+
+    def _advance(self, co: Coroutine, answer: Any) -> Any:
+        """Perform the ops that park until the activity ends (gives its last answer), blocks (the op and its arguments)
+        or waits (a `Deferred` and the name of the op).
+
+        An activity that always finds something to do gives way: before an op, because what it has done is never lost
+        when somebody ends the activity meanwhile.
+        """
+        is_first = True
+        while True:
+            if type(answer) is not tuple:
+                answer = (answer,)
+            op = answer[0]
+            if type(op) is bool or not op.parks:
+                return answer
+            if not is_first and self._share.spent():
+                return _Later(self._share, answer), ""
+            is_first = False
+            values = self._perform(*answer)
+            if values and isinstance(values[0], Deferred):
+                if not values[0].done:
+                    return values[0], op.name
+                values = self._answer_of(values[0])
+            answer = self._send(co, values)
+
+    def _go_on(self, co: Coroutine, answer: Any, outcome: Outcome) -> None:
+        """Continue an activity as far as it goes without blocking and without a greenlet of its own."""
+        try:
+            answer = self._advance(co, answer)
+            if isinstance(answer[0], Deferred):
+                self._park(_Parked(co, outcome, *answer))
+            elif type(answer[0]) is bool:
+                outcome.resolve(self._ended(co, answer))
+            else:
+                get_hub().loop.run_callback(greenlet_pool.start, self._drive_later, co, answer, outcome)
+        except LuaError as error:
+            outcome.reject(error)
+
+    def _park(self, parked: _Parked) -> None:
+        self._parked.add(parked)
+        parked.answer.then(lambda value, error: self._in_hub(self._unpark, parked))
+
+    def _in_hub(self, fn: Callable[..., object], *args: Any) -> None:
+        """Call `fn` where greenlets may be switched: at once in the Hub greenlet, unless Lua is on the C stack."""
+        hub = get_hub()
+        if self._call_stack or getcurrent() is not hub:
+            hub.loop.run_callback(fn, *args)
+        else:
+            fn(*args)
+
+    def _unpark(self, parked: _Parked) -> None:
+        if parked not in self._parked:
+            return  # ended meanwhile
+        self._parked.discard(parked)
+        try:
+            answer = self._continued(parked.co, parked.answer)
+        except LuaError as error:
+            parked.outcome.reject(error)
+        else:
+            self._go_on(parked.co, answer, parked.outcome)
+
+    def _drive_later(self, co: Coroutine, answer: Any, outcome: Outcome) -> None:
+        """Run a blocking op in this worker greenlet. Behind it the greenlet is free again."""
+        try:
+            answer = self._driven(co, lambda: self._send(co, self._performed(answer)))
+        except Exception as error:
+            outcome.reject(error)
+        except BaseException as error:
+            outcome.reject(error)
+            raise
+        else:
+            self._go_on(co, answer, outcome)
+
+    def _drive(self, co: Coroutine, answer: Any) -> LuaValues:
+        """Run the ops that `co` yields in this greenlet until it ends."""
+        return self._ended(co, self._driven(co, lambda: self._to_the_end(co, answer)))
+
+    def _to_the_end(self, co: Coroutine, answer: Any) -> Any:
+        while True:
+            answer = self._advance(co, answer)
+            if isinstance(answer[0], Deferred):
+                self._await(*answer)
+                answer = self._continued(co, answer[0])
+            elif type(answer[0]) is bool:
+                return answer
+            else:
+                answer = self._send(co, self._performed(answer))
+
+    def _performed(self, answer: Any) -> Sent:
+        """Run a blocking op in this greenlet, behind the others whose turn it is."""
+        driver = self._drivers[getcurrent()]
+        driver.op_name, driver.since_s = answer[0].name, monotonic()
+        if self._share.spent():
+            self._share.wait()
+        return self._perform(*answer)
+
+    def _driven(self, co: Coroutine, work: Callable[[], Any]) -> Any:
+        """Give what `work` gives. A greenlet that is killed meanwhile closes the coroutine."""
+        me = getcurrent()
+        outer = self._drivers.get(me)  # an op may run Lua again
+        self._drivers[me] = _Driver(co)
+        try:
+            return work()
+        except BaseException:
+            self._close(co)
+            raise
+        finally:
+            if outer is None:
+                del self._drivers[me]
+            else:
+                self._drivers[me] = outer
+
+    def _await(self, answer: Deferred[Any], op_name: str) -> None:
+        hub = get_hub()
+        waiter: Waiter[None] = Waiter(hub)
+        driver = self._drivers[getcurrent()]
+        driver.op_name, driver.since_s = op_name, monotonic()
+        answer.then(lambda value, error: self._in_hub(waiter.switch, None))
+        try:
+            waiter.get()
+        except BaseException:
+            answer.cancel()
+            raise
+
+    def _continued(self, co: Coroutine, answer: Deferred[Any]) -> Any:
+        """Go on with an activity whose `Deferred` is settled; gives what it yields next."""
+        return answer.op if type(answer) is _Later else self._send(co, self._answer_of(answer))
+
+    def _answer_of(self, answer: Deferred[Any]) -> Sent:
+        try:
+            result = answer.result()
+        except Exception as error:
+            return (self._failure, error_text(error, answer.resolve))
+        return result if type(result) is tuple else (result,)
+
+    def _perform(self, op: Op, *args: LuaValue) -> Sent:
+        try:
+            result = op.fn(*args)
+        except Exception as error:
+            return (self._failure, error_text(error, op.fn))
+        return result if type(result) is tuple else (result,)
+
+
+def _address_in(answer: object) -> int:
+    """The number in what a coroutine of the activity loop yields first: true and the text of a pointer."""
+    text = answer[-1] if type(answer) is tuple else None
+    try:
+        return int(text, 16) if isinstance(text, bytes) else 0
+    except ValueError:
+        return 0
+
+
+def _text_of(error: Exception) -> bytes | str:
+    detail = error.args[0] if error.args else error
+    return detail if isinstance(detail, bytes | str) else str(detail)
+
+
+def _log_error(_values: LuaValues | None, error: BaseException | None) -> None:
+    if error is not None and not isinstance(error, GreenletExit):
+        log.error("%s", error)

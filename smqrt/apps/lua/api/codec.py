@@ -1,0 +1,215 @@
+"""The functions of `ba` on strings: encodings, dates, content types, compression, JSON, digests; and random numbers
+(spec: bas-api §7)."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import mimetypes
+import secrets
+import zlib
+from base64 import b64encode, urlsafe_b64encode
+from binascii import a2b_base64
+from collections.abc import Callable, Iterator
+from email.utils import formatdate, mktime_tz, parsedate_tz
+from itertools import count
+from string import ascii_letters, digits
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from smqrt.apps.lua.bridge import Function, methods
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
+from smqrt.crypto import sealed_text
+from smqrt.errors import ArgumentError
+from smqrt.http.forms import BLANKS
+from smqrt.loop.scheduling import Turn
+
+_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+_TO_PLAIN = bytes.maketrans(b"-_", b"+/")
+_NOISE = bytes(set(range(256)) - set(_ALPHABET + b"-_"))
+_GZIP_WINDOW = 31
+
+
+def b64decode(data: bytes) -> bytes:
+    """Decode either alphabet; what belongs to neither is ignored. Never fails."""
+    digits = data.translate(_TO_PLAIN, _NOISE)
+    if len(digits) % 4 == 1:  # six bits are no byte
+        digits = digits[:-1]
+    return a2b_base64(digits + b"=" * (-len(digits) % 4))
+
+
+def b64urlencode(data: bytes, pad: bool) -> bytes:
+    """Encode with the URL-safe alphabet, with `=` at the end only when asked."""
+    text = urlsafe_b64encode(data)
+    return text if pad else text.rstrip(b"=")
+
+
+_KEPT = frozenset(b"%b%b-_.~/:!()*" % (ascii_letters.encode(), digits.encode())) | frozenset(range(128, 256))
+_ENCODED = [bytes((byte,)) if byte in _KEPT else b"%%%02X" % byte for byte in range(256)]
+
+
+def urlencode(data: bytes) -> bytes:
+    """Percent-encode everything but letters, digits, `-_.~/:!()*` and bytes over 127 (spec: bas-api §7)."""
+    return b"".join(map(_ENCODED.__getitem__, data))
+
+
+def urldecode(data: bytes) -> bytes:
+    """The inverse; `+` is a space."""
+    return unquote_to_bytes(data.translate(BLANKS))
+
+
+MAX_DATE_BYTES = 256
+
+PIECE_BYTES = 64 << 10
+"""Of a large text: some ms of work, then others have a turn."""
+
+
+def _pieces(data: bytes, size_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
+    """`data` in portions, with turns for the others in between; blocks."""
+    view, turn = memoryview(data), Turn()
+    for at in range(0, len(data), size_bytes):
+        turn.breathe()
+        yield view[at : at + size_bytes]
+
+
+def urlencode_large(data: bytes) -> bytes:
+    """`urlencode` in portions; blocks."""
+    return b"".join(urlencode(bytes(piece)) for piece in _pieces(data))
+
+
+def urldecode_large(data: bytes) -> bytes:
+    """`urldecode` in portions; blocks."""
+    parts, rest = [], b""
+    for piece in _pieces(data):
+        text = rest + piece
+        cut = text.rfind(b"%", -2)  # an escape may go on in the next portion
+        text, rest = (text, b"") if cut < 0 else (text[:cut], text[cut:])
+        parts.append(urldecode(text))
+    return b"".join(parts) + urldecode(rest)
+
+
+def encode_date(seconds: float) -> bytes:
+    """The date of an HTTP header for Unix time `seconds`."""
+    return formatdate(seconds, usegmt=True).encode()
+
+
+def parse_date(text: bytes) -> int | None:
+    """Unix time of a date as HTTP and mail headers have it, None when it is no date."""
+    if len(text) > MAX_DATE_BYTES:
+        return None
+    parsed = parsedate_tz(text.decode("latin-1"))
+    return None if parsed is None else int(mktime_tz(parsed))
+
+
+def mime_type(extension: bytes) -> bytes:
+    """The content type for a file name extension, with or without its dot."""
+    name = "x." + extension.decode("latin-1").lstrip(".")
+    return (mimetypes.guess_type(name)[0] or "application/octet-stream").encode()
+
+
+def deflate(data: bytes, gzip: bool) -> bytes:
+    """Compress for `Content-Encoding: deflate`, or `gzip`."""
+    return zlib.compress(data, wbits=_GZIP_WINDOW if gzip else zlib.MAX_WBITS)
+
+
+def deflate_large(data: bytes, gzip: bool) -> bytes:
+    """`deflate` in portions; blocks."""
+    compressor = zlib.compressobj(wbits=_GZIP_WINDOW if gzip else zlib.MAX_WBITS)
+    return b"".join(compressor.compress(piece) for piece in _pieces(data)) + compressor.flush()
+
+
+DIGEST_PIECE_BYTES = 1 << 20
+ALGORITHMS = ("md5", "sha1", "sha256", "sha384", "sha512")
+_FORMATS: dict[bytes, Callable[[bytes], bytes]] = {
+    b"binary": bytes,
+    b"hex": lambda digest: digest.hex().encode(),
+    b"b64": b64encode,
+}
+
+
+class Digests:
+    """The digests under way, by handle."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Any] = {}
+        self._handles = count(1)
+
+    def open(self, algorithm: bytes, key: bytes | None) -> int:
+        """Begin a digest, or an HMAC when there is a key."""
+        name = _algorithm(algorithm)
+        handle = next(self._handles)
+        self._open[handle] = hashlib.new(name) if key is None else hmac.new(key, digestmod=name)
+        return handle
+
+    def update(self, handle: int, data: bytes) -> None:
+        """Add `data`."""
+        self._open[handle].update(data)
+
+    def update_large(self, handle: int, data: bytes) -> None:
+        """The same in portions; blocks."""
+        for piece in _pieces(data, DIGEST_PIECE_BYTES):
+            self._open[handle].update(piece)
+
+    def finish(self, handle: int, form: bytes) -> bytes:
+        """End a digest and return it as `binary`, `hex` or `b64`."""
+        if form not in _FORMATS:
+            raise ArgumentError("bad argument #2 to 'hash' (binary, hex or b64 expected)")
+        encode = _FORMATS[form]
+        return encode(self._open.pop(handle).digest())
+
+    def drop(self, handle: int) -> None:
+        """Forget a digest that nobody finished."""
+        self._open.pop(handle, None)
+
+
+def _algorithm(name: bytes) -> str:
+    text = name.decode("latin-1")
+    if text not in ALGORITHMS:
+        raise ArgumentError(f"unknown hash algorithm '{text}': use one of {', '.join(ALGORITHMS)}")
+    return text
+
+
+def random_below(limit: int) -> int:
+    """A random integer from 0 to `limit` - 1."""
+    return secrets.randbelow(limit)
+
+
+def random_unsigned(size_bytes: int) -> int:
+    """A random integer of `size_bytes` bytes; eight of them give the bits of a Lua integer."""
+    return int.from_bytes(secrets.token_bytes(size_bytes), "big", signed=size_bytes == 8)
+
+
+_FUNCTIONS: dict[str, Function] = {
+    "b64encode": b64encode,
+    "b64decode": b64decode,
+    "b64urlencode": b64urlencode,
+    "urlencode": urlencode,
+    "urldecode": urldecode,
+    "encdate": encode_date,
+    "parsedate": parse_date,
+    "mime": mime_type,
+    "deflate": deflate,
+}
+_LARGE: dict[str, Function] = {
+    "urlencode_large": urlencode_large,
+    "urldecode_large": urldecode_large,
+    "deflate_large": deflate_large,
+}
+_RANDOM: dict[str, Function] = {
+    "random_below": random_below,
+    "random_unsigned": random_unsigned,
+    "random_bytes": secrets.token_bytes,
+}
+
+
+def install(vm: Vm, services: Services) -> None:
+    """Give Lua `ba.json`, the encoders and decoders of `ba`, tokens, `ba.crypto.hash` and the random numbers."""
+    vm.namespace("ba.json", {})
+    vm.namespace("ba.jsondecode", {"max_values": lambda: services.json_values})
+    vm.namespace("ba.jsonparser", {})
+    vm.namespace("ba.codec", _FUNCTIONS, _LARGE)
+    vm.namespace("ba.tokens", {"new_key": sealed_text.new_key, "seal": sealed_text.seal, "unseal": sealed_text.unseal})
+    digests = Digests()
+    large = methods(digests, "update_large")
+    vm.namespace("ba.crypto", _RANDOM | methods(digests, "open update finish drop"), large)

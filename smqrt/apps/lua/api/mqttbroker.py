@@ -1,0 +1,224 @@
+"""`require"mqttbroker"`: MQTT's codec for the broker that is written in Lua; the Lua half is lib/mqttbroker/codec.lua.
+
+What is called for every message stays in Lua, where it costs less than a call into Python does: cutting the stream, and
+PUBLISH without properties.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+from smqrt.apps.lua import table_codec
+from smqrt.apps.lua.bridge import LuaResult, methods
+from smqrt.apps.lua.services import Services
+from smqrt.apps.lua.vm import Vm
+from smqrt.auth.identity import Action, Identity
+from smqrt.auth.service import IdentityService, LoginRefused, Shown, Why, of_server
+from smqrt.errors import ArgumentError, MqttError
+from smqrt.smq.hub_authentication import TOKEN
+from smqrt.wire.mqtt.decode import connect_version, decode
+from smqrt.wire.mqtt.packets import (
+    ConnackPacket,
+    ConnectPacket,
+    DisconnectPacket,
+    Packet,
+    SubscribeAnswer,
+    SubscribePacket,
+    UnsubscribePacket,
+    WillMessage,
+    encode,
+)
+from smqrt.wire.mqtt.properties import NAMES, PacketType, cut_property, pack_properties, unpack_properties
+from smqrt.wire.mqtt.server import check_message_properties
+
+Refusal = tuple[None, int, bytes]
+"""None, the reason code, and an English reason."""
+
+_FORWARDED = frozenset(
+    ("payloadformatindicator", "messageexpiryinterval", "contenttype", "responsetopic", "correlationdata")
+)
+
+
+def _refusal(error: MqttError) -> Refusal:
+    return None, int(error.code), str(error).encode()
+
+
+def decode_packet(first: int, body: bytes, version: int) -> bytes | Refusal:
+    """A packet of a client, PUBLISH aside, as a flat table."""
+    try:
+        return table_codec.dump(_table(decode(first, body, version, True)))
+    except MqttError as error:
+        return _refusal(error)
+
+
+def _table(packet: Packet) -> dict[str, object]:
+    if isinstance(packet, ConnectPacket):
+        return {
+            "version": packet.version,
+            "clean": packet.clean_start,
+            "keepalive_s": packet.keepalive_s,
+            "properties": packet.properties,
+            "id": packet.client_identifier,
+            "will": None if packet.will is None else _will_table(packet.will),
+            "username": packet.username,
+            "password": packet.password,
+        }
+    if isinstance(packet, SubscribePacket):
+        return {
+            "id": packet.packet_identifier,
+            "filters": [one.topic for one in packet.subscriptions],
+            "options": [one.options for one in packet.subscriptions],
+            "subscription": packet.properties.get("subscriptionidentifier"),
+        }
+    if isinstance(packet, UnsubscribePacket):
+        return {"id": packet.packet_identifier, "filters": packet.topics}
+    return {"code": packet.code, "properties": packet.properties} if isinstance(packet, DisconnectPacket) else {}
+
+
+def _will_table(will: WillMessage) -> dict[str, object]:
+    check_message_properties(will.properties)
+    block = will.property_bytes
+    return {
+        "topic": will.topic,
+        "payload": will.payload,
+        "qos": will.qos,
+        "retain": will.retain,
+        "properties": will.properties,
+        "forwarded": cut_property(block, "willdelayinterval") if block else b"",
+    }
+
+
+def has_alias(properties: bytes) -> bool | Refusal:
+    """Whether the properties of a PUBLISH packet, their length left out, have a topic alias. All are checked."""
+    try:
+        found = unpack_properties(properties, 0, len(properties), PacketType.PUBLISH)
+        check_message_properties(found)
+    except MqttError as error:
+        return _refusal(error)
+    return "topicalias" in found
+
+
+def message_table(forwarded: bytes) -> bytes:
+    """Properties that go with a message, packed, as a flat table for applications. Of several user properties with one
+    name it has the last one."""
+    found = unpack_properties(forwarded, 0, len(forwarded), PacketType.PUBLISH)
+    return table_codec.dump({name: value[-1] if isinstance(value, list) else value for name, value in found.items()})
+
+
+def pack_message(values: bytes) -> bytes:
+    """The properties that an application gives a message, packed. What the standard has for other packets is left
+    out."""
+    given = _named(values)
+    found = {name: given.pop(name, None) for name in NAMES}
+    kept = {name: value for name, value in found.items() if name in _FORWARDED and value is not None}
+    return pack_properties(kept | given, PacketType.PUBLISH)
+
+
+def _named(values: bytes) -> dict[str, object]:
+    table = table_codec.load(values)
+    return {key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key): table[key] for key in table}
+
+
+def connack(version: int, code: int, values: bytes) -> bytes:
+    """CONNACK without a session; the properties in the order of their numbers."""
+    found = _named(values)
+    return encode(ConnackPacket(False, code, {name: found[name] for name in NAMES if name in found}), version)
+
+
+def suback(version: int, number: int, codes: bytes) -> bytes:
+    """SUBACK."""
+    return encode(SubscribeAnswer(PacketType.SUBACK, number, codes), version)
+
+
+def unsuback(version: int, number: int, codes: bytes) -> bytes:
+    """UNSUBACK."""
+    return encode(SubscribeAnswer(PacketType.UNSUBACK, number, codes), version)
+
+
+def disconnect(code: int, text: bytes | None) -> bytes:
+    """DISCONNECT, for MQTT 5."""
+    return encode(DisconnectPacket(code, {"reasonstring": text} if text is not None else {}), 5)
+
+
+class MqttIdentities:
+    """The clients of MQTT brokers that the server's identity service has let in, by numbers."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._known: dict[int, Identity] = {}
+        self._followed: IdentityService | None = None
+        self._generation = 0
+
+    def fault_of_server(self) -> bytes | None:
+        """Why the server can't tell who clients are."""
+        return None if of_server() is not None else _NO_USERS.encode()
+
+    def _service(self) -> IdentityService:
+        service = of_server()
+        if service is None:
+            raise ArgumentError(_NO_USERS)
+        if service is not self._followed:
+            self._followed = service
+            service.changed.append(self._changed)
+            service.expiring.append(self._end_expired)
+        return service
+
+    def _changed(self) -> None:
+        self._generation += 1
+
+    def _end_expired(self) -> None:
+        now_s = time.time()
+        if any(one.expires_s is not None and one.expires_s <= now_s for one in self._known.values()):
+            self._changed()
+
+    def login(self, client_id: bytes, name: bytes | None, password: bytes | None, address: bytes) -> LuaResult:
+        """The number of a client that may come in; else nil, whether it may try again later, and why. Blocks. A token
+        is the password of any user name, as brokers of MQTT have it."""
+        token = password if password is not None and TOKEN.match(password) else None
+        user = None if name is None or token is not None else name.decode("utf-8", "replace")
+        shown = Shown(address.decode("ascii", "replace"), client_id, user, password, token)
+        try:
+            identity = self._service().login(shown)
+        except LoginRefused as refused:
+            return None, refused.why in (Why.BUSY, Why.THROTTLED), str(refused).encode()
+        number = next(self._numbers)
+        self._known[number] = identity
+        return number
+
+    def user(self, number: int) -> bytes:
+        return self._known[number].user.encode("utf-8", "surrogateescape")
+
+    def same(self, number: int, other: int) -> bool:
+        """Whether two clients are of one user."""
+        return self._known[number].user == self._known[other].user
+
+    def may_publish(self, number: int, topic: bytes) -> bool:
+        return self._known[number].may(topic, Action.WRITE)
+
+    def may_subscribe(self, number: int, topic_filter: bytes) -> bool:
+        return self._known[number].may_filter(topic_filter, Action.READ)
+
+    def fault(self, number: int) -> bytes | None:
+        """Why a client may not stay."""
+        fault = self._service().still(self._known[number])
+        return None if fault is None else fault.encode()
+
+    def leave(self, number: int) -> None:
+        self._known.pop(number, None)
+
+    def generation(self) -> int:
+        """Another number after each change of users or rules."""
+        return self._generation
+
+
+_NO_USERS = "auth: the server has no users; name a file of them in the setting auth.users"
+_DIRECT = "fault_of_server user same may_publish may_subscribe fault leave generation"
+
+
+def install(vm: Vm, _services: Services) -> None:
+    """Give Lua the codec, and the way to the server's users."""
+    identities = MqttIdentities()
+    vm.namespace("mqttbroker.identity", methods(identities, _DIRECT), methods(identities, "login"))
+    functions = (decode_packet, has_alias, message_table, pack_message, connack, suback, unsuback, disconnect)
+    vm.namespace("mqttbroker.codec", {fn.__name__: fn for fn in functions} | {"connect_version": connect_version})

@@ -1,0 +1,567 @@
+"""Sockets as Lua knows them, seen by one interface, a `SocketHandle`; and what activities wait for with one: data, room
+in the queue, `wake`. A WebSocket, either side of it, is one of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from gevent import get_hub
+
+from smqrt.apps.lua.bridge import fail
+from smqrt.broker.deferred import Deferred
+from smqrt.broker.state import BrokerPeer
+from smqrt.errors import ArgumentError, ProtocolError, StreamError
+from smqrt.http.message import RequestServer
+from smqrt.hub.peer import PeerSocket
+from smqrt.loop.readiness import TimedDeferred, Wait
+from smqrt.loop.scheduling import share
+from smqrt.transport.listener import Acceptor
+from smqrt.transport.stream import Stream, resolve
+from smqrt.transport.tls import TlsTransport, Transport
+from smqrt.transport.tls_contexts import ClientTls, ServerTls
+from smqrt.transport.udp import Datagram
+from smqrt.wire import websocket
+from smqrt.wire.websocket import WebSocketCodec, WebSocketMessage
+
+Values = tuple[Any, ...]
+
+AGAIN: Values = ()
+"""What `receive` gives when there may be something, but others have their turn first."""
+
+
+class Reading(Deferred[Values]):
+    """Resolved with what the socket gives, with nil and "timeout", or with nil and the word of the error.
+
+    Args:
+        handle: the socket.
+        timeout_s: None waits for ever.
+        is_soon: in a later turn of the loop there may be something, whether the socket tells or not.
+    """
+
+    __slots__ = ("_handle", "_late_s", "_wait")
+
+    def __init__(self, handle: SocketHandle, timeout_s: float | None, is_soon: bool = False) -> None:
+        super().__init__()
+        self._handle = handle
+        self._late_s = None if timeout_s is None else monotonic() + timeout_s
+        self._wait: Deferred[None] | None = None
+        handle.reading = self
+        if is_soon:
+            self._await_turn()
+        elif not handle.paused:
+            self._await(timeout_s)
+
+    def go_on(self) -> None:
+        """The socket is not paused any more."""
+        if self._wait is None:
+            get_hub().loop.run_callback(self._try, None, None)
+
+    def _await(self, timeout_s: float | None) -> None:
+        self._wait = self._handle.readable(timeout_s)
+        self._wait.then(self._try)
+
+    def _await_turn(self) -> None:
+        turn: Deferred[None] = Deferred()
+        self._wait = turn
+        turn.then(self._try)
+        share().later(turn.resolve)
+
+    def _try(self, _value: None, error: BaseException | None) -> None:
+        self._wait = None
+        if self.done or (self._handle.paused and error is None):
+            return
+        try:
+            if error is not None:
+                raise error
+            values = self._handle.receive()
+            left_s = None if self._late_s is None else self._late_s - monotonic()
+            if values:
+                self.resolve(values)
+            elif values is None:
+                self._await(left_s)
+            elif left_s is not None and left_s <= 0:
+                raise StreamError("timeout")
+            else:
+                self._await_turn()
+        except StreamError as failure:
+            self.resolve(fail(failure.word))
+        except Exception as fault:  # nobody would wake the reader again
+            self.reject(fault)
+
+    def _release(self) -> None:
+        self._handle.reading = None
+        if self._wait is not None:
+            self._wait.cancel()
+            self._wait = None
+
+
+class SocketHandle:
+    """A socket.
+
+    Attributes:
+        reading: the activity that waits in a read, None when nobody does.
+        paused: what arrives is not given to the reader.
+        state: the word of `sock:state()`.
+    """
+
+    __slots__ = ("paused", "reading")
+    state = "connected"
+    stream: Stream | None = None
+
+    def __init__(self) -> None:
+        self.reading: Reading | None = None
+        self.paused = False
+
+    @property
+    def tls_layer(self) -> TlsTransport | None:
+        """The TLS of a connection, None without it."""
+        return self.stream.tls if self.stream else None
+
+    def receive(self) -> Values | None:
+        """What a read gives now, None when nothing has arrived, `AGAIN` when it should be asked in a later turn of the
+        loop. Raises StreamError."""
+        raise StreamError("incorrectuse")
+
+    def readable(self, timeout_s: float | None) -> Wait:
+        """Wait until `receive` is worth another try. Raises StreamError."""
+        raise StreamError("incorrectuse")
+
+    def put(self, data: bytes, is_text: bool | None) -> bool:
+        """Send or queue `data`; false when the writer should wait until there is room. Raises StreamError."""
+        raise StreamError("incorrectuse")
+
+    def peername(self) -> tuple[str, int]:
+        """Address and port of the other side. Raises StreamError."""
+        raise StreamError("invalidsocketcon")
+
+    def sockname(self) -> tuple[str, int]:
+        """Address and port of this side. Raises StreamError."""
+        raise StreamError("invalidsocketcon")
+
+    def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
+        """Set an option of the socket. Raises StreamError, OSError."""
+        raise StreamError("incorrectuse")
+
+    def close(self) -> None:
+        """Close; the reader, if any, gets nil, "socketclosed"."""
+        raise StreamError("incorrectuse")
+
+    def pause(self, is_paused: bool) -> None:
+        """Hold back what arrives, or go on."""
+        self.paused = is_paused
+        if self.reading is not None and not is_paused:
+            self.reading.go_on()
+
+    def end_reading(self, word: str) -> None:
+        """Let a read that waits give nil and `word`."""
+        if self.reading is not None:
+            self.reading.resolve(fail(word))
+
+
+class StreamHandle(SocketHandle):
+    """A TCP or TLS connection.
+
+    Args:
+        stream: the connection.
+        tls: how it became TLS (`ClientTls`, `ServerTls`), None without TLS.
+        host: the name that was connected to, for the check of the certificate.
+        server: the `HttpServer` it came from, None when it did not.
+    """
+
+    __slots__ = ("host", "server", "stream", "tls")
+    stream: Stream
+
+    def __init__(
+        self,
+        stream: Stream,
+        tls: ClientTls | ServerTls | None = None,
+        host: str = "",
+        server: RequestServer | None = None,
+    ) -> None:
+        super().__init__()
+        self.stream, self.tls, self.host, self.server = stream, tls, host, server
+
+    def receive(self) -> Values | None:
+        """See `SocketHandle`."""
+        data = self.stream.try_read()
+        if data:
+            return (data,)
+        return None if data is None else self.gone()
+
+    def gone(self) -> Values:
+        """What a read gives at the end of the stream."""
+        return fail("sslclosenotify" if self.stream.tls else "socketclosed")
+
+    def readable(self, timeout_s: float | None) -> Wait:
+        """See `SocketHandle`."""
+        return self.stream.readable(timeout_s)
+
+    def put(self, data: bytes, is_text: bool | None) -> bool:
+        """See `SocketHandle`."""
+        return self.stream.push(data)
+
+    def peername(self) -> tuple[str, int]:
+        """See `SocketHandle`."""
+        return self.stream.peername()
+
+    def sockname(self) -> tuple[str, int]:
+        """See `SocketHandle`."""
+        return self.stream.sockname()
+
+    def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
+        """See `SocketHandle`."""
+        self.stream.setsockopt(level, option, value)
+
+    def close(self) -> None:
+        """See `SocketHandle`."""
+        self.stream.close()
+
+
+_CHUNK = re.compile(rb"[0-9A-Fa-f]{1,16}(?:;[^\r\n]*)?\r\n")
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class ChunkedHandle(StreamHandle):
+    """The connection of a response that has begun in chunks: what is written goes on in chunks, and closing ends it.
+
+    Applications that know of this frame their chunks themselves; the first write shows it, and theirs stay as they are.
+    """
+
+    __slots__ = ("_is_framed",)
+
+    def __init__(self, stream: Stream, server: RequestServer) -> None:
+        super().__init__(stream, server=server)
+        self._is_framed: bool | None = None  # by the application; None before the first write
+
+    def put(self, data: bytes, is_text: bool | None) -> bool:
+        """See `SocketHandle`."""
+        if data and self._is_framed is None:
+            self._is_framed = _CHUNK.match(data) is not None
+        if data and not self._is_framed:  # an empty chunk would end the response
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        return super().put(data, is_text)
+
+    def close(self) -> None:
+        """See `SocketHandle`."""
+        if not self.stream.closed:
+            if not self._is_framed:
+                with suppress(StreamError):  # the client is gone
+                    self.stream.push(_LAST_CHUNK)
+            self.stream.close(graceful=True)
+
+
+class ListenerHandle(SocketHandle):
+    """A port that is listened on: a read of it accepts.
+
+    Args:
+        acceptor: the port.
+        accepted: takes a transport, gives Lua's number for the new socket.
+    """
+
+    __slots__ = ("_accepted", "_acceptor")
+    state = "listening"
+
+    def __init__(self, acceptor: Acceptor, accepted: Callable[[Transport], int]) -> None:
+        super().__init__()
+        self._acceptor, self._accepted = acceptor, accepted
+
+    def receive(self) -> Values | None:
+        """See `SocketHandle`."""
+        transport = self._acceptor.try_accept()
+        return None if transport is None else (self._accepted(transport),)
+
+    def readable(self, timeout_s: float | None) -> Wait:
+        """See `SocketHandle`."""
+        return self._acceptor.acceptable(timeout_s)
+
+    def sockname(self) -> tuple[str, int]:
+        """See `SocketHandle`."""
+        return self._acceptor.sockname()
+
+    def close(self) -> None:
+        """See `SocketHandle`."""
+        self._acceptor.close()
+
+
+class DatagramHandle(SocketHandle):
+    """A UDP socket."""
+
+    __slots__ = ("_datagram",)
+    state = "udp"
+
+    def __init__(self, datagram: Datagram) -> None:
+        super().__init__()
+        self._datagram = datagram
+
+    def receive(self) -> Values | None:
+        """See `SocketHandle`: the data, and the address, port and whether it is IPv6."""
+        received = self._datagram.try_receive()
+        if received is None:
+            return None
+        data, (host, port) = received
+        return data, host.encode(), port, ":" in host
+
+    def readable(self, timeout_s: float | None) -> Wait:
+        """See `SocketHandle`."""
+        return self._datagram.readable(timeout_s)
+
+    def put(self, data: bytes, is_text: bool | None) -> bool:
+        """See `SocketHandle`."""
+        self._datagram.send(data)
+        return True
+
+    def sendto(self, data: bytes, host: str, port: int) -> bool:
+        """Send a datagram to a literal address. Raises StreamError; ArgumentError for a name."""
+        try:
+            _, address = resolve(host, port, self._datagram.is_ipv6, literal=True)[0]
+        except StreamError as error:
+            if error.word == "cannotconnect":
+                raise ArgumentError(f"sendto: {error.detail}") from None
+            raise ArgumentError(f"sendto: '{host}' is no IP address; ask ba.socket.toip first") from None
+        return self._datagram.send(data, address)
+
+    def peername(self) -> tuple[str, int]:
+        """See `SocketHandle`."""
+        return self._datagram.peername()
+
+    def sockname(self) -> tuple[str, int]:
+        """See `SocketHandle`."""
+        return self._datagram.sockname()
+
+    def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
+        """See `SocketHandle`."""
+        self._datagram.setsockopt(level, option, value)
+
+    def close(self) -> None:
+        """See `SocketHandle`."""
+        self._datagram.close()
+
+
+class PeerHandle(SocketHandle):
+    """A client of a broker, or the server's own client, which has no socket."""
+
+    __slots__ = ("_socket",)
+
+    def __init__(self, session: BrokerPeer) -> None:
+        super().__init__()
+        self._socket = PeerSocket(session)
+
+    @property
+    def tls_layer(self) -> TlsTransport | None:
+        """See `SocketHandle`."""
+        return self._known().tls
+
+    def peername(self) -> tuple[str, int]:
+        """See `SocketHandle`."""
+        return _found(self._known().peername())
+
+    def sockname(self) -> tuple[str, int]:
+        """See `SocketHandle`."""
+        return _found(self._known().sockname())
+
+    def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
+        """See `SocketHandle`."""
+        self._known().setsockopt(level, option, value)
+
+    def close(self) -> None:
+        """Disconnect the client."""
+        self._socket.close()
+
+    def _known(self) -> PeerSocket:
+        if self._socket.transport is None:
+            raise StreamError("invalidsocketcon")
+        return self._socket
+
+
+def _found(name: tuple[str, int] | None) -> tuple[str, int]:
+    if name is None:
+        raise StreamError("socketclosed")
+    return name
+
+
+# ---- waiting for other things than data
+
+STALLED_S = 30.0  # the other side took nothing at all for so long
+
+
+class QueueDrain(Deferred[object]):
+    """Resolved with true when there is room in the queue again; with nil and a word when there never will be, or
+    "timeout" when the other side has stopped to read, or `timeout_s` is over.
+    """
+
+    __slots__ = ("_left_bytes", "_stream", "_until_s", "_wait")
+
+    def __init__(self, stream: Stream, timeout_s: float | None = None) -> None:
+        super().__init__()
+        self._stream = stream
+        self._until_s = None if timeout_s is None else monotonic() + timeout_s
+        self._wait: Wait
+        self._await()
+
+    def _release(self) -> None:
+        self._wait.cancel()
+
+    def _await(self) -> None:
+        self._left_bytes = self._stream.queued_bytes
+        left_s = STALLED_S if self._until_s is None else min(STALLED_S, self._until_s - monotonic())
+        self._wait = self._stream.writable(left_s)
+        self._wait.then(self._over)
+
+    def _over(self, _value: None, error: BaseException | None) -> None:
+        if not isinstance(error, StreamError):
+            self.resolve(True)
+        elif error.word == "timeout" and self._stream.queued_bytes < self._left_bytes and not self._is_late():
+            self._await()  # slow, but it reads
+        else:
+            self.resolve(fail(error.word))
+
+    def _is_late(self) -> bool:
+        return self._until_s is not None and monotonic() >= self._until_s
+
+
+class Suspension(TimedDeferred[object]):
+    """Resolved by `wake` with true, or nil and a word; with nil, "timeout" when time is up."""
+
+    __slots__ = ("_number", "_waiting_ones")
+
+    def __init__(self, waiting_ones: dict[int, Suspension], number: int, timeout_s: float | None) -> None:
+        super().__init__(timeout_s)
+        self._waiting_ones, self._number = waiting_ones, number
+        waiting_ones[number] = self
+
+    def wake(self, word: bytes | None = None) -> None:
+        """Let the activity go on."""
+        self.resolve(True if word is None else fail(word.decode()))
+
+    def _expired(self) -> None:
+        self.wake(b"timeout")
+
+    def _release(self) -> None:
+        super()._release()
+        self._waiting_ones.pop(self._number, None)
+
+
+class Suspensions:
+    """All that wait so, by the number that Lua gave them."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Suspension] = {}
+
+    def suspend(self, number: int, timeout_ms: float | None = None) -> Suspension:
+        """Park the activity until `wake(number)`, or for so many milliseconds."""
+        return Suspension(self._waiting, number, None if timeout_ms is None else timeout_ms / 1000)
+
+    def wake(self, number: int, word: bytes | None = None) -> bool:
+        """Let it go on, with true or with nil and `word`; false when nobody waits."""
+        suspension = self._waiting.get(number)
+        if suspension is None:
+            return False
+        suspension.wake(word)
+        return True
+
+    def wake_all(self, word: bytes) -> None:
+        """Let all go on with nil and `word`."""
+        for number in list(self._waiting):
+            self.wake(number, word)
+
+
+MAX_WRITE_BYTES = 65535
+MAX_PING_BYTES = 125
+
+ONWARD: Values = ("onward",)  # no read gives this
+
+
+class WebSocketHandle(StreamHandle):
+    """A WebSocket behind its handshake. See `StreamHandle` for the arguments; `is_client`: this side connected."""
+
+    __slots__ = ("_last", "codec")
+
+    def __init__(
+        self,
+        stream: Stream,
+        is_client: bool,
+        tls: ClientTls | ServerTls | None = None,
+        host: str = "",
+        server: RequestServer | None = None,
+    ) -> None:
+        super().__init__(stream, tls, host, server)
+        self.codec = WebSocketCodec(is_client)
+        self._last: Values | None = None
+
+    def receive(self) -> Values | None:
+        """See `SocketHandle`: the data and whether it is text; of a large frame also the bytes so far and in all."""
+        if self._last is not None:
+            return self._last
+        turn = share()
+        while not turn.spent():
+            values = self._step()
+            if values is not ONWARD:
+                return values
+        return AGAIN
+
+    def _step(self) -> Values | None:
+        """Look at what is there and, when that is nothing, at what has arrived: what a read gives, or `ONWARD`."""
+        codec = self.codec
+        try:
+            message = codec.next()
+        except ProtocolError as violation:
+            return self._end_with("socketreadfailed", websocket.close_code(violation.reason))
+        if replies := codec.take_replies():
+            self.stream.push_or_forget(replies)
+        if message is not None:
+            return _values(message)
+        if codec.close_code is not None:
+            return self._end_with("socketclosed", codec.close_code)
+        return ONWARD if codec.has_more else self._fill()
+
+    def _fill(self) -> Values | None:
+        data = self.stream.try_read()
+        if data is None:
+            return None
+        if not data:
+            return self.gone()
+        self.codec.feed(data)
+        return ONWARD
+
+    def put(self, data: bytes, is_text: bool | None) -> bool:
+        """See `SocketHandle`. Raises ArgumentError for data that no frame may carry."""
+        if len(data) > MAX_WRITE_BYTES:
+            raise ArgumentError(f"write: {len(data)} bytes; a WebSocket message takes at most {MAX_WRITE_BYTES} a call")
+        if is_text and not data.isascii():
+            _check_text(data)
+        return self.stream.push(self.codec.message(data, bool(is_text)))
+
+    def ping(self, data: bytes) -> bool:
+        """Send a ping; false when the queue is full. Raises StreamError, ArgumentError."""
+        if len(data) > MAX_PING_BYTES:
+            raise ArgumentError(f"ping: {len(data)} bytes; a ping takes at most {MAX_PING_BYTES}")
+        return self.stream.try_write(self.codec.ping(data))
+
+    def close(self, code: int = websocket.CLOSE_NORMAL, text: bytes = b"") -> None:
+        """Say goodbye and close; the reader, if any, gets nil, "socketclosed"."""
+        if not self.stream.closed:
+            goodbye = self.codec.close(code, text)
+            if goodbye:
+                self.stream.push_or_forget(goodbye)
+            self.stream.close(graceful=True)
+
+    def _end_with(self, word: str, code: int) -> Values:
+        self._last = fail(word, code)
+        self.close(code)
+        return self._last
+
+
+def _values(message: WebSocketMessage) -> Values:
+    return tuple(message) if message.frame_bytes else message[:2]
+
+
+def _check_text(data: bytes) -> None:
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"write: the text is not UTF-8 at byte {error.start + 1}; send it as binary") from None

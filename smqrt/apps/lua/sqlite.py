@@ -1,0 +1,554 @@
+"""SQLite in threads: a database whose statements are run one after the other, without holding the loop.
+
+Python's own `sqlite3` is used, as Python applications do. Another copy of SQLite in the process, such as apsw brings,
+would break the locks of files that both have open (https://sqlite.org/howtocorrupt.html, "multiple copies").
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import sqlite3
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+from urllib.parse import quote
+
+from gevent import get_hub
+
+from smqrt.broker.deferred import Deferred
+from smqrt.loop import greenlet_pool
+from smqrt.loop.scheduling import NEVER, Deadlines
+from smqrt.loop.threads import Threads
+
+Value = None | int | float | str | bytes
+Parameters = Sequence[Value] | Mapping[str, Value]
+
+MAX_ROW_BYTES = 16 << 20
+"""A copy of it into Lua takes 10 ms of the loop."""
+MAX_SQL_BYTES = 4 << 20
+MAX_CURSORS = 1000
+"""Of one connection, that are not read to the end."""
+STATEMENT_S = 300.0
+"""How long a statement, or a portion of its rows, may take."""
+PORTION_BYTES, PORTION_ROWS = 64 << 10, 500
+"""Rows come in portions: each way to a thread and back costs some 40 us."""
+BUSY_DELAYS_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025)
+"""Waits between two attempts at a database that somebody else has locked; the last one is repeated."""
+BUSY_TIMEOUT_S = 1.0
+"""As long as no other is set. Without any, a reader fails when it comes while somebody commits."""
+CACHED_STATEMENTS = 64
+
+_CODE_NAMES = """
+    ABORT AUTH BUSY CANTOPEN CONSTRAINT CORRUPT EMPTY ERROR FORMAT FULL INTERNAL INTERRUPT IOERR LOCKED MISMATCH MISUSE
+    NOLFS NOMEM NOTADB NOTFOUND PERM PROTOCOL RANGE READONLY SCHEMA TOOBIG"""
+_CODES: dict[int, str] = {getattr(sqlite3, f"SQLITE_{name}"): name for name in _CODE_NAMES.split()}
+_FAULTS = (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryError)
+_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND substr(name, 1, 7) != 'sqlite_' ORDER BY 1"
+_COMMIT = re.compile(r"\s*(?:commit|end)\b", re.IGNORECASE)
+_TEXT = re.compile(rb"'[^']*(?:''[^']*)*'")
+_BINDINGS = re.compile(r"uses (\d+)")
+_SEVERAL = "You can only execute one statement"
+
+
+class SqlFailure(Exception):
+    """A statement failed.
+
+    Attributes:
+        code: the primary result code of SQLite without its prefix, such as "BUSY".
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def failure_of(error: BaseException) -> BaseException:
+    """What `sqlite3` raised, as a `SqlFailure`; what is no failure of SQL stays what it is."""
+    if isinstance(error, MemoryError):
+        return SqlFailure("NOMEM", "out of memory")
+    if not isinstance(error, _FAULTS):
+        return error
+    is_long = isinstance(error, sqlite3.DataError)  # found by Python, which gives it no code
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_TOOBIG if is_long else sqlite3.SQLITE_ERROR)
+    return SqlFailure(_CODES.get(code & 0xFF, "ERROR"), str(error))
+
+
+def sql_text(sql: bytes) -> str:
+    """A statement as `sqlite3` takes it. Text literals that are no UTF-8 keep their bytes."""
+    try:
+        return sql.decode("utf-8")
+    except UnicodeDecodeError:
+        return _TEXT.sub(_literal, sql).decode("utf-8", "replace")
+
+
+def _literal(found: re.Match[bytes]) -> bytes:
+    return quoted(found[0][1:-1].replace(b"''", b"'"))
+
+
+def quoted(text: bytes) -> bytes:
+    """`text` as a literal of SQL, whatever its bytes are."""
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError:
+        return b"CAST(X'%b' AS TEXT)" % text.hex().encode()
+    if b"\0" in text:
+        return b"CAST(X'%b' AS TEXT)" % text.hex().encode()
+    return b"'%b'" % text.replace(b"'", b"''")
+
+
+# ---- rows as Lua gets them
+
+_LENGTHS = [length.to_bytes(4, "little") for length in range(257)]
+_NULL = _LENGTHS[0]
+
+
+def text_of(value: int | float) -> bytes:
+    """A number as SQLite writes it."""
+    if type(value) is int:
+        return b"%d" % value
+    text = f"{value:.15g}"
+    if text in ("inf", "-inf"):
+        return text.title().encode()
+    mantissa, mark, exponent = text.partition("e")
+    return f"{mantissa}{'' if '.' in mantissa else '.0'}{mark}{exponent}".encode()
+
+
+def put_row(parts: list[bytes], row: Iterable[Value | bytes]) -> int:
+    """Append a row to `parts`: the length of each value and one more, and its text; a length of 0 is NULL.
+
+    Returns:
+        its bytes.
+    """
+    size = 0
+    for value in row:
+        if value is None:
+            parts.append(_NULL)
+            continue
+        if type(value) is not bytes:
+            value = text_of(value)  # type: ignore[arg-type]
+        length = len(value) + 1
+        size += length
+        parts.append(_LENGTHS[length] if length < 257 else length.to_bytes(4, "little"))
+        parts.append(value)
+    return size
+
+
+# ---- the side of the threads
+
+
+class Rows:
+    """What a statement gave.
+
+    Attributes:
+        columns: how many; 0 for a portion.
+        packed: the names of the columns, unless it is a portion, and rows, see `put_row`.
+        cursor: by which the next portion is asked for; 0 when there is none.
+    """
+
+    __slots__ = ("columns", "cursor", "packed")
+
+    def __init__(self, columns: int, packed: bytes, cursor: int) -> None:
+        self.columns, self.packed, self.cursor = columns, packed, cursor
+
+
+class Database:
+    """A database. Its methods block; one thread at a time calls them, but `interrupt`.
+
+    Args:
+        path: the file, made when it is not there; ":memory:" for none.
+        mode: "ro" or "rw" to open what is there.
+    Attributes:
+        is_open: whether `open` was called and `close` was not.
+        may_wait: whether waiting can help the statement that found the database locked. As in SQLite itself it can't
+            when the connection holds a lock already: two that wait for each other would wait for ever.
+    """
+
+    def __init__(self, path: str, mode: str = "") -> None:
+        self._path, self._mode = path, mode
+        self._connection: sqlite3.Connection
+        self._cursors: dict[int, sqlite3.Cursor] = {}
+        self._numbers = itertools.count(1)
+        self._is_manual = False
+        self._has_lock = False
+        self.is_open = False
+        self.may_wait = False
+
+    def open(self) -> None:
+        """Open it, unless that was done."""
+        if self.is_open:
+            return
+        name = f"file:{quote(self._path)}?mode={self._mode}" if self._mode else self._path
+        self._connection = sqlite3.connect(
+            name,
+            timeout=0,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=CACHED_STATEMENTS,
+            uri=bool(self._mode),
+        )
+        self._connection.text_factory = bytes
+        self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_ROW_BYTES)
+        self._connection.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, MAX_SQL_BYTES)
+        self.is_open = True
+
+    def interrupt(self) -> None:
+        """End the statement that a thread is running, with INTERRUPT."""
+        if self.is_open:
+            with suppress(sqlite3.ProgrammingError):  # it is closed
+                self._connection.interrupt()
+
+    def close(self) -> None:
+        """Close it and its cursors; a transaction is rolled back."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        for cursor in self._cursors.values():
+            cursor.close()
+        self._cursors.clear()
+        self._connection.close()
+
+    def execute(self, sql: bytes, parameters: Parameters = ()) -> Rows | int:
+        """Run the first statement of a text: its rows when it has columns, otherwise how many rows it changed."""
+        if len(self._cursors) >= MAX_CURSORS:
+            raise SqlFailure("NOMEM", f"{MAX_CURSORS} cursors of this connection are open; close those you have read")
+        text = sql_text(sql)
+        cursor, before = self._run(text, parameters)
+        if cursor.description is None:
+            changed = cursor.rowcount
+            return changed if changed >= 0 else self._connection.total_changes - before
+        names = [column[0].encode("utf-8", "surrogateescape") for column in cursor.description]
+        parts: list[bytes] = []
+        put_row(parts, names)
+        return Rows(len(names), *self._portion(0, cursor, parts))
+
+    def _run(self, text: str, parameters: Parameters = ()) -> tuple[sqlite3.Cursor, int]:
+        connection, cursors = self._connection, self._cursors
+        was_inside = connection.in_transaction
+        self.may_wait = not (was_inside and self._has_lock or cursors) or _COMMIT.match(text) is not None
+        before = connection.total_changes
+        cursor = self._first_of(text, parameters)
+        self._has_lock = was_inside and connection.in_transaction
+        return cursor, before
+
+    def _first_of(self, text: str, parameters: Parameters = ()) -> sqlite3.Cursor:
+        """Run the first statement of a text. The others are ignored, as `sqlite3_prepare` leaves them."""
+        try:
+            return self._connection.execute(text, parameters)
+        except sqlite3.ProgrammingError as error:  # before anything has run
+            if not str(error).startswith(_SEVERAL):
+                raise
+        first = next(one for one in statements(text) if one.strip("; \t\r\n"))
+        return self._connection.execute(first, parameters)
+
+    def fetch(self, number: int) -> Rows:
+        """The next portion of a cursor's rows."""
+        self.may_wait = False
+        try:
+            return Rows(0, *self._portion(number, self._cursors[number], []))
+        except BaseException:
+            self.drop(number)
+            raise
+
+    def _portion(self, number: int, cursor: sqlite3.Cursor, parts: list[bytes]) -> tuple[bytes, int]:
+        size, rows = 0, 0
+        for row in cursor:
+            size, rows = size + put_row(parts, row), rows + 1
+            if size > MAX_ROW_BYTES + PORTION_BYTES:
+                raise SqlFailure("TOOBIG", f"a row may have {MAX_ROW_BYTES >> 20} MiB")
+            if size >= PORTION_BYTES or rows >= PORTION_ROWS:
+                number = number or next(self._numbers)
+                self._cursors[number] = cursor
+                break
+        else:
+            self._cursors.pop(number, None)
+            number = 0
+        return b"".join(parts), number
+
+    def drop(self, number: int) -> None:
+        """Close a cursor."""
+        if cursor := self._cursors.pop(number, None):
+            cursor.close()
+
+    def manual(self, is_manual: bool, kind: str) -> None:
+        """Begin manual mode with a transaction of this kind, or roll back and leave it."""
+        if not is_manual:
+            self._is_manual = False
+            if self._connection.in_transaction:
+                self._run("ROLLBACK")
+        else:
+            if not self._connection.in_transaction:
+                self._run(f"BEGIN {kind}")
+            self._is_manual = True
+
+    def end(self, command: str, kind: str) -> None:
+        """End the transaction with `command`, COMMIT or ROLLBACK; in manual mode begin the next."""
+        if self._connection.in_transaction or not self._is_manual:
+            self._run(command)
+        if self._is_manual:  # after a failed BEGIN, a second call tries that again
+            self._run(f"BEGIN {kind}")
+
+    def prepare(self, sql: bytes) -> int:
+        """Compile a statement; how many parameters it takes."""
+        self.may_wait = not (self._has_lock or self._cursors)
+        try:
+            self._first_of(f"EXPLAIN {sql_text(sql)}").close()
+        except sqlite3.ProgrammingError as error:
+            found = _BINDINGS.search(str(error))  # Python tells it in no other way
+            if not found:
+                raise
+            return int(found[1])
+        return 0
+
+    def execute_all(self, script: SqlScript) -> None:
+        """Run several statements. When one finds the database locked, a second call goes on with that one."""
+        while (statement := script.next_statement()) is not None:
+            self._run(statement)[0].close()
+            script.is_done = True
+
+    def last_id(self) -> int:
+        """The rowid of the last row that was inserted."""
+        row = self._connection.execute("SELECT last_insert_rowid()").fetchone()
+        return int(row[0])
+
+    def tables(self) -> bytes:
+        """The names of the tables, one behind the other, see `put_row`."""
+        self.may_wait = not (self._has_lock or self._cursors)
+        parts: list[bytes] = []
+        query = (
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\' ORDER BY 1"
+        )
+        for row in self._connection.execute(query):
+            put_row(parts, row)
+        return b"".join(parts)
+
+    def column_types(self, sql: bytes) -> bytes:
+        """The declared type of each column of a query, empty where there is none, see `put_row`.
+
+        `sqlite3` does not tell them; of a view of the query SQLite does.
+        """
+        parts: list[bytes] = []
+        try:
+            self._first_of(f"CREATE TEMP VIEW smqrt_columns AS {sql_text(sql)}")
+        except _FAULTS:
+            return b""  # no query, or one with parameters
+        try:
+            for row in self._connection.execute("PRAGMA temp.table_info(smqrt_columns)"):
+                put_row(parts, row[2:3])
+        finally:
+            self._connection.execute("DROP VIEW temp.smqrt_columns")
+        return b"".join(parts)
+
+
+class SqlScript:
+    """Several statements, of which some have been run.
+
+    Attributes:
+        is_done: whether the last one that was given has been run.
+    """
+
+    def __init__(self, sql: bytes) -> None:
+        self._statements = statements(sql_text(sql))
+        self._last: str | None = None
+        self.is_done = True
+
+    def next_statement(self) -> str | None:
+        """The next one, the last one again when that isn't done; None at the end."""
+        if self.is_done:
+            self._last, self.is_done = next(self._statements, None), False
+        return self._last
+
+
+_TOKEN = re.compile(
+    r"""'[^']*(?:''[^']*)*(?:'|\Z) | "[^"]*(?:""[^"]*)*(?:"|\Z) | `[^`]*(?:`|\Z) | \[[^\]]*(?:\]|\Z)
+    | --[^\n]* | /\*[^*]*(?:\*(?!/)[^*]*)*(?:\*/|\Z) | \w+ | ;""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def statements(text: str) -> Iterator[str]:
+    """The statements of a text. One that creates a trigger ends with "; END;"."""
+    begin, last = 0, ""
+    words: list[str] = []
+    for found in _TOKEN.finditer(text):
+        token = found[0]
+        if token.startswith(("--", "/*")):
+            continue
+        if token == ";" and not (_is_trigger(words) and last != "; END"):
+            yield text[begin : found.end()]
+            begin, words, last = found.end(), [], ""
+            continue
+        if len(words) < 4:
+            words.append(token.upper())
+        last = f"; {token.upper()}" if last == ";" else ";" if token == ";" else ""
+    if text[begin:].strip():
+        yield text[begin:]
+
+
+def _is_trigger(words: list[str]) -> bool:
+    return words[:2] == ["CREATE", "TRIGGER"] or (words[:1] == ["CREATE"] and words[2:3] == ["TRIGGER"])
+
+
+# ---- the side of the loop
+
+
+class SqlJob(Deferred[Any]):
+    """A call of a connection; rejected with a `SqlFailure`. Who cancels it ends its statement."""
+
+    __slots__ = ("arguments", "attempts", "connection", "function", "give_up_s", "is_running")
+
+    def __init__(self, connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        super().__init__()
+        self.connection, self.function, self.arguments = connection, function, arguments
+        self.attempts, self.give_up_s, self.is_running = 0, 0.0, False
+
+    def _release(self) -> None:
+        if self.is_running:
+            self.connection.end_current()
+
+
+class Connection:
+    """A database whose calls are made by threads, in order. It is opened with the first of them.
+
+    Args:
+        database: which.
+        threads: make the calls.
+        group: whose connection it is, see `Threads`.
+        deadlines: watches statements.
+        on_closed: called when it is closed.
+    Attributes:
+        busy_timeout_s: how long a statement waits for a database that somebody else has locked.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        threads: Threads,
+        group: Hashable,
+        deadlines: Deadlines,
+        on_closed: Callable[[], object],
+    ) -> None:
+        self.database = database
+        self._threads, self._group, self._deadlines, self._on_closed = threads, group, deadlines, on_closed
+        self._jobs: deque[SqlJob] = deque()
+        self._current: SqlJob | None = None
+        self._timer: Any = None
+        self._closed: Deferred[None] | None = None
+        self.deadline_s = NEVER
+        self.busy_timeout_s = BUSY_TIMEOUT_S
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether somebody has closed it."""
+        return self._closed is not None
+
+    def call(self, method: str, *arguments: object) -> SqlJob:
+        """Have a thread call a method of the database."""
+        job = SqlJob(self, getattr(self.database, method), arguments)
+        self._jobs.append(job)
+        if self._current is None:
+            self._next()
+        return job
+
+    def drop_cursor(self, number: int) -> None:
+        """Close a cursor, some time."""
+        if not self.is_closed:
+            self.call("drop", number)
+
+    def shut(self) -> Deferred[None]:
+        """Close it behind the calls that were made already."""
+        if self._closed is None:
+            self._closed = Deferred()
+            self.call("close").then(lambda _value, _error: self._ended())
+        return self._closed
+
+    def close(self) -> None:
+        """End what it does, and close it; blocks. For the end of an application."""
+        closed, current = self.shut(), self._current
+        for job in list(self._jobs):
+            if job.function != self.database.close:
+                job.reject(SqlFailure("INTERRUPT", "the application ends"))
+        if current and current.function != self.database.close:
+            self.end_current()
+        greenlet_pool.wait(closed)
+
+    def _next(self) -> None:
+        while self._jobs:
+            job = self._jobs.popleft()
+            if not job.done:
+                self._current, job.is_running = job, True
+                now_s = monotonic()
+                job.give_up_s, self.deadline_s = now_s + self.busy_timeout_s, now_s + STATEMENT_S
+                self._deadlines.watch(self)
+                self._post(job)
+                return
+
+    def end_current(self) -> None:
+        """End the statement that is running, with INTERRUPT. SQLite forgets who interrupts before it has begun, so the
+        deadlines do it again until it is over.
+        """
+        self.database.interrupt()
+        self.deadline_s = monotonic()
+
+    def expired(self) -> None:
+        """The statement has taken too long."""
+        self.end_current()
+
+    def _post(self, job: SqlJob) -> None:
+        if job.done:  # cancelled while it waited for a lock
+            self._finished(job, None, None)
+            return
+        answer = self._threads.submit(self._group, self._in_thread, job)
+        answer.then(lambda value, error: self._finished(job, value, error))
+
+    def _in_thread(self, job: SqlJob) -> object:
+        if job.done:  # cancelled before its turn
+            return None
+        if job.function != self.database.close:
+            self.database.open()
+        return job.function(*job.arguments)
+
+    def _finished(self, job: SqlJob, value: object, error: BaseException | None) -> None:
+        if error is not None:
+            error = failure_of(error)
+            if self._will_wait(job, error):
+                return
+        self._deadlines.forget(self)
+        self._current, job.is_running = None, False
+        if job.done and isinstance(value, Rows) and value.cursor:
+            self.drop_cursor(value.cursor)
+        if error is not None:
+            job.reject(error)
+        else:
+            job.resolve(value)
+        if self._current is None:  # who got the answer has not asked again
+            self._next()
+
+    def _will_wait(self, job: SqlJob, error: BaseException) -> bool:
+        """Try again later what found the database locked, unless its time is over."""
+        is_busy = isinstance(error, SqlFailure) and error.code == "BUSY"
+        left_s = job.give_up_s - monotonic()
+        if not (is_busy and self.database.may_wait and left_s > 0) or job.done or self.is_closed:
+            return False
+        delay_s = BUSY_DELAYS_S[min(job.attempts, len(BUSY_DELAYS_S) - 1)]
+        job.attempts += 1
+        self._timer = get_hub().loop.timer(min(delay_s, left_s))
+        self._timer.start(self._try_again, job)
+        return True
+
+    def _try_again(self, job: SqlJob) -> None:
+        self._timer.close()
+        self._post(job)
+
+    def _ended(self) -> None:
+        self._on_closed()
+        assert self._closed
+        self._closed.resolve()
+
+
+def full_path(path: str, home: str) -> str:
+    """The path of a database, relative ones from `home`; those that are no files stay as they are."""
+    return path if path in ("", ":memory:") else os.path.join(home, path)

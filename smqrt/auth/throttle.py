@@ -1,0 +1,197 @@
+"""Throttle of failed logins, of pages and hubs together: how often an address may guess, how often one name from it,
+and how often one name from all addresses."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from ipaddress import ip_address
+from math import ceil
+from secrets import token_bytes
+from typing import TypeVar
+
+from smqrt.settings.limit_register import Limit
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_MAX_KEPT = 8192  # addresses and names, some 200 bytes each; the one that was used least recently goes
+_MAX_NAME = 64  # characters; of a longer one a hash is kept
+_SITE_BITS = 64  # of an IPv6 address: one visitor has all below
+_ANYWHERE = "*"  # in place of an address: all of them
+
+
+@dataclass(frozen=True, slots=True)
+class GuessLimit:
+    """How many guesses in a row, and after how many seconds there is one more."""
+
+    guesses: int
+    one_more_s: float
+
+
+@dataclass(slots=True)
+class _Count:
+    """What is left of the guesses, at which time; and failures since the last success."""
+
+    left: float
+    at_s: float
+    failures: int = 0
+
+
+LOGINS = Limit("logins", "", "too many logins failed there; further ones are refused for a while")
+
+
+class Throttle:
+    """Counts the guesses of each address.
+
+    An attempt takes a guess, of its address and of its name at that address, and a login that succeeds gives both
+    back. So who knows the password is never slowed down, and those who wait for a slow user database count as well. A
+    name that has logged in from an address before needs no guess of the address: others behind the same proxy can't
+    use up theirs.
+
+    Args:
+        now: gives the time in seconds.
+        name: the rule for one name from one address.
+        address: the rule for all names from one address.
+        anywhere: the rule for one name from all addresses that it has not logged in from before; None for none.
+
+    Attributes:
+        tell: called with what `arrived` takes at the other workers of a server: a name of its own, and what happened.
+    """
+
+    def __init__(
+        self, now: Callable[[], float], name: GuessLimit, address: GuessLimit, anywhere: GuessLimit | None = None
+    ) -> None:
+        self._now = now
+        self._name, self._address, self._anywhere = name, address, anywhere
+        self._counts: OrderedDict[tuple[str, str | None], _Count] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self.tell: Callable[[bytes, bytes], object] = lambda name, event: None
+
+    def take(self, address: str, name: str) -> bool:
+        """Take a guess; tell whether there was one."""
+        if self._take(site_of(address), _short(name)):
+            return True
+        LOGINS.refused(f"a login from {address}")
+        return False
+
+    def _take(self, site: str, name: str) -> bool:
+        is_known = (site, name) in self._known
+        if is_known and (site, name) not in self._counts:  # by far the most are so
+            _remember(self._counts, (site, name), _Count(self._name.guesses - 1, self._now()))
+            return True
+        of_site = self._count(site, None)
+        # Nothing is kept of a name that an address may not try: else one could drive out the counts of all others.
+        taken = [self._count(site, name)] if of_site.left >= 1 or is_known else []
+        if taken and not is_known:
+            taken.append(of_site)
+            if self._anywhere is not None:
+                taken.append(self._count(_ANYWHERE, name))
+        if not taken or any(count.left < 1 for count in taken):
+            return False
+        for count in taken:
+            count.left -= 1
+        return True
+
+    def failed(self, address: str, name: str) -> None:
+        """Note that an attempt failed."""
+        self._fail(site_of(address), _short(name))
+        self._tell_others(address, name, is_right=False)
+
+    def _fail(self, site: str, name: str) -> None:
+        self._count(site, name)
+        self._count(site, None).failures += 1
+
+    def succeeded(self, address: str, name: str) -> None:
+        """Give back what an attempt took, and forget the failures of that name."""
+        if self.failures(address):
+            self._tell_others(address, name, is_right=True)
+        self._succeed(site_of(address), _short(name))
+
+    def _succeed(self, site: str, name: str) -> None:
+        self._counts.pop((site, name), None)
+        self._give_back(site, name)
+        count = self._counts.get((site, None))
+        if count is not None:
+            count.failures = 0
+        _remember(self._known, (site, name), None)
+
+    def _tell_others(self, address: str, name: str, is_right: bool) -> None:
+        self.tell(token_bytes(16), json.dumps([site_of(address), _short(name), is_right]).encode())
+
+    def arrived(self, _: bytes, event: bytes) -> None:
+        """Count an attempt at another worker."""
+        site, name, is_right = json.loads(event)
+        self._take(site, name)
+        if is_right:
+            self._succeed(site, name)
+        else:
+            self._fail(site, name)
+
+    def returned(self, address: str, name: str) -> None:
+        """Give back what an attempt took that nobody has looked at: it tells nothing of who made it."""
+        site, name = site_of(address), _short(name)
+        self._count(site, name).left += 1
+        self._give_back(site, name)
+
+    def _give_back(self, site: str, name: str) -> None:
+        if (site, name) not in self._known:
+            self._count(site, None).left += 1  # `_count` cuts it to what there may be
+            if self._anywhere is not None:
+                self._count(_ANYWHERE, name).left += 1
+
+    def failures(self, address: str) -> int:
+        """Give the number of failed logins of an address since one succeeded."""
+        count = self._counts.get((site_of(address), None))
+        return count.failures if count is not None else 0
+
+    def wait_s(self, address: str, name: str) -> int:
+        """Give the seconds after which an attempt will not be refused."""
+        site, name = site_of(address), _short(name)
+        waits = [0.0]
+        if (site, name) in self._counts:
+            waits.append(self._name.one_more_s * (1 - self._count(site, name).left))
+        if (site, name) not in self._known:
+            waits.append(self._address.one_more_s * (1 - self._count(site, None).left))
+            if self._anywhere is not None and (_ANYWHERE, name) in self._counts:
+                waits.append(self._anywhere.one_more_s * (1 - self._count(_ANYWHERE, name).left))
+        return max(1, ceil(max(waits)))
+
+    def _count(self, site: str, name: str | None) -> _Count:
+        rule = self._address if name is None else self._name
+        if site == _ANYWHERE and self._anywhere is not None:
+            rule = self._anywhere
+        now_s = self._now()
+        count = self._counts.get((site, name))
+        if count is None:
+            count = _Count(rule.guesses, now_s)
+        count.left = min(rule.guesses, count.left + (now_s - count.at_s) / rule.one_more_s)
+        count.at_s = now_s
+        _remember(self._counts, (site, name), count)
+        return count
+
+
+def _remember(table: OrderedDict[K, V], key: K, value: V) -> None:
+    table[key] = value
+    table.move_to_end(key)
+    if len(table) > _MAX_KEPT:
+        table.popitem(last=False)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _MAX_NAME else sha256(name.encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def site_of(address: str) -> str:
+    """Give what counts as one visitor: an IPv4 address, or the network that IPv6 gives to one."""
+    if ":" not in address:
+        return address
+    try:
+        number = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    mapped = getattr(number, "ipv4_mapped", None)
+    return str(mapped) if mapped is not None else f"{int(number) >> (128 - _SITE_BITS):x}::/{_SITE_BITS}"

@@ -1,0 +1,212 @@
+"""The users file: a line for each user, with the hash of its password and its groups.
+
+name:$argon2id$v=19$m=65536,t=3,p=4$...:group,group
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from argon2 import Parameters, extract_parameters
+from argon2.exceptions import InvalidHashError
+from argon2.low_level import Type
+
+from smqrt.auth.identity import MAX_GROUPS, name_fault
+from smqrt.errors import ArgumentError
+
+MAX_FILE_BYTES = 64 << 20
+MAX_MEMORY_KIB = 1 << 20
+MAX_ROUNDS = 64
+MAX_LANES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A line of the file.
+
+    Attributes:
+        name: of the user.
+        password_hash: of argon2id, in its usual text form.
+        groups: that the user is in.
+    """
+
+    name: str
+    password_hash: str
+    groups: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """The user as it stands in the file."""
+        return ":".join((self.name, self.password_hash, *([",".join(self.groups)] if self.groups else [])))
+
+
+def parse(text: str, file: str) -> dict[str, User]:
+    """Read the text of a users file; empty lines and those that begin with # say nothing.
+
+    Raises:
+        ArgumentError: a line is wrong; the message names file, line and remedy, and never the hash.
+    """
+    users: dict[str, User] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        try:
+            user = _user(line.rstrip())
+            if user.name in users:
+                raise ArgumentError(f"{user.name} is there twice")
+        except ArgumentError as error:
+            raise ArgumentError(f"{file}:{number}: {error}") from None
+        users[user.name] = user
+    return users
+
+
+def _user(line: str) -> User:
+    name, colon, rest = line.partition(":")
+    password_hash, _, groups = rest.partition(":")
+    fault = name_fault(name) if colon else "a line is 'name:hash' or 'name:hash:group,group'; `smqrt passwd` writes it"
+    if fault:
+        raise ArgumentError(fault)
+    check_hash(name, password_hash)
+    return User(name, password_hash, groups_of(groups))
+
+
+def groups_of(text: str) -> tuple[str, ...]:
+    """The groups in a text with commas between.
+
+    Raises:
+        ArgumentError: one can't be the name of a group, or there are too many.
+    """
+    groups = tuple(dict.fromkeys(group for group in text.split(",") if group))
+    for group in groups:
+        shown = f"the group name {group[:64]!r}" if "$" not in group else "a group name"  # it may be part of a hash
+        if fault := name_fault(group, shown):
+            raise ArgumentError(fault)
+    if len(groups) > MAX_GROUPS:
+        raise ArgumentError(f"a user may be in {MAX_GROUPS} groups, not {len(groups)}")
+    return groups
+
+
+def check_hash(name: str, password_hash: str) -> Parameters:
+    """What a hash was made with.
+
+    Raises:
+        ArgumentError: it is none of argon2id, or would take too much memory or time.
+    """
+    try:
+        found = extract_parameters(password_hash)
+    except (InvalidHashError, ValueError, IndexError):
+        raise ArgumentError(f"the hash of {name} is none of argon2id; `smqrt passwd` makes one") from None
+    if found.type is not Type.ID:
+        raise ArgumentError(f"the hash of {name} is not of argon2id; `smqrt passwd` makes one")
+    if found.memory_cost > MAX_MEMORY_KIB or found.time_cost > MAX_ROUNDS or found.parallelism > MAX_LANES:
+        raise ArgumentError(
+            f"the hash of {name} takes more than {MAX_MEMORY_KIB >> 10} MiB, {MAX_ROUNDS} rounds or {MAX_LANES} lanes; "
+            "`smqrt passwd` makes another"
+        )
+    return found
+
+
+# ---- the file
+
+
+def load(path: Path) -> dict[str, User]:
+    """Read a users file; blocks.
+
+    Raises:
+        ArgumentError: it can't be read, others than its owner may read it, or a line is wrong; one sentence.
+    """
+    return parse(read_private(path), str(path))
+
+
+def read_private(path: Path) -> str:
+    """The text of a file that only its owner (and its group, for a service's user) may read. Blocks.
+
+    Raises:
+        ArgumentError: it can't be read, is no UTF-8, is too large, or is open to others.
+    """
+    text = read_file(path)
+    if os.stat(path).st_mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
+        raise ArgumentError(f"{path} may be read or changed by others; say: chmod 600 {path}")
+    return text
+
+
+def read_file(path: Path) -> str:
+    """The text of a file. Blocks.
+
+    Raises:
+        ArgumentError: it can't be read, is no UTF-8, or is too large.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ArgumentError(f"{path} can't be read: {error.strerror}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise ArgumentError(f"{path} has more than {MAX_FILE_BYTES >> 20} MiB")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"{path} is no UTF-8: byte {error.start}") from None
+
+
+def write(path: Path, text: str) -> None:
+    """Replace a file at once: who reads it meanwhile gets the old one or the new one, whole. Blocks.
+
+    A new file is for its owner only; one that is there keeps its owner, group and mode.
+
+    Raises:
+        ArgumentError: the disk does not take it.
+    """
+    target = Path(os.path.realpath(path))  # a link stays one
+    try:
+        number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    except OSError as error:
+        raise ArgumentError(f"{path} can't be written: {error.strerror}") from None
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(text.encode("utf-8"))
+            _keep_rights(file.fileno(), target)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, target)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise ArgumentError(f"{path} can't be written: {error.strerror}") from None
+
+
+def _keep_rights(number: int, target: Path) -> None:
+    try:
+        before = target.stat()
+    except FileNotFoundError:
+        return
+    if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
+        os.fchown(number, before.st_uid, before.st_gid)
+    os.fchmod(number, stat.S_IMODE(before.st_mode) & ~(stat.S_IRWXO | stat.S_IWGRP))
+
+
+def changed(text: str, user: User | None, name: str) -> str:
+    """The text of a users file with the line of `name` replaced, added, or left out when `user` is None. Other lines,
+    with their comments, stay."""
+    lines, is_done = [], user is None
+    for line in text.splitlines():
+        if line.partition(":")[0] != name or line.startswith("#"):
+            lines.append(line)
+        elif not is_done and user is not None:
+            lines.append(user.line)
+            is_done = True
+    if not is_done and user is not None:
+        lines.append(user.line)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def with_groups(user: User, groups: Iterable[str]) -> User:
+    """The user in other groups. Raises as `groups_of`."""
+    return replace(user, groups=groups_of(",".join(groups)))
+
+
+Users = Mapping[str, User]

@@ -1,0 +1,1 @@
+"""Child processes: on a pseudo terminal, and commands of the shell."""

@@ -1,0 +1,1 @@
+"""Clients: SMQ and MQTT."""

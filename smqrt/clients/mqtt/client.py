@@ -1,0 +1,249 @@
+"""`MqttClient`: the application's side of an MQTT client, and the greenlet that keeps its connection (smq.md §8)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from smqrt.clients.mqtt.close_reason import OnStatus
+from smqrt.clients.mqtt.connect import connector
+from smqrt.clients.mqtt.options import WILL, MqttOptions, Will, check_qos, to_bytes
+from smqrt.clients.mqtt.queue import HEADER_BYTES, Delivery, OnSuback, SubscribeRequest
+from smqrt.clients.mqtt.reconnect import ConnectionKeeper
+from smqrt.errors import ArgumentError, ClosedError
+from smqrt.loop.callback_queue import Callbacks
+from smqrt.settings.options import make
+from smqrt.transport.stream import Stream
+from smqrt.wire.mqtt.client import MqttClientEndpoint
+from smqrt.wire.mqtt.packets import PublishPacket
+from smqrt.wire.mqtt.properties import MAX_PROPERTIES, PacketType, Props, encode_properties, pack_properties
+from smqrt.wire.mqtt.topics import OnPub, check_filter, check_topic
+
+log = logging.getLogger("smqrt.mqtt")
+
+_PUBLISH = 0x30
+
+
+class MqttClient(ConnectionKeeper):
+    """A client of an MQTT broker that connects at once, in the background, and comes back when the connection is lost.
+
+    Everything may be called at any time: what needs a connection waits for one, in the order of the calls, in a queue
+    with bounds. The callbacks run one after the other in a greenlet of their own; they may block and may call back.
+
+    The end: `close()` and `with` deliver what was handed in, or raise DeliveryError; `disconnect()` does the same in
+    the background. The broker is told (DISCONNECT), so it publishes no will.
+
+    The session: without a `sessionexpiryinterval` among the properties every connection starts clean. With one the
+    first connection does, and later ones resume what the broker kept. In flight QoS 1 and 2 messages are sent again.
+
+    Args:
+        address: a name, `host:port`, `mqtt(s)://user:password@host:port`, a connected `Stream`, or a function that
+            returns one for every connection (or raises `StreamError`).
+        onstatus: see `OnStatus`; without one, connections are kept, and made again after 5 seconds unless that is
+            pointless.
+        onpub: see `OnPub`, for messages of subscriptions without a callback of their own.
+        properties: of CONNECT, names in lower case; `receivemaximum`, `topicaliasmaximum`, `maximumpacketsize`,
+            `sessionexpiryinterval`, ...; others go as user properties.
+        options: see `smqrt.clients.mqtt.options.MqttOptions`.
+        callbacks: runs the callbacks, if not this client shall.
+
+    Raises:
+        ArgumentError: a bad address, option or property.
+
+    Attributes:
+        end: why the last connection ended, an `MqttCloseReason`; None before.
+        left_out: how many messages of the broker were refused because they have too many properties.
+    """
+
+    def __init__(
+        self,
+        address: str | Stream | Callable[[], Stream],
+        onstatus: OnStatus | None = None,
+        onpub: OnPub | None = None,
+        properties: Props | None = None,
+        callbacks: Callbacks | None = None,
+        **options: object,
+    ) -> None:
+        opts = make(MqttOptions, options)
+        connect = connector(address, opts)  # before the credentials: they may be in the address
+        endpoint = MqttClientEndpoint(
+            self, opts.version, opts.clientidentifier, opts.inflight, opts.topicalias, opts.maxpacketsize
+        )
+        if opts.username is not None or opts.password is not None:
+            endpoint.username = opts.username or ""
+            endpoint.password = None if opts.password is None else to_bytes(opts.password)
+        endpoint.will = None if opts.will is None else opts.will.message()
+        self.onpub = onpub
+        self.left_out = 0
+        super().__init__(connect, endpoint, opts, dict(properties or {}), onstatus, callbacks or Callbacks(log))
+
+    # ---- messages
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes | str = b"",
+        qos: int = 0,
+        retain: bool = False,
+        properties: Props | None = None,
+    ) -> Delivery:
+        """Send a message, or keep it until there is a connection.
+
+        Args:
+            payload: str is sent as UTF-8.
+            properties: see `MqttClient`; `contenttype`, `responsetopic`, `correlationdata`, ...
+
+        Returns:
+            What becomes of it. Failed at once ("toolarge") when it is larger than `maxpacketsize`.
+
+        Raises:
+            ArgumentError: a bad argument.
+            ClosedError: the client has ended, or was asked to.
+            QueueFullError: too much waits to be sent; see the options `queuesize`, `queuebytes` and `queuefull`.
+        """
+        body = pack_properties(properties, PacketType.PUBLISH) if properties and self._options.version == 5 else b""
+        item = Delivery(check_topic(topic).encode(), to_bytes(payload), check_qos(qos), bool(retain), body)
+        self._check_open("publish")
+        if item.size_bytes + HEADER_BYTES > self._options.maxpacketsize:
+            item.finish("toolarge")
+            return item
+        if self._queue.send_at_once(item):
+            return item
+        self._queue.make_room(item.size_bytes)
+        self._check_open("publish")  # it may have waited
+        self._queue.put(item)
+        return item
+
+    def _check_open(self, what: str) -> None:
+        if self._is_closing or self._has_ended:
+            why = f": {self.end}" if self.end is not None and not self._is_closing else ""
+            raise ClosedError(f"{what}: the client has ended{why}")
+
+    @property
+    def backlog(self) -> int:
+        """How many messages wait to be sent or acknowledged."""
+        return len(self._queue) + len(self._endpoint.session.in_flight)
+
+    # ---- subscriptions
+
+    def subscribe(
+        self,
+        topic: str,
+        onpub: OnPub | None = None,
+        onsuback: OnSuback | None = None,
+        *,
+        qos: int = 0,
+        nolocal: bool = False,
+        retainaspublished: bool = False,
+        retainhandling: int = 0,
+        properties: Props | None = None,
+    ) -> bool:
+        """Subscribe.
+
+        Args:
+            topic: `+` stands for one level, `#` at the end for all that follow.
+            onpub: for the messages of this subscription alone.
+            onsuback: see `OnSuback`.
+            nolocal: leave out what this client publishes (MQTT 5).
+            retainaspublished: keep the retain flag as it was published (MQTT 5).
+            retainhandling: retained messages come 0: always, 1: with a new subscription only, 2: never (MQTT 5).
+
+        Returns:
+            Whether connected; without a connection it waits for one.
+
+        Raises:
+            As `publish`.
+        """
+        check_filter(topic)
+        if retainhandling not in (0, 1, 2):
+            raise ArgumentError(f"retainhandling must be 0, 1 or 2, not {retainhandling!r}")
+        options = check_qos(qos)
+        if self._options.version == 5:
+            options |= bool(nolocal) << 2 | bool(retainaspublished) << 3 | retainhandling << 4
+        props = dict(properties or {})
+        encode_properties(props, PacketType.SUBSCRIBE)
+        self._take_in("subscribe")
+        routes = self._subscriptions.routes
+        routes.remove(topic)
+        if onpub is not None:
+            number = routes.add(topic, onpub)
+            if routes.uses_identifiers:
+                props["subscriptionidentifier"] = number
+        return self._request(SubscribeRequest(topic, options, props, onsuback))
+
+    def unsubscribe(
+        self,
+        topic: str,
+        onunsuback: OnSuback | None = None,
+        properties: Props | None = None,
+    ) -> bool:
+        """End a subscription; `onunsuback(topic, reason, properties)` tells. Returns whether connected; raises as
+        `publish`."""
+        check_filter(topic)
+        encode_properties(properties, PacketType.UNSUBSCRIBE)
+        self._take_in("unsubscribe")
+        return self._request(SubscribeRequest(topic, None, dict(properties or {}), onunsuback))
+
+    def _take_in(self, what: str) -> None:
+        self._check_open(what)
+        self._queue.make_room(0)
+        self._check_open(what)
+
+    def _request(self, request: SubscribeRequest) -> bool:
+        self._subscriptions.add(request)
+        self._queue.put(request)
+        return self.connected
+
+    # ---- the connection
+
+    def setwill(self, will: Will | Mapping[str, object] | None) -> None:
+        """Have another will, or none, from the next connection on.
+
+        Raises:
+            ArgumentError: it is none.
+        """
+        made = WILL.check("will", will)
+        self._endpoint.will = None if made is None else made.message()
+
+    def status(self) -> tuple[int, bool, bool]:
+        """How many messages and subscriptions are queued, whether connected, and whether it has ended for good."""
+        return len(self._queue), self.connected, self._is_closing or self.closed
+
+    @property
+    def dropped(self) -> int:
+        """How many messages were given up for newer ones (`queuefull="drop"`)."""
+        return self._queue.dropped
+
+    @property
+    def refused(self) -> int:
+        """How many times there was no room in the queue (QueueFullError)."""
+        return self._queue.refused
+
+    # ---- what comes: see `smqrt.wire.mqtt.client.ClientEvents`
+
+    def on_message(self, message: PublishPacket) -> int:
+        """A message came."""
+        topic, payload, flags, _, properties, _ = message
+        handlers = self._subscriptions.routes.find(topic, properties)
+        if not handlers:
+            if self.onpub is None:
+                log.debug("nobody takes a message to %r", topic)
+                return 0
+            handlers = [self.onpub]
+        for handler in handlers:
+            self._callbacks.post(handler, topic, payload, properties, _PUBLISH | flags)
+        return 0
+
+    def on_left_out(self) -> None:
+        """A message was refused: it has too many properties."""
+        self.left_out += 1
+        if self.left_out == 1:
+            log.warning("a message with more than %s properties was refused; more of them are counted", MAX_PROPERTIES)
+
+    def on_answer(self, packet_identifier: int, code: int, properties: Props) -> None:
+        """The broker answered a subscription."""
+        request = self._subscriptions.answered(packet_identifier, code)
+        if request is not None:
+            if request.callback is not None:
+                self._callbacks.post(request.callback, request.topic, code, properties)
+            self._queue.tell_progress()

@@ -1,0 +1,476 @@
+"""The documented MQTT interface, which `smqrt.mqttc` and `smqrt.mqtt3c` share (smq.md §8, §9).
+
+It has the names, argument order, options and results of the Lua modules, and uses `MqttClient`. What differs from Lua:
+a full queue raises QueueFullError, a wrong argument raises ArgumentError, and `nil, error` is `(None, error)`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self, TypeVar
+
+from smqrt.clients.mqtt.client import MqttClient
+from smqrt.clients.mqtt.close_reason import connect_error, run_word
+from smqrt.clients.mqtt.connect import open_unless_untrusted, parse_address
+from smqrt.clients.mqtt.inbox import Inbox, PythonCall, PythonInbox
+from smqrt.clients.mqtt.options import MqttOptions
+from smqrt.clients.mqtt.sockets import ADDRESS_KINDS, is_socket, stream_of
+from smqrt.errors import ArgumentError, ClosedError, DeliveryError, StreamError
+from smqrt.settings.options import function, instance, make, number, optional, text
+from smqrt.transport.stream import Stream
+from smqrt.transport.tls_contexts import ClientTls
+from smqrt.wire.mqtt.properties import Props
+
+log = logging.getLogger("smqrt.mqtt")
+
+Options = Mapping[str, object]
+"""Options by their documented names; None stands for an option that is not given."""
+Connect = Callable[..., object]
+"""`f(mqtt, op) -> socket` or `(None, error)`: makes a connection each time one is needed."""
+
+DEFAULT_KEEPALIVE_S, LEAST_KEEPALIVE_S = 600, 60  # of `mqtt3c.connect`
+MAX_PACKET_BYTES = 65535 + 3  # of `mqtt3c.connect`; a larger packet ends `run` with "overflow"
+TIMEOUT_MS = number(0, 86_400_000, "milliseconds", above=True)
+
+_TEXT_OR_BYTES = instance("a text or bytes", str, bytes)
+
+_RENAMED = {"id": "clientidentifier", "uname": "username", "passwd": "password", "intf": "source"}
+_QUEUE = ("queuesize", "queuebytes", "queuefull", "maxpacketsize", "inflight", "topicalias")
+_SAME = ("port", "nocheck", "ipv6", "clientidentifier", "keepalive", "username", "password", *_QUEUE)
+_FILES = ("cafile", "certfile", "keyfile")
+_CHANGED = ("secure", "shark", "timeout", "will", "alpn", "recbta")
+OPTIONS = (*_RENAMED, *_SAME, *_FILES, *_CHANGED)
+"""The names of all options of `create` and `connect`."""
+_PUBLISH_OPTIONS = ("qos", "retain")
+_SUBSCRIBE_OPTIONS = ("qos", "onpub", "nolocal", "retainaspublished", "retainhandling")
+
+
+# ---- options
+
+
+def merged(op: object, more: Options, known: Iterable[str], fname: str) -> dict[str, Any]:
+    """Return the options of a call: those of the dict `op`, and the keywords. Unknown ones are logged.
+
+    Args:
+        known: the names of options that there are.
+        fname: the function, for the errors.
+
+    Raises:
+        ArgumentError: `op` is no mapping.
+    """
+    if op is not None and not isinstance(op, Mapping):
+        raise ArgumentError(f"op must be a dict of the options of {fname}, or nothing, not {op!r:.80}")
+    found = {name: value for name, value in {**(op or {}), **more}.items() if value is not None}
+    for name in found.keys() - set(known):
+        log.warning("%s: unknown option %r is ignored", fname, name)
+    return found
+
+
+def engine_options(given: Options, version: int) -> dict[str, Any]:
+    """Return the arguments of `MqttClient` for documented options. Values are checked there, but for those that change.
+
+    Args:
+        version: 5, or 4 for MQTT 3.1.1.
+
+    Raises:
+        ArgumentError: a value of another kind for one of those.
+    """
+    chosen: dict[str, Any] = {"version": version, "resubscribe": False, "queuefull": "raise"}
+    for ours in _RENAMED.keys() & given.keys():  # checked here: errors of the engine have its names
+        chosen[_RENAMED[ours]] = (_TEXT_OR_BYTES if ours == "passwd" else text()).check(ours, given[ours])
+    chosen |= {name: given[name] for name in (*_SAME, *_FILES) if name in given}
+    secure, shark = given.get("secure"), given.get("shark")
+    chosen["secure"] = shark if isinstance(shark, ClientTls) and not isinstance(secure, ClientTls) else secure or shark
+    if chosen["secure"] is None:
+        del chosen["secure"]
+    if "timeout" in given:
+        chosen["timeout"] = TIMEOUT_MS.check("timeout", given["timeout"]) / 1000
+    if "will" in given:
+        chosen["will"] = engine_will(given["will"])
+    if "alpn" in given:
+        chosen["alpn"] = [given["alpn"]] if isinstance(given["alpn"], str) else given["alpn"]
+    return chosen
+
+
+def engine_will(will: object) -> object:
+    """Return a will under the names of `MqttClient`: `message` is the older name of `payload`."""
+    if not isinstance(will, Mapping) or "message" not in will:
+        return will
+    rest = {name: value for name, value in will.items() if name != "message"}
+    return rest if "payload" in rest else rest | {"payload": will["message"]}
+
+
+def payload_of(data: object) -> object:
+    """Return what `MqttClient.publish` takes; numbers are sent as text, as in Lua."""
+    return str(data) if isinstance(data, int | float) and not isinstance(data, bool) else data
+
+
+# ---- clients
+
+
+class Mqtt:
+    """A client of `mqttc.create`: MQTT 5, and the base of those for MQTT 3.1.1.
+
+    Args:
+        inbox: of a client that the application runs, else None.
+        payload_type: of the payloads that `onpub` gets.
+
+    Attributes:
+        sock: the connection (`smqrt.transport.stream.Stream`) of `connect`, or the socket that `create` was
+            given; else None.
+    """
+
+    version = 5
+
+    def __init__(self, inbox: PythonInbox | None = None, payload_type: type[bytes] | type[bytearray] = bytes) -> None:
+        self._inbox, self._payload_type = inbox, payload_type
+        self._client: MqttClient
+        self.sock: Stream | None = None
+
+    # ---- messages
+
+    def publish(
+        self, topic: str, msg: object, op: Options | None = None, prop: Props | None = None, **options: object
+    ) -> bool:
+        """Publish a message. Without a connection it waits for one.
+
+        Args:
+            topic: without wildcards.
+            msg: bytes, a bytearray, a str (sent as UTF-8), or a number (sent as text).
+            op: `qos` 0, 1 or 2, and `retain`; also as keywords.
+            prop: MQTT 5: properties of the message, such as `{"contenttype": "text/plain"}`.
+
+        Returns:
+            Whether the client is connected. False, and the message is not sent, after the end of the client.
+
+        Raises:
+            ArgumentError: a wrong argument, or a message larger than `maxpacketsize`.
+            QueueFullError: too much waits to be sent (`queuesize`, `queuebytes`).
+        """
+        chosen = merged(op, options, _PUBLISH_OPTIONS, "publish")
+        try:
+            item = self._client.publish(
+                topic,
+                payload_of(msg),  # type: ignore[arg-type]  # checked there
+                chosen.get("qos", 0),
+                chosen.get("retain", False),
+                prop,
+            )
+        except ClosedError:
+            return False
+        if item.error == "toolarge":
+            raise ArgumentError(f"msg must fit into maxpacketsize; this one has {item.size_bytes} bytes with its topic")
+        return self._client.connected
+
+    def subscribe(
+        self,
+        topic: str,
+        callback: Callable[..., object] | Options | None = None,
+        op: Options | Props | None = None,
+        prop: Props | None = None,
+        **options: object,
+    ) -> bool:
+        """Subscribe. Without a connection the subscription waits for one.
+
+        Args:
+            topic: `+` is one level, `#` at the end is all that follow.
+            callback: gets the broker's answer: MQTT 5 `(topic, reason, prop)`, MQTT 3.1.1 `(returncode)`: the QoS that
+                was granted, or 128 and above when the broker refused. May be left out: a dict here is `op`.
+            op: `qos`; `onpub`, a function for the messages of this subscription; and with MQTT 5 `nolocal`,
+                `retainaspublished`, `retainhandling`. Also as keywords.
+            prop: MQTT 5: properties of SUBSCRIBE.
+
+        Returns:
+            Whether the client is connected; False after its end.
+
+        Raises:
+            ArgumentError: a wrong argument.
+            QueueFullError: too much waits to be sent.
+        """
+        if isinstance(callback, Mapping):
+            callback, op, prop = None, callback, op if prop is None else prop
+        chosen = merged(op, options, _SUBSCRIBE_OPTIONS, "subscribe")
+        onpub = optional(function()).check("onpub", chosen.get("onpub"))
+        callback = optional(function()).check("callback", callback)
+        try:
+            return self._client.subscribe(
+                topic,
+                None if onpub is None else self._held(self._on_message(onpub), True),
+                None if callback is None else self._held(self._on_suback(callback), False),
+                qos=chosen.get("qos", 0),
+                nolocal=chosen.get("nolocal", False),
+                retainaspublished=chosen.get("retainaspublished", False),
+                retainhandling=chosen.get("retainhandling", 0),
+                properties=prop,
+            )
+        except ClosedError:
+            return False
+
+    def unsubscribe(
+        self,
+        topic: str,
+        callback: Callable[..., object] | Props | None = None,
+        prop: Props | None = None,
+    ) -> bool:
+        """End a subscription.
+
+        Args:
+            topic: as it was subscribed.
+            callback: called when the broker has answered: MQTT 5 `(topic, reason, prop)`, MQTT 3.1.1 `()`. May be left
+                out: a dict here is `prop`.
+            prop: MQTT 5: properties of UNSUBSCRIBE.
+
+        Returns, raises:
+            As `subscribe`.
+        """
+        if isinstance(callback, Mapping):
+            callback, prop = None, callback
+        callback = optional(function()).check("callback", callback)
+        onunsuback = None if callback is None else self._held(self._on_unsuback(callback), False)
+        try:
+            return self._client.unsubscribe(topic, onunsuback, prop)
+        except ClosedError:
+            return False
+
+    # ---- callbacks: what the application's functions get
+
+    def _on_message(self, onpub: Callable[..., object]) -> Callable[..., object]:
+        payload_type = self._payload_type
+        if payload_type is bytes:
+            return onpub
+        return lambda topic, payload, prop, cpt: onpub(topic, payload_type(payload), prop, cpt)
+
+    def _on_suback(self, callback: Callable[..., object]) -> Callable[..., object]:
+        return callback
+
+    def _on_unsuback(self, callback: Callable[..., object]) -> Callable[..., object]:
+        return callback
+
+    def _held(self, fn: Callable[..., object], has_payload: bool) -> Callable[..., object]:
+        return fn if self._inbox is None else PythonCall(fn, has_payload)
+
+    # ---- the connection
+
+    def setwill(self, w: Options | None) -> None:
+        """Set the will of the next connection: `{"topic", "payload" (or "message"), "qos", "retain", "properties"}`;
+        None for no will.
+
+        Raises:
+            ArgumentError: a will that is none.
+        """
+        self._client.setwill(engine_will(w))  # type: ignore[arg-type]  # checked there
+
+    def disconnect(self, reason: int = 0) -> bool:
+        """End for good, without waiting. What was published before is sent in the background.
+
+        Args:
+            reason: MQTT 5: reason code for the broker; 4 has it publish the will.
+
+        Returns:
+            Whether the client was connected.
+
+        Raises:
+            ArgumentError: a reason that is no number from 0 to 255.
+        """
+        return self._client.disconnect(reason)
+
+    def close(self) -> None:
+        """End for good, and wait at most 5 seconds until what was published before is delivered. Messages that can't be
+        delivered are counted in the log. Called in a callback of `run` it is `disconnect`."""
+        inbox = self._inbox
+        if inbox is not None and inbox.is_current:
+            self._client.disconnect()
+            return
+        if inbox is not None and not inbox.is_running:
+            inbox.discard()
+        try:
+            self._client.close()
+        except DeliveryError as error:
+            log.warning("%s", error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def status(self) -> tuple[int, bool, bool]:
+        """Return how many messages and subscriptions wait, whether the client is connected, and whether it has ended
+        for good."""
+        return self._client.status()
+
+    def run(self) -> tuple[None, str]:
+        """Receive until the connection ends, and call the callbacks here. For clients of `connect`.
+
+        Returns:
+            None, and why it ended: "disconnect" (own), "pingresp" (no answer to a ping), "overflow" (packet of more
+            than 65535 bytes), "unknowncp", "invalidresp", or a socket error such as "socketreadfailed". "socketclosed"
+            when `run` has returned before.
+
+        Raises:
+            ArgumentError: the client was made by `create`, or another `run` of it is active.
+            What a callback raises; the connection is closed then.
+        """
+        inbox = self._inbox
+        if inbox is None:
+            raise ArgumentError("run: only a client of connect is run; the callbacks of create are called without it")
+        if inbox.is_running:
+            raise ArgumentError("run: another run of this client is active; a client has one run at a time")
+        if self.sock is None:
+            return None, "socketclosed"
+        try:
+            return None, inbox.run()
+        finally:
+            self._client.disconnect()
+            inbox.discard()
+            self.sock = None
+
+
+class Mqtt3(Mqtt):
+    """A client of `mqtt3c`, and of `mqttc.connect`: MQTT 3.1.1. Payloads are bytes."""
+
+    version = 4
+
+    def _on_message(self, onpub: Callable[..., object]) -> Callable[..., object]:
+        return lambda topic, payload, *_: onpub(topic, payload)
+
+    def _on_suback(self, callback: Callable[..., object]) -> Callable[..., object]:
+        return lambda topic, code, prop: callback(code)
+
+    def _on_unsuback(self, callback: Callable[..., object]) -> Callable[..., object]:
+        return lambda *_: callback()
+
+
+# ---- making them
+
+
+M = TypeVar("M", bound=Mqtt)
+
+
+def create(
+    mqtt: M, addr: object, onstatus: object, onpub: object, given: Options, prop: Props | None = None
+) -> tuple[M, None]:
+    """Give `mqtt` a client that connects by itself. An `addr` that is none is told to onstatus, as in Lua.
+
+    Args:
+        given: options, see `merged`.
+        prop: MQTT 5: of CONNECT.
+    """
+    status = function().check("onstatus", onstatus)
+    handler = optional(function()).check("onpub", onpub) or _trace_message
+    mqtt._client = MqttClient(
+        _source(mqtt, addr, given), status, mqtt._on_message(handler), prop, **engine_options(given, mqtt.version)
+    )
+    return mqtt, None
+
+
+def _trace_message(topic: str, *_: object) -> None:
+    log.info("MQTT message without a callback: %s", topic)
+
+
+def _source(mqtt: Mqtt, addr: object, given: Options) -> str | Stream | Callable[[], Stream]:
+    """Return the address of `MqttClient`: one that fails to connect for what is no address."""
+    try:
+        if isinstance(addr, str):
+            parse_address(addr)
+            return addr
+        if is_socket(addr):
+            mqtt.sock = stream_of(addr)
+            return mqtt.sock
+        if callable(addr):
+            return lambda: _stream_from(addr, mqtt, given)
+        failure = StreamError("cannotresolve", f"addr must be {ADDRESS_KINDS}, or a function, not {addr!r:.80}")
+    except ArgumentError as error:
+        failure = StreamError("cannotresolve", str(error))
+    except StreamError as error:
+        failure = error
+
+    def fail_to_connect() -> Stream:
+        raise failure
+
+    return fail_to_connect
+
+
+def _stream_from(connect: Connect, mqtt: Mqtt, given: Options) -> Stream:
+    """Have the application's function make a connection."""
+    try:
+        answer = connect(mqtt, dict(given))
+        sock, word = answer if isinstance(answer, tuple) else (answer, None)
+        if not sock:
+            raise StreamError(str(word or "failed"), "the connect function made no connection")
+        return stream_of(sock)
+    except StreamError:
+        raise
+    except TimeoutError as error:
+        raise StreamError("timeout", str(error)) from None
+    except OSError as error:
+        raise StreamError("cannotconnect", str(error)) from None
+    except Exception as error:
+        log.exception("the connect function of an MQTT client failed")
+        raise StreamError("failed", str(error)) from None
+
+
+def connect(addr: object, onpub: object, given: Options) -> tuple[Mqtt3, None] | tuple[None, str | int]:
+    """Connect a client that the application runs; see `smqrt.mqtt3c.connect`.
+
+    Args:
+        given: options, see `merged`.
+    """
+    handler = function().check("onpub", onpub)
+    if not isinstance(addr, str) and not is_socket(addr):
+        raise ArgumentError(f"addr must be {ADDRESS_KINDS}, not {addr!r:.80}")
+    chosen = engine_options({"keepalive": DEFAULT_KEEPALIVE_S, **given}, Mqtt3.version)
+    settings = make(MqttOptions, chosen)
+    try:
+        stream = open_unless_untrusted(_parsed(addr) if isinstance(addr, str) else addr, settings)
+    except StreamError as error:
+        return None, error.word
+    chosen |= {"username": settings.username, "password": settings.password}  # they may be in the address
+    chosen["keepalive"] = max(settings.keepalive, LEAST_KEEPALIVE_S)
+    inbox = PythonInbox()
+    mqtt = Mqtt3(inbox)
+    mqtt.sock = stream
+    mqtt._client, is_accepted = start(stream, mqtt._held(mqtt._on_message(handler), True), inbox, chosen)
+    return (mqtt, None) if is_accepted else (None, connect_error(mqtt._client.end)[0])
+
+
+def _parsed(name: str) -> str:
+    try:
+        parse_address(name)
+    except ArgumentError as error:
+        raise StreamError("cannotresolve", str(error)) from None
+    return name
+
+
+def start(
+    stream: Stream, onpub: Callable[..., object], inbox: Inbox, options: Mapping[str, Any]
+) -> tuple[MqttClient, bool]:
+    """Speak MQTT over a connected stream, for `run`, and wait until the broker has accepted or the connection ended.
+
+    Args:
+        inbox: gets the callbacks, and the word of the end.
+        options: of `MqttClient`.
+
+    Returns:
+        The client, and whether the broker has accepted; if not, `connect_error(client.end)` says why.
+    """
+    properties = {"maximumpacketsize": MAX_PACKET_BYTES}
+    client = MqttClient(stream, _never_again, onpub, properties, inbox, **options)
+
+    def end() -> None:
+        inbox.end(run_word(client.end))
+
+    try:
+        is_accepted = client.wait_connected()
+    except BaseException:
+        client.disconnect()
+        raise
+    client.on_ended(end)
+    if client.closed:  # meanwhile
+        end()
+    return client, is_accepted
+
+
+def _never_again(kind: str, code: str, status: Mapping[str, Any]) -> bool:
+    return (kind, code) == ("mqtt", "connect") and status["reasoncode"] == 0

@@ -1,0 +1,402 @@
+"""Sparkplug B: the payloads that industrial devices send over MQTT, as dicts (Eclipse Sparkplug 3.0).
+
+    data = encode({"seq": 0, "metrics": [{"name": "temperature", "datatype": "Float", "value": 21.5}]})
+    decode(data)["metrics"][0]["value"]
+
+A metric has the fields of the specification, and `value` in the place of its typed fields:
+
+| datatype | value |
+|---|---|
+| Int8 … Int64, UInt8 … UInt64, DateTime (ms since 1970) | int |
+| Float, Double | float |
+| Boolean | bool |
+| String, Text, UUID | str |
+| Bytes, File | bytes |
+| Int8Array … DateTimeArray | list |
+| DataSet | {"columns": [names], "types": [data types], "rows": [[values]]} |
+| Template | {"version", "metrics", "parameters": [{"name", "type", "value"}], "template_ref", "is_definition"} |
+
+`properties` is {name: {"type", "value"}}; a value of the type PropertySet is such a dict, one of PropertySetList a list
+of them. A metric, property or element of a data set that is null has no `value`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from smqrt.clients.mqtt.sparkplug_schema import TYPES, payload_class
+from smqrt.errors import ArgumentError
+
+MAX_BYTES = 256 << 10  # of a payload; protobuf takes 10 ms for the worst of this size
+MAX_VALUES = 10_000  # metrics, properties, elements of a payload together; Lua takes 20 ms for so many
+MAX_DEPTH = 8  # of templates and property sets in each other
+
+Fields = dict[str, Any]
+_NUMBERS = {name: number for number, name in enumerate(TYPES)}
+_BITS = {"Int8": 8, "Int16": 16, "Int32": 32, "Int64": 64, "UInt8": 8, "UInt16": 16, "UInt32": 32, "UInt64": 64}
+_BITS["DateTime"] = 64
+_SIGNED = frozenset(("Int8", "Int16", "Int32", "Int64"))
+_TEXTS = frozenset(("String", "Text", "UUID"))
+_BLOBS = frozenset(("Bytes", "File"))
+_ARRAYS = {
+    "Int8Array": "b", "Int16Array": "h", "Int32Array": "i", "Int64Array": "q", "UInt8Array": "B", "UInt16Array": "H",
+    "UInt32Array": "I", "UInt64Array": "Q", "FloatArray": "f", "DoubleArray": "d", "DateTimeArray": "q",
+}  # fmt: skip
+_METRIC = ("name", "alias", "timestamp", "is_historical", "is_transient", "is_null")
+_METADATA = ("is_multi_part", "content_type", "size", "seq", "file_name", "file_type", "md5", "description")
+_UINT64 = 1 << 64
+
+
+def encode(payload: Mapping[str, Any], breathe: Callable[[], object] = bool) -> bytes:
+    """Encode a payload.
+
+    Args:
+        payload: its fields, see above.
+        breathe: is called after each metric.
+
+    Raises:
+        ArgumentError: a field is wrong; the sentence names it.
+    """
+    return _Encoder(breathe).payload(payload)
+
+
+def decode(data: bytes, breathe: Callable[[], object] = bool) -> Fields:
+    """Decode a payload.
+
+    Args:
+        data: the payload.
+        breathe: is called after each metric.
+
+    Raises:
+        ArgumentError: it is no payload, or larger than `MAX_BYTES` or `MAX_VALUES`.
+    """
+    if len(data) > MAX_BYTES:
+        raise ArgumentError(f"a payload has at most {MAX_BYTES} bytes, not {len(data)}")
+    message = payload_class()()
+    try:
+        message.ParseFromString(data)
+    except Exception as error:  # protobuf's own, which is not loaded before
+        raise ArgumentError(f"no Sparkplug B payload: {error}") from None
+    return _Decoder(breathe).payload(message)
+
+
+class _Counted:
+    """Counts what one payload holds."""
+
+    def __init__(self, breathe: Callable[[], object]) -> None:
+        self._breathe = breathe
+        self._count = 0
+
+    def _take(self, count: int, depth: int) -> None:
+        self._count += count
+        if self._count > MAX_VALUES:
+            raise ArgumentError(f"a payload has at most {MAX_VALUES} values")
+        if depth > MAX_DEPTH:
+            raise ArgumentError(f"templates and property sets are nested more than {MAX_DEPTH} deep")
+
+
+class _Encoder(_Counted):
+    def payload(self, fields: Mapping[str, Any]) -> bytes:
+        message = payload_class()()
+        _put(message, fields, ("timestamp", "seq", "uuid", "body"), "payload")
+        for number, metric in enumerate(_list(fields.get("metrics"), "metrics"), 1):
+            self._metric(message.metrics.add(), _dict(metric, f"metrics[{number}]"), f"metrics[{number}]", 1)
+        data: bytes = message.SerializeToString()
+        return data
+
+    def _metric(self, message: Any, fields: Mapping[str, Any], where: str, depth: int) -> None:
+        self._take(1, depth)
+        self._breathe()
+        _put(message, fields, _METRIC, where)
+        if fields.get("metadata") is not None:
+            _put(message.metadata, _dict(fields["metadata"], f"{where}.metadata"), _METADATA, f"{where}.metadata")
+        if fields.get("properties") is not None:
+            self._properties(message.properties, fields["properties"], f"{where}.properties", depth + 1)
+        value = fields.get("value")
+        message.datatype = _type_number(fields.get("datatype"), value, where)
+        if value is None:
+            message.is_null = True
+        else:
+            self._value(message, _name(message.datatype), value, f"{where}.value", depth)
+
+    def _value(self, message: Any, kind: str, value: Any, where: str, depth: int) -> None:
+        if kind == "DataSet":
+            self._data_set(message.dataset_value, _dict(value, where), where, depth)
+        elif kind == "Template":
+            self._template(message.template_value, _dict(value, where), where, depth + 1)
+        elif kind in _BLOBS:
+            message.bytes_value = _bytes(value, where)
+        elif kind.endswith("Array"):
+            items = _list(value, where)
+            self._take(len(items), depth)
+            message.bytes_value = _array(kind, items, where)
+        else:
+            _plain(message, kind, value, where)
+
+    def _properties(self, message: Any, properties: Any, where: str, depth: int) -> None:
+        for key, item in _dict(properties, where).items():
+            fields, here = _dict(item, f"{where}.{key}"), f"{where}.{key}"
+            self._take(1, depth)
+            message.keys.append(_text(key, where))
+            one, value = message.values.add(), fields.get("value")
+            one.type = _type_number(fields.get("type"), value, here)
+            kind = _name(one.type)
+            if value is None:
+                one.is_null = True
+            elif kind == "PropertySet":
+                one.propertyset_value.SetInParent()
+                self._properties(one.propertyset_value, value, here, depth + 1)
+            elif kind == "PropertySetList":
+                for each in _list(value, here):
+                    self._properties(one.propertysets_value.propertyset.add(), each, here, depth + 1)
+            else:
+                _plain(one, kind, value, here)
+
+    def _data_set(self, message: Any, fields: Mapping[str, Any], where: str, depth: int) -> None:
+        columns = [_text(name, f"{where}.columns") for name in _list(fields.get("columns"), f"{where}.columns")]
+        types = [_type_number(kind, None, where) for kind in _list(fields.get("types"), f"{where}.types")]
+        if len(types) != len(columns):
+            raise ArgumentError(f"{where} has {len(columns)} columns and {len(types)} types")
+        message.num_of_columns = len(columns)
+        message.columns.extend(columns)
+        message.types.extend(types)
+        for row in _list(fields.get("rows"), f"{where}.rows"):
+            elements = message.rows.add().elements
+            cells = row if isinstance(row, Mapping) else dict(enumerate(_list(row, f"{where}.rows"), 1))
+            self._take(len(columns) + 1, depth)
+            for at, kind in enumerate(types, 1):
+                element, cell = elements.add(), cells.get(at)
+                if cell is not None:
+                    _plain(element, _name(kind), cell, f"{where}.rows")
+
+    def _template(self, message: Any, fields: Mapping[str, Any], where: str, depth: int) -> None:
+        _put(message, fields, ("version", "template_ref", "is_definition"), where)
+        message.SetInParent()
+        for number, metric in enumerate(_list(fields.get("metrics"), f"{where}.metrics"), 1):
+            here = f"{where}.metrics[{number}]"
+            self._metric(message.metrics.add(), _dict(metric, here), here, depth)
+        for parameter in _list(fields.get("parameters"), f"{where}.parameters"):
+            self._take(1, depth)
+            one, given = message.parameters.add(), _dict(parameter, f"{where}.parameters")
+            one.name = _text(given.get("name"), f"{where}.parameters")
+            one.type = _type_number(given.get("type"), given.get("value"), where)
+            if given.get("value") is not None:
+                _plain(one, _name(one.type), given["value"], f"{where}.parameters")
+
+
+class _Decoder(_Counted):
+    def payload(self, message: Any) -> Fields:
+        fields = _got(message, ("timestamp", "seq", "uuid", "body"))
+        fields["metrics"] = [self._metric(one, 1) for one in message.metrics]
+        return fields
+
+    def _metric(self, message: Any, depth: int) -> Fields:
+        self._take(1, depth)
+        self._breathe()
+        fields = _got(message, _METRIC)
+        if message.HasField("datatype"):
+            fields["datatype"] = _name(message.datatype)
+        if message.HasField("metadata"):
+            fields["metadata"] = _got(message.metadata, _METADATA)
+        if message.HasField("properties"):
+            fields["properties"] = self._properties(message.properties, depth + 1)
+        if not message.is_null:
+            fields["value"] = self._value(message, _name(message.datatype), depth)
+        return fields
+
+    def _value(self, message: Any, kind: str, depth: int) -> Any:
+        which = message.WhichOneof("value")
+        if which == "dataset_value":
+            return self._data_set(message.dataset_value, depth)
+        if which == "template_value":
+            return self._template(message.template_value, depth + 1)
+        if which == "bytes_value" and kind.endswith("Array"):
+            self._take(_count_items(kind, message.bytes_value), depth)
+            return _items(kind, message.bytes_value)
+        return _read(message, which, kind)
+
+    def _properties(self, message: Any, depth: int) -> Fields:
+        found: Fields = {}
+        for key, one in zip(message.keys, message.values, strict=False):
+            self._take(1, depth)
+            found[key] = {"type": _name(one.type)}
+            which = one.WhichOneof("value")
+            if which == "propertyset_value":
+                found[key]["value"] = self._properties(one.propertyset_value, depth + 1)
+            elif which == "propertysets_value":
+                sets = one.propertysets_value.propertyset
+                found[key]["value"] = [self._properties(each, depth + 1) for each in sets]
+            elif which and not one.is_null:
+                found[key]["value"] = _read(one, which, _name(one.type))
+        return found
+
+    def _data_set(self, message: Any, depth: int) -> Fields:
+        self._take(len(message.columns) + len(message.types), depth)
+        kinds = [_name(kind) for kind in message.types]
+        rows = []
+        for row in message.rows:
+            self._take(len(row.elements) + 1, depth)
+            cells = zip(row.elements, kinds, strict=False)
+            rows.append([_read(one, one.WhichOneof("value"), kind) for one, kind in cells])
+        return {"columns": list(message.columns), "types": kinds, "rows": rows}
+
+    def _template(self, message: Any, depth: int) -> Fields:
+        fields = _got(message, ("version", "template_ref", "is_definition"))
+        fields["metrics"] = [self._metric(one, depth) for one in message.metrics]
+        fields["parameters"] = []
+        for one in message.parameters:
+            self._take(1, depth)
+            value = _read(one, one.WhichOneof("value"), _name(one.type))
+            fields["parameters"].append({"name": one.name, "type": _name(one.type), "value": value})
+        return fields
+
+
+def _shown(value: object) -> str:
+    text = repr(value[:40] if isinstance(value, str | bytes) else value)
+    return text if len(text) < 80 else f"{text[:60]}..."
+
+
+def _name(number: int) -> str:
+    return TYPES[number] if number < len(TYPES) else "Unknown"
+
+
+def _type_number(given: Any, value: Any, where: str) -> int:
+    """The number of a data type by its name or number; without one, that which suits the value."""
+    if given is None:
+        kinds = {bool: "Boolean", int: "Int64", float: "Double", str: "String", bytes: "String"}
+        given = kinds.get(type(value))
+    if isinstance(given, bytes):
+        given = given.decode("utf-8", "replace")
+    number = _NUMBERS.get(given) if isinstance(given, str) else given
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < len(TYPES):
+        raise ArgumentError(f"{where}: the data type must be one of {', '.join(TYPES[1:])}, not {_shown(given)}")
+    return number
+
+
+def _put(message: Any, fields: Mapping[str, Any], names: Sequence[str], where: str) -> None:
+    for name in names:
+        value = fields.get(name)
+        if value is None:
+            continue
+        field = message.DESCRIPTOR.fields_by_name[name]
+        try:
+            if field.type == field.TYPE_STRING:
+                value = _text(value, f"{where}.{name}")
+            elif field.type == field.TYPE_BYTES:
+                value = _bytes(value, f"{where}.{name}")
+            setattr(message, name, value)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, ArgumentError):
+                raise
+            raise ArgumentError(f"{where}.{name}: {_shown(value)} does not fit") from None
+
+
+def _got(message: Any, names: Sequence[str]) -> Fields:
+    return {name: getattr(message, name) for name in names if message.HasField(name)}
+
+
+def _plain(message: Any, kind: str, value: Any, where: str) -> None:
+    """Set the field of a number, boolean or text."""
+    if kind in _BITS:
+        value = int(value) if isinstance(value, float) and value.is_integer() else value
+        bits = _BITS[kind]
+        least, most = (-(1 << bits - 1), (1 << bits - 1) - 1) if kind in _SIGNED else (0, (1 << bits) - 1)
+        if bits == 64:
+            least = -(1 << 63)  # Lua's integers are signed
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ArgumentError(
+                f"{where} must be a whole number from {least} to {most} for {kind}, not {_shown(value)}"
+            )
+        name = "long_value" if bits == 64 else "int_value"
+        setattr(message, name, value % (_UINT64 if name == "long_value" else 1 << 32))
+    elif kind in ("Float", "Double"):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ArgumentError(f"{where} must be a number for {kind}, not {_shown(value)}")
+        setattr(message, f"{kind.lower()}_value", float(value))
+    elif kind == "Boolean":
+        if not isinstance(value, bool):
+            raise ArgumentError(f"{where} must be true or false, not {_shown(value)}")
+        message.boolean_value = value
+    elif kind in _TEXTS:
+        message.string_value = _text(value, where)
+    else:
+        raise ArgumentError(f"{where}: a value of the data type {kind} can't stand here")
+
+
+def _read(message: Any, which: str | None, kind: str) -> Any:
+    value = getattr(message, which) if which else None
+    if kind in _BITS and isinstance(value, int):
+        value %= 1 << _BITS[kind]
+        if kind in _SIGNED and value >> _BITS[kind] - 1:
+            value -= 1 << _BITS[kind]
+    return value
+
+
+def _array(kind: str, items: Sequence[Any], where: str) -> bytes:
+    try:
+        if kind == "StringArray":
+            return b"".join(_text(item, where).encode() + b"\0" for item in items)
+        if kind == "BooleanArray":
+            bits = "".join("1" if item else "0" for item in items)
+            packed = bytes(int(bits[at : at + 8].ljust(8, "0"), 2) for at in range(0, len(bits), 8))
+            return struct.pack("<I", len(items)) + packed
+        return struct.pack(f"<{len(items)}{_ARRAYS[kind]}", *items)
+    except (struct.error, OverflowError):
+        raise ArgumentError(f"{where}: an item does not fit into {kind}") from None
+
+
+def _count_items(kind: str, data: bytes) -> int:
+    """How many items an array has: a bit may be one, so it is counted before it is unpacked."""
+    if kind == "StringArray":
+        return data.count(b"\0")
+    if kind == "BooleanArray":
+        return min(int.from_bytes(data[:4], "little"), 8 * max(len(data) - 4, 0))
+    return len(data) // struct.calcsize(f"<{_ARRAYS[kind]}")
+
+
+def _items(kind: str, data: bytes) -> list[Any]:
+    if kind == "StringArray":
+        return [text.decode("utf-8", "replace") for text in data.split(b"\0")[:-1]]
+    count = _count_items(kind, data)
+    if kind == "BooleanArray":
+        return [bool(data[4 + at // 8] >> 7 - at % 8 & 1) for at in range(count)]
+    code = f"<{count}{_ARRAYS[kind]}"
+    return list(struct.unpack(code, data[: struct.calcsize(code)]))
+
+
+def _dict(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ArgumentError(f"{where} must be a table, not {_shown(value)}")
+    return value
+
+
+def _list(value: Any, where: str) -> Sequence[Any]:
+    """A list, also as Lua gives it: a table with the keys 1, 2, ..."""
+    if value is None:
+        return ()
+    if isinstance(value, Mapping) and all(at in value for at in range(1, len(value) + 1)):
+        return [value[at] for at in range(1, len(value) + 1)]
+    if not isinstance(value, list | tuple):
+        raise ArgumentError(f"{where} must be a list, not {_shown(value)}")
+    return value
+
+
+def _text(value: Any, where: str) -> str:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise ArgumentError(f"{where} must be a text in UTF-8") from None
+    if not isinstance(value, str):
+        raise ArgumentError(f"{where} must be a text, not {_shown(value)}")
+    return value
+
+
+def _bytes(value: Any, where: str) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if not isinstance(value, bytes | bytearray):
+        raise ArgumentError(f"{where} must be bytes, not {_shown(value)}")
+    return bytes(value)

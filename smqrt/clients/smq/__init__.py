@@ -1,0 +1,1 @@
+"""The SMQ client behind `smqrt.client`."""

@@ -1,0 +1,158 @@
+"""The options of a client and of its subscriptions, with their defaults."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from smqrt.clients.smq.protocol import check_header
+from smqrt.clients.smq.topics import Handler
+from smqrt.settings.options import (
+    NotThisError,
+    Rule,
+    choice,
+    function,
+    instance,
+    number,
+    option,
+    optional,
+    path,
+    switch,
+    whole,
+)
+from smqrt.transport.outgoing_proxy import Proxy
+from smqrt.transport.tls_contexts import ClientTls
+from smqrt.wire.smq import MIN_UID_BYTES
+
+log = logging.getLogger("smqrt.client")
+
+Callback = Callable[..., object] | None
+_MAX_UID_BYTES = 255
+_FILE = optional(path())
+_FUNCTION = optional(function())
+_SECONDS = number(0, unit="seconds", above=True)
+_DECODERS: dict[str, Callable[[bytes], object]] = {"json": json.loads, "text": bytes.decode}
+
+
+def _uid(value: object) -> str | bytes:
+    if not isinstance(value, str | bytes) or not MIN_UID_BYTES <= len(to_bytes(value)) <= _MAX_UID_BYTES:
+        raise NotThisError
+    return value
+
+
+def _headers(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise NotThisError
+    for name, text in value.items():
+        check_header(name, text)
+    return dict(value)
+
+
+def _random_uid() -> str:
+    return secrets.token_hex(8)
+
+
+@dataclass(kw_only=True)
+class SmqClientOptions:
+    """What a client can be told (specification: smq.md §7). Times are seconds."""
+
+    uid: str | bytes = option(
+        _random_uid,
+        Rule(f"{MIN_UID_BYTES} to {_MAX_UID_BYTES} bytes", _uid),
+        "at least 6 bytes that name this client; the same uid takes over the older connection and, at the same "
+        "[worker](workers.md) or node, its ETID",
+        shown="random, kept over reconnects",
+    )
+    info: str | bytes | None = option(
+        None,
+        optional(instance("a text or bytes", str, bytes)),
+        "text for the broker's application",
+        shown="the local address",
+    )
+    onauth: Callback = option(None, _FUNCTION, "`f(rnd, ip)` → credentials, str or bytes", shown="none")
+    onconnect: Callback = option(None, _FUNCTION, "`f(etid, rnd, ip)` after the first connection", shown="none")
+    onreconnect: Callback = option(
+        None, _FUNCTION, "the same after later ones", shown="none; with `cleanstart`, `onconnect`"
+    )
+    onclose: Callback = option(
+        None, _FUNCTION, "`f(err, canreconnect)` → None (as `reconnect` says), False, True or seconds", shown="none"
+    )
+    onmsg: Callback = option(
+        None, _FUNCTION, "`f(data, ptid, tid, subtid)` for messages without a handler of their own", shown="none"
+    )
+    timeout: float = option(5.0, _SECONDS, "for making a connection, handshake included", shown="5 s")
+    ping: float = option(120.0, _SECONDS, "after this silence the broker is asked whether it is there", shown="120 s")
+    pong: float = option(10.0, _SECONDS, "after this one, without an answer, the connection is dead", shown="10 s")
+    reconnect: bool = option(
+        True, switch(), "whether to come back after a lost connection, and after a first one that could not be made"
+    )
+    reconnect_delay: float = option(
+        5.0,
+        _SECONDS,
+        "first waiting time; it doubles with every failure, less a random part of up to a half",
+        shown="5 s",
+    )
+    reconnect_delay_max: float = option(60.0, _SECONDS, "longest waiting time", shown="60 s")
+    cleanstart: bool = option(
+        False, switch(), "forget subscriptions, names and waiting messages when the connection is lost"
+    )
+    headers: Mapping[str, str] = option(
+        dict, Rule("a mapping of texts", _headers), "more fields for the HTTP request", shown="none"
+    )
+    queue_bytes: int = option(
+        1 << 20, whole(1), "what may wait to be sent; what does not fit is dropped and counted", shown="1 MiB"
+    )
+    cafile: str | None = option(
+        None, _FILE, "with https and wss, PEM file with certificates to trust", shown="the system's authorities"
+    )
+    certfile: str | None = option(None, _FILE, "PEM file with one's own certificate")
+    keyfile: str | None = option(None, _FILE, "PEM file with its key")
+    verify: bool = option(True, switch(), "False accepts any certificate")
+    tls: ClientTls | None = option(
+        None,
+        optional(instance("a ClientTls", ClientTls)),
+        "a `smqrt.transport.tls_contexts.ClientTls` instead of the files",
+        shown="none",
+    )
+    proxy: Proxy | None = option(
+        None,
+        optional(instance("a Proxy", Proxy)),
+        "a `smqrt.transport.outgoing_proxy.Proxy(host, port, socks, user, password)` to go through",
+        shown="none",
+    )
+
+
+def to_bytes(text: str | bytes) -> bytes:
+    """`text` as bytes, UTF-8 when it is str."""
+    return text.encode() if isinstance(text, str) else bytes(text)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionOptions:
+    """The settings of one subscription; see `SmqClient.subscribe`."""
+
+    onmsg: Callback = option(None, _FUNCTION, "Gets messages.")
+    onack: Callback = option(None, _FUNCTION, "Gets the broker's answer.")
+    datatype: str | None = option(None, optional(choice(*_DECODERS)), "How messages are decoded; bytes when not given.")
+
+
+def message_handler(settings: SubscriptionOptions, general: Handler) -> Handler | None:
+    """The handler of a subscription; None leaves messages to `general`, which also gets what can't be decoded."""
+    onmsg = settings.onmsg
+    if onmsg is None or settings.datatype is None:
+        return onmsg
+    decode = _DECODERS[settings.datatype]
+
+    def handle(data: bytes, ptid: int, tid: int, subtid: int) -> None:
+        try:
+            value = decode(data)
+        except (ValueError, RecursionError) as error:  # the latter: nested without end
+            log.warning("a message for topic %d is not %s: %s", tid, settings.datatype, error)
+            general(data, ptid, tid, subtid)
+        else:
+            onmsg(value, ptid, tid, subtid)
+
+    return handle

@@ -1,0 +1,445 @@
+"""One connection of a client as a state machine: bytes in, events out, no socket and no clock.
+
+    HTTP ──head──▶ INIT ──Init──▶ GREETED ──connect()──▶ CONNACK ──Connack 0──▶ OPEN ──Disconnect, error──▶ CLOSED
+
+Each state takes one kind of packet, except OPEN, whose packets are in the table `_HANDLERS`. Whatever arrives,
+`receive` never raises: a broken rule is the event `Ended`. In HTTP the client sends its request and waits for the head
+of the answer (specification: smq.md §1.1). Behind it everything to send is a *frame* (see `smqrt.wire.smq`), everything
+received a *packet*, whatever the framing.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
+from typing import NamedTuple, Protocol
+
+from smqrt.clients.smq.close_reason import ConnectionEnd, disconnected, not_smq, protocol_error, refused
+from smqrt.errors import ArgumentError, CloseReason, ProtocolError
+from smqrt.wire import smq, websocket
+from smqrt.wire.smq import Type
+from smqrt.wire.url import Url, basic_authorization
+
+_MAX_HEAD_BYTES = 16384
+_STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})(?: ([^\r\n]*))?\Z")
+_MAX_MESSAGE_BYTES = 0xFFFF
+"""The largest SMQ packet is smaller; a server that announces more is not an SMQ broker."""
+_FIELD_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
+
+
+class Handshake:
+    """One HTTP exchange with a broker. Bytes in, the bytes behind the head out.
+
+    Attributes:
+        request: the bytes to send first.
+    """
+
+    def __init__(self, url: Url, headers: Iterable[tuple[str, str]]) -> None:
+        self._url = url
+        self._key = websocket.new_key() if url.websocket else None
+        self._received = bytearray()
+        self.request = self._build(headers)
+
+    def _build(self, headers: Iterable[tuple[str, str]]) -> bytes:
+        fields = [("Host", self._url.authority)]
+        if self._key:
+            fields += websocket.request_headers(self._key)
+        else:
+            fields += [("SimpleMQ", "1"), ("SendSmqHttpResponse", "true")]
+        if self._url.user is not None:
+            fields.append(("Authorization", basic_authorization(self._url.user, self._url.password)))
+        fields += [check_header(name, value) for name, value in headers]
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields)
+        return f"GET {self._url.target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
+
+    def receive(self, data: bytes) -> bytes | None:
+        """Take bytes from the socket.
+
+        Returns:
+            What came behind the head when the broker accepted, None while the head is incomplete.
+
+        Raises:
+            ConnectionEnd: the answer is not that of an SMQ broker.
+        """
+        self._received += data
+        head, separator, rest = self._received.partition(b"\r\n\r\n")
+        if not separator:
+            self._refuse_strangers()
+            return None
+        self._check(bytes(head))
+        return bytes(rest)
+
+    def _refuse_strangers(self) -> None:
+        start = bytes(self._received[:5])
+        if not b"HTTP/".startswith(start) or len(self._received) > _MAX_HEAD_BYTES:
+            raise self._not_smq("does not speak HTTP")
+
+    def _check(self, head: bytes) -> None:
+        first, *lines = head.split(b"\r\n")
+        match = _STATUS_LINE.match(first)
+        if match is None:
+            raise self._not_smq("does not speak HTTP")
+        status = int(match[1])
+        fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+        if status != (101 if self._key else 200):
+            reason = (match[2] or b"").decode("latin-1")
+            hint = f" and points to {fields[b'location'].decode('latin-1')}" if b"location" in fields else ""
+            raise self._not_smq(f"answered {status} {reason}".rstrip() + hint, can_reconnect=status >= 500)
+        if self._key is None and fields.get(b"smqbroker", b"").lower() != b"true":
+            raise self._not_smq("answered like a web page")
+        if self._key and fields.get(b"sec-websocket-accept", b"").decode("latin-1") != websocket.accept_key(self._key):
+            raise self._not_smq("answered the WebSocket upgrade with a wrong key")
+
+    def _not_smq(self, what: str, can_reconnect: bool = False) -> ConnectionEnd:
+        return not_smq(f"{self._url} is not an SMQ broker: it {what}", can_reconnect)
+
+
+def check_header(name: str, value: str) -> tuple[str, str]:
+    """The header field, when it may be sent.
+
+    Raises:
+        ArgumentError: the name is no token, or the value holds a line break, NUL or a character outside latin-1.
+    """
+    if not _FIELD_NAME.match(name):
+        raise ArgumentError(f"headers: {name!r} is not a header name")
+    if any(c in value for c in "\r\n\0") or not _is_latin1(value):
+        raise ArgumentError(f"headers: the value of {name} must be latin-1 text without line breaks")
+    return name, value
+
+
+def _is_latin1(text: str) -> bool:
+    return all(ord(c) < 256 for c in text)
+
+
+class Framing(Protocol):
+    """The framing of packets: unchanged on a raw socket, as masked binary messages on a WebSocket."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the broker ended the conversation below SMQ."""
+
+    def encode(self, frames: Iterable[bytes]) -> bytes:
+        """The bytes on the wire of `frames`."""
+
+    def receive(self, data: bytes) -> list[bytes]:
+        """The packets that `data` completes."""
+
+    def take_replies(self) -> bytes:
+        """Bytes that the transport itself wants to send."""
+
+
+class RawFraming:
+    """`u16 length` before each packet."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def encode(self, frames: Iterable[bytes]) -> bytes:
+        return b"".join(frames)
+
+    def receive(self, data: bytes) -> list[bytes]:
+        if self._rest:
+            data = self._rest + data
+        packets, start, end = [], 0, len(data)
+        while end - start >= 2:
+            size = data[start] << 8 | data[start + 1]
+            if size < 3:
+                raise ProtocolError(CloseReason.SHORT_PACKET, f"a frame of length {size}")
+            if start + size > end:
+                break
+            packets.append(data[start + 2 : start + size])
+            start += size
+        self._rest = data[start:]
+        return packets
+
+    def take_replies(self) -> bytes:
+        return b""
+
+
+class WebSocketFraming:
+    """One binary message for each packet."""
+
+    def __init__(self) -> None:
+        self._codec = websocket.WebSocketCodec(is_client=True, max_message_bytes=_MAX_MESSAGE_BYTES)
+
+    @property
+    def closed(self) -> bool:
+        return self._codec.close_code is not None
+
+    def encode(self, frames: Iterable[bytes]) -> bytes:
+        return b"".join(websocket.encode_masked(websocket.BINARY, frame[2:]) for frame in frames)
+
+    def receive(self, data: bytes) -> list[bytes]:
+        self._codec.feed(data)
+        packets = []
+        while (message := self._codec.next()) or self._codec.has_more:
+            if message:
+                packets.append(message.data)
+        return packets
+
+    def take_replies(self) -> bytes:
+        return self._codec.take_replies()
+
+
+_TAKE_BYTES = 256 * 1024
+"""One system call's worth; what stays queued can still be counted when the connection is lost."""
+_MAX_REPLIES_BYTES = 16 * 1024
+"""Of Pongs, as packets or as WebSocket frames, that wait to be taken. A broker that asks on without reading gets no
+more, which it can't tell from those that it does not read."""
+_ACK = struct.Struct(">BI")
+_PUBLISH = struct.Struct(">III")
+_CHANGE = struct.Struct(">II")
+
+
+class Init(NamedTuple):
+    """The broker said hello: answer with `ClientProtocol.connect`. `address` is this client's IP as the broker sees
+    it."""
+
+    seed: int
+    address: str
+
+
+class Accepted(NamedTuple):
+    """The broker accepted; `etid` is this connection's private return address."""
+
+    etid: int
+
+
+class Ack(NamedTuple):
+    """Answer to Subscribe, Create or Createsub (`kind` is the packet type of the answer); `number` 0 says denied."""
+
+    kind: int
+    number: int
+    name: bytes
+
+
+class Published(NamedTuple):
+    """A published message."""
+
+    data: bytes
+    ptid: int
+    tid: int
+    subtid: int
+
+
+class Change(NamedTuple):
+    """`tid` has `subscribers` subscribers now."""
+
+    tid: int
+    subscribers: int
+
+
+class Pong(NamedTuple):
+    """Answer to the Ping that was sent with `token`."""
+
+    token: object
+
+
+class Ended(NamedTuple):
+    """Nothing comes after this."""
+
+    end: ConnectionEnd
+
+
+Event = Init | Accepted | Ack | Published | Change | Pong | Ended
+
+
+class ClientState(Enum):
+    """Where the connection stands."""
+
+    HTTP = auto()
+    INIT = auto()
+    GREETED = auto()
+    CONNACK = auto()
+    OPEN = auto()
+    CLOSED = auto()
+
+
+class ClientProtocol:
+    """The state of one connection.
+
+    Args:
+        url: the broker; None when the connection is the broker's already, without HTTP.
+        headers: more fields for the HTTP request.
+        on_output: called when something to send was added; must not block.
+
+    Attributes:
+        unsent_bytes: size of the frames that wait to be taken.
+    """
+
+    def __init__(
+        self,
+        url: Url | None,
+        headers: Iterable[tuple[str, str]] = (),
+        on_output: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.state = ClientState.HTTP if url else ClientState.INIT
+        self.unsent_bytes = 0
+        self._handshake = Handshake(url, headers) if url else None
+        self._framing: Framing = WebSocketFraming() if url and url.websocket else RawFraming()
+        self._frames: deque[bytes] = deque()
+        self._out = bytearray(self._handshake.request if self._handshake else b"")
+        self._on_output = on_output
+        self._pongs_bytes = 0
+        self._pings: deque[object] = deque()
+
+    def connect(self, uid: bytes, credentials: bytes, info: bytes) -> None:
+        """Answer Init with who we are: `uid` of 6 to 255 bytes, `credentials` of at most 255."""
+        self.state = ClientState.CONNACK
+        self.send_packet(smq.connect(uid, credentials, info))
+
+    def ping(self, token: object = None) -> None:
+        """Ask for a Pong, whose event carries `token`; the broker has handled all that was sent before."""
+        self._pings.append(token)
+        self.send_packet(smq.PING)
+
+    def send_packet(self, packet: bytes) -> None:
+        """Queue one packet."""
+        self.send(smq.frame(packet))
+
+    def send(self, frame: bytes) -> None:
+        """Queue one frame."""
+        self._frames.append(frame)
+        self.unsent_bytes += len(frame)
+        self._on_output()
+
+    def take(self) -> bytes:
+        """The next bytes for the socket, about 256 KB at most; empty when there is nothing to send."""
+        out, frames, size = self._out, self._frames, 0
+        batch = []
+        while frames and size < _TAKE_BYTES:
+            size += len(frames[0])
+            batch.append(frames.popleft())
+        self.unsent_bytes -= size
+        self._out = bytearray()
+        self._pongs_bytes = 0
+        return bytes(out + self._framing.encode(batch))
+
+    def unsent_publishes(self) -> int:
+        """How many messages wait to be taken; they are lost when the connection is."""
+        return sum(1 for frame in self._frames if frame[2] == Type.PUBLISH)
+
+    def receive(self, data: bytes) -> list[Event]:
+        """Take bytes from the socket and tell what they mean."""
+        try:
+            return self._receive(data)
+        except ConnectionEnd as end:
+            return [self._close(end)]
+        except ProtocolError as error:
+            return [self._close(protocol_error(error))]
+
+    def _receive(self, data: bytes) -> list[Event]:
+        if self.state is ClientState.CLOSED:
+            return []
+        if self.state is ClientState.HTTP and self._handshake:
+            rest = self._handshake.receive(data)
+            if rest is None:
+                return []
+            self.state, data = ClientState.INIT, rest
+        return self._packets(data)
+
+    def _packets(self, data: bytes) -> list[Event]:
+        events: list[Event] = []
+        try:
+            for packet in self._framing.receive(data):
+                if (event := self._packet(packet)) is not None:
+                    events.append(event)
+        except ProtocolError as error:
+            events.append(self._close(protocol_error(error)))
+        self._transport_replies(events)
+        return events
+
+    def _transport_replies(self, events: list[Event]) -> None:
+        replies = self._framing.take_replies()
+        if replies and (self._framing.closed or len(self._out) < _MAX_REPLIES_BYTES):
+            self._out += replies
+            self._on_output()
+        if self._framing.closed and self.state is not ClientState.CLOSED:
+            events.append(self._close(ConnectionEnd("socketclosed", "the broker closed the WebSocket")))
+
+    def _packet(self, packet: bytes) -> Event | None:
+        if self.state is ClientState.OPEN:
+            handler = _HANDLERS.get(packet[0]) if packet else None
+        else:
+            handler = _GREETINGS.get((self.state, packet[0])) if packet else None
+        if self.state is ClientState.CLOSED:
+            return None
+        if handler is None:
+            kind = packet[0] if packet else "empty"
+            raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"packet {kind} in state {self.state.name}")
+        try:
+            return handler(self, packet)
+        except struct.error:
+            raise ProtocolError(CloseReason.SHORT_PACKET, f"packet {packet[0]} of {len(packet)} bytes") from None
+
+    def _close(self, end: ConnectionEnd) -> Ended:
+        self.state = ClientState.CLOSED
+        return Ended(end)
+
+    def _init(self, packet: bytes) -> Event:
+        version, seed = _ACK.unpack_from(packet, 1)
+        if version != smq.VERSION:
+            raise ConnectionEnd("protocolerror", f"the broker speaks SMQ version {version}, not 1", can_reconnect=False)
+        self.state = ClientState.GREETED
+        return Init(seed, packet[6:].decode("latin-1"))
+
+    def _connack(self, packet: bytes) -> Event:
+        code, etid = _ACK.unpack_from(packet, 1)
+        if code:
+            raise refused(code, packet[6:].decode("utf-8", "replace"))
+        if not etid:
+            raise ProtocolError(CloseReason.SHORT_PACKET, "the broker accepted without giving an ETID")
+        self.state = ClientState.OPEN
+        return Accepted(etid)
+
+    def _ack(self, packet: bytes) -> Event:
+        status, number = _ACK.unpack_from(packet, 1)
+        return Ack(packet[0], 0 if status else number, packet[6:])
+
+    def _publish(self, packet: bytes) -> Event:
+        tid, ptid, stid = _PUBLISH.unpack_from(packet, 1)
+        return Published(packet[13:], ptid, tid, stid)
+
+    def _change(self, packet: bytes) -> Event:
+        return Change(*_CHANGE.unpack_from(packet, 1))
+
+    def _disconnect(self, packet: bytes) -> Event:
+        return self._close(disconnected(packet[1:].decode("utf-8", "replace")))
+
+    def _ping(self, packet: bytes) -> None:
+        if self._pongs_bytes < _MAX_REPLIES_BYTES:
+            self._pongs_bytes += len(smq.PONG) + 2
+            self.send_packet(smq.PONG)
+
+    def _pong(self, packet: bytes) -> Event:
+        return Pong(self._pings.popleft() if self._pings else None)
+
+
+_Handler = Callable[[ClientProtocol, bytes], Event | None]
+
+_GREETINGS: dict[tuple[ClientState, int], _Handler] = {
+    (ClientState.INIT, Type.INIT): ClientProtocol._init,
+    (ClientState.CONNACK, Type.CONNACK): ClientProtocol._connack,
+    (ClientState.INIT, Type.CONNACK): ClientProtocol._connack,
+    (ClientState.GREETED, Type.CONNACK): ClientProtocol._connack,
+    (ClientState.INIT, Type.DISCONNECT): ClientProtocol._disconnect,
+    (ClientState.GREETED, Type.DISCONNECT): ClientProtocol._disconnect,
+    (ClientState.CONNACK, Type.DISCONNECT): ClientProtocol._disconnect,
+}
+"""A broker may refuse (out of patience, or going down) before it was told who we are."""
+
+_HANDLERS: dict[int, _Handler] = {
+    Type.SUBACK: ClientProtocol._ack,
+    Type.CREATEACK: ClientProtocol._ack,
+    Type.CREATESUBACK: ClientProtocol._ack,
+    Type.PUBLISH: ClientProtocol._publish,
+    Type.CHANGE: ClientProtocol._change,
+    Type.DISCONNECT: ClientProtocol._disconnect,
+    Type.PING: ClientProtocol._ping,
+    Type.PONG: ClientProtocol._pong,
+}

@@ -1,0 +1,287 @@
+"""The connection of a link on the data path: what comes is split into runs by the kernels and delivered, what is sent
+goes out once per turn of the event loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from time import time
+from typing import TYPE_CHECKING, Any
+
+from gevent import Timeout, get_hub
+
+from smqrt.broker.outbox import Drop, Held, backlog
+from smqrt.cluster.link import Link, LinkState
+from smqrt.cluster.node import QUEUE_BYTES
+from smqrt.errors import CloseReason, ProtocolError
+from smqrt.smq import data_path
+from smqrt.smq.connection import (
+    LARGE_RUN_BYTES,
+    MAX_RECEIVE_BYTES,
+    MIN_RECEIVE_BYTES,
+    READ,
+    RUNS_AT_ONCE,
+    RawConnection,
+    chars,
+    ends,
+    frames,
+    scan,
+    view,
+)
+from smqrt.smq.connection_kinds import OverTls
+from smqrt.transport.graceful_close import half_close
+from smqrt.transport.tls import TlsTransport, Transport
+from smqrt.wire.connection_state import Life, moved
+from smqrt.wire.smq import PUBLISH_HEADER_BYTES
+
+log = logging.getLogger("smqrt")
+
+STRANGER_BYTES = 8192
+"""So much may come before the other side has proved the password; what a node says until then is less than that."""
+_NEVER_S = float("inf")
+
+
+class _Closed(list[bytes]):
+    """The queue of a closed connection: what comes is the link's to count."""
+
+    def append(self, run: bytes) -> None:
+        """Keep nothing."""
+
+
+class LinkSession:
+    """What `RawConnection` asks of a client's session, for a link."""
+
+    meter = None
+    partitions = None
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+
+    def disconnect(self, reason: CloseReason, text: bytes | None = None, detail: str = "") -> None:
+        """The connection is broken, or the other side takes nothing."""
+        slow = reason is CloseReason.SLOW_CONSUMER
+        why = "the other node takes nothing any more" if slow else reason.value
+        self.link.lose(why, Drop.LINK_SLOW if slow else Drop.LINK_LOST)
+
+    def fail(self, error: ProtocolError) -> None:
+        """The other side broke a rule."""
+        self.link.fail(error)
+
+
+class LinkConnection(RawConnection):
+    """A connection to another node; the transport of a `Link`.
+
+    Args:
+        sock: connected and non-blocking.
+
+    Attributes:
+        received_bytes: so far.
+    """
+
+    __slots__ = ("link", "received_bytes")
+    link: Link
+
+    def __init__(self, sock: Transport) -> None:
+        # Read before clients: what another worker has told before its client was answered is known before others ask.
+        super().__init__(sock, get_hub().loop.io(sock.fileno(), READ, priority=1))
+        self.handshake = None
+        self.life = Life.OPEN
+        self.budget_bytes = QUEUE_BYTES
+        self.received_bytes = 0
+
+    @property
+    def outbox(self) -> LinkConnection:
+        """See `Transport` of links."""
+        return self
+
+    @property
+    def worked_off_bytes(self) -> int:
+        """See `Transport` of links."""
+        return self.received_bytes - len(self.carry)
+
+    @property
+    def via(self) -> str:
+        """See `Transport` of links."""
+        try:
+            address: Any = self.transport.getpeername()
+        except OSError:
+            return "closed"
+        if isinstance(address, str | bytes):
+            return "unix"
+        host, port = address[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def serve(self, link: Link, data: bytes = b"") -> None:
+        """Begin to read; `data` has come already."""
+        self.link = link
+        self.received_bytes = len(data)
+        session: Any = LinkSession(link)
+        if link.state is not LinkState.CLOSED and not self.says_too_much(len(data)):
+            self.start(session, data)
+
+    def says_too_much(self, received_bytes: int) -> bool:
+        """Whether a stranger has said more than a node does; the link is ended then."""
+        if self.link.is_proven or received_bytes <= STRANGER_BYTES:
+            return False
+        self.link.lose("what connects here is no node of smqrt: it says too much")
+        return True
+
+    # ---- reading
+
+    def on_readable(self) -> None:
+        """See `RawConnection.on_readable`."""
+        carry = self.carry
+        held, size = len(carry), self.receive_bytes
+        try:
+            if held:
+                view[:held] = carry
+                got = self.sock.recv_into(view[held:], size)
+            else:
+                got = self.sock.recv_into(view, size)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.lost(CloseReason.READ_FAILED)
+            return
+        if not got:
+            self.lost(CloseReason.PEER_CLOSED)
+            return
+        if got == size:
+            self.receive_bytes = min(size << 1, MAX_RECEIVE_BYTES)
+        elif size > MIN_RECEIVE_BYTES and got < size >> 2:
+            self.receive_bytes = size >> 1
+        self.carry = b""
+        self.received_bytes -= held  # what is in work is not worked off
+        if self.says_too_much(self.received_bytes + held + got):
+            return
+        self.feed(held + got)
+        self.received_bytes += held + got
+        self.link.heard(self.link.node.clock_s())
+
+    def on_data_waiting(self) -> None:
+        """See `RawConnection.on_data_waiting`."""
+        held = len(self.carry)
+        self.received_bytes -= held  # what is in work is not worked off
+        super().on_data_waiting()
+        self.received_bytes += held
+        if not self.life.over:
+            self.link.heard(self.link.node.clock_s())
+
+    def _receive_more(self) -> None:
+        held = len(self.carry)
+        super()._receive_more()
+        self.received_bytes += len(self.carry) - held
+
+    def route(self, size: int) -> int:
+        """Work off the frames in `chars[:size]`; gives how many bytes that were."""
+        try:
+            return self._work_off(size)
+        except ProtocolError as error:
+            self.link.fail(error)
+        except (Exception, Timeout):
+            log.exception("error while a message of another node was delivered; the link is closed")
+            self.lost(CloseReason.HOOK_FAILED)
+        return size
+
+    def _work_off(self, size: int) -> int:
+        if backlog or (size >= LARGE_RUN_BYTES and time() >= data_path.share_ends_s()):
+            self.give_way()
+            return 0
+        runs, used, bad = scan(size, 0)
+        until_s = data_path.share_ends_s() if runs > RUNS_AT_ONCE else _NEVER_S
+        at = 0
+        for first in range(0, runs, RUNS_AT_ONCE):
+            if runs > RUNS_AT_ONCE and time() >= until_s:
+                self.give_way()
+                return at
+            last = min(first + RUNS_AT_ONCE, runs)
+            for end, count in zip(ends[first:last].tolist(), frames[first:last].tolist(), strict=True):
+                if chars[at + 2] != b"\x08":
+                    self.link.control(chars[at + 2 : end])
+                    waits: bool | None = False
+                    if end - at >= LARGE_RUN_BYTES and time() >= data_path.share_ends_s():
+                        self.give_way()  # 64 KiB of clients or topics are up to 20 ms of work
+                        return size if self.life.over else end
+                else:
+                    waits = self._deliver(at, end, count)
+                if self.life.over:
+                    return size
+                if waits:
+                    self.pause()
+                    return end
+                at = end
+        if bad:
+            raise ProtocolError(CloseReason.SHORT_PACKET)
+        return used
+
+    def _deliver(self, at: int, end: int, count: int) -> bool | None:
+        remote = self.link.remote
+        if remote is None:
+            self.link.stray()
+            return False
+        if end - at < PUBLISH_HEADER_BYTES:
+            raise ProtocolError(CloseReason.SHORT_PACKET)
+        destination = chars[at + 3 : at + 7]
+        route = remote.routes.get(destination) or remote.resolve(destination)
+        if count > 1:
+            remote.several(destination, count - 1)
+        if end - at < LARGE_RUN_BYTES:
+            return route.deliver(chars[at:end])
+        return route.deliver_view(view[at:end])
+
+    # ---- writing
+
+    def held(self, run: bytes) -> None:
+        """Account for what waits. Nothing is dropped of a link: over its limit all of it is given up."""
+        self.queued_bytes += len(run)
+        Held.total_bytes += len(run)
+        self._shed()
+
+    def _shed(self) -> None:
+        if self.queued_bytes > self.budget_bytes and not self.life.over:
+            # Not at once: whoever puts the runs of a turn here has more of them in its hands.
+            get_hub().loop.run_callback(self._give_up)
+
+    def _give_up(self) -> None:
+        if not self.life.over and self.queued_bytes > self.budget_bytes:
+            waiting = f"{self.queued_bytes >> 20} MiB wait for the other node, which does not keep up"
+            self.link.lose(f"{waiting}; it begins anew", Drop.LINK_SLOW)
+
+    # ---- the end
+
+    def close(self, in_order: bool) -> None:
+        """See `Transport` of links."""
+        if self.life.over:
+            return
+        sends = in_order and self.life is not Life.BLOCKED
+        if sends:
+            self._last_words(CloseReason.SHUTDOWN)
+        if self.life is Life.BLOCKED:
+            self._unblock()
+        self.queue = _Closed()
+        self.life = moved(self.life, Life.DRAINING if sends else Life.CLOSED)
+        data_path.unblocked(self)
+        self.watcher.stop()
+        if self.writer is not None:
+            self.writer.stop()
+            self.writer.close()
+        if sends:
+            half_close(self, self.transport, self.watcher)
+        else:
+            self.watcher.close()
+            self.sock.close()
+
+
+if TYPE_CHECKING:
+    _TlsLink = LinkConnection
+else:
+
+    class _TlsLink(OverTls, LinkConnection):
+        """A connection to another node over TLS."""
+
+        __slots__ = ()
+
+
+def connection_of(sock: Transport) -> LinkConnection:
+    """The connection of a link over `sock`."""
+    return _TlsLink(sock) if type(sock) is TlsTransport else LinkConnection(sock)

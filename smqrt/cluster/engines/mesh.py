@@ -1,0 +1,504 @@
+"""A mesh: links from this process to each other node, over TCP, TLS or Unix sockets."""
+
+from __future__ import annotations
+
+import _socket
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from random import uniform
+from ssl import CERT_REQUIRED, SSLContext
+from typing import Any
+
+import gevent
+from gevent import get_hub
+from gevent.event import Event
+from greenlet import getcurrent
+
+from smqrt.broker.broker import Broker
+from smqrt.cluster.clustered_broker import Member
+from smqrt.cluster.engines.expected_links import Expected
+from smqrt.cluster.engines.link_connection import connection_of
+from smqrt.cluster.engines.nats import NatsBackplane
+from smqrt.cluster.link import Link
+from smqrt.cluster.node import PING_S, QUEUE_BYTES, SILENCE_S, Node
+from smqrt.cluster.unauthenticated_links import MAX_STRANGERS
+from smqrt.errors import StreamError
+from smqrt.loop.greenlet_pool import in_thread
+from smqrt.smq import data_path
+from smqrt.smq.hub_registry import succession
+from smqrt.transport.listener import Listener, open_listeners
+from smqrt.transport.stream import Stream
+from smqrt.transport.tls import Transport
+from smqrt.transport.tls_contexts import ClientTls, ServerTls, Trust
+from smqrt.wire import link_packets as wire
+from smqrt.wire.link_packets import Refusal
+
+log = logging.getLogger("smqrt")
+
+PORT = 1900
+"""Of links, by custom (specification: smq.md §6)."""
+RETRY_S = 2.5
+"""So long a node waits at most before it tries an address again: after any outage all are linked within 5 s, also when
+the system was just trying by itself, which it does at 1 and 3 of `CONNECT_S`.
+"""
+FIRST_RETRY_S = 0.1
+LOOK_S = 0.5
+CONNECT_S = 5.0
+SELF_RETRY_S = 60.0
+"""An address at which this node finds itself may be another one's later; and what only says that it is this node could
+be anybody.
+"""
+ACCEPT_PAUSE_S = 0.5
+"""Without file descriptors."""
+LASTED_S = 0.3
+"""A link that was there for so long is made anew at once."""
+SCAN_S = 1.0
+TAKEN_PLACE_S = 0.2
+"""So long after the end of a link another one to the same node may be there: two that connect to each other at once
+keep one, and nobody needs to hear of that."""
+
+
+open_meshes: list[Mesh] = []
+"""Of this process, for those who operate it."""
+
+
+@lru_cache(maxsize=32)
+def _key_of(password: bytes) -> bytes:
+    return wire.key_of(password)
+
+
+def key_of(password: bytes) -> bytes:
+    """See `smqrt.wire.link_packets.key_of`; the work is done in a thread where a greenlet can wait for it."""
+    return _key_of(password) if getcurrent() is get_hub() else in_thread(_key_of, password)
+
+
+@dataclass(frozen=True)
+class LinkTls:
+    """Mutual TLS of links: both sides show a certificate of an authority that signs for nodes only, whatever name is in
+    it.
+
+    Attributes:
+        client: for links that are made; server: for those that come.
+    """
+
+    client: ClientTls
+    server: SSLContext
+
+    @classmethod
+    def from_files(cls, ca: str, cert: str, key: str | None) -> LinkTls:
+        """Read PEM files: the authority, this node's certificate, and its key when it is in a file of its own.
+
+        Raises:
+            ArgumentError: one can't be read or is wrong.
+        """
+        client = ClientTls.from_files(ca, cert, key)
+        server = ServerTls(client.store, client.identities).context()
+        server.verify_mode = CERT_REQUIRED
+        return cls(client, server)
+
+
+class Mesh:
+    """This process as a node of a mesh.
+
+    Args:
+        key: that all nodes share, see `key_of`.
+        number: of the node; 0 to draw one.
+        ping_s, silence_s: how often other nodes are asked whether they are there, and after which silence one is lost.
+        queue_bytes: what may wait for one node.
+
+    Attributes:
+        node: what is known of the others.
+        dialers: look for nodes at addresses.
+        expected: the links that there should be.
+        on_accepted: called with a link that somebody else makes, before it is up.
+    """
+
+    def __init__(
+        self,
+        key: bytes,
+        number: int = 0,
+        *,
+        ping_s: float = PING_S,
+        silence_s: float = SILENCE_S,
+        queue_bytes: int = QUEUE_BYTES,
+    ) -> None:
+        data_path.install()
+        self.node = Node(
+            key,
+            random=os.urandom,
+            clock_s=time.monotonic,
+            clock_ns=time.time_ns,
+            number=number,
+            queue_bytes=queue_bytes,
+            predecessors=succession.predecessors,
+        )
+        self._ping_s, self._silence_s, self._queue_bytes = ping_s, silence_s, queue_bytes
+        loop: Any = get_hub().loop
+        self._timer = loop.timer(LOOK_S, LOOK_S)
+        self._timer.ref = False
+        self._timer.start(self._look)
+        self._closers: list[Callable[[], object]] = []
+        self._last_closers: list[Callable[[], object]] = []
+        self.dialers: list[Dialer] = []
+        self.expected = Expected(self)
+        self.on_accepted: Callable[[Link], object] = lambda link: None
+        open_meshes.append(self)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there may be links: of two processes with one fixed number, others would give up their links to the
+        one that still serves.
+        """
+        return succession.has_left or not self.node.is_fixed
+
+    def _when_begun(self, start: Callable[[], object]) -> None:
+        if self.has_begun:
+            start()
+        else:
+            succession.when_left(lambda: None if self.node.closed else start())
+
+    def _look(self) -> None:
+        self.node.look(self._ping_s, self._silence_s)
+        if self.has_begun:
+            self.expected.look()
+
+    def join(self, broker: Broker, name: str) -> Member:
+        """Take a hub into the cluster `name`. Raises as `Node.join`."""
+        return self.node.join(broker, name)
+
+    # ---- connections
+
+    def listen(self, host: str, port: int, context: SSLContext | None = None) -> Listener:
+        """Take links at an address.
+
+        Raises:
+            StartError: it can't be bound.
+        """
+        listener = Listener(host, port, self.accepted, context)
+        listener.name, listener.max_handshakes = "the links of nodes", MAX_STRANGERS
+        self.node.server.port = self.node.server.port or listener.address[1]
+        self._when_begun(lambda: listener.start() if listener in open_listeners else None)
+        self._closers.append(listener.close)
+        return listener
+
+    def accepted(self, sock: Transport, address: tuple[str, int]) -> None:
+        """Somebody has connected."""
+        if self.node.closed:
+            sock.close()
+            return
+        self.on_accepted(self.commence(sock, b"", connects=False, address=address[0]))
+
+    def commence(self, sock: Transport, data: bytes, connects: bool, address: str = "an application") -> Link:
+        """Make a link of a connection that came from `address`; `data` has come already."""
+        connection = connection_of(sock)
+        connection.budget_bytes = self.node.unacked_bytes  # the link's own limits come before it
+        link = self.node.connected(connection, connects, None if connects else address)
+        connection.serve(link, data)
+        return link
+
+    def dial(
+        self,
+        host: str,
+        port: int = PORT,
+        tls: ClientTls | None = None,
+        any_name: bool = False,
+        origin: Dialer | None = None,
+    ) -> Dialer:
+        """Connect to another node, and again whenever that is lost.
+
+        Args:
+            any_name: its certificate may be for another name than `host`.
+            origin: what has found another process of its server.
+        """
+        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        dialer = Dialer(self, shown, partial(_connect, host, port, tls, any_name))
+        dialer.place, dialer.origin = (host, port, tls, any_name), origin
+        self.dialers.append(dialer)
+        self._when_begun(dialer.start)
+        return dialer
+
+    def meet_through_nats(self, servers: str, site: str = "smqrt", **options: Any) -> NatsBackplane:
+        """Join all nodes of a site that use the same NATS; see `NatsBackplane`."""
+        options.setdefault("queue_bytes", max(self.node.unacked_bytes, 8 << 20))  # links have limits of their own
+        backplane = NatsBackplane(self.node, servers, site, **options)
+        self._when_begun(backplane.begin)
+        self._last_closers.append(backplane.close)
+        return backplane
+
+    def share_directory(self, directory: Path) -> None:
+        """Join all processes of this machine that share a directory, which only this user may read.
+
+        Raises:
+            OSError: it can't be used.
+        """
+        shared = SharedDirectory(self, directory)
+        self._closers.append(shared.close)
+        self._when_begun(shared.start)
+
+    def close(self) -> None:
+        """Leave all clusters, and end. A second call does nothing."""
+        if self.node.closed:
+            return
+        open_meshes.remove(self)
+        for closer in (*self._closers, *[one.close for one in self.dialers]):
+            closer()
+        self.node.close()
+        for closer in self._last_closers:  # they carry what the links say last
+            closer()
+        self._timer.stop()
+        self._timer.close()
+
+
+def _connect(host: str, port: int, tls: ClientTls | None, any_name: bool) -> tuple[Transport, bytes]:
+    stream = Stream.connect(host, port, CONNECT_S)
+    if tls is not None:
+        stream.starttls(tls.context(), host, timeout_s=CONNECT_S)
+        assert stream.tls is not None
+        trust = tls.store.judge(stream.tls.peer_chain(), host)
+        if trust is not Trust.TRUSTED and not (any_name and trust is Trust.CERT):
+            stream.close()
+            raise StreamError("sslnottrusted", f"the certificate of {host} is not trusted: {trust.value}")
+    return stream.release()
+
+
+class Dialer:
+    """Keeps a link to one address.
+
+    Args:
+        mesh: whose.
+        address: as it is shown.
+        connect: connects, and gives the connection with what has come already; may raise StreamError.
+
+    Attributes:
+        up: whether there is a link to the node at this address.
+        why: what ended the last one, or failed.
+        is_self: whether it is this node that is found there.
+        place: host, port and TLS of the address, see `Mesh.dial`; None for another kind.
+        origin: what has found another process of the same server; None for an address that somebody has given.
+        expects: the id of the node that is there, as another process of its server says; empty when none does.
+        on_status: called with whether there is a link, and why not.
+    """
+
+    def __init__(self, mesh: Mesh, address: str, connect: Callable[[], tuple[Transport, bytes]]) -> None:
+        self.address, self.up, self.why = address, False, "not connected yet"
+        self.is_self = False
+        self.place: tuple[str, int, ClientTls | None, bool] | None = None
+        self.origin: Dialer | None = None
+        self.expects = b""
+        self.on_status: Callable[[bool, str], object] = lambda up, why: None
+        self._is_closed = False
+        self._link: Link | None = None
+        self._mesh, self._connect = mesh, connect
+        self._ended = Event()
+        self._greenlet: Any = None
+
+    def start(self) -> None:
+        """Begin to connect, unless it is closed already."""
+        if not self._is_closed:
+            self._greenlet = gevent.spawn(self._run)
+
+    def _run(self) -> None:
+        wait_s = FIRST_RETRY_S
+        while not self._mesh.node.closed:
+            if self.expects in self._mesh.node.links:  # which the other side has made
+                self._report(True, "")
+                self._wait_for_end(self.expects)
+                wait_s = FIRST_RETRY_S
+                continue
+            link = self._try()
+            if link is None:
+                pass
+            elif self.is_self:
+                gevent.sleep(SELF_RETRY_S)
+                continue
+            elif self._has_link(link):
+                assert link.peer is not None
+                self._report(True, "")
+                self._wait_for_end(link.peer.id)
+                wait_s = FIRST_RETRY_S
+                continue
+            gevent.sleep(uniform(0.5, 1.0) * wait_s)  # two nodes that meet must not meet for ever
+            wait_s = min(2 * wait_s, RETRY_S)
+
+    def _try(self) -> Link | None:
+        try:
+            sock, data = self._connect()
+        except (StreamError, OSError) as error:
+            self._report(False, str(error))
+            return None
+        self._ended.clear()
+        link = self._link = self._mesh.commence(sock, data, connects=True)
+        link.on_end = lambda link, why: self._ended.set()
+        end_s = time.monotonic() + self._mesh._silence_s + 1
+        while not self._has_link(link) and not self._ended.is_set() and time.monotonic() < end_s:
+            self._ended.wait(0.02)
+        node = self._mesh.node
+        self.is_self = link.peer is not None and (link.peer.id, link.peer.epoch) == (node.id, node.epoch)
+        if self._ended.is_set() and not self._has_link(link) and not self.is_self:
+            self._report(False, link.why)
+        return link
+
+    def _has_link(self, link: Link) -> bool:
+        """There is a link to that node: this one, or one that the other side has made."""
+        return link.peer is not None and link.peer.id in self._mesh.node.links
+
+    def _wait_for_end(self, node_id: bytes) -> None:
+        while (current := self._mesh.node.links.get(node_id)) is not None:
+            if current is self._link:
+                self._ended.wait()
+                if self._has_broken():
+                    self.why = current.why
+                    break  # each moment without a link loses messages
+            gevent.sleep(TAKEN_PLACE_S)
+            self.why = current.why
+        self._report(False, self.why)
+
+    def _has_broken(self) -> bool:
+        """Whether the link has ended although it was steady, and the other node is not making another one."""
+        link = self._link
+        if link is None or link.peer is None:
+            return False
+        others = (one.peer for one in self._mesh.node.all_links if one is not link)
+        is_being_replaced = any(peer is not None and peer.id == link.peer.id for peer in others)
+        return not is_being_replaced and self._mesh.node.clock_s() - link.since_s >= LASTED_S
+
+    def leads_to(self, link: Link) -> bool:
+        """Whether a link goes to the node at this address, whoever has made it."""
+        return link.peer is not None and self.leads_to_id == link.peer.id
+
+    @property
+    def leads_to_id(self) -> bytes:
+        """Of the node that was found at this address last; empty when there was none."""
+        mine = self._link.peer if self._link is not None else None
+        return self.expects or (b"" if mine is None else mine.id)
+
+    def _report(self, up: bool, why: str) -> None:
+        if (up, why) == (self.up, self.why):
+            return
+        is_news = up != self.up
+        self.up, self.why = up, why
+        if is_news or not up:
+            self.on_status(up, why)
+
+    def close(self) -> None:
+        """Connect no more."""
+        self._is_closed = True
+        if self._greenlet is not None:
+            self._greenlet.kill(block=False)
+        self.up = False
+
+    def forget(self) -> None:
+        """Connect no more, and expect no link."""
+        self.close()
+        with contextlib.suppress(ValueError):
+            self._mesh.dialers.remove(self)
+
+    def disconnect(self) -> None:
+        """Connect no more, and end the link, and those to other processes of that server."""
+        self.forget()
+        for one in [one for one in self._mesh.dialers if one.origin is self]:
+            one.disconnect()
+        if self._link is not None:
+            self._link.refuse(Refusal.CLOSING, "that node was taken out of the list of nodes")
+
+
+class SharedDirectory:
+    """Links to all processes of this machine that share a directory: each has a Unix socket there, and whoever comes
+    connects to all that are there already.
+
+    Args:
+        mesh: of this process.
+        directory: exists, and is for one user.
+    """
+
+    def __init__(self, mesh: Mesh, directory: Path) -> None:
+        self._mesh, self._directory = mesh, directory
+        self._path = directory / f"{os.getpid()}-{_shown(mesh.node.id)}.sock"
+        self._dialers: dict[Path, Dialer] = {}
+        self._socket = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        loop: Any = get_hub().loop
+        self._watcher, self._pause = loop.io(self._socket.fileno(), 1), loop.timer(ACCEPT_PAUSE_S)
+        self._greenlet: Any = None
+
+    def start(self) -> None:
+        """Connect to the others, and let them connect. Raises OSError when the folder can't be used."""
+        self._socket.bind(str(self._path))
+        self._socket.listen(128)
+        self._watcher.start(self._accept)
+        self._greenlet = gevent.spawn(self._scan)
+
+    def _accept(self) -> None:
+        try:
+            fd, _ = self._socket._accept()  # type: ignore[attr-defined]
+        except BlockingIOError:
+            return
+        except OSError:  # no file descriptors: those who wait would wake this loop again and again
+            self._watcher.stop()
+            self._pause.close()
+            self._pause = get_hub().loop.timer(ACCEPT_PAUSE_S)  # a new one: one that has fired fires again at once
+            self._pause.start(lambda: self._watcher.start(self._accept))
+            return
+        client = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
+        client.setblocking(False)
+        self._mesh.accepted(client, (str(self._path), 0))
+
+    def _scan(self) -> None:
+        """Others may have died without taking their sockets away, and some may come in this very moment."""
+        while True:
+            with contextlib.suppress(OSError):  # no file descriptors, or the folder is gone: perhaps later
+                self._look_around()
+            gevent.sleep(SCAN_S)
+
+    def _look_around(self) -> None:
+        # A node that came later has connected already; a second link would take the place of the first.
+        linked = {_shown(node_id) for node_id in self._mesh.node.links}
+        for path in [one for one in self._others() if one not in self._dialers and _node_of(one) not in linked]:
+            dialer = self._dialers[path] = Dialer(self._mesh, path.stem, partial(self._connect, path))
+            dialer.start()
+        for path in [one for one in self._dialers if not one.exists()]:
+            self._dialers.pop(path).close()
+
+    def _others(self) -> Iterable[Path]:
+        return sorted(one for one in self._directory.glob("*.sock") if one != self._path)
+
+    def _connect(self, path: Path) -> tuple[Transport, bytes]:
+        sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            sock.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)  # its process is dead
+            sock.close()
+            raise
+        except OSError:
+            sock.close()
+            raise
+        return sock, b""
+
+    def close(self) -> None:
+        """Take the socket away, and connect no more."""
+        if self._greenlet is not None:
+            self._greenlet.kill(block=False)
+        for dialer in self._dialers.values():
+            dialer.close()
+        for watcher in (self._watcher, self._pause):
+            watcher.stop()
+            watcher.close()
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+
+def _shown(node_id: bytes) -> str:
+    """A node in the name of its socket."""
+    return node_id.hex()[:8]
+
+
+def _node_of(path: Path) -> str:
+    return path.stem.rpartition("-")[2]

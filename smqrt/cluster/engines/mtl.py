@@ -1,0 +1,402 @@
+"""The documented cluster API: links to other nodes (`Mtl`) with channels of the application's own, where they come from
+(`Conn`), and a hub that uses them (`Cluster`). Specification: smq.md §6.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from ssl import SSLContext
+
+from smqrt.broker.broker import Name, check_size
+from smqrt.cluster import channel
+from smqrt.cluster.channel import AppChannel
+from smqrt.cluster.clustered_broker import Member
+from smqrt.cluster.engines.mesh import PORT, Dialer, Mesh
+from smqrt.cluster.engines.process_cluster import cluster as process_cluster
+from smqrt.cluster.link import Link
+from smqrt.errors import ArgumentError, ClosedError
+from smqrt.smq.gevent_broker import GeventBroker
+from smqrt.transport.listener import Listener
+from smqrt.transport.tls import Transport
+from smqrt.transport.tls_contexts import ClientTls
+from smqrt.wire import link_packets as wire
+
+log = logging.getLogger("smqrt")
+
+OnStatus = Callable[[str, bool, str], object]
+"""`f(address, up, why)`: a link to another node came up, or has ended."""
+OnRoundTrip = Callable[[str, float | None], object]
+"""`f(address, ms)`: a ping was answered, or not in time."""
+OnLog = Callable[[str, bool], object]
+"""`f(text, is_urgent)`."""
+LEAST_PING_S, LONGEST_S = 0.05, 3600.0
+_names = itertools.count(1)
+
+
+def nobody(*_: object) -> None:
+    """Nobody wants to know."""
+
+
+@dataclass
+class MtlOptions:
+    """The options of `Mtl`.
+
+    Attributes:
+        ping_s: how often a node is asked whether it is there, 0.05 to 3600.
+        silence_s: after so long without a word it is lost; longer than `ping_s`, 3600 at most.
+        node: a fixed number of this node; 0 draws one.
+        onstatus: told of every link.
+        on_round_trip: told of each ping.
+        log: told of what happens to links.
+
+    Raises:
+        ArgumentError: a time is none.
+    """
+
+    ping_s: float = 1.0
+    silence_s: float = 5.0
+    node: int = 0
+    onstatus: OnStatus = nobody
+    on_round_trip: OnRoundTrip = nobody
+    log: OnLog = nobody
+
+    def __post_init__(self) -> None:
+        if not LEAST_PING_S <= self.ping_s <= LONGEST_S:
+            raise ArgumentError(f"ping_s: {self.ping_s}; it is {LEAST_PING_S} to {LONGEST_S:g}")
+        if not self.ping_s < self.silence_s <= LONGEST_S:
+            raise ArgumentError(f"silence_s: {self.silence_s}; it is more than ping_s, and {LONGEST_S:g} at most")
+
+
+class Links:
+    """Links to other nodes that were made elsewhere, with channels of the application's own.
+
+    Args:
+        mesh: has the links.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self._channels: dict[bytes, AppChannel] = {}
+
+    def open(self, name: bytes, on_status: channel.OnStatus, on_data: channel.OnData) -> AppChannel:
+        """Open a channel to the same channel of other nodes; see `AppChannel`. Raises as `Node.open`."""
+        made = self.mesh.node.open(name, on_status, on_data)
+        self._channels = {key: one for key, one in self._channels.items() if not one.closed}
+        self._channels[name] = made
+        return made
+
+    def isopen(self, name: bytes) -> bool:
+        """Whether such a channel is open, or a hub is in a cluster of that name."""
+        node = self.mesh.node
+        return name in node.channels or name.decode("utf-8", "surrogateescape") in node.members
+
+    def close_named(self, name: bytes, text: bytes = b"") -> bool:
+        """Close a channel that was opened here. Raises as `AppChannel.close`.
+
+        Returns:
+            False when there is none.
+        """
+        found = self._channels.get(name)
+        if found is None or found.closed:
+            return False
+        found.close(text)
+        return True
+
+    def hascon(self, host: str) -> bool:
+        """Whether there is a link to a node at that address."""
+        return any(_host_of(link) == host for link in self.mesh.node.links.values())
+
+    def shutdown(self) -> None:
+        """Close the channels that were opened here. A second call does nothing."""
+        for one in self._channels.values():
+            one.close()
+
+    def close(self) -> None:
+        """As `shutdown`: their application ends."""
+        self.shutdown()
+
+
+class Mtl(Links):
+    """Links of this process to other nodes with the same password; hubs share them.
+
+    Args:
+        password: the same at all nodes.
+
+    Raises:
+        ArgumentError: the password is empty.
+    """
+
+    def __init__(self, password: bytes, options: MtlOptions | None = None) -> None:
+        if not password:
+            raise ArgumentError("password: it is empty; without one, whoever finds the port is a node")
+        options = options or MtlOptions()
+        # Here, not in a thread: an application may be waiting inside Lua, and that is done once for each password.
+        key = wire.key_of(password)
+        super().__init__(Mesh(key, options.node, ping_s=options.ping_s, silence_s=options.silence_s))
+        self.onstatus = options.onstatus
+        self._on_round_trip = options.on_round_trip
+        self.mesh.node.on_round_trip, self.mesh.node.on_log = self._tell_round_trip, options.log
+        self.mesh.on_accepted = self._accepted
+        self._conns: list[Conn] = []
+
+    def _accepted(self, link: Link) -> None:
+        link.on_up = self._came_up
+
+    def _came_up(self, link: Link) -> None:
+        """A link that another node has made; of those in a list the list tells."""
+        host = _host_of(link)
+        if not any(conn.name_of(link) or conn.looks_at(host) for conn in self._conns):
+            link.on_end = lambda link, why: self.onstatus(host, False, why)
+            self.onstatus(host, True, "")
+
+    def _tell_round_trip(self, link: Link, seconds: float | None) -> None:
+        named = (conn.name_of(link) for conn in self._conns)
+        address = next(filter(None, named), None) or _host_of(link)
+        self._on_round_trip(address, None if seconds is None else seconds * 1000)
+
+    def commence(self, sock: Transport, data: bytes, connects: bool, address: str, status: OnStatus) -> bool:
+        """Make a link of a connection that somebody else has made.
+
+        Args:
+            sock: connected and non-blocking.
+            data: what has come already.
+            connects: whether this side has connected.
+            status: told when the link is up, and when it ends.
+
+        Returns:
+            False when that can't be: these links are closed, or another process still has their number.
+        """
+        if self.mesh.node.closed or not self.mesh.has_begun:
+            sock.close()
+            return False
+        link = self.mesh.commence(sock, data, connects)
+        link.on_up = lambda link: self._told(address, True, "", status)
+        link.on_end = lambda link, why: self._told(address, False, why, status)
+        return True
+
+    def _told(self, address: str, up: bool, why: str, status: OnStatus) -> None:
+        status(address, up, why)
+        self.onstatus(address, up, why)
+
+    def close_named(self, name: bytes, text: bytes = b"") -> bool:
+        """Close a channel; where there is none of that name, take the hub of that cluster out of it: it goes on alone.
+
+        Returns:
+            False when there is neither.
+
+        Raises:
+            ArgumentError: `text` has more than 1000 bytes.
+        """
+        if super().close_named(name, text):
+            return True
+        member = self.mesh.node.members.get(name.decode("utf-8", "surrogateescape"))
+        if member is None:
+            return False
+        channel.check_text(text)
+        self.mesh.node.leave(member, text)
+        return True
+
+    def hascon(self, host: str) -> bool:
+        """Whether there is a link to a node at that address."""
+        return any(conn.status().get(host) for conn in self._conns) or super().hascon(host)
+
+    def attach(self, conn: Conn) -> None:
+        """Links come from `conn`, too; it ends with this."""
+        self._conns.append(conn)
+
+    def shutdown(self) -> None:
+        """Leave all clusters, close all channels and end all links. A second call does nothing."""
+        for conn in self._conns:
+            conn.shutdown()
+        self.mesh.close()
+
+
+def own(links: Links) -> Mtl:
+    """Links that were made here.
+
+    Raises:
+        ArgumentError: they are the server's.
+    """
+    if not isinstance(links, Mtl):
+        raise ArgumentError("these are the server's links, whose settings say where they go; smq.mtl makes others")
+    return links
+
+
+def _host_of(link: Link) -> str:
+    try:
+        host: str = link.transport.transport.getpeername()[0]  # type: ignore[attr-defined]
+    except (OSError, AttributeError, IndexError):
+        return ""
+    return host.removeprefix("::ffff:")
+
+
+class Conn:
+    """Takes links at a port, and makes them to a list of nodes, again and again while they are missing.
+
+    Args:
+        mtl: whose links.
+        port: to listen at; 0 picks a free one.
+        host: the address to listen at.
+        client_tls, server_tls: TLS of links that are made, whose names have to be trusted, and that come; both or none.
+        onstatus: told of every address of the list.
+
+    Raises:
+        ArgumentError: only one of the contexts is given.
+        ClosedError: the links were shut down.
+        StartError: the address can't be bound.
+    """
+
+    def __init__(
+        self,
+        mtl: Mtl,
+        port: int = PORT,
+        host: str = "0.0.0.0",
+        client_tls: ClientTls | None = None,
+        server_tls: SSLContext | None = None,
+        onstatus: OnStatus = nobody,
+    ) -> None:
+        if (client_tls is None) != (server_tls is None):
+            raise ArgumentError("shark, sshark: links over TLS need both, for those that are made and those that come")
+        mtl.mesh.node.must_be_open()
+        self._mtl, self._onstatus, self._tls = mtl, onstatus, client_tls
+        self._listener: Listener | None = mtl.mesh.listen(host, port, server_tls)
+        self.port = self._listener.address[1]
+        self._dialers: dict[tuple[str, int], Dialer] = {}
+        mtl.attach(self)
+
+    def setlist(self, nodes: Sequence[tuple[str, int]]) -> None:
+        """Connect to these and no others. One of them may be this node itself. Raises as `add`."""
+        self._must_be_open()
+        for _, port in nodes:
+            _check_port(port)
+        wanted = {(host, port or self.port) for host, port in nodes}
+        for address in self._dialers.keys() - wanted:
+            self._dialers.pop(address).disconnect()
+        for host, port in wanted - self._dialers.keys():
+            self.add(host, port)
+
+    def add(self, host: str, port: int = 0) -> None:
+        """Connect to one more.
+
+        Raises:
+            ClosedError: after `shutdown`.
+            ArgumentError: the port is none.
+        """
+        self._must_be_open()
+        _check_port(port)
+        address = host, port or self.port
+        if address in self._dialers:
+            return
+        dialer = self._mtl.mesh.dial(*address, self._tls)
+        dialer.on_status = lambda up, why: self._told(host, up, why)
+        self._dialers[address] = dialer
+
+    def _must_be_open(self) -> None:
+        if self._listener is None:
+            raise ClosedError("conn: it was shut down; make a new one")
+
+    def name_of(self, link: Link) -> str | None:
+        """What a list calls the node that a link goes to."""
+        return next((host for (host, _), dialer in self._dialers.items() if dialer.leads_to(link)), None)
+
+    def looks_at(self, host: str) -> bool:
+        """Whether a node there is in the list."""
+        return any(host == listed for listed, _ in self._dialers)
+
+    def _told(self, host: str, up: bool, why: str) -> None:
+        self._onstatus(host, up, why)
+        self._mtl.onstatus(host, up, why)
+
+    def status(self) -> dict[str, bool]:
+        """By address, whether there is a link; without this node itself."""
+        found: dict[str, bool] = {}
+        for (host, _), dialer in self._dialers.items():
+            if not dialer.is_self:
+                found[host] = found.get(host, False) or dialer.up
+        return found
+
+    def shutdown(self) -> None:
+        """Take and make no more links; those that are up stay. A second call does nothing."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+            for dialer in self._dialers.values():
+                dialer.forget()
+
+
+class Cluster:
+    """A hub that works as one with those of the same name at other nodes.
+
+    Args:
+        broker: the hub.
+        mtl: its links; None for those of the process, which the settings of the server make.
+        name: the same at all nodes.
+
+    Raises:
+        ArgumentError: another hub of this process is in it.
+        ClosedError: the links were shut down.
+    """
+
+    def __init__(self, broker: GeventBroker, mtl: Links | None = None, name: str = "") -> None:
+        mesh = mtl.mesh if mtl is not None else process_cluster.opened()
+        self.name = name or f"SMQ-{next(_names)}"
+        self._broker = broker
+        self._member: Member = mesh.join(broker, self.name)
+        self._node = mesh.node
+        if (broker.counts_of or (process_cluster.observes() if mtl is None else None)) == "cluster":
+            self._member.counts.count_all()
+
+    def publish(self, data: bytes, subtopic: Name | None = None, ptid: int | None = None) -> int:
+        """Send a message to the servers of all other nodes; gives how many there are.
+
+        Raises:
+            ArgumentError: `data` is too long.
+        """
+        check_size(data)
+        stid = subtopic if isinstance(subtopic, int) else self._broker.createsub(subtopic)
+        sender = self._broker.server.etid if ptid is None else ptid
+        return self._member.to_servers(data, sender, stid)
+
+    def pubon(self, data: bytes, ptid: int, topic: Name, subtopic: Name | None = None) -> bool:
+        """Publish on behalf of a client of any node; false when there is no such client."""
+        if self._broker.etid2peer(ptid) is None:
+            return False
+        self._broker.publish(data, topic, subtopic, ptid)
+        return True
+
+    def nodes(self) -> dict[int, int]:
+        """The numbers of the other nodes whose clients and subscriptions are known here, and how many clients each has.
+
+        A node that joins is listed once its snapshot has arrived: what is published then reaches its subscribers.
+        """
+        return {node.number: len(node.phantoms) for node in self._member.remotes if node.synced}
+
+    @property
+    def number(self) -> int:
+        """This node's number."""
+        return self._member.number
+
+    def shutdown(self, text: bytes | None = None) -> None:
+        """End the clients of all nodes."""
+        self._member.end_all(text)
+
+    def close(self, text: bytes = b"") -> None:
+        """Take the hub out of the cluster: it goes on alone, with its clients. A second call does nothing. Raises as
+        `Mtl.close_named`.
+        """
+        channel.check_text(text)
+        if self._broker.cluster is self._member:
+            self._node.leave(self._member, text)
+
+
+def _check_port(port: int) -> None:
+    if not 0 <= port <= 0xFFFF:
+        raise ArgumentError(f"port: {port}; a port is 1 to 65535")
+
+
+def address_list(given: Iterable[str] | Mapping[str, int]) -> list[tuple[str, int]]:
+    """Addresses as `Conn.setlist` takes them: names with the port of the Conn, or by name their ports."""
+    return list(given.items()) if isinstance(given, Mapping) else [(one, 0) for one in given]

@@ -1,0 +1,490 @@
+"""`NatsClient`: publish and subscribe over a connection to a NATS cluster that is kept, or made again."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from time import monotonic
+from typing import Self
+
+import gevent
+from gevent import Timeout, get_hub
+from gevent.event import AsyncResult, Event
+from greenlet import getcurrent
+
+from smqrt.cluster.nats.connection import NatsConnection
+from smqrt.cluster.nats.handshake import Greeted, RefusedError, greet, refusal
+from smqrt.cluster.nats.options import NatsOptions
+from smqrt.cluster.nats.outbox import NatsOutbox
+from smqrt.cluster.nats.servers import LAME_DUCK_S, NatsAddress, ServerPool, parse_servers
+from smqrt.errors import ClosedError, NatsError, NoAnswer, StreamError
+from smqrt.loop.scheduling import Turn
+from smqrt.settings.limit_register import LineLimit
+from smqrt.settings.options import make
+from smqrt.smq import data_path
+from smqrt.transport.tls_contexts import ClientTls
+from smqrt.wire import nats
+from smqrt.wire.nats import LARGEST_PAYLOAD_BYTES, ServerInfo
+
+log = logging.getLogger("smqrt.nats")
+
+STEADY_S = 5.0
+"""After so long a connection was a good one."""
+LASTED_S = 0.3
+"""One that was lost after so long is made again at once. A server that ends connections sooner is left alone for longer
+each time.
+"""
+LEAVE_S = 2.0
+"""What waits for a server that will end has so long to be sent."""
+_STAYS_OPEN = ("permissions violation", "invalid subject")
+"""What -ERR begins with, in lower case, when the server keeps the connection."""
+
+OnMessage = Callable[[bytes, bytes, bytes, bytes], object]
+"""`f(subject, payload, reply, headers)`, called from the event loop: it must not block. `reply` and `headers` are empty
+when the message has none; see `smqrt.wire.nats.parse_headers`."""
+
+
+class NatsState(Enum):
+    """Where a client stands."""
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    DISCONNECTED = "disconnected"
+    CLOSED = "closed"
+
+
+OnState = Callable[[NatsState, str], object]
+"""`f(state, reason)`, called when the state changes, and when the reason does why there is no connection. It must not
+block: it may be called from the event loop."""
+
+
+@dataclass
+class NatsCounters:
+    """What a client did so far.
+
+    Attributes:
+        published, published_bytes: messages that were taken in, and bytes of their payload and headers.
+        received, received_bytes: messages that came, and bytes of their payload and headers.
+        sent_bytes: given to the system, with lines and those messages that came to nothing.
+        refused_full: not taken in: the queue for a slow server is full.
+        refused_disconnected: not taken in: the queue for the next connection is full.
+        refused_large: not taken in: the server takes no message as large.
+        refused_closed: not taken in: the client is closed.
+        lost: were taken in and waited, or were on their way to the socket, when a connection broke.
+        strays: came for a subscription that had just ended.
+        failed_callbacks: callbacks that raised.
+        reconnects: connections after the first one.
+        denied: times that the server said "Permissions Violation".
+        slow_consumer: times that it gave us up because we read too slowly.
+    """
+
+    published: int = 0
+    published_bytes: int = 0
+    received: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    refused_full: int = 0
+    refused_disconnected: int = 0
+    refused_large: int = 0
+    refused_closed: int = 0
+    lost: int = 0
+    strays: int = 0
+    failed_callbacks: int = 0
+    reconnects: int = 0
+    denied: int = 0
+    slow_consumer: int = 0
+
+
+class Subscription:
+    """What `NatsClient.subscribe` gives, for `unsubscribe`.
+
+    Attributes:
+        pattern: the subject, with its wildcards.
+        queue: the name of the queue group; None for none.
+        is_over: whether it was ended.
+    """
+
+    __slots__ = ("callback", "is_over", "pattern", "queue", "sid")
+
+    def __init__(self, sid: int, pattern: str, queue: str | None, callback: OnMessage) -> None:
+        self.sid, self.pattern, self.queue, self.callback = sid, pattern, queue, callback
+        self.is_over = False
+
+    @property
+    def line(self) -> bytes:
+        """SUB for it."""
+        return nats.sub(self.pattern, self.sid, self.queue)
+
+
+def connect(
+    servers: str | Iterable[str],
+    on_state: OnState | None = None,
+    on_error: Callable[[str], object] | None = None,
+    **options: object,
+) -> NatsClient:
+    """A client that connects at once, in the background, and comes back whenever the connection is lost.
+
+    Args:
+        servers: "nats://user:password@host:4222,tls://host", or a list of such addresses; `nats://token@host` is a
+            token. Further servers of the cluster are learned.
+        on_state: see `OnState`.
+        on_error: called with each -ERR that leaves the connection open ("Permissions Violation ..."), from the event
+            loop; by default it goes to the log.
+        options: see `NatsOptions`.
+
+    Raises:
+        ArgumentError: an address or an option is none, or a TLS file can't be read.
+    """
+    return NatsClient(parse_servers(servers), make(NatsOptions, options), on_state, on_error)
+
+
+class NatsClient:
+    """A client of NATS core, made by `connect`. For one thread, that of its event loop.
+
+    What is delivered is delivered at most once: messages on their way are lost with a connection.
+
+    Attributes:
+        options: as given.
+        state: where it stands.
+        reason: why, in one sentence.
+        outbox: what waits to be sent.
+    """
+
+    def __init__(
+        self,
+        servers: list[NatsAddress],
+        options: NatsOptions,
+        on_state: OnState | None = None,
+        on_error: Callable[[str], object] | None = None,
+    ) -> None:
+        data_path.install()
+        self.options, self._on_state, self._on_error = options, on_state, on_error
+        self.state, self.reason = NatsState.CONNECTING, "not tried yet"
+        if options.shuffle:
+            random.shuffle(servers)
+        self._pool = ServerPool(servers, options.reconnect_s, options.longest_reconnect_s, random.random)
+        self._tls = options.tls or ClientTls.from_files(options.tls_ca, options.tls_cert, options.tls_key)
+        self.outbox = NatsOutbox(options.reconnect_queue_bytes)
+        self._counters = NatsCounters()
+        self._lines = LineLimit()
+        self._subscriptions: dict[bytes, Subscription] = {}
+        self._last_sid = 0
+        self._late_lines: list[bytes] | None = None
+        self._connection: NatsConnection | None = None
+        self._is_closing = False
+        self._over, self._ready = Event(), Event()
+        self._greenlet = gevent.spawn(self._keep_connected)
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """What the server takes in one message; any size while there is no connection."""
+        return self._connection.info.max_payload_bytes if self._connection is not None else LARGEST_PAYLOAD_BYTES
+
+    # ---- messages
+
+    def publish(
+        self, subject: str, payload: bytes, reply: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> bool:
+        """Send a message, behind those before it; without a connection it waits for one.
+
+        Args:
+            reply: the subject for answers.
+
+        Returns:
+            False when it was refused, which is counted: the queue is full, the server takes no message as large, or the
+            client is closed.
+
+        Raises:
+            ArgumentError: a subject or a header is none.
+        """
+        if headers:
+            block = nats.headers_bytes(headers)
+            return self._send(nats.hpub(subject, payload, block, reply), len(payload) + len(block))
+        return self._send(nats.pub(subject, payload, reply), len(payload))
+
+    def publish_pieces(self, subject: str, pieces: Sequence[bytes | memoryview]) -> bool:
+        """Send a message whose payload is in pieces; see `publish`."""
+        return self._send(nats.pub_pieces(subject, pieces), sum(map(len, pieces)))
+
+    def _send(self, entry: bytes, size_bytes: int) -> bool:
+        outbox, counters, connection = self.outbox, self._counters, self._connection
+        if connection is not None and size_bytes > connection.info.max_payload_bytes:
+            counters.refused_large += 1
+        elif self._is_closing:
+            counters.refused_closed += 1
+        elif outbox.queued_bytes + len(entry) <= outbox.limit_bytes:
+            outbox.add(entry)
+            counters.published += 1
+            counters.published_bytes += size_bytes
+            return True
+        elif connection is None:
+            counters.refused_disconnected += 1
+        else:
+            counters.refused_full += 1
+        return False
+
+    def subscribe(self, subject: str, callback: OnMessage, queue: str | None = None) -> Subscription:
+        """Get the messages of a subject, also over later connections.
+
+        Args:
+            subject: `*` stands for one word, `>` at the end for all that follow.
+            callback: see `OnMessage`.
+            queue: a group of subscribers, of which one gets each message.
+
+        Raises:
+            ArgumentError: the subject or the name of the group is none.
+            ClosedError: the client is closed.
+        """
+        if self._is_closing:
+            raise ClosedError("subscribe: the NATS client is closed")
+        subscription = Subscription(self._last_sid + 1, subject, queue, callback)
+        line = subscription.line
+        self._last_sid += 1
+        self._subscriptions[b"%d" % subscription.sid] = subscription
+        self._say(line)
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """End a subscription: its callback is not called any more."""
+        if self._subscriptions.pop(b"%d" % subscription.sid, None) is not None:
+            subscription.is_over = True
+            self._say(nats.unsub(subscription.sid))
+
+    def _say(self, line: bytes) -> None:
+        """Send a line over this connection, or over the one that is being made; later ones begin with all of them."""
+        if self._connection is not None:
+            self.outbox.add(line)
+        elif self._late_lines is not None:
+            self._late_lines.append(line)
+
+    def deliver(self, sid: bytes, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        """A message came: see `NatsEvents.on_message`."""
+        subscription = self._subscriptions.get(sid)
+        if subscription is None:
+            self._counters.strays += 1
+            return
+        try:
+            subscription.callback(subject, payload, reply, headers)
+        except (Exception, Timeout):  # a Timeout that somebody forgot to cancel is no Exception
+            self._counters.failed_callbacks += 1
+            if (others := self._lines.others()) is not None:
+                log.exception("the callback for messages to %s failed%s", subscription.pattern, others)
+
+    # ---- the connection
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection."""
+        return self._connection is not None
+
+    @property
+    def server(self) -> NatsAddress | None:
+        """Where it is connected to; None without a connection."""
+        return None if self._connection is None else self._connection.address
+
+    @property
+    def info(self) -> ServerInfo | None:
+        """What that server says of itself."""
+        return None if self._connection is None else self._connection.info
+
+    @property
+    def servers(self) -> list[NatsAddress]:
+        """Those that it knows."""
+        return self._pool.addresses
+
+    @property
+    def queued_bytes(self) -> int:
+        """What waits to be sent."""
+        return self.outbox.queued_bytes
+
+    @property
+    def counters(self) -> NatsCounters:
+        """What it did so far."""
+        found = replace(self._counters, sent_bytes=self.outbox.sent_bytes)
+        if self._connection is not None:
+            found.received += self._connection.messages
+            found.received_bytes += self._connection.payload_bytes
+        return found
+
+    def wait_connected(self, timeout_s: float | None = None) -> bool:
+        """Wait until there is a connection, or the client is closed; whether there is one."""
+        self._ready.wait(timeout_s)
+        return self.connected
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the server has what was published so far, and knows the subscriptions: it answers a PING behind
+        them. False when that didn't happen in time, or the connection broke.
+        """
+        return self._ping(timeout_s)
+
+    def rtt(self, timeout_s: float) -> float:
+        """How long the server takes to answer, in seconds.
+
+        Raises:
+            NoAnswer: there is no connection, or there was no answer in time.
+        """
+        began_s = monotonic()
+        if not self._ping(timeout_s):
+            raise NoAnswer(f"no answer of a NATS server within {timeout_s:g} s: {self.reason}")
+        return monotonic() - began_s
+
+    def _ping(self, timeout_s: float) -> bool:
+        if self._connection is None:
+            return False
+        answer: AsyncResult[bool] = AsyncResult()
+        self._connection.ping(answer.set)
+        return bool(answer.wait(timeout_s))
+
+    # ---- keeping it
+
+    def _keep_connected(self) -> None:
+        while not self._is_closing:
+            address, at_s = self._pool.next()
+            gevent.sleep(max(at_s - monotonic(), 0.0))
+            try:
+                self._begin(address, greet(address, self._tls, self.options))
+            except RefusedError as error:
+                self._failed(address, error, self.options.refused_s)
+            except (StreamError, NatsError) as error:
+                self._failed(address, error)
+            except Exception as error:
+                log.exception("connecting to %s failed", address)
+                self._failed(address, error)
+            else:
+                self._over.wait()
+
+    def _begin(self, address: NatsAddress, greeted: Greeted) -> None:
+        try:
+            lines = self._resubscription()
+        except BaseException:
+            greeted.transport.close()
+            raise
+        self._over.clear()
+        self._counters.reconnects += self.state is NatsState.DISCONNECTED
+        connection = self._connection = NatsConnection(self, address, greeted, self.outbox, self.options, lines)
+        self._ready.set()
+        self._tell(NatsState.CONNECTED, f"connected to {address}")
+        if connection.is_open:
+            self.informed(connection)
+
+    def _resubscription(self) -> list[bytes]:
+        """SUB for all subscriptions. Others run meanwhile: what changes is at the end."""
+        turn, lines = Turn(), []
+        self._late_lines = []
+        for subscription in list(self._subscriptions.values()):
+            if not subscription.is_over:
+                lines.append(subscription.line)
+                turn.breathe()
+        late, self._late_lines = self._late_lines, None
+        return lines + late
+
+    def _failed(self, address: NatsAddress, error: Exception, at_least_s: float = 0.0) -> None:
+        self._late_lines = None
+        self._pool.failed(address, monotonic(), at_least_s)
+        state = self.state if self.state is NatsState.CONNECTING else NatsState.DISCONNECTED
+        self._tell(state, str(error) if str(address) in str(error) else f"{address}: {error}")
+
+    def _tell(self, state: NatsState, reason: str) -> None:
+        if (state, reason) == (self.state, self.reason):
+            return
+        self.state, self.reason = state, reason
+        log.log(logging.INFO if state in (NatsState.CONNECTED, NatsState.CLOSED) else logging.WARNING, "%s", reason)
+        if self._on_state is not None:
+            self._call(self._on_state, state, reason)
+
+    def _call(self, fn: Callable[..., object], *arguments: object) -> None:
+        try:
+            fn(*arguments)
+        except (Exception, Timeout):
+            self._counters.failed_callbacks += 1
+            log.exception("a callback failed")
+
+    # ---- what the connection tells: see `Owner`
+
+    def informed(self, connection: NatsConnection) -> None:
+        """The server said what it is."""
+        if connection.info.connect_urls:
+            self._pool.learn(connection.address, connection.info.connect_urls)
+        if connection.info.is_lame_duck and len(self._pool) > 1:
+            gevent.spawn(self._leave, connection)
+
+    def _leave(self, connection: NatsConnection) -> None:
+        """Go to another server; not at the same moment as all the others."""
+        gevent.sleep(random.random())
+        if connection.is_open:
+            self.flush(LEAVE_S)
+            connection.lose("the server will end (lame duck mode)")
+
+    def complained(self, connection: NatsConnection, text: str) -> None:
+        """The server said -ERR."""
+        said = text.lower()
+        self._counters.slow_consumer += "slow consumer" in said
+        if not said.startswith(_STAYS_OPEN):
+            connection.lose(refusal(text) or f"the server ended the connection: {text}")
+            return
+        self._counters.denied += said.startswith("permissions")
+        if self._on_error is not None:
+            self._call(self._on_error, text)
+        elif (others := self._lines.others()) is not None:
+            log.warning("%s says: %s%s", connection.address, text, others)
+
+    def lost(self, connection: NatsConnection, reason: str) -> None:
+        """The connection is over."""
+        self._forget(connection)
+        now_s = monotonic()
+        lasted_s = now_s - connection.since_s
+        if lasted_s >= STEADY_S:
+            self._pool.worked(connection.address)
+        if lasted_s >= LASTED_S and not refusal(reason):
+            self._pool.broke(connection.address, now_s)
+        else:
+            self._pool.failed(connection.address, now_s, self.options.refused_s if refusal(reason) else 0.0)
+        if connection.info.is_lame_duck:
+            self._pool.leave_alone(connection.address, now_s + LAME_DUCK_S)
+        self._tell(NatsState.DISCONNECTED, f"{connection.address}: {reason}")
+        self._over.set()
+
+    def _forget(self, connection: NatsConnection) -> None:
+        self._connection = None
+        self._ready.clear()
+        self._counters.lost += connection.lost_messages
+        self._counters.received += connection.messages
+        self._counters.received_bytes += connection.payload_bytes
+
+    # ---- the end
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """End for good: no more messages are taken in, those that are on their way here are delivered, and the server
+        gets what waits, if there is a connection. Called from a callback it goes on in the background.
+
+        Returns:
+            Whether the server has all that was published; False without waiting in a callback.
+        """
+        if getcurrent() in (get_hub(), self._greenlet):
+            gevent.spawn(self.close, timeout_s)
+            return False
+        if self._is_closing:
+            return False
+        self._is_closing = True
+        for subscription in self._subscriptions.values():
+            self._say(nats.unsub(subscription.sid))
+        is_sent = self.flush(timeout_s) if self.connected else not self.outbox.queue
+        self._greenlet.kill(block=False)
+        if self._connection is not None:
+            connection = self._connection
+            connection.close()
+            self._forget(connection)
+        self._counters.lost += self.outbox.detach(0)
+        self._subscriptions.clear()
+        self._ready.set()
+        self._tell(NatsState.CLOSED, "closed")
+        return is_sent
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""The event loop: pooled greenlets, time slices, readiness of descriptors, and threads."""

@@ -1,0 +1,1 @@
+"""The manual: its pages, and how they are served."""

@@ -1,0 +1,28 @@
+"""MQTT 5 and 3.1.1 for Python: `MqttClient`.
+
+from smqrt.mqtt import MqttClient
+
+with MqttClient("mqtt://broker.example", onpub=lambda topic, payload, *_: print(topic, payload)) as mqtt:
+    mqtt.subscribe("house/+/temperature", qos=1)
+    mqtt.publish("house/attic/lamp", b"on", qos=1).wait()
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from smqrt.clients.mqtt.client import MqttClient
+from smqrt.clients.mqtt.close_reason import MqttCloseReason, OnStatus
+from smqrt.clients.mqtt.options import MqttOptions, Will
+from smqrt.clients.mqtt.queue import Delivery, OnSuback
+from smqrt.wire.mqtt.topics import OnPub
+
+__all__ = ["Delivery", "MqttClient", "MqttCloseReason", "MqttOptions", "OnPub", "OnStatus", "OnSuback", "Will"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name == "sparkplug":  # loaded when first used: it imports protobuf
+        from smqrt.clients.mqtt import sparkplug
+
+        return sparkplug
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,1 +1,0 @@
-"""Sockets under gevent: listeners, TLS, pooled greenlets and the data path of connected peers."""

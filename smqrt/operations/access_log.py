@@ -1,0 +1,237 @@
+"""The access log: a line for each request, and for each SMQ connection that ended.
+
+Lines wait in memory and a thread writes them, so that a slow disk holds nobody; when too many wait, the newest are left
+out, and a line says how many.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import stat
+import sys
+from collections import deque
+from contextlib import suppress
+from time import monotonic, time
+from typing import TYPE_CHECKING
+
+import gevent
+from gevent.event import Event
+
+from smqrt.loop.disk_threads import DiskThreads
+from smqrt.operations.logs import HIDDEN, iso, without_secrets
+from smqrt.printable import printable
+from smqrt.settings.limit_register import Limit
+from smqrt.smq import close_log
+from smqrt.smq.close_reasons import Closed
+
+if TYPE_CHECKING:
+    from smqrt.http.message import Request
+
+log = logging.getLogger("smqrt.access")
+
+WAITING_LINES = 20_000
+"""Lines that wait for the disk: 5 MB or so."""
+COLLECT_S = 0.2
+CLOSE_S = 2.0
+PATH_CHARS = 2048
+STDOUT = "-"
+_BEGAN = "access_began_s"
+_SECRET_PARAMETER = re.compile(
+    r"(?i)([?&](?:[\w.-]{0,32}(?:pass|pwd|secret|token|key|auth|cred|session|sig|jwt|code|otp)[\w.-]{0,32})=)[^&#\s]*"
+)
+
+LINES = Limit("access_log_lines", "", f"{WAITING_LINES} lines of the access log wait for the disk")
+
+
+class AccessLog:
+    """Writes the access log; see the module.
+
+    Args:
+        path: a file, which is appended to; "-" for standard output.
+        as_json: one JSON object in a line, instead of text.
+
+    Raises:
+        OSError: the file can't be opened.
+    """
+
+    def __init__(self, path: str, as_json: bool = False) -> None:
+        self.path, self._as_json = path, as_json
+        self._file = self._open()
+        self._lines: deque[str] = deque()
+        self._left_out, self._is_torn = 0, False
+        self._more, self._closed = Event(), False
+        self._threads = DiskThreads("of the access log")
+        self._writer = gevent.spawn(self._work)
+        close_log.observers.append(self.connection_ended)
+
+    # ---- what is told
+
+    def began(self, request: Request) -> None:
+        """See `RequestObserver`."""
+        request.env[_BEGAN] = monotonic()
+
+    def ended(self, request: Request, is_detached: bool) -> None:
+        """See `RequestObserver`."""
+        response = request.response
+        user = ""
+        with suppress(Exception):  # a login that can't be told is none
+            login = request.user()
+            user = login.name if login is not None else ""
+        began_s = request.env.get(_BEGAN)
+        self._add(
+            address=request.peer[0],
+            user=user,
+            method=request.method,
+            path=without_query_secrets(request.target),
+            status=101 if is_detached else response.status,
+            bytes=response.size,
+            ms=round((monotonic() - began_s) * 1000, 1) if began_s is not None else None,
+        )
+
+    def refused(self, address: str, status: int, detail: str) -> None:
+        """What came was no request."""
+        self._add(address=address, user="", method="", path="", status=status, bytes=0, ms=None, detail=detail)
+
+    def connection_ended(self, closed: Closed) -> None:
+        """The connection of an SMQ client ended."""
+        self._add(
+            address=closed.address,
+            user=closed.user,
+            method="SMQ",
+            path=f"hub {closed.hub}",
+            status=closed.reason.name.lower(),
+            bytes=closed.bytes_sent,
+            ms=None if closed.connected_s is None else round(closed.connected_s * 1000, 1),
+            uid=closed.uid.decode("utf-8", "backslashreplace")[:256],
+            bytes_received=closed.bytes_received,
+        )
+
+    def _add(self, **fields: object) -> None:
+        if len(self._lines) >= WAITING_LINES:
+            self._left_out += 1
+            LINES.refused("a line of the access log")
+            return
+        self._lines.append(self._line(iso(time()), fields))
+        self._more.set()
+
+    def _line(self, at: str, fields: dict[str, object]) -> str:
+        if self._as_json:
+            return json.dumps({"time": at, "event": "access"} | fields, ensure_ascii=True) + "\n"
+        shown = [_quoted(value) if name in _QUOTED else _shown(value) for name, value in fields.items()]
+        return " ".join([at, *shown]) + "\n"
+
+    # ---- writing
+
+    def reopen(self) -> str | None:
+        """Open the file anew, after another program has moved it; blocks this greenlet."""
+        if self.path == STDOUT:
+            return None
+        try:
+            new = self._threads.call(self._open)
+        except (OSError, TimeoutError) as error:
+            return f"{self.path}: {error}"
+        old, self._file = self._file, new
+        self._threads.call(os.close, old)
+        return None
+
+    def _open(self) -> int:
+        if self.path == STDOUT:
+            return sys.__stdout__.fileno() if sys.__stdout__ is not None else 1
+        return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+
+    def _work(self) -> None:
+        while not self._closed or self._lines:
+            self._more.wait()
+            self._more.clear()
+            if not self._closed:
+                gevent.sleep(COLLECT_S)
+            while self._lines:
+                self._write()
+
+    def _write(self) -> None:
+        lines = [self._lines.popleft() for _ in range(min(len(self._lines), 1000))]
+        told, self._left_out = self._left_out, 0
+        if told:
+            lines.append(self._line(iso(time()), {"detail": f"{told} lines were left out"}))
+        data = "".join(lines).encode("utf-8", "backslashreplace")
+        error: Exception | None
+        try:
+            written, error = self._threads.call(_write_lines, self._file, data, self._is_torn)
+            if written > 0:
+                self._is_torn = not data[:written].endswith(b"\n")
+        except (OSError, TimeoutError) as failed:
+            written, error = 0, failed
+        if error is not None:
+            lost = data[max(0, written) :].count(b"\n")
+            self._left_out += lost - bool(told) + told
+            LINES.refused(f"{lost} lines of the access log", f"{self.path} can't be written: {error}")
+
+    def close(self) -> None:
+        """Write what waits, within two seconds; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        close_log.observers.remove(self.connection_ended)
+        self._more.set()
+        self._writer.join(CLOSE_S)
+        if not self._writer.ready():
+            log.error("the access log %s ends with %d lines that the disk did not take", self.path, len(self._lines))
+            self._writer.kill(block=False)
+        elif self.path != STDOUT:
+            os.close(self._file)
+
+
+_QUOTED = ("path", "uid", "detail", "user")
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None or value == "" else str(value)
+
+
+def _quoted(value: object) -> str:
+    return '"' + printable(str(value)).replace('"', "'") + '"'
+
+
+def _write_lines(file: int, data: bytes, is_torn: bool) -> tuple[int, OSError | None]:
+    """Appends whole lines; where the file ends with half a line, of a disk that was full, they begin a new one.
+
+    Args:
+        file: what is appended to, perhaps by other processes too.
+        data: the lines.
+        is_torn: whether it ends with half a line, if the file can't tell.
+
+    Returns:
+        How many bytes of `data` were written, and what failed.
+    """
+    head = b"\n" if _ends_with_half(file, is_torn) else b""
+    view, written = memoryview(head + data), 0
+    try:
+        while written < len(view):
+            written += os.write(file, view[written:])
+    except OSError as error:
+        return written - len(head), error
+    return len(data), None
+
+
+def _ends_with_half(file: int, is_torn: bool) -> bool:
+    try:
+        size = os.fstat(file).st_size if stat.S_ISREG(os.fstat(file).st_mode) else 0
+        if not size:
+            return False
+        there = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return is_torn
+    try:
+        return os.pread(there, 1, size - 1) not in (b"\n", b"")
+    finally:
+        os.close(there)
+
+
+def without_query_secrets(target: str) -> str:
+    """Returns the target of a request with `***` for the values of parameters that look like secrets."""
+    path, mark, query = target[:PATH_CHARS].partition("?")
+    shown = without_secrets(path)
+    return shown + _SECRET_PARAMETER.sub(rf"\1{HIDDEN}", mark + query) if mark else shown

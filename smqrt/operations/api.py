@@ -1,0 +1,193 @@
+"""The pages of the admin listener that programs read: `/healthz`, `/readyz`, `/metrics` and `/api/v1/`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from smqrt.errors import ArgumentError
+from smqrt.http.status import HttpError
+from smqrt.http.tree import Directory
+from smqrt.loop.scheduling import Turn
+from smqrt.operations.all_workers import Together
+from smqrt.operations.api_arguments import Arguments, known_arguments, whole
+from smqrt.operations.api_handlers import Answer
+from smqrt.operations.metrics import CONTENT_TYPE
+
+if TYPE_CHECKING:
+    from smqrt.http.message import Request
+    from smqrt.operations.context import Parts
+
+BODY_BYTES = 1 << 20
+_JSON = "application/json; charset=utf-8"
+_TEXT = "text/plain; charset=utf-8"
+_ITEMS_AT_ONCE = 50
+"""Items of a page between two looks at the clock."""
+_MAX_QUERY = 16
+
+
+class Probes(Directory):
+    """`/healthz` and `/readyz`, for which nobody logs in: they tell of nothing but the state."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(None, 127)
+        self._health = parts.health
+
+    def service(self, request: Request, relpath: str) -> bool:
+        """See `Directory.service`."""
+        if relpath == "healthz":
+            return self._say(request, 200, "ok\n")
+        if relpath == "readyz":
+            obstacles = self._health.obstacles()
+            return self._say(request, 503 if obstacles else 200, "\n".join(obstacles or ["ready"]) + "\n")
+        return False
+
+    def _say(self, request: Request, status: int, text: str) -> bool:
+        _check_method(request, "GET", "HEAD")
+        response = request.response
+        response.status = status
+        response.headers.set("Content-Type", _TEXT)
+        response.headers.set("Cache-Control", "no-store")
+        response.write(text)
+        return True
+
+
+class Scraped(Directory):
+    """`/metrics`, for Prometheus."""
+
+    def __init__(self, together: Together) -> None:
+        super().__init__(None, 126)
+        self._together = together
+
+    def service(self, request: Request, relpath: str) -> bool:
+        """See `Directory.service`."""
+        if relpath != "metrics" or (self.guard is not None and self.guard.stops(request, relpath)):
+            return relpath == "metrics"
+        _check_method(request, "GET", "HEAD")
+        response = request.response
+        response.headers.set("Content-Type", CONTENT_TYPE)
+        response.headers.set("Cache-Control", "no-store")
+        for part in self._together.metrics():
+            response.write(part)
+        return True
+
+
+class Api(Directory):
+    """`/api/v1/`: snapshots as JSON, and the few things an operator may do.
+
+    Args:
+        together: the server.
+    """
+
+    def __init__(self, together: Together) -> None:
+        super().__init__("api")
+        self._together = together
+
+    def service(self, request: Request, relpath: str) -> bool:
+        """See `Directory.service`."""
+        if self.guard is not None and self.guard.stops(request, relpath):
+            return True
+        try:
+            if relpath.strip("/") == "v1/trace":
+                self._trace(request)
+                return True
+            status, answer = self._answer(request, relpath)
+        except ArgumentError as error:
+            status, answer = 400, {"error": str(error)}
+        except HttpError as error:
+            status, answer = error.status, {"error": error.detail}
+            for name, value in error.headers.items():
+                request.response.headers.set(name, value)
+        answer_json(request, status, answer)
+        return True
+
+    def _trace(self, request: Request) -> None:
+        """Write what happens, an object in each line, until the client goes away."""
+        _check_method(request, "GET")
+        arguments = known_arguments(_arguments(request), ("hub", "peer", "topic"))
+        hub = whole("hub", arguments["hub"]) if "hub" in arguments else None
+        events = self._together.trace(hub, arguments.get("peer", ""), arguments.get("topic", ""))
+        response = request.response
+        response.headers.set("Content-Type", "application/x-ndjson; charset=utf-8")
+        response.headers.set("Cache-Control", "no-store")
+        try:
+            for event in events:
+                response.write("\n" if event is None else _dumped(event) + "\n")
+                response.flush()
+        finally:
+            events.close()
+
+    def _answer(self, request: Request, relpath: str) -> tuple[int, Answer]:
+        words = relpath.strip("/").split("/")
+        if words[0] != "v1":
+            raise HttpError(404, "The API is at /api/v1/.")
+        if request.method in ("GET", "HEAD"):
+            return self._together.answer(words[1:], _arguments(request))
+        if request.method == "POST":
+            return self._together.answer(words[1:], {}, _body(request))
+        raise HttpError(405, f"{request.method} is not for this address.", headers={"Allow": "GET, HEAD, POST"})
+
+
+# ---- reading a request
+
+
+def _check_method(request: Request, *methods: str) -> None:
+    if request.method not in methods:
+        raise HttpError(405, f"{request.method} is not for this address.", headers={"Allow": ", ".join(methods)})
+
+
+def _arguments(request: Request) -> Arguments:
+    pairs = request.params()
+    if len(pairs) > _MAX_QUERY:
+        raise ArgumentError(f"query: at most {_MAX_QUERY} parameters are taken")
+    return dict(pairs)
+
+
+def _body(request: Request) -> dict[str, object]:
+    data = request.body(BODY_BYTES)
+    if not data:
+        return {}
+    if not (request.get("content-type") or "").lower().startswith("application/json"):
+        # A form of a foreign page can't send this type without being asked about it by the browser.
+        raise HttpError(415, "Send JSON, with Content-Type: application/json.")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        raise HttpError(400, "The body is no JSON.") from None
+    if not isinstance(found, dict):
+        raise HttpError(400, "The body is no JSON object.")
+    return found
+
+
+# ---- writing JSON
+
+
+def answer_json(request: Request, status: int, answer: Answer) -> None:
+    """Answer a request with a JSON text."""
+    response = request.response
+    response.status = status
+    response.headers.set("Content-Type", _JSON)
+    response.headers.set("Cache-Control", "no-store")
+    response.headers.set("X-Content-Type-Options", "nosniff")
+    for part in _json(answer):
+        response.write(part)
+
+
+def _json(answer: Answer) -> Iterator[str]:
+    """The pieces of a JSON text; others run between the items of a page."""
+    if not isinstance(answer, dict) or not isinstance(answer.get("items"), list):
+        yield _dumped(answer) + "\n"
+        return
+    turn, items = Turn(), answer["items"]
+    yield '{"items": ['
+    for number, item in enumerate(items):
+        if not number % _ITEMS_AT_ONCE:
+            turn.breathe()
+        yield (",\n" if number else "\n") + _dumped(item)
+    rest = {name: value for name, value in answer.items() if name != "items"}
+    yield "\n]" + "".join(f", {_dumped(name)}: {_dumped(value)}" for name, value in rest.items()) + "}\n"
+
+
+def _dumped(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "replace").decode()

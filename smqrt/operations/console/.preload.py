@@ -1,0 +1,77 @@
+"""The operator's web console: pages, an SMQ hub that feeds those who look, and the last hour for their charts.
+
+`server` (`smqrt.operations.all_workers.Together`) is what it looks at; `smqrt.operations.console.mount` gives it.
+"""
+
+import json
+from pathlib import Path
+
+import smqrt
+from smqrt import hub
+from smqrt.app import HttpError, send_file
+from smqrt.errors import ArgumentError
+from smqrt.http.disk import DiskIo
+from smqrt.operations.console.console import Console
+from smqrt.operations.console.live_views import ASKED_BYTES, Watching
+from smqrt.operations.console.views import VIEWS
+
+PULSE = "pulse"
+rtl = DiskIo(Path(smqrt.__file__).parent / "rtl")
+
+smq = hub.create(
+    permittop=lambda topic, issub, peer: issub and topic == PULSE,
+    permitsubtop=lambda subtopic, peer: False,
+    onpublish=lambda data, ptid, tid, subtid, peer: may_publish(data, ptid, tid),
+    onclose=lambda etid, sock, peer, err: watching.left(etid),
+    clientnames=4,
+    auth=False,  # the admin listener has asked
+)
+
+
+def may_publish(data, ptid, tid):
+    """Pages ask the server, and say nothing to each other."""
+    return ptid == smq.gettid() or (tid == smq.gettid() and len(data) <= ASKED_BYTES)
+
+
+console = Console(server)  # noqa: F821
+
+
+def make_view(name, options):
+    if name not in VIEWS:
+        raise ArgumentError(f"view: there is no view {name[:40]!r}")
+    return VIEWS[name](console, options)
+
+
+watching = Watching(make_view, console.pulse, smq.publish, lambda text: smq.publish(text, PULSE))
+
+
+def on_question(data, ptid, tid, subtid):
+    watching.asked(ptid, data)
+
+
+smq.subscribe("self", on_question, json=True)
+
+
+def answer(request, relpath):
+    """Everything but these is for the files of this folder."""
+    if relpath == "smq":
+        if request.method != "GET" or not hub.isSMQ(request):
+            raise HttpError(404)
+        smq.connect(request)
+    elif relpath == "smq.js":
+        send_file(request, "smq.js", rtl)
+    elif relpath == "history.json":
+        request.response.headers.set("Content-Type", "application/json")
+        request.response.headers.set("Cache-Control", "no-store")
+        request.response.write(json.dumps(console.history.snapshot(), separators=(",", ":")))
+    else:
+        return False
+    return True
+
+
+dir.setfunc(answer)
+
+
+def onunload():
+    watching.close()
+    console.close()

@@ -1,0 +1,72 @@
+"""The console in the tree of the admin listener."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+
+from smqrt.apps.lua.apps import Application, Running
+from smqrt.apps.python.application import PythonApplication
+from smqrt.apps.python.directory import ApplicationDirectory
+from smqrt.http.disk import DiskIo
+from smqrt.http.message import Request
+from smqrt.http.tree import Branch, Directory
+from smqrt.operations.all_workers import Together
+from smqrt.process.current_application import AppScope
+
+NAME = "console"
+HEADERS = {
+    # Scripts and styles of its own only, and none in the page: what a stranger called a topic can't become one.
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+
+
+class _Entrance(Directory):
+    """Leads from the top of the admin listener to the console, while that is there."""
+
+    def __init__(self, console: Application) -> None:
+        super().__init__(None, -127)
+        self._console = console
+
+    def service(self, request: Request, relpath: str) -> bool:
+        """See `Directory.service`."""
+        if relpath or not self._console.running:
+            return False
+        request.response.redirect(f"/{NAME}/")
+        return True
+
+
+def mount(
+    server: Together, root: Branch, find_session: Callable[[Request], object] = lambda request: None
+) -> Application:
+    """Returns the console as an application that is not loaded yet: `load` inserts it into `root`, `unload` takes it
+    out.
+
+    Args:
+        server: what it shows.
+        root: where it is inserted.
+        find_session: gives the session of a request, None when it has none.
+    """
+    folder = Path(str(resources.files("smqrt.operations.console")))
+
+    def start() -> Running:
+        scope = AppScope(folder, NAME)
+        scope.is_internal = True
+        reader = ApplicationDirectory(NAME, 0, DiskIo(folder), scope, find_session, f"{NAME}/")
+        reader.headers = dict(HEADERS)
+        scope.names["server"] = server
+        script = PythonApplication(NAME, reader, scope)
+        root.insert(reader)
+        return Running(scope, reader, [script])
+
+    application = Application(NAME, folder, start)
+    root.insert(_Entrance(application))
+    return application

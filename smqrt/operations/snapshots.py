@@ -1,0 +1,477 @@
+"""Snapshots of a server, as dicts that JSON can say: `server`, `listeners`, `hubs`, `peers`, `topics`, `apps`,
+`journals`, `pipelines`, `closed` and `limits`. The API, the console and the command line show these.
+
+Keys are stable; numbers have their unit in the name. What may be long is in pages: `{"items", "after", "total"}`.
+These functions run in a greenlet, and let others run while they look at many things.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from time import monotonic, time
+from typing import Any
+
+import gevent
+
+import smqrt
+from smqrt.apps.lua.apps import Application
+from smqrt.broker.outbox import Held, Outbox
+from smqrt.broker.session import Session
+from smqrt.broker.topics import Topic, Traffic
+from smqrt.errors import ArgumentError
+from smqrt.journal import writer
+from smqrt.loop.scheduling import Turn
+from smqrt.operations import paging, pipeline_states, process
+from smqrt.operations.context import Parts
+from smqrt.operations.paging import LIMIT, Page
+from smqrt.settings.limit_register import snapshot as limit_states
+from smqrt.smq import close_log
+from smqrt.smq.close_reasons import Closed, ending_of
+from smqrt.smq.gevent_broker import GeventBroker, all_brokers
+from smqrt.transport.admission import open_connections
+from smqrt.transport.listener import Listener
+from smqrt.transport.origins import is_loopback
+
+Snapshot = dict[str, object]
+LATELY_S = 300.0
+"""What happened longer ago is no news."""
+_TOPICS_AT_ONCE = 5000
+"""Between two looks at the clock: 0.3 ms of work."""
+
+
+class NotThereError(ArgumentError):
+    """What was asked for is not there, or not any more."""
+
+
+def text(name: bytes) -> str:
+    r"""Returns a name as text; bytes that are not UTF-8 stand there as `\xff`."""
+    return name.decode("utf-8", "backslashreplace")
+
+
+def iso(at_s: float, unit: str = "milliseconds") -> str:
+    """Returns a time in Unix seconds as ISO 8601 in UTC, with milliseconds or `unit`."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec=unit).replace("+00:00", "Z")
+
+
+# ---- the server
+
+
+def server(parts: Parts) -> Snapshot:
+    """Returns what the process is and how it does."""
+    health, usage, uptime_s = parts.health, process.usage(), monotonic() - parts.began_s
+    obstacles = health.obstacles()
+    brokers = all_brokers()
+    return {
+        "version": smqrt.__version__,
+        "pid": usage.pid,
+        "started": iso(time() - uptime_s),
+        "uptime_s": round(uptime_s, 3),
+        "phase": health.phase,
+        "ready": not obstacles,
+        "obstacles": obstacles,
+        "cpu_s": usage.cpu_s,
+        "memory_bytes": usage.memory_bytes,
+        "open_files": usage.open_files,
+        "open_files_limit": usage.open_files_limit,
+        "loop_lag_s": round(parts.lag.last_s, 6),
+        "loop_lag_worst_s": round(parts.lag.worst_s, 6),
+        "loop_lag_5s_s": round(parts.lag.worst_of(5), 6),
+        "connections": open_connections.open,
+        "hubs": len(brokers),
+        "peers": sum(len(one.sessions) for one in brokers),
+        "queued_bytes": Held.total_bytes,
+        "lua_memory_bytes": parts.vm.memory_bytes(),
+        "lua_activities": parts.vm.activities.blocked,
+        "acme": parts.acme(),
+        "log_errors": parts.log.errors,
+        "log_warnings": parts.log.warnings,
+        "log_errors_lately": parts.log.errors_since(time() - LATELY_S),
+        "python": platform.python_version(),
+        "gevent": gevent.__version__,
+        "platform": sys.platform,
+    }
+
+
+def listeners(parts: Parts) -> list[Snapshot]:
+    """Returns the ports that are listened on."""
+    return [_listener(name, one, parts.listeners.tls_snapshot(name)) for name, one in parts.listeners.items()]
+
+
+def _listener(name: str, listener: Listener, tls: Snapshot | None) -> Snapshot:
+    host, port = listener.address
+    done, failed = listener.handshakes
+    return {
+        "name": name,
+        "host": host,
+        "port": port,
+        "tls": tls,
+        "loopback": is_loopback(host),
+        "accepted": listener.counts.accepted,
+        "open": listener.counts.open,
+        "refused": listener.counts.refused,
+        "given": listener.counts.given,
+        "handshakes": done,
+        "handshakes_failed": failed,
+    }
+
+
+# ---- hubs, their clients and topics
+
+
+def hubs(parts: Parts) -> list[Snapshot]:
+    """Returns the hubs that are open, in the order they were made."""
+    return [hub(one) for one in all_brokers()]
+
+
+def hub(broker: GeventBroker) -> Snapshot:
+    """Returns one hub and its counters."""
+    stats, went = broker.stats, traffic(broker)
+    return {
+        "id": broker.number,
+        "key": broker.key,
+        "app": broker.app,
+        "made_at": broker.made_at,
+        "peers": len(broker.sessions),
+        "topics": len(broker.topic_table.by_name),
+        "subtopics": len(broker.subtopic_table.by_name),
+        "names_bytes": broker.topic_table.names_bytes + broker.subtopic_table.names_bytes,
+        "last_values": broker.last_values.count if broker.last_values else 0,
+        "last_value_bytes": broker.last_values.size_bytes if broker.last_values else 0,
+        "subscriptions": stats.subscriptions,
+        "messages": went.messages,
+        "arrived": went.arrived,
+        "bytes": went.bytes,
+        "copies": went.copies,
+        "copied_bytes": went.copied_bytes,
+        "connects": stats.connects,
+        "refusals": stats.refusals,
+        "denied": stats.denied,
+        "closes": {reason.name.lower(): count for reason, count in stats.ends.items() if count},
+        "drops": broker.drops(),
+        "refused": broker.refused(),
+        "queued_bytes": queued_bytes(broker),
+        "journal": next((name for name, one in writer.opened.items() if one.broker is broker), None),
+    }
+
+
+def traffic(broker: GeventBroker) -> Traffic:
+    """Returns what went through a hub; others run while its topics are looked at."""
+    turn = Turn()
+    for number, topic in enumerate(list(broker.topic_table.by_key.values())):
+        if not number % _TOPICS_AT_ONCE:
+            turn.breathe()
+        topic.count()
+    return broker.topic_table.traffic
+
+
+def queued_bytes(broker: GeventBroker) -> int:
+    """Returns what waits for the clients of a hub that do not read."""
+    return sum(one.outbox.queued_bytes for one in list(broker.sessions.values()))
+
+
+def broker_of(number: int) -> GeventBroker:
+    """Returns the hub with a number.
+
+    Raises:
+        NotThereError: there is none.
+    """
+    for broker in all_brokers():
+        if broker.number == number:
+            return broker
+    raise NotThereError(f"hub: there is no hub {number}; /api/v1/hubs lists them")
+
+
+_PEER_SIZES: dict[str, Callable[[Any], float]] = {
+    "dropped": lambda session: session.outbox.dropped,
+    "queued_bytes": lambda session: session.outbox.queued_bytes,
+    "subscriptions": lambda session: len(session.topics or ()),
+    "newest": lambda session: session.since_s or 0.0,
+}
+_TOPIC_SIZES: dict[str, Callable[[Topic], float]] = {"subscribers": lambda topic: topic.subscribers}
+
+
+def peers(
+    parts: Parts,
+    hub: int | None = None,
+    after: str | None = None,
+    limit: int = LIMIT,
+    search: str = "",
+    sort: str = "",
+) -> Snapshot:
+    """Returns a page of the clients, by hub and ETID.
+
+    Args:
+        parts: the server.
+        hub: only those of this hub.
+        after: the `after` of the page before.
+        limit: items on the page, 1 to 1000.
+        search: only those whose uid, info, address, user or ETID holds this text.
+        sort: "dropped", "queued_bytes", "subscriptions" or "newest": the largest first, and no page behind them.
+
+    Raises:
+        ArgumentError: there is no such hub, or an argument is none.
+    """
+    brokers = all_brokers() if hub is None else [broker_of(hub)]
+    everybody = [(broker.number, session) for broker in brokers for session in list(broker.sessions.values())]
+    needle = search.lower()
+    wanted = (lambda entry: _matches(entry[1], needle)) if needle else None
+    if sort:
+        size = _size("sort", sort, _PEER_SIZES)
+        found = paging.largest(everybody, lambda entry: size(entry[1]), limit, wanted)
+    else:
+        found = paging.page(everybody, lambda entry: (entry[0], entry[1].etid), _peer_key(after), limit, wanted)
+    return _paged(found, lambda entry: peer(*entry), lambda key: f"{key[0]}.{key[1]}")
+
+
+def _peer_key(after: str | None) -> tuple[int, int] | None:
+    return None if after is None else peer_id(after, "after")
+
+
+def peer_id(value: str, what: str = "id") -> tuple[int, int]:
+    """Returns hub and ETID of a client's id, such as "1.3055123".
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    number, dot, etid = value.partition(".")
+    if not dot or not (number + etid).isascii() or not (number + etid).isdigit() or len(value) > 32:
+        raise ArgumentError(f"{what}: {value[:40]!r} is no id of a client; it is HUB.ETID, such as 1.3055123")
+    return int(number), int(etid)
+
+
+def session_of(value: str) -> Session:
+    """Returns the client with an id.
+
+    Raises:
+        NotThereError: there is none.
+    """
+    number, etid = peer_id(value)
+    session: Any = broker_of(number).sessions.get(etid)
+    if session is None:
+        raise NotThereError(f"id: there is no client {value}; it may have gone")
+    return session  # type: ignore[no-any-return]
+
+
+def _matches(session: Any, needle: str) -> bool:
+    return (
+        needle in text(session.uid).lower()
+        or needle in str(session.etid)
+        or needle in close_log.address_of(session.outbox)
+        or needle in text(session.info).lower()
+        or needle in close_log.user_of(session).lower()
+    )
+
+
+def peer(hub: int, session: Any) -> Snapshot:
+    """Returns one client."""
+    outbox: Outbox = session.outbox
+    connected_s = session.broker.clock() - (session.since_s or 0.0)
+    received, sent = close_log.transferred(outbox)
+    return {
+        "id": f"{hub}.{session.etid}",
+        "hub": hub,
+        "etid": session.etid,
+        "uid": text(session.uid),
+        "info": text(session.info),
+        "user": close_log.user_of(session),
+        "address": close_log.address_of(outbox),
+        "transport": close_log.transport_of(outbox),
+        "connected_s": round(connected_s, 3),
+        "since": iso(time() - connected_s),
+        "subscriptions": len(session.topics or ()),
+        "names_made": session.names_made,
+        "bytes_received": received,
+        "bytes_sent": sent,
+        "queued_bytes": outbox.queued_bytes,
+        "dropped": outbox.dropped,
+    }
+
+
+def subscriptions(value: str, limit: int = LIMIT) -> Snapshot:
+    """Returns the topics that the client with an id subscribes to. Raises as `session_of` and `paging.page`."""
+    found = paging.page(list((session_of(value).topics or {}).values()), lambda one: one.name or b"", None, limit)
+    return _paged(found, lambda one: text(one.name or b""), lambda key: text(key))
+
+
+def topics(
+    parts: Parts, hub: int, after: str | None = None, limit: int = LIMIT, search: str = "", sort: str = ""
+) -> Snapshot:
+    """Returns a page of the topics of a hub, by id.
+
+    Args:
+        parts: the server.
+        hub: the number of the hub.
+        after: the `after` of the page before.
+        limit: items on the page, 1 to 1000.
+        search: only those whose name holds this text.
+        sort: "subscribers": the largest first, and no page behind them.
+
+    Raises:
+        ArgumentError: there is no such hub, or an argument is none.
+    """
+    named = list(broker_of(hub).topic_table.by_name.values())
+    needle = search.lower()
+    wanted = (lambda topic: needle in text(topic.name or b"").lower()) if needle else None
+    if sort:
+        found = paging.largest(named, _size("sort", sort, _TOPIC_SIZES), limit, wanted)
+    else:
+        found = paging.page(named, lambda topic: topic.id, _number("after", after), limit, wanted)
+    return _paged(found, lambda one: topic(hub, one), str)
+
+
+def topic(hub: int, one: Topic) -> Snapshot:
+    """Returns one topic."""
+    return {
+        "id": one.id,
+        "hub": hub,
+        "name": text(one.name or b""),
+        "subscribers": one.subscribers,
+        "observers": len(one.observers),
+    }
+
+
+# ---- applications, journals, pipelines
+
+
+def apps(parts: Parts) -> list[Snapshot]:
+    """Returns the applications, also those that failed or were stopped."""
+    return [_app(one) for one in parts.applications]
+
+
+def _app(application: Application) -> Snapshot:
+    return {
+        "name": application.name,
+        "uri": application.uri,
+        "path": str(application.path),
+        "about": application.about,
+        "state": app_state(application),
+        "error": application.error,
+    }
+
+
+def app_state(application: Application) -> str:
+    """Returns "changing", "running", "failed" or "stopped"."""
+    if application.changing:
+        return "changing"
+    if application.running:
+        return "running"
+    return "stopped" if application.error is None else "failed"
+
+
+def app_named(parts: Parts, name: str) -> Application:
+    """Returns the application with a name; "-" is the one at the root.
+
+    Raises:
+        NotThereError: there is none.
+    """
+    for application in parts.applications:
+        if application.name == ("" if name == "-" else name):
+            return application
+    raise NotThereError(f"name: there is no application {name!r}; /api/v1/apps lists them")
+
+
+def journals(parts: Parts) -> list[Snapshot]:
+    """Returns the journals that are open, with their counters (help: journal)."""
+    return [
+        {"name": name, "path": str(one.path), **one.stats(), "sync_s": round(one.sync_s, 6)}
+        for name, one in list(writer.opened.items())
+    ]
+
+
+def pipelines(parts: Parts) -> list[Snapshot]:
+    """Returns the processes that run the pipelines of applications, and how their queries do."""
+    states = list(parts.pipelines())
+    known = pipeline_states.queries([folder for folder, _ in states])
+    return [{"path": str(folder), "state": state, "queries": known.get(folder, [])} for folder, state in states]
+
+
+# ---- what went wrong
+
+
+def closed(
+    parts: Parts, after: str | None = None, limit: int = LIMIT, hub: int | None = None, reason: str = ""
+) -> Snapshot:
+    """Returns a page of the last endings, the newest first.
+
+    Args:
+        parts: the server.
+        after: the `after` of the page before.
+        limit: items on the page, 1 to 1000.
+        hub: only those of this hub.
+        reason: only those with this reason, such as "slow_consumer".
+
+    Raises:
+        ArgumentError: an argument is none.
+    """
+
+    def wanted(one: Closed) -> bool:
+        return (hub is None or one.hub == hub) and (not reason or one.reason.name.lower() == reason.lower())
+
+    before = _number("after", after)
+    found = paging.page(
+        close_log.closes.newest_first(), lambda one: -one.number, None if before is None else -before, limit, wanted
+    )
+    return _paged(found, _closed, lambda key: str(-key))
+
+
+def _closed(one: Closed) -> Snapshot:
+    ending = ending_of(one.reason)
+    return {
+        "number": one.number,
+        "at": iso(one.at_s),
+        "connected_s": None if one.connected_s is None else round(one.connected_s, 3),
+        **close_log.fields(one),
+        "what": ending.what,
+        "remedy": ending.remedy,
+        "trouble": ending.is_trouble,
+    }
+
+
+def limits(parts: Parts) -> list[Snapshot]:
+    """Returns the limits, and how often each was reached."""
+    return [
+        {
+            "name": one.name,
+            "rule": one.rule,
+            "setting": one.setting,
+            "reached": one.count,
+            "last": one.last or None,
+            "last_at": iso(one.last_s) if one.last_s else None,
+        }
+        for one in limit_states()
+    ]
+
+
+# ---- arguments and pages
+
+
+def _size(what: str, name: str, known: dict[str, Callable[[Any], float]]) -> Callable[[Any], float]:
+    if name not in known:
+        raise ArgumentError(f"{what}: {name[:40]!r} is none of {', '.join(known)}")
+    return known[name]
+
+
+def _number(what: str, value: str | None) -> int | None:
+    if value is None:
+        return None
+    if not value.isascii() or not value.isdigit() or len(value) > 20:
+        raise ArgumentError(f"{what}: {value[:40]!r} is no number")
+    return int(value)
+
+
+def _paged(found: Page[Any], shown: Callable[[Any], object], key: Callable[[Any], str]) -> Snapshot:
+    return {
+        "items": list(_each(found.items, shown)),
+        "after": None if found.after is None else key(found.after),
+        "total": found.total,
+    }
+
+
+def _each(items: list[Any], shown: Callable[[Any], object]) -> Iterator[object]:
+    turn = Turn()
+    for item in items:
+        turn.breathe()
+        yield shown(item)

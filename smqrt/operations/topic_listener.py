@@ -1,0 +1,187 @@
+"""A subscriber inside the server: what comes to some topics of a hub, of this worker or of another one, is shown on a
+page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from time import time
+from typing import Protocol
+
+import gevent
+
+from smqrt.broker.broker import MAX_ID, Broker
+from smqrt.broker.outbox import Outbox
+from smqrt.broker.topics import Topic
+from smqrt.errors import ArgumentError, ClosedError
+from smqrt.operations.snapshots import Snapshot
+from smqrt.printable import printable
+from smqrt.wire import smq
+from smqrt.workers.fd_channel import Message
+from smqrt.workers.worker_rpc import END, Fleet, News
+
+TOPICS = 20
+"""At most so many topics of one page."""
+NAME_CHARACTERS = 256
+KEPT = 30
+"""Messages between two looks at them, which is a second; further ones are only counted."""
+_SHOWN_BYTES = 512
+QUESTION = "listen"
+_LOOK_S = 0.5
+"""So often another worker is told what came."""
+
+
+class Listener(Protocol):
+    """What `Listening` and `FarListening` are."""
+
+    def take(self) -> tuple[list[Snapshot], int]: ...
+    def close(self) -> None: ...
+
+
+class Listening(Outbox):
+    """Subscribes to topics like a client; `take` gives what came since the last call. It holds nobody up.
+
+    Args:
+        broker: the hub's.
+        destinations: the topics, by name or number; names that don't exist are made.
+        clock: gives Unix seconds.
+
+    Raises:
+        ArgumentError: too many topics, a name that is too long, or a number that is no topic's.
+        ClosedError: the hub has been closed.
+    """
+
+    __slots__ = ("_broker", "_clock", "_kept", "_missed", "_number", "_topics")
+
+    def __init__(self, broker: Broker, destinations: Sequence[str | int], clock: Callable[[], float] = time) -> None:
+        super().__init__()
+        if len(destinations) > TOPICS:
+            raise ArgumentError(f"topics: at most {TOPICS} can be looked at on one page")
+        topics = [_topic(broker, one) for one in dict.fromkeys(destinations)]
+        self._broker, self._clock = broker, clock
+        self._kept: list[Snapshot] = []
+        self._missed = self._number = 0
+        self._topics: list[Topic] = []
+        for topic in topics:
+            self._topics.append(topic)
+            topic.forget_routes()
+            broker.subscribed(topic, self)
+
+    def close(self) -> None:
+        """Subscribe no more; a second call does nothing."""
+        topics, self._topics = self._topics, []
+        for topic in topics:
+            self._broker.unsubscribed(topic, self)
+
+    def take(self) -> tuple[list[Snapshot], int]:
+        """Returns the messages that came since the last call, and how many were left out."""
+        taken, self._kept = self._kept, []
+        missed, self._missed = self._missed, 0
+        return taken, missed
+
+    def flush(self) -> None:
+        """See `Outbox.flush`: keep the first of what comes, count the rest."""
+        runs, self.queue = self.queue, []
+        for run in runs:
+            if len(self._kept) >= KEPT:
+                self._missed += smq.count_frames(run)
+                continue
+            for frame in smq.frames(run):
+                self._keep(frame)
+
+    def _keep(self, frame: bytes) -> None:
+        if len(self._kept) >= KEPT:
+            self._missed += 1
+            return
+        tid, ptid, stid, data = smq.unpack_publish(frame)
+        self._number += 1
+        self._kept.append(
+            {
+                "number": self._number,
+                "at_s": self._clock(),
+                "topic": _name(self._broker.tid2topic(tid), tid),
+                "subtopic": _name(self._broker.tid2subtopic(stid), stid) if stid else "",
+                "from": ptid,
+                "size_bytes": len(data),
+                "text": printable(bytes(data[:_SHOWN_BYTES]), lines=True),
+                "cut": len(data) > _SHOWN_BYTES,
+            }
+        )
+
+
+class FarListening:
+    """The same at a hub that only another worker has. Arguments as `Listening`; what is wrong with them is said by
+    `take`.
+
+    Args:
+        fleet: the workers.
+        worker: which one has the hub.
+        hub: its number.
+        destinations: see `Listening`.
+    """
+
+    def __init__(self, fleet: Fleet, worker: int, hub: int, destinations: Sequence[str | int]) -> None:
+        question: Message = {"do": QUESTION, "hub": hub, "topics": list(destinations)}
+        self._kept: list[Snapshot] = []
+        self._missed = self._number = 0
+        self._why = ""
+        self._following = gevent.spawn(fleet.follow, worker, lambda: question, self._told)
+
+    def close(self) -> None:
+        """Ask no more; a second call does nothing."""
+        self._following.kill(block=False)
+
+    def take(self) -> tuple[list[Snapshot], int]:
+        """See `Listening.take`. Raises ArgumentError for what that raises when it is made."""
+        if self._why:
+            raise ArgumentError(self._why)
+        taken, self._kept = self._kept, []
+        missed, self._missed = self._missed, 0
+        return taken, missed
+
+    def _told(self, said: Message) -> None:
+        self._why = said["why"]
+        self._missed += said["missed"]
+        for message in said["messages"]:
+            if len(self._kept) >= KEPT:
+                self._missed += 1
+                continue
+            self._number += 1
+            self._kept.append({**message, "number": self._number})
+
+
+def listened(hub: Callable[[int], Broker], question: Message) -> News:
+    """Yields what `FarListening` of another worker asks for.
+
+    Args:
+        hub: gives one of this worker by its number; raises ArgumentError.
+        question: what is asked.
+    """
+    try:
+        listening = Listening(hub(question["hub"]), question["topics"])
+    except (ArgumentError, ClosedError) as error:
+        yield {"do": "messages", "messages": [], "missed": 0, "why": str(error)}
+        yield END
+        return
+    with closing(listening):
+        while True:
+            messages, missed = listening.take()
+            if messages or missed:
+                yield {"do": "messages", "messages": messages, "missed": missed, "why": ""}
+            gevent.sleep(_LOOK_S)
+
+
+def _topic(broker: Broker, destination: str | int) -> Topic:
+    if isinstance(destination, str):
+        if len(destination) > NAME_CHARACTERS:
+            raise ArgumentError(f"topics: a name has at most {NAME_CHARACTERS} characters here; use its number")
+        destination = broker.create(destination.encode("utf-8", "surrogateescape"))
+    topic = broker.topic_table.get(destination) if 0 < destination <= MAX_ID else None
+    if topic is None or topic.name is None:
+        raise ArgumentError(f"topics: {destination} is no topic's number")
+    return topic
+
+
+def _name(name: bytes | None, number: int) -> str:
+    return str(number) if name is None else printable(name[:NAME_CHARACTERS])

@@ -1,0 +1,1 @@
+"""The operating-system process: its start, its folders, its signals and its children."""

@@ -1,0 +1,197 @@
+"""mako.conf: the configuration file of Mako, a Lua file whose globals are the settings (spec: runtime §1.2).
+
+What it says about ports, certificates, limits and applications becomes settings of the server; users, file server,
+trace logger and the rest are read by the Lua side itself, through `require "loadconf"`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from smqrt.errors import ArgumentError, StartError
+from smqrt.settings.options import options_of, path, text, whole
+from smqrt.settings.settings import Settings
+
+NAME = "mako.conf"
+NOT_HONOURED = frozenset(
+    ("certstore", "favorRSA", "commandcnt", "rspsz", "reqminsz", "reqmaxsz", "timertick", "tracker_nodes")
+    + ("tracker_maxlogin", "tracker_bantime", "acme", "proxy", "rtlprio", "stop")
+)
+"""What Mako knows and this server does not; everything unknown is the applications' own."""
+TLS_PORT = 443  # of Mako, when there is a certificate
+_MOUNT = re.compile(r"([^/:]*):(-?[0-9]*):(.+)")
+
+Value = Any
+"""What a Lua variable holds: str, bool, int, float, or a dict of these."""
+
+
+@dataclass(frozen=True)
+class ConfiguredApp:
+    """An application that the file names.
+
+    Attributes:
+        name: the path segment it is mounted under; empty for the root.
+        path: a folder or ZIP file; may be missing.
+        priority: -127 to 127.
+        entry: its number in `apps`, from 1.
+    """
+
+    name: str
+    path: Path
+    priority: int
+    entry: int
+
+
+@dataclass(frozen=True)
+class MakoConf:
+    """What a mako.conf says.
+
+    Attributes:
+        path: the file.
+        settings: values by the names of the server's settings.
+        apps: the applications, in order.
+        home: what the io "home" is and relative paths start at.
+        plain_http: False when `port` is 0.
+        tls_host: the address of the TLS port, None for that of the plain one.
+        sessions: how many HTTP sessions there may be, None for the server's own limit.
+        not_honoured: names of variables that mean something to Mako and nothing here.
+    """
+
+    path: Path
+    settings: Mapping[str, object] = field(default_factory=dict)
+    apps: Sequence[ConfiguredApp] = ()
+    home: Path = Path()
+    plain_http: bool = True
+    tls_host: str | None = None
+    sessions: int | None = None
+    not_honoured: Sequence[str] = ()
+
+
+def find(current: Path) -> Path | None:
+    """Give the mako.conf that is in force when the command line names none: that in the folder of the executable, in
+    the current one, or in the user's home; None when there is none."""
+    folders = [Path(os.path.realpath(sys.argv[0])).parent, current, Path(os.environ.get("HOME") or current)]
+    return next((folder / NAME for folder in folders if (folder / NAME).is_file()), None)
+
+
+def read(file: Path, words: Sequence[str] = (), current: Path | None = None) -> MakoConf:
+    """Run a mako.conf and give what it says to the server.
+
+    Args:
+        file: the file.
+        words: all words of the command line, for `mako.argv`.
+        current: the folder relative paths start at; the current one.
+
+    Raises:
+        StartError: it can't be read, its Lua fails, or a variable breaks its rule; one sentence with file and line, or
+            the name of the variable.
+    """
+    file, current = file.absolute(), current or Path.cwd()
+    if not file.exists():
+        raise StartError(f"{file} does not exist.")
+    from smqrt.apps.lua.conf import variables  # here: without such a file nobody needs to load Lua for it
+
+    values = variables(file, words)
+    try:
+        return _conf(file, values, current)
+    except ArgumentError as error:
+        raise StartError(f"{file}: {error}") from None
+
+
+def _conf(file: Path, values: dict[str, Value], current: Path) -> MakoConf:
+    home = current / _checked(values, "homeio", path, str(current))
+    if not home.is_dir():
+        raise ArgumentError(f"homeio must be a folder, not {str(home)!r}.")
+    port = _checked(values, "port", lambda: whole(0, 0xFFFF), None)
+    return MakoConf(
+        path=file,
+        settings=dict(_settings(values, home)),
+        apps=list(_apps(values.get("apps"), home, file.parent)),
+        home=home,
+        plain_http=port != 0,
+        tls_host=_checked(values, "sslhost", text, None),
+        sessions=_checked(values, "sessioncnt", lambda: whole(1), None),
+        not_honoured=sorted(NOT_HONOURED & values.keys()),
+    )
+
+
+def _checked(values: Mapping[str, Value], name: str, rule: Callable[[], Any], default: Value) -> Value:
+    return rule().check(name, values[name]) if values.get(name) is not None else default
+
+
+_SETTINGS = {"port": "port", "sslport": "tls_port", "host": "host", "conncnt": "max_connections"}
+
+
+def _settings(values: Mapping[str, Value], home: Path) -> Iterator[tuple[str, object]]:
+    """The settings of the server that the file gives; the port 0 disables a listener and is none."""
+    table = options_of(Settings)
+    for name, setting in _SETTINGS.items():
+        if values.get(name) is not None:
+            value = table[setting].metadata["rule"].check(name, values[name])
+            if value != 0:
+                yield setting, value
+    files = {name: values[name] for name in ("certfile", "keyfile") if values.get(name) is not None}
+    if len(files) == 1:
+        raise ArgumentError(f"{next(iter(files))} is alone; certfile and keyfile belong together.")
+    if files:
+        certs, keys = (_paths(name, files[name]) for name in ("certfile", "keyfile"))
+        if len(certs) != len(keys):
+            raise ArgumentError(f"certfile has {len(certs)} files and keyfile {len(keys)}; each needs the other.")
+        pairs = [[str(home / cert), str(home / key)] for cert, key in zip(certs, keys, strict=True)]
+        yield "cert", pairs[0][0]
+        yield "key", pairs[0][1]
+        if pairs[1:]:
+            yield "listener.https.certificates", pairs[1:]
+        if values.get("sslport") is None:
+            yield "tls_port", TLS_PORT
+
+
+def _paths(name: str, value: Value) -> list[str]:
+    found = [value.get(number) for number in range(1, len(value) + 1)] if isinstance(value, dict) else [value]
+    paths = [one for one in found if isinstance(one, str)]
+    if not paths or len(paths) != len(found):
+        raise ArgumentError(f"{name} must be the path of a file, or an array of such, not {value!r}.")
+    return paths
+
+
+def _apps(apps: Value, home: Path, folder: Path) -> Iterator[ConfiguredApp]:
+    if apps is None:
+        return
+    if not isinstance(apps, dict):
+        apps = {1: apps}
+    entries = {1: apps} if isinstance(apps.get("path"), str) else apps
+    for number in range(1, len(entries) + 1):
+        if number not in entries:
+            raise ArgumentError("apps must be an array of paths, or of tables such as {name='shop', path='apps/shop'}.")
+        yield _app(number, entries[number], home, folder)
+
+
+def _app(entry: int, value: Value, home: Path, folder: Path) -> ConfiguredApp:
+    where = f"apps[{entry}]"
+    if isinstance(value, str):
+        mount = _MOUNT.fullmatch(value)
+        name, priority, given = mount.groups() if mount else (None, "", value)
+        prio = int(priority) if priority.strip("-") else 0
+    elif isinstance(value, dict) and isinstance(value.get("path"), str):
+        given, prio = value["path"], value.get("prio") or 0
+        name = value.get("name") or ""
+    else:
+        raise ArgumentError(f"{where} must be a path, or a table with one such as {{name='shop', path='apps/shop'}}.")
+    found = _located(given, home, folder)
+    name = text().check(f"{where}.name", found.stem if name is None else name).strip("/")
+    if "/" in name:
+        raise ArgumentError(f"{where}.name must be one path segment, not {name!r}.")
+    return ConfiguredApp(name, found, whole(-127, 127).check(f"{where}.prio", prio), entry)
+
+
+def _located(given: str, home: Path, folder: Path) -> Path:
+    """Relative to the home io; beside the file when nothing is there."""
+    found = Path(os.path.normpath(home / given))
+    beside = Path(os.path.normpath(folder / given))
+    return beside if not found.exists() and beside.exists() else found

@@ -1,0 +1,344 @@
+"""The settings of a server from its flags, the environment and files, each with the place it comes from.
+
+A flag wins over the environment, the environment over `smqrt.toml`, that over mako.conf, and that over the default.
+What is wrong is told with its place: the flag, the variable, or the file and line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from smqrt.errors import ArgumentError, StartError
+from smqrt.settings.settings import Settings, named_table, table
+from smqrt.settings.tree import ENVIRONMENT, NAME, Setting, environment_name, value_at, with_values
+
+OTHER_VARIABLES = {"SMQRT_CREDENTIALS", "SMQRT_FAULT", "SMQRT_HOSTILE_TABLE", "SMQRT_JOURNAL_TOKEN", "SMQRT_KERNELS"}
+"""Variables of the package and its tests that are no settings."""
+DEFAULT = "default"
+_AT = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)")
+_MAY_END = re.compile(r"""\]|""\"|'''""")
+"""What a statement of several lines ends with: that of a list, or of a text."""
+_KUBERNETES = re.compile(r"SMQRT_(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP)(_.*)?)")
+"""What Kubernetes gives every container when a service is called smqrt, beside SMQRT_PORT=tcp://..."""
+_SECRET_BYTES = 1 << 20  # more than any key; a wrong file name may name a disk
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value that somebody gave.
+
+    Attributes:
+        path: of the setting, in full: ("listener", "main", "port").
+        value: as it stands there.
+        place: what a message calls where it stands: "smqrt.toml, line 3".
+    """
+
+    path: tuple[str, ...]
+    value: object
+    place: str
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What a server is to do.
+
+    Attributes:
+        settings: the values in force.
+        places: where each value that isn't its default comes from, by the path of the setting.
+        files: the files read.
+        warnings: what is to be told though it hinders nothing, one line each.
+    """
+
+    settings: Settings
+    places: Mapping[tuple[str, ...], str] = field(default_factory=dict)
+    files: tuple[Path, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where settings are looked for; `read` may be called again when files have changed.
+
+    Attributes:
+        flags: values by the path of the setting; texts as typed.
+        environment: all variables.
+        file: a smqrt.toml; None for none.
+        fallback: values of a mako.conf by the names of settings.
+        fallback_place: what messages call that.
+    """
+
+    flags: Mapping[tuple[str, ...], object] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    file: Path | None = None
+    fallback: Mapping[str, object] = field(default_factory=dict)
+    fallback_place: str = "mako.conf"
+
+    def read(self) -> Configuration:
+        """Returns the settings in force.
+
+        Raises:
+            StartError: a file can't be read, or a value is wrong: a sentence for each fault, one a line.
+        """
+        warnings: list[str] = []
+        given = [Given(tuple(name.split(".")), value, self.fallback_place) for name, value in self.fallback.items()]
+        given += from_file(self.file) if self.file else []
+        given += from_environment(self.environment, _named(given), warnings)
+        given += [Given(path, value, _flag_of(path)) for path, value in self.flags.items()]
+        checked: dict[tuple[str, ...], object] = {}
+        faults: list[str] = []
+        for one in given:
+            try:
+                checked[one.path] = _checked(one)
+            except ArgumentError as error:
+                faults.append(f"{one.place}: {error}")
+        if faults:
+            raise StartError("\n".join(faults))
+        places = {one.path: one.place for one in given}
+        files = (self.file,) if self.file else ()
+        return Configuration(with_values(Settings(), checked), places, files, tuple(warnings))
+
+
+def _flag_of(path: tuple[str, ...]) -> str:
+    return "--" + "-".join(path).replace("_", "-")
+
+
+def setting_at(path: tuple[str, ...]) -> Setting | None:
+    """Returns the setting of this path; None when there is none."""
+    if path in (known := _by_path()):
+        return known[path]
+    return known.get((path[0], NAME, *path[2:])) if len(path) > 2 else None
+
+
+def _by_path() -> dict[tuple[str, ...], Setting]:
+    return {setting.path: setting for setting in (*table(), *named_table())}
+
+
+def _named_groups() -> set[str]:
+    return {setting.path[0] for setting in named_table()}
+
+
+def _checked(given: Given) -> object:
+    setting = setting_at(given.path)
+    if setting is None:
+        if given.value == {} and len(given.path) == 2 and given.path[0] in _named_groups():
+            return given.value  # a table of nothing but defaults
+        raise ArgumentError(_unknown(given.path))
+    name = ".".join(given.path)
+    try:
+        return setting.rule.check(name, given.value)
+    except ArgumentError:
+        if setting.secret:
+            raise ArgumentError(f"{name} must be {setting.rule.says}, not the value given.") from None
+        raise
+
+
+def _unknown(path: tuple[str, ...]) -> str:
+    """The sentence for a name that doesn't exist, with the one that may have been meant."""
+    name, known = ".".join(path), [setting.name for setting in (*table(), *named_table())]
+    if any(one.startswith(f"{name}.") for one in known):
+        header = f"{name}.{NAME}" if name in _named_groups() else name
+        return f"{name} is a table of settings: write [{header}] and its settings below."
+    return f"{name} is no setting{_meant(name, known)}"
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    last = name.rpartition(".")[2]
+    near = [one for one in names if one.rpartition(".")[2] == last] or difflib.get_close_matches(name[:64], names, 1)
+    near = near or [one for one in names if difflib.get_close_matches(last[:64], [one.rpartition(".")[2]], 1)]
+    return f"; did you mean {near[0]}?" if near else "; `smqrt help settings` names them all."
+
+
+# ---- smqrt.toml
+
+
+def from_file(path: Path) -> list[Given]:
+    """Reads a smqrt.toml.
+
+    Raises:
+        StartError: it can't be read, or isn't TOML.
+    """
+    try:
+        text = path.read_text("utf-8-sig")
+        values = tomllib.loads(text)
+    except OSError as error:
+        raise StartError(f"{path} can't be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise StartError(f"{path} is not valid TOML: {error}.") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise StartError(_not_toml(path, text, str(error))) from None
+    lines = _lines(text)
+    return [Given(one, value, f"{path}, line {_line_of(one, lines)}") for one, value in _leaves(values)]
+
+
+def _not_toml(path: Path, text: str, message: str) -> str:
+    at = _AT.search(message)
+    place = f"{path}, line {at[1] or text.count(chr(10), 0, -1) + 1}" if at else f"{path}"
+    message = _AT.sub("", message)
+    if message.startswith(("Cannot overwrite", "Cannot declare")):
+        return f"{place}: this name is given a second time."
+    return f"{place} is not valid TOML: {message}."
+
+
+def _leaves(values: Mapping[str, object], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
+    for name, value in values.items():
+        path = (*above, name)
+        if isinstance(value, dict) and value and _is_table(path):
+            yield from _leaves(value, path)
+        else:
+            yield path, value
+
+
+def _is_table(path: tuple[str, ...]) -> bool:
+    """Whether settings are below; what is unknown is taken for a table, so that messages name what is in it."""
+    known = _by_path()
+    return setting_at(path) is None and (
+        len(path) < 3 or any(one[: len(path)] in (path, (path[0], NAME, *path[2:])) for one in known)
+    )
+
+
+def _lines(text: str) -> dict[tuple[str, ...], int]:
+    """The line each name of a valid document begins at. tomllib doesn't tell, so each statement is parsed alone."""
+    found: dict[tuple[str, ...], int] = {}
+    header: tuple[str, ...] = ()
+    statement, begin = "", 1
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        is_first = not statement
+        begin = number if is_first else begin
+        statement += line
+        if not (is_first or _MAY_END.search(line)):
+            continue  # long lists would be parsed again with each of their lines
+        try:
+            values = tomllib.loads(statement)
+        except tomllib.TOMLDecodeError:
+            continue  # it goes on in the next line
+        names = tuple(_names(values))
+        if statement.lstrip().startswith("["):
+            header = names[0] if names else ()
+            names = ((),)
+        found |= {(*header, *name): begin for name in names if (*header, *name) not in found}
+        statement = ""
+    return found
+
+
+def _names(values: Mapping[str, object], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of a document's innermost values; an empty table is one."""
+    for name, value in values.items():
+        value = value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else value
+        if isinstance(value, dict) and value:
+            yield from _names(value, (*above, name))
+        else:
+            yield *above, name
+
+
+def _line_of(path: tuple[str, ...], lines: Mapping[tuple[str, ...], int]) -> int:
+    """The line of a value, or of the table that holds it, or of the first value in it."""
+    for length in range(len(path), 0, -1):
+        if path[:length] in lines:
+            return lines[path[:length]]
+    return min((line for one, line in lines.items() if one[: len(path)] == path), default=1)
+
+
+# ---- the environment
+
+
+def from_environment(
+    variables: Mapping[str, str], named: Mapping[str, Iterable[str]], warnings: list[str]
+) -> list[Given]:
+    """Reads the variables `SMQRT_...`; an empty one counts as not given.
+
+    Args:
+        variables: all of them.
+        named: the names of tables that a file has, by their group: a variable may mean one of these.
+        warnings: takes a line for each unknown variable.
+
+    Raises:
+        StartError: the file of a secret can't be read, or the secret is given twice.
+    """
+    known = {environment_name(setting): setting for setting in table()}
+    found: list[Given] = []
+    for variable, text in sorted(variables.items()):
+        if not variable.startswith(ENVIRONMENT) or not text or _is_no_setting(variable, text):
+            continue
+        setting = known.get(variable)
+        path = setting.path if setting else _path_of(variable, named)
+        if setting is None and path:
+            setting = setting_at(path)
+        if setting and path:
+            found.append(Given(path, setting.rule.from_text(text), variable))
+        elif secret := _of_file(variable, known, named):
+            if variables.get(variable.removesuffix("_FILE")):
+                raise StartError(f"{variable}: {variable.removesuffix('_FILE')} is given too; give one of them.")
+            found.append(Given(secret, _content(variable, text), variable))
+        else:
+            warnings.append(f"{variable} is no setting{_meant_variable(variable, known)}")
+    return found
+
+
+def _is_no_setting(variable: str, text: str) -> bool:
+    from_kubernetes = variable == "SMQRT_PORT" and text.startswith(("tcp://", "udp://"))
+    return variable in OTHER_VARIABLES or from_kubernetes or _KUBERNETES.fullmatch(variable) is not None
+
+
+def _path_of(variable: str, named: Mapping[str, Iterable[str]]) -> tuple[str, ...] | None:
+    """The path of a setting in a table that users name: SMQRT_LISTENER__MAIN__PORT is listener.main.port."""
+    group, _, rest = variable.removeprefix(ENVIRONMENT).partition("__")
+    name, _, last = rest.rpartition("__")
+    if not name:
+        return None
+    group, last = group.lower(), last.lower()
+    same = [one for one in named.get(group, ()) if one.lower() == name.lower()]
+    name = name if name in same else same[0] if same else name.lower() if name.isupper() else name
+    path = (group, name, last)
+    return path if setting_at(path) else None
+
+
+def _of_file(variable: str, known: Mapping[str, Setting], named: Mapping[str, Iterable[str]]) -> tuple[str, ...] | None:
+    """The path of the secret whose file this variable names."""
+    plain = variable.removesuffix("_FILE")
+    if plain == variable:
+        return None
+    path = known[plain].path if plain in known else _path_of(plain, named)
+    setting = setting_at(path) if path else None
+    return path if setting and setting.secret else None
+
+
+def _content(variable: str, path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            secret = file.read(_SECRET_BYTES).decode()
+    except OSError as error:
+        raise StartError(f"{variable}: {path} can't be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise StartError(f"{variable}: {path} holds no text.") from None
+    return secret.removesuffix("\n").removesuffix("\r")
+
+
+def _meant_variable(variable: str, known: Iterable[str]) -> str:
+    rests = [one.removeprefix(ENVIRONMENT) for one in known]  # that they begin alike makes them no closer
+    near = difflib.get_close_matches(variable.removeprefix(ENVIRONMENT)[:64], rests, 1)
+    return f"; did you mean {ENVIRONMENT}{near[0]}?" if near else "; `smqrt help settings` names them all."
+
+
+def _named(given: Iterable[Given]) -> dict[str, set[str]]:
+    groups = _named_groups()
+    names: dict[str, set[str]] = {}
+    for one in given:
+        if one.path[0] in groups and len(one.path) > 1:
+            names.setdefault(one.path[0], set()).add(one.path[1])
+    return names
+
+
+def rows(configuration: Configuration) -> Iterator[tuple[str, object, str]]:
+    """Yields name, value and place of every setting, in the order of the manual."""
+    named = {path for path in configuration.places if path not in _by_path()}
+    for path in [*(setting.path for setting in table()), *sorted(named)]:
+        setting, value = setting_at(path), value_at(configuration.settings, path)
+        if setting and setting.secret and value not in (None, ""):
+            value = "********"
+        yield ".".join(path), value, configuration.places.get(path, DEFAULT)

@@ -1,0 +1,1 @@
+"""SMQ over transports: handshake, data path, authentication of clients, and stores of names and values."""

@@ -1,0 +1,588 @@
+"""The data path: a connected SMQ client as callbacks of the event loop (design in help/data-path.md).
+
+One shared receive buffer, runs instead of messages, one dictionary lookup per run, unchanged bytes forwarded, one flush
+per loop turn. `RawConnection` speaks the framing of raw sockets; `smq/connection_kinds.py` adds WebSocket and TLS.
+Nothing here blocks and nothing here knows what a topic is.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from time import time
+from typing import Any, cast
+
+from gevent import Timeout, get_hub
+
+from smqrt.broker.deferred import Deferred
+from smqrt.broker.outbox import BLOCKED, Drop, Held, Outbox, backlog
+from smqrt.broker.session import Session
+from smqrt.broker.slow import Backlog
+from smqrt.errors import CloseReason, ProtocolError
+from smqrt.loop.readiness import Watcher
+from smqrt.smq import data_path
+from smqrt.transport.graceful_close import half_close
+from smqrt.transport.tls import ClientSocket, Transport
+from smqrt.wire.connection_state import Life, moved
+from smqrt.wire.kernels import MAX_PARTITIONS
+from smqrt.wire.smq import PUBLISH_HEADER_BYTES
+
+log = logging.getLogger("smqrt")
+
+READ, WRITE = 1, 2
+
+LARGE_RUN_BYTES = 4096
+"""From here on a run is sent from the receive buffer instead of being copied into queues."""
+SMALL_READ_BYTES = 200
+"""Up to here a loop in Python is quicker than calling the scan kernel."""
+MIN_RECEIVE_BYTES, MAX_RECEIVE_BYTES = 16384, 262144
+MANY_RUNS = 16
+"""A receive with more runs than this is worth sorting by subscriber in one go."""
+RUNS_AT_ONCE = 8
+"""So many runs are routed before the clock is looked at: 5 ms of work to 10,000 subscribers, 24 ms to 1,000 that do not
+read."""
+GATHER_RUNS = 64
+"""Longer queues are joined; shorter ones with a large run go out in one gathering system call."""
+DRAIN_RUNS = 256
+
+ABRUPT = frozenset((CloseReason.PEER_CLOSED, CloseReason.READ_FAILED, CloseReason.WRITE_FAILED))
+
+_NEVER_S = float("inf")
+_TORN_CONTROL, _TORN_MESSAGE = 1, 2
+
+chars: Any = data_path.kernels.chars
+view, ends, frames = data_path.kernels.view, data_path.kernels.ends, data_path.kernels.frames
+scan = data_path.kernels.scan
+partitioned: Any = data_path.kernels.partitioned
+partition_ids, partition_ends = data_path.kernels.partition_ids, data_path.kernels.partition_ends
+
+
+class _Ended:
+    """A connection that has come to its end, when others took the time of the turn. To receive that again would not end
+    it, and cost each of many connections a look in each turn.
+    """
+
+    def __init__(self, connection: RawConnection) -> None:
+        self._connection = connection
+
+    def go_on(self) -> None:
+        """End it."""
+        self._connection.lost(CloseReason.PEER_CLOSED)
+
+
+class RawConnection(Outbox):
+    """A client on a raw socket.
+
+    Whether it is read (`paused`) does not depend on its `life`: who waits for a hook may be blocked or not. `torn`
+    tells whether the first entry of the queue is the tail of a frame whose head the client has already, and of what
+    kind: 0 for no.
+
+    Args:
+        sock: a socket, a `TlsTransport`, or what limits how much one of these sends at once.
+        watcher: the loop's READ watcher for it, stopped.
+    """
+
+    __slots__ = (
+        "backlog",
+        "carry",
+        "handshake",
+        "paused",
+        "receive_bytes",
+        "session",
+        "sock",
+        "torn",
+        "watcher",
+        "writer",
+    )
+    session: Session
+
+    def __init__(self, sock: ClientSocket, watcher: Watcher) -> None:
+        super().__init__()
+        self.sock = sock
+        self.watcher: Any = watcher
+        self.writer: Any = None
+        self.carry = b""
+        self.receive_bytes = MIN_RECEIVE_BYTES
+        self.handshake: Deferred[None] | None = Deferred()
+        self.life = Life.OPENING
+        self.paused = False
+        self.torn = 0
+        self.backlog: Backlog | None = None
+
+    @property
+    def transport(self) -> Transport:
+        """The socket or `TlsTransport`, without what limits its sends."""
+        return cast(Transport, getattr(self.sock, "unlimited", self.sock))
+
+    def greet(self, reply: bytes, hello: bytes) -> None:
+        """Send the HTTP reply and the frame of Init at once: a reply in the queue would be taken for frames."""
+        self._say(reply + hello)
+
+    def _say(self, data: bytes) -> None:
+        try:
+            said = self.sock.send(data) == len(data)
+        except OSError:
+            said = False
+        if not said:  # a fresh connection that takes nothing is gone
+            self.lost(CloseReason.WRITE_FAILED)
+
+    def start(self, session: Session, data: bytes) -> None:
+        """Begin to read; `data` came with the HTTP request."""
+        if self.life.over:
+            return
+        self.session = session
+        self.watcher.start(self.on_readable)
+        if data:
+            self.carry = data
+            get_hub().loop.run_callback(self.on_data_waiting)
+
+    # ---- reading
+
+    def on_readable(self) -> None:
+        """Receive once behind the left-over partial frame and work off what is there.
+
+        One whole message to a known destination, the commonest receive of all, takes no further step.
+        """
+        carry = self.carry
+        held, size = len(carry), self.receive_bytes
+        try:
+            if held:
+                view[:held] = carry
+                got = self.sock.recv_into(view[held:], size)
+            else:
+                got = self.sock.recv_into(view, size)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.lost(CloseReason.READ_FAILED)
+            return
+        if not got:
+            if time() < data_path.share_ends_s():
+                self.lost(CloseReason.PEER_CLOSED)
+            else:  # so many end together that this one does in the next turn
+                self.pause()
+                data_path.gave_way.append(_Ended(self))
+            return
+        if got <= SMALL_READ_BYTES and not held and not self.websocket:
+            data = chars[:got]
+            route = self.session.routes.get(data[2:11])
+            if route is not None and data[0] << 8 | data[1] == got >= PUBLISH_HEADER_BYTES:
+                if route.deliver(data):
+                    self.pause()
+                return
+        if got == size:
+            if size < MAX_RECEIVE_BYTES:
+                self.receive_bytes = size << 1
+        elif size > MIN_RECEIVE_BYTES and got < size >> 2:
+            self.receive_bytes = size >> 1
+        self.carry = b""
+        self.feed(held + got)
+
+    def on_data_waiting(self) -> None:
+        """Work off bytes that are here already, after a pause or with the HTTP request."""
+        data, self.carry = self.carry, b""
+        if data and not self.life.over and not self.paused:
+            view[: len(data)] = data
+            self.feed(len(data))
+        else:
+            self.carry = data
+
+    def feed(self, size: int) -> None:
+        """Work off `chars[:size]`; what is left over is carried to the next receive."""
+        used = self.route(size)
+        if used < size and not self.life.over:
+            self.carry = chars[used:size]
+
+    def route(self, size: int) -> int:
+        """Route the raw frames in `chars[:size]`; gives how many bytes were worked off (all, when the connection
+        ended).
+        """
+        try:
+            return self._route_runs(size) if size > SMALL_READ_BYTES else self._route_frames(size)
+        except ProtocolError as error:
+            self.session.fail(error)
+        except (Exception, Timeout):  # a Timeout that an application forgot to cancel is no Exception
+            log.exception("error while routing; the connection is closed")
+            self.lost(CloseReason.HOOK_FAILED)
+        return size
+
+    def _route_runs(self, size: int) -> int:
+        if backlog or (size >= LARGE_RUN_BYTES and time() >= data_path.share_ends_s()):
+            self.give_way()  # subscribers are behind, and more in bulk would fill their queues; or the turn is over
+            return 0
+        session = self.session
+        at = self._partition(size) if session.partitions else 0
+        waits: bool | None = False
+        cached = session.routes.get
+        runs, used, bad = scan(size, at)
+        until_s = data_path.share_ends_s() if runs > RUNS_AT_ONCE else _NEVER_S
+        for first in range(0, runs, RUNS_AT_ONCE):
+            if runs > RUNS_AT_ONCE and time() >= until_s:
+                self.give_way()
+                return at
+            last = min(first + RUNS_AT_ONCE, runs)
+            for end, count in zip(ends[first:last].tolist(), frames[first:last].tolist(), strict=True):
+                route = cached(chars[at + 2 : at + 11])
+                if route is None:
+                    if chars[at + 2] != b"\x08":
+                        waits = session.control(chars[at + 2 : end])
+                    else:
+                        route = session.resolve(chars[at + 2 : at + 11])
+                        cached = session.routes.get
+                if route is not None:
+                    if count > 1:
+                        session.several(chars[at + 3 : at + 7], count - 1)
+                    short = end - at < LARGE_RUN_BYTES
+                    waits = route.deliver(chars[at:end]) if short else route.deliver_view(view[at:end])
+                if waits:
+                    self.pause()
+                    return end
+                if self.life.over:
+                    return size
+                at = end
+        if bad:
+            raise ProtocolError(CloseReason.SHORT_PACKET)
+        if runs > MANY_RUNS:
+            self._make_partitions()
+        return used
+
+    def _make_partitions(self) -> None:
+        """Give each sole raw subscriber of this client's destinations a partition, unless done for these routes."""
+        session = self.session
+        if session.topic is None or (session.partitions and session.partitions[0] == len(session.routes)):
+            return
+        pairs = [(key[1:5], getattr(route, "sole_raw", None)) for key, route in session.routes.items()]
+        slow = session.broker.slow
+        found = [
+            (key, outbox)
+            for key, outbox in pairs
+            if outbox is not None and (slow is None or slow.of(key) is slow.default)  # what is mixed has one policy
+        ][:MAX_PARTITIONS]
+        partition_of: dict[Outbox, int] = {}
+        numbers = array("I", [partition_of.setdefault(outbox, len(partition_of)) for _, outbox in found])
+        table = data_path.kernels.partition_table(b"".join(key for key, _ in found), numbers.tobytes())
+        publisher = int.from_bytes(session.topic.key, "little")
+        session.partitions = len(session.routes), table, list(partition_of), publisher
+
+    def _partition(self, size: int) -> int:
+        """Many short runs to sole subscribers: sorted by subscriber in a kernel. Gives how many bytes that covered."""
+        _, table, outboxes, publisher = self.session.partitions
+        recorder = self.session.broker.recorder
+        if recorder and recorder.full:
+            return 0
+        count, used, messages = data_path.kernels.partition(size, table, publisher)
+        meter = self.session.meter
+        if meter is not None and used and not meter.admits(chars[:used]):
+            return 0  # run by run, until one may not pass
+        self.session.broker.topic_table.traffic.add(messages, used, 1)
+        if recorder and used:
+            recorder.record_large(view[:used])
+        at = 0
+        for partition, end in zip(partition_ids[:count].tolist(), partition_ends[:count].tolist(), strict=True):
+            outboxes[partition].put(partitioned[at:end])
+            at = end
+        return int(used)
+
+    def _route_frames(self, size: int) -> int:
+        session, at = self.session, 0
+        waits: bool | None = False
+        cached = session.routes.get
+        data: bytes = chars[:size]
+        while size - at >= 2:
+            length = data[at] << 8 | data[at + 1]
+            end = at + length
+            if end > size:
+                break
+            route = cached(data[at + 2 : at + 11])
+            if route is None or length < 15:
+                if length < 3:
+                    raise ProtocolError(CloseReason.SHORT_PACKET)
+                if data[at + 2] == 8:
+                    if length < 15:
+                        raise ProtocolError(CloseReason.SHORT_PACKET)
+                    route = session.resolve(data[at + 2 : at + 11])
+                    cached = session.routes.get
+                else:
+                    route = None
+                    waits = session.control(data[at + 2 : end])
+            if route is not None:
+                waits = route.deliver(data if length == size else data[at:end])
+            if waits:
+                self.pause()
+                return end
+            if self.life.over:
+                return size
+            at = end
+        return at
+
+    def pause(self) -> None:
+        """Stop reading until `resume`: a hook has to answer first."""
+        self.paused = True
+        self.watcher.stop()
+
+    def give_way(self) -> None:
+        """Go on in the next turn: this receive is a lot of work, and others wait."""
+        self.pause()
+        data_path.gave_way.append(self)
+
+    def resume(self) -> None:
+        """Go on, in a turn of its own: the shared buffer may be in use right now."""
+        get_hub().loop.run_callback(self.go_on)
+
+    def go_on(self) -> None:
+        """Go on where `pause` stopped."""
+        if not self.paused or self.life.over:
+            return
+        meter = self.session.meter
+        if meter is not None and meter.waits:
+            return  # it resumes by itself
+        self.paused = False
+        if 0 < len(self.carry) < MIN_RECEIVE_BYTES and not self.websocket:
+            self._receive_more()
+        self.on_data_waiting()
+        if not self.paused and not self.life.over and self not in data_path.still:
+            self.watcher.start(self.on_readable)
+
+    def _receive_more(self) -> None:
+        """Take what has come since too: to a thousand subscribers two small runs cost twice what one of both does."""
+        try:
+            got = self.sock.recv_into(view, MIN_RECEIVE_BYTES)
+        except OSError:
+            return  # nothing there, or what the next receive meets again
+        self.carry += bytes(view[:got])
+
+    # ---- writing
+
+    def reply(self, packet: bytes) -> None:
+        """Queue a control packet."""
+        if not self.life.over:
+            self.put((len(packet) + 2).to_bytes(2, "big") + packet)
+
+    def put_view(self, view: memoryview) -> None:
+        """Send a large run straight from the receive buffer when nothing is queued; else one gathering call keeps the
+        order.
+        """
+        if self.life is BLOCKED or self.life.over or len(self.queue) >= GATHER_RUNS:
+            self.put(bytes(view))
+            return
+        queue = self.queue
+        queue.append(view)  # type: ignore[arg-type]
+        try:
+            sent = self.sock.send(view) if len(queue) == 1 else self.sock.sendmsg(queue)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            queue.clear()
+            self.lost(CloseReason.WRITE_FAILED)
+            return
+        if sent == len(view) and len(queue) == 1:
+            queue.clear()
+        else:
+            queue[-1] = bytes(view)
+            self._advance(sent)
+
+    def flush(self) -> None:
+        """Send the queue with one system call."""
+        queue = self.queue
+        if len(queue) == 1:
+            data: Any = queue[0]
+        elif len(queue) < GATHER_RUNS and (len(queue[0]) >= LARGE_RUN_BYTES or len(queue[-1]) >= LARGE_RUN_BYTES):
+            self._gather(queue)
+            return
+        else:
+            data = b"".join(queue)
+        try:
+            sent = self.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            queue.clear()
+            self.lost(CloseReason.WRITE_FAILED)
+            return
+        if sent == len(data):
+            queue.clear()
+        else:
+            self._advance(sent)
+
+    def _gather(self, runs: list[bytes]) -> None:
+        try:
+            sent = self.sock.sendmsg(runs)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.queue.clear()
+            self.lost(CloseReason.WRITE_FAILED)
+            return
+        self._advance(sent)
+
+    def _advance(self, sent: int) -> None:
+        """Take `sent` bytes off the queue; what is left waits until the socket is writable."""
+        queue, whole = self.queue, 0
+        if self.life is BLOCKED:
+            self.released(sent)
+        for run in queue:
+            if sent < len(run):
+                break
+            sent -= len(run)
+            whole += 1
+            self.torn = 0
+        del queue[:whole]
+        if sent:
+            self._tear(sent)
+        if queue and self.life is not BLOCKED:
+            self._block()
+        elif not queue and self.life is BLOCKED:
+            self._unblock()
+        if whole or sent:
+            data_path.progress(self)
+
+    def _tear(self, sent: int) -> None:
+        """Split the half-sent first run: the tail of the frame that is on its way, and the whole frames behind it."""
+        run, at = self.queue[0], 0
+        if self.torn:
+            self.queue[0] = run[sent:]
+            return
+        while at <= sent:
+            start, at = at, at + self.frame_bytes(run, at)
+        if start == sent:
+            self.queue[0] = run[sent:]
+            return
+        self.torn = _TORN_MESSAGE if self.is_message(run, start) else _TORN_CONTROL
+        self.queue[:1] = [run[sent:at], run[at:]] if at < len(run) else [run[sent:]]
+
+    def _block(self) -> None:
+        self.life = moved(self.life, BLOCKED)
+        self.queued_bytes = sum(map(len, self.queue))
+        Held.total_bytes += self.queued_bytes
+        if self.writer is None:
+            self.writer = get_hub().loop.io(self.watcher.fd, WRITE)
+        self.writer.start(self.on_writable)
+        data_path.blocked_now(self)
+        self._shed()
+
+    def _shed(self) -> None:
+        """What one turn queued beyond the budget goes the way of later messages: newest first."""
+        first = 1 if self.torn else 0
+        while len(self.queue) > first:
+            over_all = Held.total_bytes > Held.limit_bytes
+            before = self.queued_bytes
+            if not over_all and before <= self.budget_bytes:
+                break
+            self.trim(self.queue[-1], Drop.OVER_GLOBAL_BUDGET if over_all else Drop.OVER_BUDGET)
+            if self.queued_bytes == before:
+                break
+
+    def _unblock(self) -> None:
+        self.life = moved(BLOCKED, Life.OPENING if self.handshake else Life.OPEN)
+        self.released(self.queued_bytes)
+        if self.writer is not None:
+            self.writer.stop()
+        data_path.unblocked(self)
+
+    def hold_back(self) -> None:
+        """Send nothing before `send_again`."""
+        if self.life is not BLOCKED:
+            self.life = moved(self.life, BLOCKED)
+            self.queued_bytes = sum(map(len, self.queue))
+            Held.total_bytes += self.queued_bytes
+        if self.writer is not None:  # one for each would be most of what moving 500 clients takes
+            self.writer.stop()
+        data_path.unblocked(self)
+
+    def send_again(self) -> None:
+        """Take back `hold_back`."""
+        if not self.queue:
+            self._unblock()
+            return
+        if self.writer is None:
+            self.writer = get_hub().loop.io(self.watcher.fd, WRITE)
+        self.writer.start(self.on_writable)
+        data_path.blocked_now(self)
+        if self.backlog is None:
+            self._shed()
+
+    def on_writable(self) -> None:
+        """The socket takes bytes again."""
+        try:
+            sent = self.sock.sendmsg(self.queue[:DRAIN_RUNS])
+        except BlockingIOError:
+            return
+        except OSError:
+            self.lost(CloseReason.WRITE_FAILED)
+            return
+        self._advance(sent)
+
+    def overflowed(self, reason: Drop, messages: int) -> None:
+        """Messages for this client were dropped."""
+        self.session.broker.overflowed(self.session, reason, messages)
+
+    def overloaded(self) -> None:
+        """The client asks for more answers than it reads."""
+        self.session.disconnect(CloseReason.SLOW_CONSUMER, CloseReason.SLOW_CONSUMER.value.encode())
+
+    # ---- the end
+
+    def settled(self) -> None:
+        """The handshake ended: accepted or refused."""
+        handshake, self.handshake = self.handshake, None
+        if handshake:
+            data_path.handshake_over(self)
+            if self.life is Life.OPENING:
+                self.life = moved(self.life, Life.OPEN)
+            handshake.resolve()
+
+    def lost(self, reason: CloseReason) -> None:
+        """The connection is gone."""
+        self.session.disconnect(reason)
+
+    def finish(self, reason: CloseReason) -> None:
+        """Send what can be sent at once, count the rest, and close so that the client still gets the last packet."""
+        if self.life.over:
+            return
+        self.settled()
+        is_abrupt = reason in ABRUPT
+        if not is_abrupt:
+            self._last_words(reason)
+        self._count_undelivered()
+        self.life = moved(self.life, Life.CLOSED if is_abrupt else Life.DRAINING)
+        data_path.unblocked(self)
+        self.watcher.stop()
+        if self.writer is not None:
+            self.writer.stop()
+            self.writer.close()
+        if is_abrupt:
+            self.watcher.close()
+            self.sock.close()
+        else:
+            half_close(self, self.transport, self.watcher)
+
+    def _last_words(self, reason: CloseReason) -> None:
+        if self.life is BLOCKED:
+            self._keep_control()
+        sent = 1
+        while self.queue and sent:
+            try:
+                sent = self.sock.sendmsg(self.queue[:DRAIN_RUNS])
+            except OSError:
+                return
+            self._advance(sent)
+
+    def _keep_control(self) -> None:
+        """A client that does not read: the frame on its way and the control packets behind it get a last chance."""
+        first = 1 if self.torn else 0
+        torn, runs = self.queue[:first], self.queue[first:]
+        dropped = self.messages(runs)
+        kept = [run for run in runs if not self.is_message(run, 0)]
+        self.queue[:] = [*torn, *kept]
+        self.released(self.queued_bytes - sum(map(len, self.queue)))
+        if dropped:
+            self.dropped += dropped
+            self.session.broker.stats.drop(Drop.CLOSED, dropped)
+
+    def _count_undelivered(self) -> None:
+        if self.life is BLOCKED:
+            self._unblock()
+        runs, self.queue = self.queue, []
+        if runs:
+            lost = int(self.torn == _TORN_MESSAGE) + self.messages(runs[1 if self.torn else 0 :])
+            self.session.broker.stats.drop(Drop.CLOSED, lost)

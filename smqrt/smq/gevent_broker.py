@@ -1,0 +1,550 @@
+"""A broker under gevent: behind sockets, with a clock, random numbers, a file of names, and a way in for threads."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+from gevent import get_hub
+
+from smqrt.auth.service import IdentityService, of_server
+from smqrt.broker import permissions, snapshot
+from smqrt.broker.broker import Name, check_size
+from smqrt.broker.last_values import LastValueLimits, LastValues, check_filters
+from smqrt.broker.meter import PublishLimits
+from smqrt.broker.outbox import Held, put_off
+from smqrt.broker.session import Session
+from smqrt.broker.slow import Pressure, Slow, SlowPolicies
+from smqrt.broker.state import Hooks
+from smqrt.broker.topics import HubLimits, NameStore
+from smqrt.broker.value_clock import clock as value_clock
+from smqrt.errors import ArgumentError
+from smqrt.process import current_application
+from smqrt.settings.limits import SLOW, LimitSettings, in_force, on_change, topics_in_force
+from smqrt.settings.options import NotThisError, Rule, choice, option, optional, path, switch, texts, whole
+from smqrt.smq import close_log, data_path, handshake, reload_handoff, wsgi
+from smqrt.smq.connection import RawConnection
+from smqrt.smq.handshake import KEEPALIVE_SECONDS, Admission, KeepAlive, Origin
+from smqrt.smq.hub_authentication import Gate
+from smqrt.smq.hub_registry import HubFile, SucceedingBroker, succession
+from smqrt.smq.idle_clients import IdleClients
+from smqrt.smq.name_store import SqliteNames
+from smqrt.smq.slow_consumers import police
+from smqrt.smq.value_store import SqliteValues
+from smqrt.transport.listener import KEEPALIVE_IDLE_S
+from smqrt.transport.origins import Origins
+from smqrt.workers.worker_identity import worker_place
+
+value_clock.follow(time.monotonic_ns, time.time_ns())
+
+
+def _origins(value: object) -> Origins:
+    if not isinstance(value, str | Iterable):
+        raise NotThisError
+    return Origins(value)
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MOST_NAME_CHARS or not value.isprintable():
+        raise NotThisError
+    return value
+
+
+MOST_NAME_CHARS = 100
+_NAME = Rule(f"a text of 1 to {MOST_NAME_CHARS} printable characters", _name)
+_ORIGINS = Rule("a text, or a list of texts", _origins)
+
+
+@dataclass(slots=True)
+class HubOptions:
+    """The options of `create` that are neither callbacks nor the journal (specification: smq.md §2.2)."""
+
+    keepidle_s: int = option(
+        KEEPALIVE_IDLE_S, KEEPALIVE_SECONDS, "TCP keep-alive of clients: seconds of silence before", name="keepidle"
+    )
+    keepintv_s: int = option(
+        0, KEEPALIVE_SECONDS, "and seconds between", name="keepintv", shown="a tenth of `keepidle`, at least 3"
+    )
+    readtmo_ms: int | None = option(
+        None,
+        optional(whole(1, unit="ms")),
+        "Milliseconds in which a client must send Connect",
+        name="readtmo",
+        shown="`limits.handshake_s`, 4000",
+    )
+    queuesize: int = option(
+        200,
+        whole(1),
+        "How many messages of the server may wait while `onpublish` blocks; further ones are dropped and counted",
+    )
+    budget_bytes: int | None = option(
+        None,
+        optional(whole(1, unit="bytes")),
+        "What may wait for one client that does not read, in bytes, see [the data path](data-path.md)",
+        name="budget",
+        shown="`limits.queue_bytes`, 1 MiB",
+    )
+    slow: str | None = option(
+        None,
+        optional(choice(*SLOW)),
+        "What happens when more waits for a client than `budget` allows: `newest` (what comes is dropped), `oldest`, "
+        "`latest`, `disconnect` or `wait`, see [slow consumers](slow-consumers.md)",
+        shown="`limits.slow`, `newest`",
+    )
+    origins: Origins | None = option(
+        None,
+        optional(_ORIGINS),
+        "Pages of other hosts that may connect, a list or a text with commas: `https://example.com`, "
+        "`https://*.example.com`, `null`; `*` for all. The setting `origins` opens all hubs",
+    )
+    maxnames: int | None = option(
+        None,
+        optional(whole(1)),
+        "Topics in all, and sub-topics in all; see [limits](limits.md#brokers)",
+        shown="`limits.names`, 250000",
+    )
+    clientnames: int | None = option(
+        None,
+        optional(whole(1)),
+        "Names that one client may bring in; its subscriptions; what it observes",
+        shown="`limits.client_names`, 10000",
+    )
+    auth: bool = option(
+        True,
+        switch(),
+        "Let in whom the server's [users and rules](identity.md) let in, when it has some; false: whoever comes",
+    )
+    name: str | None = option(
+        None,
+        optional(_NAME),
+        "By which its clients find it again after a [hot restart](hot-restart.md), also when the application makes "
+        "its hubs in another order; one hub of an application has it",
+        shown="its number in the order they are made",
+    )
+    keep: bool = option(
+        False,
+        switch(),
+        "Keep clients connected while the application [starts again](hot-restart.md#one-application) in this process",
+    )
+    rndtid: bool = option(False, switch(), "The server's own etid is random instead of 1")
+    cluster: str | None = option(
+        None,
+        optional(_NAME),
+        "The name of a cluster: the hub works as one with those of the same name in other processes, see "
+        "[clusters](cluster.md)",
+        shown="none",
+    )
+    observe: str | None = option(
+        None,
+        optional(choice("node", "cluster")),
+        "Which subscribers `observe` counts: those of this `node`, or of the whole `cluster`",
+        shown="`node`; with [workers](workers.md) and no other nodes `cluster`",
+    )
+    lastvalue: tuple[str, ...] = option(
+        (),
+        texts(),
+        "Topics whose newest message new subscribers get first: filters such as `site1/#`, a list or a text with "
+        "commas, see [last values](last-value.md). With `persist` they survive a restart",
+        shown="none",
+    )
+    persist: str | None = option(
+        None,
+        optional(path()),
+        "A file that keeps topic and sub-topic names with their numbers over restarts (SQLite, for one hub only). A "
+        "client is told a number when the disk has it; names of one turn share a commit. While the disk is full or "
+        "fails, or takes longer than 10 s, clients that ask for new names are denied them, and the log says so once; "
+        "it is tried again by itself. What the server creates itself is saved soon after, at the latest by `close`",
+        shown="none",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRules:
+    """What the server's settings say of topics, for all hubs.
+
+    Attributes:
+        last_values: filters of the topics whose last values are kept.
+        limits: how many of them.
+        sync_s: seconds from a change of one to its commit.
+    """
+
+    last_values: tuple[str, ...] = ()
+    limits: LastValueLimits = LastValueLimits()
+    sync_s: float = 1.0
+
+
+_topic_rules = [TopicRules()]
+
+
+def set_topic_rules(rules: TopicRules) -> None:
+    """Have all hubs follow these rules from now on.
+
+    Raises:
+        ArgumentError: a filter is none; nothing has changed then.
+    """
+    check_filters(rules.last_values)
+    _topic_rules[:] = [rules]
+    for broker in opened():
+        broker.apply_topic_rules()
+
+
+_takes_newcomers = [True]
+
+
+def let_newcomers_in(on: bool) -> None:
+    """Let new clients into the hubs of this process, also into those that are made later; false: answer them 503."""
+    _takes_newcomers[:] = [on]
+    for broker in opened():
+        broker.draining = not on
+
+
+_brokers: WeakSet[GeventBroker] = WeakSet()
+_numbers = itertools.count(1)
+
+
+def all_brokers() -> list[GeventBroker]:
+    """Every broker of this process that is open and no internal one, in the order they were made."""
+    return sorted((one for one in list(_brokers) if one.number and not one.closed), key=lambda one: one.number)
+
+
+def opened() -> list[GeventBroker]:
+    """The brokers of this process that are not closed."""
+    return [broker for broker in _brokers if not broker.closed]
+
+
+def follow(service: IdentityService) -> None:
+    """Look at the clients of all hubs again when users or rules of `service` change, and end those whose login
+    expires; in portions.
+    """
+    service.changed.append(lambda: _each_hub(service, lambda all_of: permissions.look_again(all_of, service.still)))
+    service.expiring.append(lambda: _each_hub(service, lambda all_of: permissions.end_expired(all_of, time.time())))
+
+
+def _each_hub(service: IdentityService, steps: Callable[[list[Session]], Iterator[None]]) -> None:
+    for broker in list(_brokers):
+        if broker.identities is service:
+            put_off(steps(list(broker.clients())))
+
+
+def close_all() -> None:
+    """Close every broker of this process, as the server does when it stops."""
+    for broker in opened():
+        broker.close()
+
+
+class _KeptNames:
+    """The `persist` file of a hub, as one that another process may have to let go of first."""
+
+    def __init__(self, broker: GeventBroker, path: str) -> None:
+        self._broker, self._path = broker, path
+
+    def open(self) -> None:
+        """See `HubFile`."""
+        names = SqliteNames(self._path)
+        self._broker.keep_names_in(names)
+        self._broker.keep_values_in(names)
+
+    def close(self) -> None:
+        """See `HubFile`."""
+        if self._broker.store:
+            self._broker.store.close()
+
+
+class GeventBroker(SucceedingBroker):
+    """A broker whose clients come through HTTP requests.
+
+    Args:
+        hooks: the application's callbacks.
+        options: the other options of `create`.
+        made_at: the line of the application that made it.
+
+    Attributes:
+        number: counts the brokers of this process, and those of another worker have others; 0 for internal ones, which
+            operators are not shown.
+        app: the folder of the application that made it; empty outside of applications.
+        counts_of: the option `observe`.
+
+    Raises:
+        ArgumentError: a time for TCP keep-alive that Linux refuses; the `persist` file can't be used.
+    """
+
+    def __init__(self, hooks: Hooks, options: HubOptions, made_at: str = "") -> None:
+        data_path.install()
+        folder = current_application.application_folder()
+        scope = current_application.current_app.get()
+        self.number = 0 if scope is not None and scope.is_internal else worker_place().hub_number(next(_numbers))
+        self.made_at, self.app = made_at, folder.name if folder else ""
+        self._scope = scope
+        self.identities = of_server() if options.auth else None
+        if self.identities is not None:
+            Gate(self.identities, hooks)
+        keep_alive = KeepAlive(options.keepidle_s, options.keepintv_s)
+        self._options = options
+        self.counts_of = options.observe
+        self._admission = Admission(origins=options.origins, keep_alive=keep_alive)
+        self.key = succession.key_of(options.name)
+        names = succession.names_for(self.key)
+        self._files: list[HubFile] = []
+        store: NameStore | None = None
+        if options.persist and not succession.is_waiting:
+            store = self._stored_names(options.persist)
+        super().__init__(
+            hooks,
+            random_u32=random_u32,
+            clock=time.monotonic,
+            encode=data_path.encode,
+            store=store,
+            random_server_etid=options.rndtid,
+            server_etid=names["server"] if names else 0,
+            queue_size=options.queuesize,
+        )
+        if names:
+            snapshot.adopt_names(self, names)
+        if options.persist:
+            self._files.append(_KeptNames(self, worker_place().own_file(options.persist)))
+        self.draining = not _takes_newcomers[0]
+        self.limit_chunks = handshake.limit_chunks
+        if self.number:
+            self.on_end = partial(close_log.ended, self.number)
+        self.measure = data_path.kernels.measure
+        self.call_later = call_later
+        self.relimit(in_force())
+        self._filters = options.lastvalue
+        self._values: LastValues | None = None
+        try:
+            self.apply_topic_rules()
+            if isinstance(store, SqliteNames):
+                self.keep_values_in(store)
+        except ArgumentError:
+            self.abandon()
+            raise
+        _brokers.add(self)
+        if self.number:  # operators log in again
+            succession.add(self)
+        reload_handoff.claim(self)
+
+    @property
+    def is_unloading(self) -> bool:
+        """See `Broker`."""
+        return self._scope is not None and self._scope.is_unloading
+
+    def _stored_names(self, persist: str) -> SqliteNames:
+        try:
+            return SqliteNames(worker_place().own_file(persist))
+        except ArgumentError:
+            succession.give_back(self.key)
+            raise
+
+    def keep_clients(self) -> None:
+        """The application ends: keep its clients for when it starts again, if that was asked for; blocks then."""
+        if self._options.keep and not (self.closed or self.draining):
+            reload_handoff.keep(self)
+
+    def attach(self, file: HubFile) -> None:
+        """Open `file` as soon as no other process can have it: now, unless this one takes another's place. Raises what
+        `file.open` does.
+        """
+        if not succession.is_waiting:
+            file.open()
+        self._files.append(file)
+
+    def open_files(self) -> None:
+        """See `SucceedingBroker`; when one can't be opened, none is."""
+        for count, file in enumerate(self._files):
+            try:
+                file.open()
+            except BaseException:
+                for one in self._files[:count]:
+                    one.close()
+                raise
+
+    def close_files(self) -> None:
+        """See `SucceedingBroker`."""
+        for file in reversed(self._files):
+            file.close()
+
+    def relimit(self, settings: LimitSettings) -> None:
+        """Bring limits into force, for the clients that are connected too; the options of `create` go before them."""
+        options, admission = self._options, self._admission
+        names, own = options.maxnames or settings.names, options.clientnames
+        self.limits = HubLimits(
+            names,
+            settings.names_bytes,
+            own or settings.client_names,
+            settings.client_names_bytes,
+            own or settings.subscriptions,
+            own or settings.observes,
+            settings.connections_per_user,
+        )
+        admission.readtmo_ms = options.readtmo_ms or round(settings.handshake_s * 1000)
+        admission.budget_bytes = options.budget_bytes or settings.queue_bytes
+        publish = PublishLimits(
+            settings.publish_rate,
+            settings.publish_bytes,
+            settings.publish_burst_s,
+            settings.publish_policy,
+            settings.message_bytes,
+        )
+        before, self.publish_limits = self.publish_limits, publish if publish.is_any else None
+        for session in self.clients():
+            session.outbox.budget_bytes = admission.budget_bytes
+            if before != self.publish_limits:
+                session.remeter()
+        by_filter = {name: Slow(one.slow) for name, one in topics_in_force().items() if one.slow}
+        self.set_slow(Slow(options.slow or settings.slow), by_filter)
+
+    def apply_topic_rules(self) -> None:
+        """Keep the last values that the options of this hub and the settings of the server ask for."""
+        rules = _topic_rules[0]
+        filters = tuple(dict.fromkeys((*self._filters, *rules.last_values)))
+        if self._values is not None:
+            self._values.set_filters(filters)
+        elif filters:
+            self._values = self._new_values(filters)
+        self.last_values = self._values if filters else None
+        for session in self.sessions.values():
+            session.forget_routes()
+
+    def _new_values(self, filters: Iterable[str]) -> LastValues:
+        values = LastValues(filters, _topic_rules[0].limits)
+        if self.identities is not None:
+            values.permits = self.identities.may_still_publish
+        return values
+
+    def keep_values_in(self, names: SqliteNames) -> None:
+        """Keep last values in the file of names, and have those that are there.
+
+        Raises:
+            ArgumentError: the file was damaged.
+        """
+        if self._values is None:  # it may have some of a time when filters asked for them
+            self._values = self._new_values(())
+        SqliteValues(names, _topic_rules[0].sync_s).load(self._values, self.topic_table, self.server.etid)
+
+    def set_slow(self, default: Slow, by_filter: Mapping[str, Slow]) -> None:
+        """Set the slow-consumer policies, for the clients that are connected too.
+
+        Args:
+            default: of all topics that no filter names.
+            by_filter: by topic filter.
+        """
+        before = self.slow
+        policed = default is not Slow.NEWEST or bool(by_filter)
+        self.slow = SlowPolicies(self.topic_table.by_key, default, by_filter) if policed else None
+        if before is self.slow:
+            return
+        if self.slow is not None:
+            self.slow.pressure.told = self._pressed
+        if before is not None:
+            before.pressure.forget_elsewhere()
+        for session in self.sessions.values():
+            session.forget_routes()
+            if isinstance(session.outbox, RawConnection):
+                police(session.outbox, policed)
+
+    def _pressed(self, key: bytes, presses: bool) -> None:
+        if self.cluster is not None:
+            self.cluster.pressed(key, presses)
+
+    def connect(self, request: object, arg: object = None) -> bool:
+        """Turn an HTTP request into an SMQ connection; blocks until the handshake ended (specification: smq.md §2.3).
+
+        A request that is not SMQ gets 404, one of a page of another host 403, any when this broker is closed 503.
+        Returns false when nothing was answered, because the WSGI server hands no connections over.
+        """
+        origin = Origin(request, arg)
+        if isinstance(request, dict):
+            if wsgi.REQUEST in request:
+                request = request[wsgi.REQUEST]
+            elif wsgi.HANDLER in request:
+                request = wsgi.HandlerRequest(request)
+            else:
+                return wsgi.connect(self, self._admission, request, origin)
+        handshake.connect(self, self._admission, request, origin)
+        return True
+
+    def clients(self) -> Iterator[Session]:
+        """The clients that are connected."""
+        return (one for one in self.sessions.values() if isinstance(one, Session))
+
+    def setkeepalive(self, idle_s: int, interval_s: int = 0) -> None:
+        """Set TCP keep-alive for new connections; the interval is the idle time by default."""
+        self._admission.keep_alive.set(idle_s, interval_s or idle_s)
+
+    def publish_threadsafe(
+        self, data: bytes, topic: Name, subtopic: Name | None = None, ptid: int | None = None
+    ) -> bool:
+        """As `publish`, from any thread; false when so much waits for the loop that this was not taken."""
+        self._check_open()
+        check_size(data)
+        return data_path.inlet.put(len(data), self.publish, data, topic, subtopic, ptid)
+
+    def abandon(self) -> None:
+        """Close, since the hub could not be made; what it would have had is for the next one."""
+        self.close()
+        succession.give_back(self.key)
+
+    def close(self) -> None:
+        """As `Broker.close`; first what threads have handed in is published."""
+        if not self.closed:
+            data_path.inlet.drain()
+            succession.remove(self)
+            super().close()
+
+
+def _relimit(settings: LimitSettings) -> None:
+    Held.limit_bytes = settings.queues_bytes
+    data_path.STALLED_AFTER_S, data_path.PRESSES_FOR_S = settings.stalled_s, settings.slow_wait_s
+    data_path.AUTHENTICATE_S = settings.authenticate_s
+    Pressure.lasts_s = settings.slow_wait_s
+    handshake.MAX_UNFINISHED = settings.handshakes_per_address
+    for broker in opened():
+        broker.relimit(settings)
+    if settings.idle_s is not None or _idle:
+        _idle[:] = _idle or [IdleClients(_clients)]
+        _idle[0].apply(settings)
+
+
+def _clients() -> Iterator[Session]:
+    for broker in opened():
+        yield from broker.clients()
+
+
+_idle: list[IdleClients] = []
+"""What looks for silent clients, once that was asked for."""
+
+
+on_change(_relimit)
+
+
+def call_later(delay_s: float, function: Callable[[], object]) -> None:
+    """Call `function` in the Hub greenlet after a while."""
+    timer: Any = get_hub().loop.timer(delay_s)
+
+    def call() -> None:
+        timer.close()
+        function()
+
+    timer.start(call)
+
+
+_DRAW = struct.Struct("1024I")
+_random: list[int] = []
+"""Drawn by the thousand: a system call for each would show in connects."""
+
+
+def random_u32() -> int:
+    """A random 32-bit number that nobody can guess."""
+    if not _random:
+        _random.extend(_DRAW.unpack(os.urandom(_DRAW.size)))
+    return _random.pop()
+
+
+os.register_at_fork(after_in_child=_random.clear)  # two processes must not draw the same numbers

@@ -1,0 +1,159 @@
+"""Connections of hubs with slow-consumer policies: those of `connection_kinds.py`, whose queue is a `Backlog` while the
+client does not read. All others stay as they are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smqrt.broker.outbox import BLOCKED, Held
+from smqrt.broker.slow import Backlog
+from smqrt.smq import data_path
+from smqrt.smq.connection import RawConnection
+from smqrt.smq.connection_kinds import TlsRawConnection, TlsWsConnection, WsConnection
+
+if TYPE_CHECKING:
+    _Base = RawConnection
+else:
+    _Base = object
+
+
+class _Policed(_Base):
+    """Mixed into a connection; has no state of its own, so that a connection can become one and be one no more."""
+
+    __slots__ = ()
+
+    def held(self, run: bytes) -> None:
+        """See `Outbox.held`."""
+        size = len(run)
+        self.queued_bytes += size
+        Held.total_bytes += size
+        if self.backlog is not None and self.backlog.take(self, run):
+            self.overloaded()
+
+    def _shed(self) -> None:
+        """What is queued already goes the way of later messages."""
+        slow = self.session.broker.slow
+        if slow is None:  # the policies went a moment ago
+            super()._shed()
+            return
+        self.backlog = backlog = Backlog(slow)
+        first = 1 if self.torn else 0
+        runs = self.queue[first:]
+        del self.queue[first:]
+        self.released(sum(map(len, runs)))
+        is_over = False
+        for run in runs:
+            self.queue.append(run)
+            self.released(-len(run))
+            is_over = backlog.take(self, run) or is_over
+        if is_over:
+            self.overloaded()
+
+    def presses(self) -> None:
+        """See `Outbox.presses`."""
+        data_path.pressing_now(self)
+
+    def gives_up(self) -> None:
+        """Publishers have waited for this client for long enough: what is too much for it is dropped from now on."""
+        if self.backlog is not None:
+            self.backlog.gave_up = True
+            self._release(self.backlog)
+
+    def _release(self, backlog: Backlog) -> None:
+        data_path.presses_no_more(self)
+        backlog.policies.pressure.release(self)
+
+    def on_writable(self) -> None:
+        """See `RawConnection.on_writable`."""
+        if self.backlog is not None:
+            self.backlog.close_holes(self)
+        super().on_writable()
+
+    def _advance(self, sent: int) -> None:
+        backlog, entries = self.backlog, len(self.queue)
+        super()._advance(sent)
+        if backlog is not None and backlog is self.backlog:
+            backlog.left(entries - len(self.queue))
+            if self.queued_bytes <= self.budget_bytes >> 1:
+                self._release(backlog)
+
+    def _unblock(self) -> None:
+        super()._unblock()
+        backlog, self.backlog = self.backlog, None
+        if backlog is not None:
+            self._release(backlog)
+
+    def _keep_control(self) -> None:
+        self._whole()
+        super()._keep_control()
+
+    def _count_undelivered(self) -> None:
+        self._whole()
+        super()._count_undelivered()
+
+    def _whole(self) -> None:
+        """Take the empty entries out of the queue for good."""
+        if self.backlog is not None:
+            self.backlog.close_holes(self)
+
+
+class PolicedRawConnection(_Policed, RawConnection):
+    """See `RawConnection`."""
+
+    __slots__ = ()
+
+
+class PolicedWsConnection(_Policed, WsConnection):
+    """See `WsConnection`."""
+
+    __slots__ = ()
+
+
+class PolicedTlsRawConnection(_Policed, TlsRawConnection):
+    """See `TlsRawConnection`."""
+
+    __slots__ = ()
+
+
+class PolicedTlsWsConnection(_Policed, TlsWsConnection):
+    """See `TlsWsConnection`."""
+
+    __slots__ = ()
+
+
+_POLICED: dict[type[RawConnection], type[RawConnection]] = {
+    RawConnection: PolicedRawConnection,
+    WsConnection: PolicedWsConnection,
+    TlsRawConnection: PolicedTlsRawConnection,
+    TlsWsConnection: PolicedTlsWsConnection,
+}
+_PLAIN = {policed: plain for plain, policed in _POLICED.items()}
+
+
+def connection_class(secure: bool, on_websocket: bool, policed: bool) -> type[RawConnection]:
+    """The class of a connection; `policed`: of a hub with slow-consumer policies."""
+    plain: type[RawConnection]
+    if secure:
+        plain = TlsWsConnection if on_websocket else TlsRawConnection
+    else:
+        plain = WsConnection if on_websocket else RawConnection
+    return _POLICED[plain] if policed else plain
+
+
+def police(connection: RawConnection, policed: bool) -> None:
+    """Give a connection under way the policies of its hub, or take them away."""
+    known = _POLICED if policed else _PLAIN
+    other = known.get(type(connection))
+    if isinstance(connection, _Policed):
+        connection._whole()
+        if connection.backlog is not None:
+            connection._release(connection.backlog)
+            connection.backlog = None
+    if other is not None:
+        connection.__class__ = other
+        if connection.writer is not None and connection.writer.active:  # it has the method of the class before
+            connection.writer.stop()
+            connection.writer.start(connection.on_writable)
+    if policed and connection.life is BLOCKED:
+        connection._shed()

@@ -1,0 +1,1 @@
+"""Sockets: listeners, admission, streams, TLS, UDP and proxies."""

@@ -1,0 +1,234 @@
+"""X.509 certificates: what they say (spec: bas-api §8.2), for whom they were made, and self-signed ones."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from smqrt.process.user_folders import cache_folder
+
+_PARTS = {
+    NameOID.COMMON_NAME: "commonname",
+    NameOID.COUNTRY_NAME: "country",
+    NameOID.STATE_OR_PROVINCE_NAME: "province",
+    NameOID.LOCALITY_NAME: "locality",
+    NameOID.ORGANIZATION_NAME: "organization",
+    NameOID.ORGANIZATIONAL_UNIT_NAME: "unit",
+    NameOID.EMAIL_ADDRESS: "email",
+}
+
+
+def describe(data: bytes | None) -> dict[str, object] | None:
+    """Returns what a certificate says; None when it is none.
+
+    Keys: subject and issuer (dicts of commonname, country, ...), commonname of the subject, subjectaltnames (a list),
+    tzfrom and tzto (ISO 8601), serial (hexadecimal).
+
+    Args:
+        data: DER or PEM.
+    """
+    if not data:
+        return None
+    try:
+        load = x509.load_pem_x509_certificate if b"-----BEGIN" in data else x509.load_der_x509_certificate
+        return _fields(load(data))
+    except ValueError:
+        return None
+
+
+def _fields(certificate: x509.Certificate) -> dict[str, object]:
+    subject = _name(certificate.subject)
+    fields: dict[str, object] = {
+        "subject": subject,
+        "issuer": _name(certificate.issuer),
+        "subjectaltnames": _described_names(certificate),
+        "tzfrom": certificate.not_valid_before_utc.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "tzto": certificate.not_valid_after_utc.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "serial": f"{certificate.serial_number:X}",
+    }
+    if "commonname" in subject:
+        fields["commonname"] = subject["commonname"]
+    return fields
+
+
+def _name(name: x509.Name) -> dict[str, str]:
+    return {_PARTS[part.oid]: str(part.value) for part in name if part.oid in _PARTS}
+
+
+def _described_names(certificate: x509.Certificate) -> list[str]:
+    names = _alternative_names(certificate)
+    if names is None:
+        return []
+    addresses = map(str, names.get_values_for_type(x509.IPAddress))
+    return [*names.get_values_for_type(x509.DNSName), *addresses]
+
+
+# ---- for whom a certificate was made (RFC 6125, RFC 5280)
+
+
+def matches(der: bytes, name: str) -> bool:
+    """Whether the certificate is for host `name`, a DNS name or an IP address."""
+    try:
+        certificate = x509.load_der_x509_certificate(der)
+        names = _alternative_names(certificate)
+    except ValueError:  # damaged, or an encoding nobody should use
+        return False
+    try:
+        address = ip_address(name)
+    except ValueError:
+        return any(_covers(pattern, _ascii(name)) for pattern in _names_of_hosts(certificate, names))
+    return names is not None and address in names.get_values_for_type(x509.IPAddress)
+
+
+def is_for_servers(der: bytes) -> bool:
+    """Whether the certificate may stand for a server: most say so, and one that says nothing may."""
+    try:
+        usage = x509.load_der_x509_certificate(der).extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return True
+    except ValueError:
+        return False
+    return ExtendedKeyUsageOID.SERVER_AUTH in usage or ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE in usage
+
+
+def _alternative_names(certificate: x509.Certificate) -> x509.SubjectAlternativeName | None:
+    try:
+        return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return None
+
+
+def host_names(certificate: x509.Certificate) -> list[str]:
+    """The DNS names that a certificate is for, in small letters; `*.example.com` is all names one level below.
+
+    Raises:
+        ValueError: an extension is damaged.
+    """
+    return [name.lower().rstrip(".") for name in _names_of_hosts(certificate, _alternative_names(certificate))]
+
+
+def key_kind(certificate: x509.Certificate) -> str:
+    """The kind of key of a certificate: "RSA", "EC", else the name of its class.
+
+    Raises:
+        ValueError: nobody here knows it.
+    """
+    try:
+        key = certificate.public_key()
+    except UnsupportedAlgorithm as error:
+        raise ValueError(str(error)) from None
+    if isinstance(key, rsa.RSAPublicKey):
+        return "RSA"
+    return "EC" if isinstance(key, ec.EllipticCurvePublicKey) else type(key).__name__.removesuffix("PublicKey")
+
+
+def _names_of_hosts(certificate: x509.Certificate, names: x509.SubjectAlternativeName | None) -> list[str]:
+    """The alternative names; without any, as old devices have it, the common name."""
+    found = names.get_values_for_type(x509.DNSName) if names is not None else []
+    if found:
+        return found
+    return [str(attribute.value) for attribute in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+
+
+def _covers(pattern: str, name: str) -> bool:
+    pattern = pattern.lower().rstrip(".")
+    if not pattern.startswith("*."):
+        return pattern == name
+    _, dot, parent = name.partition(".")
+    return bool(dot) and "." in parent and parent == pattern[2:]
+
+
+def _ascii(name: str) -> str:
+    try:
+        return name.encode("idna").decode().lower().rstrip(".")
+    except UnicodeError:
+        return name.lower().rstrip(".")
+
+
+# ---- a self-signed certificate for trying TLS out, made on first use and kept for the user
+
+VALID_DAYS = 397  # what browsers accept at most
+
+
+def self_signed_pair(host: str, folder: Path | None = None) -> tuple[str, str]:
+    """Returns the paths of a certificate and its key, made when there is none that is valid for `host`.
+
+    Args:
+        host: the address the server listens on; the certificate also names localhost and this machine.
+        folder: where the pair is kept; the user's cache folder by default.
+
+    Raises:
+        OSError: the folder can't be written, or there is no home folder.
+    """
+    folder = folder or cache_folder()
+    cert, key = folder / "certificate.pem", folder / "key.pem"
+    if not (key.is_file() and _is_good(cert, host)):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        cert_pem, key_pem = _make(host)
+        _write_private(key, key_pem)
+        _write_private(cert, cert_pem)
+    return str(cert), str(key)
+
+
+def _names(host: str) -> list[x509.GeneralName]:
+    names: dict[str, None] = dict.fromkeys(["localhost", "127.0.0.1", "::1", socket.gethostname()])
+    if host not in ("0.0.0.0", "::", ""):
+        names[host] = None
+    return [x509.IPAddress(address) if (address := _address(name)) else x509.DNSName(name) for name in names]
+
+
+def _address(name: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(name)
+    except ValueError:
+        return None
+
+
+def _is_good(cert: Path, host: str) -> bool:
+    try:
+        loaded = x509.load_pem_x509_certificate(cert.read_bytes())
+        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return False
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    return loaded.not_valid_after_utc > tomorrow and set(_names(host)) <= set(names)
+
+
+def _make(host: str) -> tuple[bytes, bytes]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "smqrt self-signed")])
+    now = datetime.now(UTC)
+    cert = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=VALID_DAYS))
+        .add_extension(x509.SubjectAlternativeName(_names(host)), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    key_pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return cert.public_bytes(serialization.Encoding.PEM), key_pem
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    """Writes a file that only its owner can read, and that is never half there."""
+    fresh = path.with_suffix(f".{os.getpid()}")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+    fresh.replace(path)

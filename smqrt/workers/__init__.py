@@ -1,0 +1,1 @@
+"""The worker processes of one server: identity, calls between them, and shared rows."""
