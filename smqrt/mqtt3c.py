@@ -40,8 +40,8 @@ def connect(
         op: a dict of options, which may also be given as keywords: `port` (1883, with TLS 8883); `secure` or `shark`
             (True, or a `smqrt.transport.tls_contexts.ClientTls`); `nocheck` (trust any certificate); `keepalive`
             (seconds, 600; less is 60); `id` or `clientidentifier` (random); `uname` or `username`, `passwd` or
-            `password`; `will` (`{"topic", "message" or "payload", "qos", "retain"}`); `timeout` (milliseconds, 5000); `intf` (local
-            address); `ipv6`; `alpn`. An unknown option is a warning in the log.
+            `password`; `will` (`{"topic", "message" or "payload", "qos", "retain"}`); `timeout`
+            (milliseconds, 5000); `intf` (local address); `ipv6`; `alpn`. An unknown option is a warning in the log.
 
     Returns:
         The client and None, or None and an error: a socket error ("cannotconnect", "timeout", ...), a trust status

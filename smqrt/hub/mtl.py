@@ -16,8 +16,8 @@ from smqrt.hub.callbacks import Guard, calling_line
 from smqrt.loop import greenlet_pool
 from smqrt.process import current_application
 from smqrt.settings.options import function, make, number, option, optional
-from smqrt.transport.stream import Stream
 from smqrt.smq.messages import Payload, payload
+from smqrt.transport.stream import Stream
 
 OnStatus = Callable[[str, bool, str], object]
 """`f(address, up, why)`."""

@@ -11,8 +11,8 @@ from smqrt.clients.smq.reconnect import SmqConnectionKeeper
 from smqrt.clients.smq.topics import subtopic_key, to_text, topic_key
 from smqrt.errors import ArgumentError, NoAnswer
 from smqrt.settings.options import make
-from smqrt.transport.stream import Stream
 from smqrt.smq.messages import Message, Payload, json_bytes, payload
+from smqrt.transport.stream import Stream
 
 F = TypeVar("F", bound=Callable[[Message], object])
 

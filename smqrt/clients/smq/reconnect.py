@@ -22,8 +22,8 @@ from smqrt.clients.smq.session import ClientSession
 from smqrt.clients.smq.topics import Handler
 from smqrt.errors import ClosedError, DeliveryError
 from smqrt.loop.callback_queue import ROOM_JOBS, Callbacks
-from smqrt.transport.stream import Stream
 from smqrt.smq.messages import Requests
+from smqrt.transport.stream import Stream
 from smqrt.wire.url import Url
 
 log = logging.getLogger("smqrt.client")
