@@ -57,11 +57,12 @@ def create(
         onpub: `f(topic, payload, prop, cpt)`; the payload is a bytearray, with `recbta=False` bytes. By default
             messages are logged only. May be left out: a dict here is `op`, and the next argument `prop`.
         op: a dict of options, also as keywords: `port` (1883, with TLS 8883); `secure` or `shark` (True, or a
-            `smqrt.transport.tls_contexts.ClientTls`); `nocheck` (trust any certificate); `alpn`;
-            `timeout` (milliseconds, 5000); `intf` (local address); `ipv6`; `id` or `clientidentifier`
-            (random); `keepalive` (seconds, 60; 0 for none); `uname` or `username`, `passwd` or `password`; `will` (`{"topic", "payload" or
-            "message", "qos", "retain", "properties"}`); `recbta` (True); `queuesize`, `queuebytes`, `queuefull`, `maxpacketsize`, `inflight`,
-            `topicalias`: see the manual, mqtt-python. An unknown option is a warning in the log.
+            `smqrt.transport.tls_contexts.ClientTls`); `nocheck` (trust any certificate); `alpn`; `timeout`
+            (milliseconds, 5000); `intf` (local address); `ipv6`; `id` or `clientidentifier` (random); `keepalive`
+            (seconds, 60; 0 for none); `uname` or `username`, `passwd` or `password`; `will` (`{"topic", "payload" or
+            "message", "qos", "retain", "properties"}`); `recbta` (True); `queuesize`, `queuebytes`, `queuefull`,
+            `maxpacketsize`, `inflight`, `topicalias`: see the manual, mqtt-python. An unknown option is a warning in
+            the log.
         prop: properties of CONNECT, such as `{"sessionexpiryinterval": 3600}` (seconds). Without that one each
             connection starts with a new session.
 
