@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from smqrt.apps.python.send_file import send_file
 from smqrt.apps.python.threads import in_thread
 from smqrt.errors import ArgumentError, SmqrtError
+from smqrt.http.headers import HttpError
 from smqrt.http.logins import Account, Acl, Authenticator, AuthInfo, FunctionAuthorizer, Login, UserTable
 from smqrt.http.message import Request
 from smqrt.http.resources import IoError
 from smqrt.http.response import Response
 from smqrt.http.sessions import HttpSession
-from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory
 from smqrt.http.websocket import WebSocket, WebSocketClosedError
 from smqrt.http.wsgi import WsgiDirectory
@@ -28,8 +28,8 @@ from smqrt.process import current_application
 from smqrt.workers.worker_identity import WorkerPlace, worker_place
 
 if TYPE_CHECKING:
+    from smqrt.apps.python.application import Namespace
     from smqrt.apps.python.directory import ApplicationDirectory
-    from smqrt.apps.python.namespace import Namespace
     from smqrt.http.resources import Io
 
     app: Namespace

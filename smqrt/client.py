@@ -8,7 +8,7 @@ client.publish("hello", "greeting")
 """
 
 from smqrt.clients.smq.client import SmqClient
-from smqrt.clients.smq.close_reason import ConnectionEnd
+from smqrt.clients.smq.protocol import ConnectionEnd
 
 SMQClient = SmqClient
 """The spelling of older programs."""

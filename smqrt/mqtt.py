@@ -12,7 +12,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from smqrt.clients.mqtt.client import MqttClient
-from smqrt.clients.mqtt.close_reason import MqttCloseReason, OnStatus
+from smqrt.clients.mqtt.connect import MqttCloseReason, OnStatus
 from smqrt.clients.mqtt.options import MqttOptions, Will
 from smqrt.clients.mqtt.queue import Delivery, OnSuback
 from smqrt.wire.mqtt.topics import OnPub

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from smqrt.clients.mqtt import documented
-from smqrt.clients.mqtt.close_reason import OnStatus
+from smqrt.clients.mqtt.connect import OnStatus
 from smqrt.clients.mqtt.documented import Mqtt3, Options
 
 __all__ = ["Mqtt3", "connect", "create"]

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 
 from smqrt import mqtt3c
 from smqrt.clients.mqtt import documented
-from smqrt.clients.mqtt.close_reason import OnStatus
+from smqrt.clients.mqtt.connect import OnStatus
 from smqrt.clients.mqtt.documented import Mqtt, Mqtt3, Options
 from smqrt.settings.options import switch
 from smqrt.wire.mqtt.properties import Props

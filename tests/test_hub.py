@@ -23,7 +23,7 @@ from smqrt.broker import server_client
 from smqrt.broker.outbox import Drop
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.process.current_application import AppScope, running_app
-from smqrt.smq.name_store import SqliteNames
+from smqrt.smq.stores import SqliteNames
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
 from tests.device import KINDS, RAW, WS, Site, connect_packet, expect_clean, masked, publish

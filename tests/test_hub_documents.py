@@ -12,7 +12,7 @@ import pytest
 
 from smqrt import hub
 from smqrt.errors import ArgumentError
-from smqrt.hub.renamed import renamed
+from smqrt.hub.callbacks import renamed
 from tests.device import KINDS, TLS, WSS, Site, publish
 from tests.sites import authority, make_site, patience, site
 from tests.waiting import wait_until

@@ -25,10 +25,10 @@ from smqrt.errors import CloseReason
 from smqrt.http.body import HttpLimits
 from smqrt.http.head import MAX_FIELDS
 from smqrt.manual.pages import pages as manual
-from smqrt.operations import metric_families
+from smqrt.operations import metrics
 from smqrt.settings.settings import table
 from smqrt.settings.tree import environment_name, flag
-from smqrt.smq import close_reasons, data_path
+from smqrt.smq import close_log, data_path
 from smqrt.transport import graceful_close
 from smqrt.transport.tls import HANDSHAKE_S
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
@@ -273,9 +273,9 @@ def test_every_method_of_the_hub_is_documented_in_one_order() -> None:
 
 
 def test_every_metric_and_every_reason_is_in_its_table() -> None:
-    assert set(close_reasons.ENDINGS) == set(CloseReason)
-    assert close_reasons.manual() in page_text("troubleshooting"), "run scripts/fix"
-    assert metric_families.manual() in page_text("metrics"), "run scripts/fix"
+    assert set(close_log.ENDINGS) == set(CloseReason)
+    assert close_log.manual() in page_text("troubleshooting"), "run scripts/fix"
+    assert metrics.manual() in page_text("metrics"), "run scripts/fix"
 
 
 def test_every_ending_and_every_drop_is_documented() -> None:

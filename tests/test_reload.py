@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from smqrt.server.reload import FolderWatch
+from smqrt.server.file_reload import FolderWatch
 from tests.conftest import Served
 
 

@@ -24,8 +24,8 @@ import pyarrow.parquet
 from journal_scale_data import STEP_US, TOO_YOUNG, TOPICS, Shape, generate
 
 from smqrt.journal import compact, retention
+from smqrt.journal.announcer import JournalListing
 from smqrt.journal.duckdb_views import DuckDB
-from smqrt.journal.listing import JournalListing
 from smqrt.journal.reader import Journal
 from smqrt.journal.recovery import recover
 from smqrt.journal.settings import JournalSettings

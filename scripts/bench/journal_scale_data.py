@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from smqrt.journal import arrow, committed, compact, index, manifest, segment
-from smqrt.journal.index import DATA, INDEX, INDEXED, summary_of
+from smqrt.journal import arrow, committed, compact, manifest, segment
 from smqrt.journal.manifest import DataFile
 from smqrt.journal.record import Row
+from smqrt.journal.segment import DATA, INDEX, INDEXED, summary_of
 
 ROWS = 200_000
 FILE_BYTES = 60_000_000
@@ -127,7 +127,7 @@ def _recorded(folder: Path, rows: list[Row]) -> None:
 def _segment(folder: Path, first: int, ts_us: int) -> None:
     """Writes a segment's index, and a sparse file in the place of its rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    schema, path, step_us = arrow.schema_message("n1", "hub"), folder / index.name(first), STEP_US // BATCHES
+    schema, path, step_us = arrow.schema_message("n1", "hub"), folder / segment.name(first), STEP_US // BATCHES
     with path.with_suffix(INDEXED).open("wb") as file:
         for at in range(BATCHES):
             begin_us, offset = ts_us + at * step_us, len(schema) + at * BATCH_BYTES

@@ -11,22 +11,27 @@ All files are for their owner only, and are replaced as a whole. Everything here
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import random
 import re
-from collections.abc import Iterator, Sequence
+import ssl
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import gevent
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from smqrt.errors import ArgumentError
+from smqrt.loop.threads import DiskThreads
 from smqrt.transport.certificates import host_names
+from smqrt.transport.tls import ACME_PROTOCOL
 from smqrt.transport.tls_contexts import Identity
 
 MAX_STATE_BYTES = 1 << 20
@@ -244,3 +249,89 @@ def self_signed(names: Sequence[str], subject: str, lives: timedelta, *more: x50
     for extension in more:
         builder = builder.add_extension(extension, critical=True)
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), key_pem(key)
+
+
+# ---- Answers to the challenges of a certificate authority, in every process of a server.
+#
+# The process that orders writes them into a file; all look at that file, so that any of them can answer: a worker, or
+# the
+# other process of a hot restart.
+
+PREFIX = "/.well-known/acme-challenge/"
+LOOK_S = 0.25
+SEEN_S = 1.0
+"""What the process that orders waits before it lets the authority look: the others have seen the file then."""
+_ACME_IDENTIFIER = x509.ObjectIdentifier("1.3.6.1.5.5.7.1.31")
+_OCTET_STRING_OF_32 = b"\x04\x20"
+disk_threads = DiskThreads("of ACME")
+
+Contexts = Mapping[str, ssl.SSLContext]
+
+
+class ChallengeAnswers:
+    """The answers of this process.
+
+    Args:
+        files: where they are written.
+        on_contexts: is given what TLS-ALPN-01 needs, by host name, whenever it changes.
+    """
+
+    def __init__(self, files: AcmeFiles, on_contexts: Callable[[Contexts], object]) -> None:
+        self._files, self._on_contexts = files, on_contexts
+        self._texts: dict[str, bytes] = {}
+        self._seen: tuple[int, int] | None = None
+        self._watch: gevent.Greenlet[..., None] | None = None
+
+    def start(self) -> None:
+        """Begin to look at the file."""
+        self._watch = gevent.spawn(self._look_for_ever)
+
+    def stop(self) -> None:
+        """Look no more; what is known is answered still."""
+        if self._watch is not None:
+            self._watch.kill(block=False)
+
+    def of_path(self, path: str) -> bytes | None:
+        """Return what HTTP-01 expects at a path; None when it expects nothing there."""
+        return self._texts.get(path.removeprefix(PREFIX)) if path.startswith(PREFIX) else None
+
+    def _look_for_ever(self) -> None:
+        while True:
+            try:
+                found = disk_threads.call(self._changed)
+            except (OSError, ValueError):  # a disk that does not answer, a name that can be in no certificate
+                found = None
+            if found is not None:
+                self._texts, contexts = found
+                self._on_contexts(contexts)
+            gevent.sleep(LOOK_S)
+
+    def _changed(self) -> tuple[dict[str, bytes], Contexts] | None:
+        """What is to be answered, when that is something else than before; in a thread."""
+        try:
+            info = self._files.answers.stat()
+        except FileNotFoundError:
+            seen = None
+        else:
+            seen = info.st_mtime_ns, info.st_ino
+        if seen == self._seen:
+            return None
+        answers = self._files.published()
+        found = _texts(answers), {one.name: _context(one) for one in answers if one.kind == TLS_ALPN_01}
+        self._seen = seen
+        return found
+
+
+def _texts(answers: Iterable[Answer]) -> dict[str, bytes]:
+    return {one.token: one.key_authorization.encode() for one in answers if one.kind == HTTP_01}
+
+
+def _context(answer: Answer) -> ssl.SSLContext:
+    """That of a handshake by which the authority verifies a name (RFC 8737 §3)."""
+    digest = hashlib.sha256(answer.key_authorization.encode()).digest()
+    extension = x509.UnrecognizedExtension(_ACME_IDENTIFIER, _OCTET_STRING_OF_32 + digest)
+    chain, key = self_signed([answer.name], "smqrt ACME challenge", timedelta(days=7), extension)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    Identity(chain, key).load_into(context)
+    context.set_alpn_protocols([ACME_PROTOCOL])
+    return context

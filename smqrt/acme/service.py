@@ -17,9 +17,19 @@ import gevent
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
-from smqrt.acme import engine
-from smqrt.acme.answers import SEEN_S, ChallengeAnswers, Contexts, disk_threads
-from smqrt.acme.files import HTTP_01, TLS_ALPN_01, AcmeFiles, Answer, State, new_key
+from smqrt.acme import orders as engine
+from smqrt.acme.files import (
+    HTTP_01,
+    SEEN_S,
+    TLS_ALPN_01,
+    AcmeFiles,
+    Answer,
+    ChallengeAnswers,
+    Contexts,
+    State,
+    disk_threads,
+    new_key,
+)
 from smqrt.errors import AcmeError
 from smqrt.transport.server_tls import shown
 

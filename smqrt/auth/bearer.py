@@ -16,8 +16,8 @@ import gevent
 
 from smqrt.auth.identity import MAX_GROUPS, Identity, Method, name_fault
 from smqrt.auth.users import read_file, read_private
-from smqrt.crypto import tokens, verify_keys
-from smqrt.crypto.verify_keys import VerifyKey
+from smqrt.crypto import tokens
+from smqrt.crypto.tokens import VerifyKey
 from smqrt.errors import ArgumentError, CryptoError, SmqrtError
 from smqrt.settings.settings import AuthSettings
 
@@ -123,7 +123,7 @@ class Keys:
     def _fetch_keys(self) -> None:
         url = self._settings.jwt_jwks or ""
         try:
-            found = verify_keys.keys_of_set(self._fetch(url, MAX_JWKS_BYTES))
+            found = tokens.keys_of_set(self._fetch(url, MAX_JWKS_BYTES))
         except (SmqrtError, OSError) as error:
             if str(error) != self.fault:
                 log.error("keys of tokens kept as they were: %s: %s; see the setting auth.jwt_jwks", url, error)
@@ -154,7 +154,7 @@ def identity_of(token: bytes, keys: Keys, settings: AuthSettings) -> Identity:
     fault = f"its key is not known, or its algorithm is none of {', '.join(settings.jwt_algorithms)}"
     for key in keys.for_token(header):
         try:
-            claims = verify_keys.claims(
+            claims = tokens.claims(
                 token,
                 key,
                 allowed=settings.jwt_algorithms,
@@ -231,8 +231,8 @@ def check(settings: AuthSettings) -> None:
     Raises:
         ArgumentError: one sentence.
     """
-    if unknown := [name for name in settings.jwt_algorithms if name not in verify_keys.VERIFIED]:
-        raise ArgumentError(f"auth.jwt_algorithms: {unknown[0]!r} is none of {', '.join(verify_keys.VERIFIED)}")
+    if unknown := [name for name in settings.jwt_algorithms if name not in tokens.VERIFIED]:
+        raise ArgumentError(f"auth.jwt_algorithms: {unknown[0]!r} is none of {', '.join(tokens.VERIFIED)}")
     if not settings.jwt_jwks:
         return
     url = urlsplit(settings.jwt_jwks)
@@ -264,12 +264,12 @@ def load(settings: AuthSettings) -> list[VerifyKey]:
     found: list[VerifyKey] = []
     try:
         if settings.jwt_key:
-            found += verify_keys.verify_keys(read_file(Path(settings.jwt_key)).encode())
+            found += tokens.verify_keys(read_file(Path(settings.jwt_key)).encode())
     except CryptoError as error:
         raise ArgumentError(f"{settings.jwt_key}: {error}") from None
     if settings.jwt_secret:
         secret = read_private(Path(settings.jwt_secret)).rstrip("\r\n").encode()
         if len(secret) < MIN_SECRET_BYTES:
             raise ArgumentError(f"{settings.jwt_secret}: a secret has at least {MIN_SECRET_BYTES} bytes")
-        found.append(verify_keys.shared_key(secret))
+        found.append(tokens.shared_key(secret))
     return found

@@ -18,11 +18,11 @@ import gevent
 from gevent import get_hub
 
 from smqrt.auth import acl, bearer, certificates, users
+from smqrt.auth.acl import AclRights
 from smqrt.auth.identity import Action, Identity, Method
 from smqrt.auth.passwords import BusyError, Passwords
-from smqrt.auth.rights import AclRights
 from smqrt.auth.throttle import Throttle
-from smqrt.crypto.verify_keys import VerifyKey
+from smqrt.crypto.tokens import VerifyKey
 from smqrt.errors import ArgumentError, SmqrtError, StartError
 from smqrt.settings.limit_register import Limit, LineLimit
 from smqrt.settings.settings import AuthSettings

@@ -13,7 +13,7 @@ from typing import Protocol
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import BLOCKED, FLUSHED_AT_ONCE, Outbox, dirty
 from smqrt.settings.limit_register import Limit
-from smqrt.wire.ids import LOCAL_BITS, LOCAL_MASK, SERVER_LOCAL, TOPIC_BIT, NameNumbers
+from smqrt.wire.smq import LOCAL_BITS, LOCAL_MASK, SERVER_LOCAL, TOPIC_BIT, NameNumbers
 
 
 class Route(Protocol):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from smqrt.apps.lua import api_table
+from smqrt.apps.lua import check as api_table
 from smqrt.apps.lua.check import ABSENT, SKIPPED, SYNTAX, UNKNOWN, Finding, Report
 from smqrt.apps.lua.check import check as read_application
 from smqrt.printable import json_line, printable

@@ -7,13 +7,12 @@ from typing import Any
 
 import click
 
-from smqrt.cli.admin import json_option, lasted, print_table, size
-from smqrt.cli.admin_client import AdminClient, AdminError, connection_options
+from smqrt.cli.admin import AdminClient, AdminError, connection_options, json_option, lasted, print_table, size
 from smqrt.cli.terminal import InterruptibleCommand
 from smqrt.cluster.cost_model import ENGINES, Load
 from smqrt.cluster.cost_model import plan as plan_of
 from smqrt.printable import json_line
-from smqrt.wire.ids import MAX_NODE
+from smqrt.wire.smq import MAX_NODE
 
 _LINKS = ("node", "peer", "via", "up", "round trip", "queued", "sent", "received")
 _PLAN = ("nodes", "engine", "memory", "links", "clients", "messages", "deliveries", "CPU", "sends", "join")

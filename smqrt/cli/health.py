@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from smqrt.cli.admin_client import connection
+from smqrt.cli.admin import connection
 from smqrt.errors import StartError
 from smqrt.printable import printable
 from smqrt.settings.settings import FILE_NAME, Settings

@@ -13,9 +13,9 @@ import click
 
 from smqrt.auth import acl as lists
 from smqrt.auth import users
+from smqrt.auth.acl import why
 from smqrt.auth.identity import ANONYMOUS, Action, Identity, name_fault
 from smqrt.auth.passwords import MAX_PASSWORD_BYTES, MEMORY_KIB, new_hash, verify_now
-from smqrt.auth.rights import why
 from smqrt.errors import ArgumentError
 from smqrt.settings.settings import FILE_NAME, AuthSettings
 from smqrt.settings.sources import Sources

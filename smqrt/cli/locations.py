@@ -14,7 +14,7 @@ import click
 
 from smqrt.cli.terminal import InterruptibleCommand, discard_output
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import locations
+from smqrt.journal import files
 
 if TYPE_CHECKING:
     from smqrt.journal.reader import Journal, Offsets
@@ -48,7 +48,7 @@ def folder(path: Path) -> Path:
     Raises:
         JournalError: there is no journal.
     """
-    path = locations.journal_folder(path)
+    path = files.journal_folder(path)
     if (path / ".journal").is_dir():
         return path / ".journal"
     if any((path / name).exists() for name in ("wal", "data", "manifest.json")):
@@ -64,7 +64,7 @@ def opened_journal(path: str, token: str | None = None, cafile: str | None = Non
     Raises:
         JournalError: there is none, or it doesn't answer.
     """
-    if locations.is_address(path):
+    if files.is_address(path):
         from smqrt.journal.remote import open_journal
 
         return open_journal(path, token, cafile=cafile, retry_s=_RETRY_S)
@@ -151,7 +151,7 @@ class _Folder(click.Path):
     """A folder of this machine, which a file URI may name too."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(locations.state_folder(value), param, ctx)
+        return super().convert(files.state_folder(value), param, ctx)
 
 
 _FOLDER = _Folder(file_okay=False, path_type=Path)
@@ -256,8 +256,8 @@ def _given(command: Any) -> Any:
     ) -> Any:
         home = app.absolute()
         found = (state or home / ".pipelines").absolute()
-        if journal and not locations.is_address(journal):
-            journal = str(locations.journal_folder(journal))
+        if journal and not files.is_address(journal):
+            journal = str(files.journal_folder(journal))
         cafile = cafile and str(Path(cafile).absolute())
         paths = PipelineLocations(
             home, found, journal or str(home / ".journal"), token, state is not None, tables, cafile

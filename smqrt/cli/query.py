@@ -25,7 +25,7 @@ from smqrt.cli.locations import (
     until_option,
 )
 from smqrt.cli.terminal import polled_progress
-from smqrt.journal import locations
+from smqrt.journal import files
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
@@ -283,7 +283,7 @@ def query(
     smqrt query "select topic, count(*) from messages group by topic" plant
     smqrt query "select ts, json->>'temp' as temp from messages" plant --topic 'site1/#' --from 2h --to temp.csv
     """
-    file = None if to is None else locations.local_folder(to, "--to", "write a file here, and copy it there")
+    file = None if to is None else files.local_folder(to, "--to", "write a file here, and copy it there")
     kind = format_of(chosen, file)
     opened = opened_journal(path, token, cafile)
     first, last = chosen_range(opened, start, end)
@@ -302,9 +302,9 @@ def _duckdb(opened: Journal, first: Offsets, last: Offsets, topics: tuple[str, .
 def _spark(
     path: str, given: dict[str, str | None], first: Offsets, last: Offsets, topics: tuple[str, ...] | None
 ) -> Callable[[], _Engine]:
-    from smqrt.pipeline.journal_spark import Spark
+    from smqrt.pipeline.history import Spark
 
-    location = path if locations.is_address(path) else str(folder(Path(path)).absolute())
+    location = path if files.is_address(path) else str(folder(Path(path)).absolute())
     return partial(Spark, location, given, first, last, topics)
 
 

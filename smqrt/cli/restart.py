@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from smqrt.errors import StartError
-from smqrt.server.restart.protocol import check_socket_path
+from smqrt.server.restart.control_socket import check_socket_path
 from smqrt.settings.settings import FILE_NAME
 from smqrt.settings.sources import Sources
 from smqrt.workers.fd_channel import ChannelError, FdChannel

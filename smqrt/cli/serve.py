@@ -27,13 +27,13 @@ from smqrt.http.disk import ZipIo
 from smqrt.http.resources import IoError
 from smqrt.operations.logs import ServerLog
 from smqrt.printable import printable
-from smqrt.process.cores import cores
+from smqrt.process.environment import cores
 from smqrt.server import mako_conf
 from smqrt.server.mako_conf import MakoConf
-from smqrt.server.per_worker_limits import shared
 from smqrt.server.ports import lacks_certificate
-from smqrt.server.restart.protocol import ENVIRONMENT as TAKE_OVER
+from smqrt.server.restart.control_socket import ENVIRONMENT as TAKE_OVER
 from smqrt.server.startable import acme_files, check_certificate, check_startable
+from smqrt.server.supervisor import shared
 from smqrt.server.worker import WorkerEnd
 from smqrt.settings.settings import FILE_NAME, Settings, table
 from smqrt.settings.sources import Sources

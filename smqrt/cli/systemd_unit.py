@@ -14,7 +14,7 @@ import click
 
 from smqrt.errors import StartError
 from smqrt.printable import printable
-from smqrt.process.launch import start_folder
+from smqrt.process.environment import start_folder
 from smqrt.settings.settings import FILE_NAME, Settings
 from smqrt.settings.sources import Configuration, Sources
 from smqrt.settings.tree import ENVIRONMENT, value_at

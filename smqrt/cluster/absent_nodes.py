@@ -13,7 +13,7 @@ from smqrt.broker.outbox import Drop, put_off
 from smqrt.cluster.interest import Interest
 from smqrt.cluster.node_send_queue import Way, count_messages
 from smqrt.wire.cluster_packets import Key
-from smqrt.wire.ids import node_of
+from smqrt.wire.smq import node_of
 
 if TYPE_CHECKING:
     from smqrt.cluster.clustered_broker import Member

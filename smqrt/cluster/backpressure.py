@@ -12,7 +12,7 @@ from smqrt.cluster.node_send_queue import Way
 from smqrt.cluster.remote_node import MAX_PRESSING, RemoteNode
 from smqrt.wire import cluster_packets as wire
 from smqrt.wire.cluster_packets import Key, LinkType
-from smqrt.wire.ids import TOPIC_BIT
+from smqrt.wire.smq import TOPIC_BIT
 
 if TYPE_CHECKING:
     from smqrt.cluster.clustered_broker import Member

@@ -11,24 +11,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from smqrt.broker.broker import Broker
-from smqrt.broker.last_values import STAMP_STEP_US, TopicValues
+from smqrt.broker.last_values import STAMP_STEP_US, TopicValues, clock
 from smqrt.broker.outbox import Drop, ahead, put_off
 from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.broker.topics import Route, Topic
-from smqrt.broker.value_clock import clock
 from smqrt.cluster.absent_nodes import Absent, AbsentNode
 from smqrt.cluster.backpressure import Waits, paced
 from smqrt.cluster.events import NodeEvents
-from smqrt.cluster.interest import Interest
+from smqrt.cluster.interest import Counts, Interest
 from smqrt.cluster.migration import Moving
 from smqrt.cluster.node_send_queue import ForwardedRoute, PacedRoute, RenumberedRoute, Way
 from smqrt.cluster.remote_node import ClockedRoute, Phantom, RemoteNode
-from smqrt.cluster.subscriber_counts import Counts
 from smqrt.errors import CloseReason
 from smqrt.wire import cluster_packets as wire
 from smqrt.wire import smq
 from smqrt.wire.cluster_packets import Announced, Key, LinkType
-from smqrt.wire.ids import NameNumbers, node_of, server_of
+from smqrt.wire.smq import NameNumbers, node_of, server_of
 
 log = logging.getLogger("smqrt")
 

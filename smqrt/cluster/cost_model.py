@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from smqrt.wire.ids import LOCAL_MASK, MAX_NODE
+from smqrt.wire.smq import LOCAL_MASK, MAX_NODE
 
 
 @dataclass(frozen=True)

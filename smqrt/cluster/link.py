@@ -11,24 +11,65 @@ is counted as lost, at its hub or channel.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.broker.topics import Route
-from smqrt.cluster.channel_send_queue import ChannelWay
+from smqrt.cluster.channel import ChannelWay
 from smqrt.cluster.node_send_queue import count_messages
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.printable import printable
-from smqrt.settings.limit_register import Bucket
+from smqrt.settings.limit_register import Bucket, Limit
 from smqrt.wire import link_packets as wire
 from smqrt.wire import smq
 from smqrt.wire.link_packets import Hello, Packet, Refusal, Siblings
 
 if TYPE_CHECKING:
     from smqrt.cluster.node import Node
+
+
+# ---- Who has connected from outside and has not proved yet that it knows the password.
+
+MAX_STRANGERS = 100
+STRANGERS = Limit(
+    "cluster_strangers", "", f"{MAX_STRANGERS} connections that have not proved the password; the oldest makes room"
+)
+
+
+class Strangers:
+    """The links of a node whose other side is a stranger, in the order they came.
+
+    When there are too many, the oldest of the address that has the most of them makes room. So whoever holds
+    connections and says nothing keeps nobody out: a node proves the password within milliseconds. Who comes from one
+    address only gives up connections of its own; with all addresses alike it is the oldest of all.
+    """
+
+    def __init__(self) -> None:
+        self._addresses: dict[Link, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def add(self, link: Link, address: str) -> None:
+        """Count a new one; another one may be ended for it."""
+        if len(self._addresses) >= MAX_STRANGERS:
+            self._make_room()
+        self._addresses[link] = address
+
+    def discard(self, link: Link) -> None:
+        """It is a stranger no more, or gone."""
+        self._addresses.pop(link, None)
+
+    def _make_room(self) -> None:
+        counts = Counter(self._addresses.values())
+        most = max(counts.values())
+        oldest = next(link for link, address in self._addresses.items() if counts[address] == most)
+        STRANGERS.refused(f"a link from {self._addresses[oldest]}")
+        oldest.lose("others have come that did not prove the password either")
+
 
 log = logging.getLogger("smqrt")
 

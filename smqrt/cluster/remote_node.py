@@ -6,19 +6,18 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from smqrt.auth.identity import ANONYMOUS, Identity, Method
-from smqrt.broker.last_values import LastValueRoute, LastValues, SentValueRoute
+from smqrt.broker.last_values import MAX_STAMP as MAX_VALUE_STAMP
+from smqrt.broker.last_values import LastValueRoute, LastValues, SentValueRoute, clock
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.routes import HandledRoute
 from smqrt.broker.server_client import Arrived, ServerClient
 from smqrt.broker.topics import Route, Topic
-from smqrt.broker.value_clock import MAX_STAMP as MAX_VALUE_STAMP
-from smqrt.broker.value_clock import clock
 from smqrt.cluster.node_send_queue import ForwardedRoute, RenumberedRoute, Way, count_messages
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire import cluster_packets as wire
 from smqrt.wire import smq
 from smqrt.wire.cluster_packets import Announced, Key, LinkType
-from smqrt.wire.ids import LOCAL_BITS, server_of
+from smqrt.wire.smq import LOCAL_BITS, server_of
 
 if TYPE_CHECKING:
     from smqrt.cluster.absent_nodes import AbsentNode

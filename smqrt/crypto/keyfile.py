@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from smqrt.errors import ArgumentError, CryptoError
-from smqrt.process.user_folders import config_folder
+from smqrt.process.environment import config_folder
 
 SECRET_BYTES = 32
 MAX_DERIVED_BYTES = 255 * 32  # what HKDF with SHA-256 gives at most (RFC 5869)

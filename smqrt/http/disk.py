@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import IO, cast
 from weakref import WeakValueDictionary
 
-from smqrt.http.local_disks import disks
-from smqrt.http.pipe_file import PipeFile, is_special
-from smqrt.http.private import disguised
+from smqrt.http.access import disguised
+from smqrt.http.blocking_io import disks
+from smqrt.http.open_files import PipeFile, is_special
 from smqrt.http.resources import Io, IoError, Stat, segments
 
 _PATH_MAX = 4096  # of Linux

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Protocol
 
-from smqrt.http.status import BadRequest
+from smqrt.http.headers import BadRequest
 from smqrt.transport.trusted_proxies import TrustedNetworks
 from smqrt.wire.proxy_protocol import plain
 

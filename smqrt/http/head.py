@@ -16,9 +16,8 @@ import re
 
 import httptools
 
-from smqrt.http.fields import QueryText
-from smqrt.http.headers import joined_fields, spelled_fields
-from smqrt.http.status import BadRequest
+from smqrt.http.forms import QueryText
+from smqrt.http.headers import BadRequest, joined_fields, spelled_fields
 
 MAX_FIELDS = 100  # browsers send about 15
 

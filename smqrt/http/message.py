@@ -8,16 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, overload
 
-from smqrt.http.access import Access
-from smqrt.http.body import Body, BodyMemory, HttpLimits, Source
-from smqrt.http.cors import Cors
+from smqrt.http.access import Access, Cors
+from smqrt.http.body import URLENCODED, Body, BodyMemory, Form, HttpLimits, Posted, Source, kind_of
 from smqrt.http.forms import as_text, parse_parameters
 from smqrt.http.head import Head, parse
+from smqrt.http.headers import HttpError
 from smqrt.http.logins.registry import Login, Logins
-from smqrt.http.payload import URLENCODED, Form, Posted, kind_of
 from smqrt.http.response import Response, ResponseConnection
 from smqrt.http.sessions import HttpSession
-from smqrt.http.status import HttpError
 from smqrt.loop.readiness import Watcher
 from smqrt.loop.scheduling import Turn
 from smqrt.transport.origins import Origins

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from html import escape
 from typing import NamedTuple, Protocol
 
-from smqrt.http.headers import Headers, date_line, set_cookie_field
-from smqrt.http.status import error_page, reason
+from smqrt.http.headers import Headers, date_line, error_page, reason, set_cookie_field
 from smqrt.loop.scheduling import Turn
 from smqrt.smq.messages import json_bytes
 

@@ -21,14 +21,13 @@ import gevent
 from gevent import get_hub
 from greenlet import getcurrent, greenlet
 
-from smqrt.http.access import Access
+from smqrt.http.access import Access, Cors
 from smqrt.http.body import BodyMemory, ChunkedDecoder, HttpLimits
-from smqrt.http.cors import Cors
 from smqrt.http.forwarded import Proxies
 from smqrt.http.head import check_beginning
+from smqrt.http.headers import BadRequest, ClientGoneError, HttpError, error_page, reason
 from smqrt.http.logins.registry import Logins
 from smqrt.http.message import Request
-from smqrt.http.status import BadRequest, ClientGoneError, HttpError, error_page, reason
 from smqrt.loop import greenlet_pool
 from smqrt.loop.greenlet_pool import in_hub
 from smqrt.loop.readiness import Watcher

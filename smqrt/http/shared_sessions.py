@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gevent import get_hub
 
-from smqrt.http.request_sessions import RequestSessions
-from smqrt.http.sessions import MAX_INACTIVE_S, Arrived, HttpSession, TellOthers
+from smqrt.http.sessions import MAX_INACTIVE_S, Arrived, HttpSession, RequestSessions, TellOthers
 from smqrt.loop import greenlet_pool
 from smqrt.loop.scheduling import Turn
 from smqrt.settings.limit_register import LineLimit

@@ -6,7 +6,7 @@
     GET                          the page
 
 What viewers don't take is bounded and counted; nobody who traces ever waits for them. A server with several workers has
-one trace and one viewer: see `smqrt.http.trace_workers`.
+one trace and one viewer: see `smqrt.http.trace_lines`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from gevent import get_hub
 from gevent.monkey import get_original
 
 from smqrt.errors import ProtocolError, StreamError
+from smqrt.http.headers import reason
 from smqrt.http.message import Request
 from smqrt.http.server import HttpServer
-from smqrt.http.status import reason
-from smqrt.http.trace_lines import InOrder, Line, Lines
-from smqrt.http.trace_workers import TAKEN, Claim, FarViewer, Gathering, behind_of
+from smqrt.http.trace_lines import TAKEN, Claim, FarViewer, Gathering, InOrder, Line, Lines, behind_of
 from smqrt.http.tree import Directory
 from smqrt.smq.handshake import websocket_key
 from smqrt.transport.stream import Stream
@@ -270,7 +269,7 @@ class TraceLogger(Directory):
         self._waiting.miss(lines)
 
     def lines(self, question: Message) -> News:
-        """Yields the lines of this worker for a viewer of another one; see `smqrt.http.trace_workers`."""
+        """Yields the lines of this worker for a viewer of another one; see `smqrt.http.trace_lines`."""
         when_s, number = question["claim"]
         waiting = self._history.copy(WAITING_BYTES, behind_of(question))
         viewer = FarViewer((when_s, number), waiting.take(WAITING_BYTES), waiting.take_left_out())

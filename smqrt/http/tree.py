@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from smqrt.errors import ArgumentError, SmqrtError
-from smqrt.http.cors import MAX_AGE_S, Cors
-from smqrt.http.files import StaticFile, StaticFiles
+from smqrt.http.access import MAX_AGE_S, Cors, hidden
 from smqrt.http.headers import Headers, completed
 from smqrt.http.logins.authenticator import Authenticator
-from smqrt.http.logins.authorizer import Authorizer
-from smqrt.http.logins.guard import LoginGuard
+from smqrt.http.logins.authorizer import Authorizer, LoginGuard
 from smqrt.http.message import Request
-from smqrt.http.private import hidden
 from smqrt.http.resources import Io, Stat
+from smqrt.http.static_files import StaticFile, StaticFiles
 
 if TYPE_CHECKING:
     Func = Callable[[Request, str], object]

@@ -7,10 +7,10 @@ from contextlib import suppress
 from typing import Protocol
 
 from smqrt.http.forms import Field, File, MultipartError, boundary_of, read_form
+from smqrt.http.headers import BadRequest, ClientGoneError, HttpError
 from smqrt.http.message import Request
-from smqrt.http.new_file import NewFile
+from smqrt.http.open_files import NewFile
 from smqrt.http.resources import Io, IoError
-from smqrt.http.status import BadRequest, ClientGoneError, HttpError
 
 PIECE_BYTES = 256 << 10
 """So much is collected before a thread writes it: a thread costs 60 us, and each upload keeps twice this."""

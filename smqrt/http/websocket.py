@@ -10,8 +10,8 @@ from typing import Any
 from gevent import get_hub
 
 from smqrt.errors import ArgumentError, ProtocolError, SmqrtError, StreamError
+from smqrt.http.headers import HttpError
 from smqrt.http.message import Request
-from smqrt.http.status import HttpError
 from smqrt.loop.scheduling import Turn
 from smqrt.process.current_application import close_with_app
 from smqrt.smq.handshake import websocket_key

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from inspect import signature
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from gevent import get_hub
 from greenlet import getcurrent
@@ -21,7 +21,38 @@ from smqrt.loop.log_limits import ErrorLimit
 from smqrt.loop.scheduling import Turn
 from smqrt.wire import smq as wire
 
+# ---- Former names of arguments: they work, and the log names each once.
+
 log = logging.getLogger("smqrt.hub")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def renamed(**names: str) -> Callable[[F], F]:
+    """Decorator of a method whose arguments had other names before.
+
+    Args:
+        names: former name to present name. The log names each former name at its first use.
+    """
+
+    def decorate(method: F) -> F:
+        unused = set(names)
+
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for old in kwargs.keys() & names.keys():
+                if old in unused:
+                    unused.discard(old)
+                    line = f"{calling_line()}: the argument {old!r} of smq.{method.__name__}"
+                    log.warning("%s is deprecated: its name is %r now", line, names[old])
+                if names[old] not in kwargs:  # else the method complains of the former name
+                    kwargs[names[old]] = kwargs.pop(old)
+            return method(*args, **kwargs)
+
+        return call  # type: ignore[return-value]  # the signature stays
+
+    return decorate
+
 
 CALLED_BY_CLOCK = 4
 """So many messages of a run are asked about before the clock is looked at: a function may take a millisecond."""

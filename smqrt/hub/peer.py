@@ -16,7 +16,7 @@ from smqrt.http.headers import joined_fields
 from smqrt.hub.binding import is_number, text_of
 from smqrt.smq.handshake import page_user
 from smqrt.transport import certificates
-from smqrt.transport.socket_options import set_option
+from smqrt.transport.stream import set_option
 from smqrt.transport.tls import TlsTransport
 from smqrt.wire.smq import ConnackCode
 

@@ -32,10 +32,10 @@ from smqrt.hub.callbacks import (
     PermitSubtop,
     PermitTop,
     calling_line,
+    renamed,
     takes_reason,
 )
 from smqrt.hub.peer import Info, Peer, PeerSocket, Refused, info_of, peer_of
-from smqrt.hub.renamed import renamed
 from smqrt.journal.writer import HubJournal, JournalWriter
 from smqrt.process import current_application
 from smqrt.settings.limit_register import LineLimit

@@ -12,18 +12,25 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
 
 import gevent
+from gevent.event import AsyncResult, Event
 from gevent.lock import BoundedSemaphore
 
 from smqrt.errors import JournalError
-from smqrt.journal.files import write_whole
+from smqrt.journal import manifest, numbers, segment
+from smqrt.journal.files import MOVED, there, write_whole
+from smqrt.journal.reader import Journal
+from smqrt.journal.segment import DATA, summary_of
 from smqrt.journal.tokens import journal_token
+from smqrt.loop.greenlet_pool import in_thread
 
 log = logging.getLogger("smqrt.journal")
 
@@ -176,3 +183,195 @@ def withdraw(journal: Path) -> None:
     with suppress(OSError, ValueError, AttributeError):
         if json.loads(path.read_text("utf-8")).get("pid") == os.getpid():
             path.unlink()
+
+
+# ---- Listings of a served journal: its segments and the root of its manifest, and where each node ends.
+#
+# The first waits for the disk: a hub asks in a thread. The ends are the question that readers ask all the time,
+# answered
+# from memory: the hub knows its own node. Other hubs of the folder are looked at in a thread, at most a few times a
+# second for all who ask. Who waits for more rows costs a comparison in a tick that all share.
+
+_SETTLED_S = 0.1
+"""What changes twice within a tick of the kernel's clock has the same time of change."""
+
+OTHERS_S = 0.2
+"""So old may be what is known of other hubs' nodes, seconds."""
+TICK_S = 0.02
+"""How often it is looked whether there is more for those who wait, seconds."""
+MOST_WAITING = 1000
+"""Who would be one more is answered at once."""
+
+_Version = tuple[tuple[str, int], ...]
+
+
+class JournalListing:
+    """What a reader needs in order to plan, as JSON: `wal`, see `segments`, `manifest`, its root, and `gaps`, by node
+    those of its numbers.
+
+    It is made anew when a segment or the manifest has come or gone, not when rows have.
+
+    Args:
+        journal: its folder.
+    """
+
+    def __init__(self, journal: Path) -> None:
+        self._journal = journal
+        self._known: tuple[_Version, bytes, str] | None = None
+
+    def text(self) -> tuple[bytes, str]:
+        """Returns the JSON and what stands for it as long as it is the same, an ETag.
+
+        Raises:
+            JournalError: the journal can't be read.
+        """
+        known, version = self._known, _version(self._journal)
+        if known is not None and known[0] == version:
+            return known[1:]
+        body = listing(self._journal)
+        tag = f'"{blake2b(body, digest_size=12).hexdigest()}"'
+        newest_s = max((changed_ns for _, changed_ns in version), default=0) / 1e9
+        is_settled = abs(time.time() - newest_s) > _SETTLED_S  # in the future, too: of a clock that was wrong then
+        self._known = (version, body, tag) if is_settled else None
+        return body, tag
+
+
+def _version(journal: Path) -> _Version:
+    """What changes when a segment or the manifest comes or goes."""
+    watched = [journal / manifest.FILE, journal / "wal", *segment.node_folders(journal)]
+    return tuple((str(path), path.stat().st_mtime_ns) for path in watched if path.exists())
+
+
+def listing(journal: Path) -> bytes:
+    """Returns what a reader needs in order to plan; see `JournalListing`.
+
+    Raises:
+        JournalError: it can't be read.
+    """
+    try:
+        with there(journal):
+            wal = segments(journal)  # before the manifest: what is compacted meanwhile is in both, never in neither
+            compacted = manifest.text(journal)  # as it is: it may be long
+    except FileNotFoundError:
+        raise JournalError(f"{journal} {MOVED}") from None
+    gaps = {folder.name: found for folder in segment.node_folders(journal) if (found := numbers.gaps(folder))}
+    rest = json.dumps({"version": manifest.VERSION, "wal": wal, "gaps": gaps}, separators=(",", ":")).encode()
+    return b'%b,"manifest":%b}' % (rest[:-1], compacted)
+
+
+def segments(journal: Path) -> dict[str, list[dict[str, int]]]:
+    """Returns, for each node, its segments in ascending order: `first` (sequence number), and of those that don't grow
+    any more `idx_bytes`, `ts_min_us`, `ts_max_us` and, if they have rows without holes, `end` and `bytes`.
+    """
+    return {folder.name: list(_segments(folder)) for folder in segment.node_folders(journal)}
+
+
+def _segments(folder: Path) -> Iterator[dict[str, int]]:
+    firsts = segment.firsts(folder)
+    for first in firsts[:-1]:
+        path = f"{folder}/{segment.name(first)}{DATA}"
+        try:
+            found, size_bytes = summary_of(path), os.stat(path).st_size
+        except FileNotFoundError:  # just compacted
+            continue
+        told = {"first": first, "idx_bytes": found.index_bytes}
+        told |= {"ts_min_us": found.ts_min_us, "ts_max_us": found.ts_max_us}
+        yield told | ({"end": found.end, "bytes": size_bytes} if found.is_dense else {})
+    yield from ({"first": first} for first in firsts[-1:])
+
+
+# ---- ends
+
+
+class ServedJournal(Protocol):
+    """A journal that a hub writes, or only serves."""
+
+    @property
+    def path(self) -> Path:
+        """Its folder."""
+
+    def end(self) -> Mapping[str, int]:
+        """Where the nodes end that this hub writes."""
+
+
+class JournalEnds:
+    """Where each node of a journal ends.
+
+    Args:
+        journal: the journal.
+        is_open: whether it is served; when it is no more, nobody waits for it.
+    """
+
+    def __init__(self, journal: ServedJournal, is_open: Callable[[], bool]) -> None:
+        self._journal, self._is_open = journal, is_open
+        self._others: Mapping[str, int] = {}
+        self._looked_s = float("-inf")
+        self._looking: AsyncResult[None] | None = None
+        self._more = Event()
+        self._waiting, self._watching = 0, False
+
+    def now(self) -> dict[str, int]:
+        """Returns, by node, the number of the next row.
+
+        Raises:
+            JournalError: the journal can't be read.
+        """
+        own = self._journal.end()
+        if not own or time.monotonic() - self._looked_s > OTHERS_S:
+            self._look(own)
+        return {**self._others, **self._journal.end()}
+
+    def _look(self, own: Mapping[str, int]) -> None:
+        """Looks at the disk, or waits for who does so already."""
+        if self._looking is None:
+            looking = self._looking = AsyncResult()
+            try:
+                self._others = in_thread(lambda: Journal(self._journal.path).end(own))
+                self._looked_s = time.monotonic()
+                looking.set()
+            except BaseException as error:
+                looking.set_exception(error if isinstance(error, Exception) else JournalError("the hub ends."))
+                raise
+            finally:
+                self._looking = None
+        else:
+            self._looking.get()
+            if not own:  # its answer may be older than the question
+                self._look(own)
+
+    def after(self, known: Mapping[str, int], timeout_s: float) -> dict[str, int]:
+        """Returns as `now`, when there are more rows than `known` says, the time is over, or the journal is closed."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            found = self.now()
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or self._waiting >= MOST_WAITING or not self._is_open() or _is_more(found, known):
+                return found
+            self._wait(found, left_s)
+
+    def _wait(self, seen: Mapping[str, int], timeout_s: float) -> None:
+        self._waiting += 1
+        if not self._watching:
+            self._watching = True
+            gevent.spawn(self._watch, seen)
+        try:
+            self._more.wait(timeout_s)
+        finally:
+            self._waiting -= 1
+
+    def _watch(self, seen: Mapping[str, int]) -> None:
+        """Wakes those who wait when there is more; ends with the last of them."""
+        while self._waiting:
+            gevent.sleep(TICK_S)
+            try:
+                is_more = not self._is_open() or _is_more(self.now(), seen)
+            except Exception:
+                is_more = True  # each gets the error by itself
+            if is_more:
+                break
+        woken, self._more, self._watching = self._more, Event(), False
+        woken.set()
+
+
+def _is_more(found: Mapping[str, int], known: Mapping[str, int]) -> bool:
+    return any(seq > known.get(node, -1) for node, seq in found.items())

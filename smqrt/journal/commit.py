@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal import committed, readers
-from smqrt.journal.locations import MOVED, HubAddress, Unreachable
+from smqrt.journal.files import MOVED, HubAddress, Unreachable
 from smqrt.journal.remote import HubLink
 
 RETRY_S = 60.0

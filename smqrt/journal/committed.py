@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import arrow, index, manifest, record
+from smqrt.journal import arrow, manifest, record, segment
 from smqrt.journal.files import age_s, crc32, is_journal, make_folder, sync_folder, there, write_beside, write_whole
 
 log = logging.getLogger("smqrt.journal")
@@ -109,7 +109,7 @@ def last_batches(journal: Path) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     with there(journal):
-        for folder in index.node_folders(journal):
+        for folder in segment.node_folders(journal):
             add_later(found, _of_node(folder))
     return found
 
@@ -179,7 +179,7 @@ class OtherNodes:
         return found
 
     def _of(self, folder: Path) -> dict[str, int]:
-        seen, paths = self._seen.get(folder), index.paths(folder)
+        seen, paths = self._seen.get(folder), segment.paths(folder)
         end = max([seen or 0, *map(_end, paths[-1:])])  # before: what comes meanwhile is read again
         found = _of_node(folder) if seen is None else _since(paths, seen)
         add_later(found, self._new_snapshot(folder))  # after: a segment is removed when its commits are in there
@@ -201,7 +201,7 @@ class OtherNodes:
 
 def _since(paths: list[Path], seq: int) -> dict[str, int]:
     found: dict[str, int] = {}
-    for path in paths[max(0, bisect_right(paths, seq, key=index.first_seq) - 1) :]:
+    for path in paths[max(0, bisect_right(paths, seq, key=segment.first_seq) - 1) :]:
         with suppress(FileNotFoundError):
             add_later(found, batches_of_segment(path, seq))
     return found
@@ -218,7 +218,7 @@ def batches_of_segment(path: Path, since: int = 0) -> dict[str, int]:
         JournalError, OSError: as `last_batches`.
     """
     found: dict[str, int] = {}
-    flagged = [entry for entry in index.with_transactions(path) if entry.first_seq >= since]
+    flagged = [entry for entry in segment.with_transactions(path) if entry.first_seq >= since]
     if not flagged:
         return found
     with path.open("rb") as file:
@@ -235,13 +235,13 @@ def batches_of_segment(path: Path, since: int = 0) -> dict[str, int]:
 def _end(path: Path) -> int:
     """Returns the number behind the last row of a segment."""
     try:
-        with path.with_suffix(index.INDEXED).open("rb") as file:
-            batches = os.fstat(file.fileno()).st_size // index.INDEX.size
-            file.seek(max(0, batches - 1) * index.INDEX.size)
-            entries = index.parse_index(file.read(index.INDEX.size))
+        with path.with_suffix(segment.INDEXED).open("rb") as file:
+            batches = os.fstat(file.fileno()).st_size // segment.INDEX.size
+            file.seek(max(0, batches - 1) * segment.INDEX.size)
+            entries = segment.parse_index(file.read(segment.INDEX.size))
     except FileNotFoundError:
         entries = []
-    return entries[0].next_seq if entries else index.first_seq(path)
+    return entries[0].next_seq if entries else segment.first_seq(path)
 
 
 def _of_node(folder: Path) -> dict[str, int]:
@@ -257,19 +257,19 @@ def _unsaved(folder: Path) -> Iterable[Path]:
     """Returns the segments that may have commits which the node's snapshot lacks."""
     through = _read(folder / COMMITS_FILE).get(_THROUGH)
     if through is not None:
-        paths = index.paths(folder)
-        return paths[max(0, bisect_right(paths, through, key=index.first_seq) - 1) :]
+        paths = segment.paths(folder)
+        return paths[max(0, bisect_right(paths, through, key=segment.first_seq) - 1) :]
     try:  # an older one, which doesn't tell: when it was saved says only about when it was made
         since = (folder / COMMITS_FILE).stat().st_mtime
     except FileNotFoundError:
-        return index.paths(folder)
-    filled = [path for path in index.paths(folder) if _has_rows(path)]
+        return segment.paths(folder)
+    filled = [path for path in segment.paths(folder) if _has_rows(path)]
     return [path for path in filled if path in filled[-_NEWEST:] or _written_s(path) >= since]
 
 
 def _has_rows(path: Path) -> bool:
     try:
-        return path.with_suffix(index.INDEXED).stat().st_size >= index.INDEX.size
+        return path.with_suffix(segment.INDEXED).stat().st_size >= segment.INDEX.size
     except FileNotFoundError:
         return False
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import committed, files, index, manifest, numbers, parquet_files, recovery, retention, segment
+from smqrt.journal import committed, files, manifest, numbers, parquet_files, recovery, retention, segment
 from smqrt.journal.files import FILE_MODE, age_s, crc32, sync_folder
-from smqrt.journal.index import remove_summary
-from smqrt.journal.json_column import TypedColumn
 from smqrt.journal.manifest import DataFile, Manifest
 from smqrt.journal.parquet_files import HourFile, Shred, Unnamed, hour_of
+from smqrt.journal.payload_schema import TypedColumn
+from smqrt.journal.segment import remove_summary
 from smqrt.journal.settings import CompactSettings, JournalSettings
 
 Step = Callable[[str], None]
@@ -131,9 +131,9 @@ def compact(
 def rows_to_compact(journal: Path, options: CompactOptions = CompactOptions()) -> int:
     """Returns how many rows `compact` would take from segments."""
     through, rows = manifest.load(journal).nodes, 0
-    for folder in index.node_folders(journal):
+    for folder in segment.node_folders(journal):
         wanted = (one for one in sealed(folder, options) if one.end > through.get(folder.name, 0))
-        rows += sum(entry.rows for one in wanted for entry in index.read_index(one.path))
+        rows += sum(entry.rows for one in wanted for entry in segment.read_index(one.path))
     return rows
 
 
@@ -167,7 +167,7 @@ class _Run:
         self._faults: list[JournalError] = []
 
     def whole(self) -> CompactResult:
-        for folder in index.node_folders(self._journal):
+        for folder in segment.node_folders(self._journal):
             lock = segment.lock(folder) if self._options.everything else -1
             try:
                 self._node(folder)
@@ -287,7 +287,7 @@ class _Run:
             if not self._is_over(state, folder.name, one) or not _commits_are_known(one.path):
                 self._done.waiting += 1
                 continue
-            one.path.with_suffix(index.INDEXED).unlink(missing_ok=True)
+            one.path.with_suffix(segment.INDEXED).unlink(missing_ok=True)
             self._step("index removed")
             one.path.unlink(missing_ok=True)
             remove_summary(one.path)
@@ -297,7 +297,7 @@ class _Run:
 
     def _is_over(self, state: Manifest, node: str, one: _Sealed) -> bool:
         """Whether the grace of a segment is over: it counts from when the files with its rows got their names."""
-        holders = state.files(node, index.first_seq(one.path), one.end)
+        holders = state.files(node, segment.first_seq(one.path), one.end)
         return all(_age_s(self._journal / file.path) >= self._options.grace_s for file in holders)
 
 
@@ -322,9 +322,9 @@ def sealed(folder: Path, options: CompactOptions = CompactOptions()) -> list[_Se
     Raises:
         JournalError: the batches of one don't lead to the next.
     """
-    paths = index.paths(folder)
-    ends = [index.first_seq(path) for path in paths[1:]]
-    if paths and options.everything and (entries := index.read_index(paths[-1])):
+    paths = segment.paths(folder)
+    ends = [segment.first_seq(path) for path in paths[1:]]
+    if paths and options.everything and (entries := segment.read_index(paths[-1])):
         ends.append(entries[-1].next_seq)
     found = [_Sealed(path, end, path.stat().st_size) for path, end in zip(paths, ends, strict=False)]
     return [one for one in found if _is_old(one.path, options.after_s)]
@@ -378,15 +378,15 @@ def _by_hour(group: Sequence[_Sealed]) -> Iterator[_Piece]:
                 at += rows
 
 
-def _batches(one: _Sealed) -> Iterator[tuple[index.BatchEntry, Any, str]]:
+def _batches(one: _Sealed) -> Iterator[tuple[segment.BatchEntry, Any, str]]:
     """Yields (entry, batch, broker) of a segment, each batch checked before: the segment will go."""
     from pyarrow import ipc, memory_map
 
-    entries = index.read_index(one.path)
-    index.check(entries, one.path)
-    reached = entries[-1].next_seq if entries else index.first_seq(one.path)
+    entries = segment.read_index(one.path)
+    segment.check(entries, one.path)
+    reached = entries[-1].next_seq if entries else segment.first_seq(one.path)
     follows = reached == one.end or numbers.is_gap(reached, one.end)
-    if not follows or (entries and entries[0].first_seq != index.first_seq(one.path)):
+    if not follows or (entries and entries[0].first_seq != segment.first_seq(one.path)):
         raise _damaged(one.path, f"its batches end at {reached}, the next segment begins at {one.end}")
     if not entries:
         return
@@ -407,7 +407,7 @@ def _commits_are_known(path: Path) -> bool:
 
 
 def _damaged(path: Path, what: str) -> JournalError:
-    return JournalError(f"{path} can't be compacted: {what}; {index.REMEDY}.")
+    return JournalError(f"{path} can't be compacted: {what}; {segment.REMEDY}.")
 
 
 def arguments(settings: JournalSettings) -> list[str]:

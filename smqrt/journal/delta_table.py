@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
 from smqrt.errors import JournalError
-from smqrt.journal import locations, manifest, parquet_files, retention, tables
+from smqrt.journal import files as locations
+from smqrt.journal import manifest, parquet_files, retention, tables
 from smqrt.journal.manifest import DataFile
 from smqrt.journal.timestamps import iso
 

@@ -22,9 +22,8 @@ from gevent.threadpool import ThreadPool
 
 from smqrt.errors import JournalError
 from smqrt.journal import committed, readers, retention
-from smqrt.journal.index import BatchEntry, summary_of
 from smqrt.journal.numbers import NumberReserve
-from smqrt.journal.segment import LOCK, SegmentFile, is_open_at
+from smqrt.journal.segment import LOCK, BatchEntry, SegmentFile, is_open_at, summary_of
 from smqrt.journal.settings import JournalSettings
 from smqrt.journal.timestamps import Clock
 

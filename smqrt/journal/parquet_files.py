@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from smqrt.errors import JournalError
 from smqrt.journal import filters, tables
 from smqrt.journal.files import age_s, crc32_of_file, crc32_of_footer, make_folder, touch
-from smqrt.journal.index import REMEDY
-from smqrt.journal.json_column import TypedColumn
 from smqrt.journal.manifest import MOST_TOPICS, DataFile
+from smqrt.journal.payload_schema import TypedColumn
 from smqrt.journal.planning import PARQUET, Chunk
 from smqrt.journal.record import COLUMNS
+from smqrt.journal.segment import REMEDY
 from smqrt.journal.timestamps import iso
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from smqrt.journal.filters import Filter, WantedTopics
-from smqrt.journal.index import INDEX, TIMES, BatchEntry, check, parse_index, results
 from smqrt.journal.manifest import DataFile, Manifest, ManifestPage, files_between
+from smqrt.journal.segment import INDEX, TIMES, BatchEntry, check, parse_index, results
 
 Offsets = Mapping[str, int]
 """By node, the number of the next row: the start of a range, or its end (exclusive)."""

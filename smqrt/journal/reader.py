@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, index, manifest, numbers, parquet_files, planning, tables
-from smqrt.journal import index as indexes
-from smqrt.journal.files import crc32, there
+from smqrt.journal import arrow, manifest, numbers, parquet_files, planning, tables
+from smqrt.journal import segment as index
+from smqrt.journal import segment as indexes
+from smqrt.journal.files import MOVED, Unreachable, crc32, there
 from smqrt.journal.filters import Filter
-from smqrt.journal.index import DATA, INDEXED, REMEDY, BatchEntry
-from smqrt.journal.locations import MOVED, Unreachable
 from smqrt.journal.manifest import DataFile
 from smqrt.journal.planning import (
     PARQUET,
@@ -31,6 +30,7 @@ from smqrt.journal.planning import (
     segment_file,
 )
 from smqrt.journal.record import Row
+from smqrt.journal.segment import DATA, INDEXED, REMEDY, BatchEntry
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, committed, index, manifest, numbers, readers
+from smqrt.journal import arrow, committed, manifest, numbers, readers, segment
 from smqrt.journal.files import crc32, touch
-from smqrt.journal.index import HAS_TXN, INDEX, INDEXED, REMEDY, RESULTS, BatchEntry, remove_summary
 from smqrt.journal.record import Flag
+from smqrt.journal.segment import HAS_TXN, INDEX, INDEXED, REMEDY, RESULTS, BatchEntry, remove_summary
 
 DAMAGED = ".damaged"
 _NEWEST = 2  # segments with rows: the one that was written to, and the one before it, which may not have been sealed
@@ -84,10 +84,10 @@ def remove_empty(folder: Path, newest: int) -> None:
     Raises:
         OSError: one can't be removed.
     """
-    for path in reversed(index.paths(folder)):
-        if index.first_seq(path) == newest:
+    for path in reversed(segment.paths(folder)):
+        if segment.first_seq(path) == newest:
             continue
-        if index.read_index(path):
+        if segment.read_index(path):
             break
         path.with_suffix(INDEXED).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
@@ -98,12 +98,12 @@ def _repair_newest(folder: Path, schema: bytes) -> tuple[int, int, list[str]]:
     """Returns the number behind the last row, how many bytes were cut off, and what is damaged."""
     next_seq = removed = filled = 0
     damages: list[str] = []
-    for path in reversed(index.paths(folder)):
+    for path in reversed(segment.paths(folder)):
         entries, cut, damaged = _repair(path, schema)
         removed += cut
         damages += damaged
         filled += bool(entries)
-        next_seq = max([next_seq, index.first_seq(path), *(entry.next_seq for entry in entries)])
+        next_seq = max([next_seq, segment.first_seq(path), *(entry.next_seq for entry in entries)])
         if filled == _NEWEST:
             break
     return next_seq, removed, damages
@@ -124,7 +124,7 @@ def _given(folder: Path, next_seq: int) -> tuple[int, list[str]]:
 
 def _repair(path: Path, schema: bytes) -> _Repaired:
     """Cuts off what isn't whole at the end of a segment, and corrects its index."""
-    recorded, found = index.read_index(path), salvage(path)
+    recorded, found = segment.read_index(path), salvage(path)
     if not found.fits:  # nobody knows what to do with it: it stays as it is, and its numbers stay given
         return _Repaired(found.entries, 0, [f"{path}: its batches contradict each other; {REMEDY}"])
     damages = list(_sentences(path, found))
@@ -213,7 +213,7 @@ def salvage(path: Path) -> Salvaged:
     Raises:
         OSError: it can't be read.
     """
-    recorded, first = index.read_index(path), index.first_seq(path)
+    recorded, first = segment.read_index(path), segment.first_seq(path)
     with path.open("rb") as file:
         start = _schema_bytes(file)
         indexed = {(entry.offset, entry.first_seq): entry for entry in recorded}

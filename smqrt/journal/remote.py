@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 from urllib.parse import SplitResult, quote, urlsplit
 
 from smqrt.errors import JournalError
-from smqrt.journal import locations, manifest, numbers
-from smqrt.journal.index import DATA, INDEX, INDEXED, REMEDY
-from smqrt.journal.locations import Endpoint, Unreachable, checked_url, trusted_certificates, with_token
+from smqrt.journal import files, manifest, numbers
+from smqrt.journal.files import Endpoint, Unreachable, checked_url, trusted_certificates, with_token
 from smqrt.journal.manifest import DataFile, ManifestPage
 from smqrt.journal.planning import Chunk, JournalSnapshot, Offsets, SealedSegment, SegmentIndex, segment_file
 from smqrt.journal.reader import Journal
+from smqrt.journal.segment import DATA, INDEX, INDEXED, REMEDY
 
 RETRY_S = 60.0
 _BLOCK_BYTES = 1 << 20
@@ -55,9 +55,9 @@ def open_journal(
         JournalError: there is no such journal, or the token is missing.
         ArgumentError: it is a URI of another kind.
     """
-    if locations.is_address(location):
+    if files.is_address(location):
         return RemoteJournal(str(location), token, cafile=cafile, retry_s=retry_s)
-    return Journal(locations.journal_folder(location))
+    return Journal(files.journal_folder(location))
 
 
 class RemoteJournal(Journal):

@@ -28,10 +28,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import index, manifest, parquet_files, readers
+from smqrt.journal import manifest, parquet_files, readers
+from smqrt.journal import segment as index
 from smqrt.journal.files import FILE_MODE, make_folder, there
-from smqrt.journal.index import DATA, INDEXED, remove_summary, summary_of
 from smqrt.journal.manifest import DataFile, Manifest
+from smqrt.journal.segment import DATA, INDEXED, remove_summary, summary_of
 from smqrt.journal.settings import JournalSettings
 
 HELD_FOLDER = "held"

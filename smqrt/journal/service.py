@@ -29,20 +29,19 @@ from pathlib import Path
 from typing import IO, NamedTuple, NoReturn, Protocol
 
 from smqrt.errors import ArgumentError, JournalError
+from smqrt.http.access import NothingPrivate
 from smqrt.http.disk import DiskIo
 from smqrt.http.forms import parse_parameters
-from smqrt.http.headers import Span, parse_ranges
+from smqrt.http.headers import HttpError, Span, parse_ranges
 from smqrt.http.message import Request
-from smqrt.http.private import NothingPrivate
 from smqrt.http.resources import IoError
-from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory
 from smqrt.journal import readers
+from smqrt.journal.announcer import JournalEnds, JournalListing, ServedJournal
 from smqrt.journal.commit import MOST_ROWS, OutRow, RowDecoder
 from smqrt.journal.committed import MOST_PARTS, StagedResults, checked_part
 from smqrt.journal.durability import Unconfirmed
-from smqrt.journal.listing import JournalEnds, JournalListing, ServedJournal
-from smqrt.journal.locations import MOVED
+from smqrt.journal.files import MOVED
 from smqrt.journal.parquet_files import RETIRED
 from smqrt.journal.remote import MOST_WAIT_S
 from smqrt.journal.tokens import TOKENS_FILE as TOKENS

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from smqrt.errors import ArgumentError
-from smqrt.journal import locations
+from smqrt.journal import files
 from smqrt.journal.filters import Filter
 from smqrt.journal.payload_schema import merge_schemas
 from smqrt.settings.options import (
@@ -50,7 +50,7 @@ def _path(value: object) -> Path:
     if not isinstance(value, str | Path) or not str(value):
         raise NotThisError
     remedy = "a hub writes to a disk of its own; `smqrt journal export` makes files for other places"
-    return locations.local_folder(value, f"{PREFIX}path:", remedy).expanduser()
+    return files.local_folder(value, f"{PREFIX}path:", remedy).expanduser()
 
 
 def _filters(value: object) -> tuple[str, ...]:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, committed, index, manifest, numbers, recovery, segment
+from smqrt.journal import arrow, committed, manifest, numbers, recovery, segment
 from smqrt.journal.files import MAGIC, crc32, crc32_of_file
-from smqrt.journal.index import DATA, INDEX, INDEXED, BatchEntry
 from smqrt.journal.manifest import DataFile, Manifest
+from smqrt.journal.segment import DATA, INDEX, INDEXED, BatchEntry
 
 _RESTORE = "bring it back from a backup, or read on behind it (--from, startingOffsets)"
 _REBUILD = "the hub makes it again from the batches when it starts, or do it now with --repair"
@@ -72,7 +72,7 @@ def verify(journal: Path, on_file: Callable[[], None] = lambda: None) -> VerifyR
         raise JournalError(f"{journal} is no folder; name the folder of a journal, or of an application that has one.")
     report = VerifyReport()
     try:
-        for node in index.node_folders(journal):
+        for node in segment.node_folders(journal):
             report.faults += _segments(node, report, on_file)
         state = _manifest(journal, report)
         if state is not None:
@@ -116,7 +116,7 @@ def repair(journal: Path, report: VerifyReport) -> int:
 
 def _segments(folder: Path, report: VerifyReport, on_file: Callable[[], None]) -> Iterator[JournalFault]:
     through = _through(folder)
-    paths = index.paths(folder)
+    paths = segment.paths(folder)
     written = _is_written(folder)
     before: tuple[Path, int] | None = None
     for path in paths:
@@ -138,12 +138,12 @@ def _segments(folder: Path, report: VerifyReport, on_file: Callable[[], None]) -
     if (
         paths
         and through
-        and index.first_seq(paths[0]) > through
-        and not numbers.is_gap(through, index.first_seq(paths[0]))
+        and segment.first_seq(paths[0]) > through
+        and not numbers.is_gap(through, segment.first_seq(paths[0]))
     ):
         yield JournalFault(paths[0], f"is the oldest segment, but only rows below {through} are compacted; {_RESTORE}")
     for path in sorted(folder.glob("*" + INDEXED)):
-        if not path.with_suffix(DATA).exists() and index.first_seq(path) >= through:
+        if not path.with_suffix(DATA).exists() and segment.first_seq(path) >= through:
             yield JournalFault(path, f"is the index of a segment that is missing; {_RESTORE}")
 
 
@@ -184,7 +184,7 @@ class _Segment:
 
     def __init__(self, path: Path, newest: bool, written: bool) -> None:
         self._path, self._newest, self._written = path, newest, written
-        self.first = index.first_seq(path)
+        self.first = segment.first_seq(path)
         self.batches = self.rows = 0
         self.next_seq = self.first
 
@@ -207,7 +207,7 @@ class _Segment:
                 self._path, f"its index is empty or gone; {_REBUILD if self._newest else _RESTORE}", self._newest
             )
             return
-        yield from self._entries(index.parse_index(raw), data, end)
+        yield from self._entries(segment.parse_index(raw), data, end)
 
     def _entries(self, entries: list[BatchEntry], data: bytes, end: int) -> Iterator[JournalFault]:
         whole = [self._is_whole(entry, data) for entry in entries]
@@ -368,7 +368,7 @@ def _footer_fault(path: Path, file: DataFile) -> str:
 
 def _others(journal: Path) -> Iterator[JournalFault]:
     snapshots = [journal / committed.COMMITS_FILE, *sorted((journal / "wal").glob(f"*/{committed.COMMITS_FILE}"))]
-    for folder in index.node_folders(journal):
+    for folder in segment.node_folders(journal):
         try:
             numbers.reserved(folder)
         except JournalError as error:

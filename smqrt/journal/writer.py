@@ -26,7 +26,7 @@ from smqrt.broker.broker import Broker
 from smqrt.broker.routes import is_behind, is_received, recorded_destination
 from smqrt.broker.topics import Route, Topic
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import committed, index, recovery, segment
+from smqrt.journal import committed, recovery, segment
 from smqrt.journal.arrow import encode, schema_message
 from smqrt.journal.columns import Piece
 from smqrt.journal.commit import OutRow
@@ -254,7 +254,7 @@ class JournalWriter:
             self._durability.reserve(self._seq + rows)
             if self._seq + rows > self._numbers.below:
                 raise OSError(errno.ETIMEDOUT, "the disk has not kept which numbers are used")
-        self._segment.append(pieces, self._seq, rows, first_us, last_us, flags | (index.HAS_TXN if commit else 0))
+        self._segment.append(pieces, self._seq, rows, first_us, last_us, flags | (segment.HAS_TXN if commit else 0))
         if commit:  # before the segment is sealed: what is saved then has the commits of all its rows
             self._txns.note(*commit)
         self._seq += rows
@@ -444,7 +444,7 @@ class JournalWriter:
         now_us = self._clock.now_us()
         batch = encode(outgoing.rows(self._seq, now_us, "{}:{}".format(*commit) if commit else None))
         try:
-            self._append(len(outgoing), now_us, now_us, batch, commit, index.RESULTS)
+            self._append(len(outgoing), now_us, now_us, batch, commit, segment.RESULTS)
         except OSError as error:
             raise self._refusal(error) from None
 

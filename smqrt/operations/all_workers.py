@@ -3,25 +3,180 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import thread_time
 from typing import Any, NamedTuple
 
 from smqrt.errors import ArgumentError, SmqrtError
-from smqrt.http.status import HttpError
+from smqrt.http.headers import HttpError
 from smqrt.operations import api_handlers as answers
-from smqrt.operations import merge_workers, snapshots, tracing
-from smqrt.operations.api_arguments import Arguments
+from smqrt.operations import snapshots, topic_listener
 from smqrt.operations.api_handlers import Answer, Body
 from smqrt.operations.context import Parts
 from smqrt.operations.metrics import Metrics
+from smqrt.operations.paging import LIMIT, Arguments
 from smqrt.operations.topic_listener import QUESTION as LISTEN
 from smqrt.operations.topic_listener import FarListening, Listener, Listening, listened
 from smqrt.smq.gevent_broker import all_brokers
 from smqrt.workers.fd_channel import Message
 from smqrt.workers.worker_identity import worker_of_hub
 from smqrt.workers.worker_rpc import END, Desk, Events, Fleet, News
+
+# ---- What several workers answer an operator, as one answer: rows side by side, counters summed up.
+
+Answers = dict[int, Any]
+"""By the number of the worker, in their order."""
+
+_SUMS = ("cpu_s", "memory_bytes", "open_files", "open_files_limit", "connections", "hubs", "peers", "queued_bytes",
+         "lua_memory_bytes", "lua_activities", "log_errors", "log_warnings", "log_errors_lately")  # fmt: skip
+_WORST = ("loop_lag_s", "loop_lag_worst_s", "loop_lag_5s_s")
+_OF_A_WORKER = ("pid", "phase", "uptime_s", *_SUMS, *_WORST)
+_OF_A_LISTENER = ("accepted", "open", "refused", "given", "handshakes", "handshakes_failed")
+
+
+def server(answers: Answers, arguments: Arguments) -> object:
+    """Returns the server as a whole, and below `workers` what each of them is."""
+    whole = dict(_first(answers))
+    for name in _SUMS:
+        whole[name] = sum(one[name] for one in answers.values())
+    for name in _WORST:
+        whole[name] = max(one[name] for one in answers.values())
+    told = dict.fromkeys(text for one in answers.values() for text in one["obstacles"])
+    whole["obstacles"], whole["ready"] = list(told), not told
+    whole["workers"] = [
+        {"worker": number, **{name: one[name] for name in _OF_A_WORKER}} for number, one in answers.items()
+    ]
+    return whole
+
+
+def listeners(answers: Answers, arguments: Arguments) -> object:
+    """Returns the ports, with the sums of their counters."""
+    by_name = {number: {one["name"]: one for one in rows} for number, rows in answers.items()}
+    return [
+        {**row, **{name: sum(one[row["name"]][name] for one in by_name.values()) for name in _OF_A_LISTENER}}
+        for row in _first(answers)
+    ]
+
+
+def side_by_side(answers: Answers, arguments: Arguments) -> object:
+    """Returns the rows of all, each with its worker."""
+    return [{**row, "worker": number} for number, rows in answers.items() for row in rows]
+
+
+def first(answers: Answers, arguments: Arguments) -> object:
+    """Returns what worker 0 says; it is the only one that knows."""
+    return _first(answers)
+
+
+def apps(answers: Answers, arguments: Arguments) -> object:
+    """Returns the applications; one that does not run everywhere is shown as the worker has it that has the trouble."""
+    rows = {row["name"]: row for row in _first(answers)}
+    for number, answer in answers.items():
+        for row in answer:
+            if rows.get(row["name"], row)["state"] == "running" != row["state"]:
+                rows[row["name"]] = {**row, "worker": number}
+    return list(rows.values())
+
+
+def limits(answers: Answers, arguments: Arguments) -> object:
+    """Returns the limits, with how often each was reached in all, and what was refused last."""
+    merged = []
+    for rows in zip(*answers.values(), strict=False):
+        latest = max(rows, key=lambda row: row["last_at"] or "")
+        merged.append({**latest, "reached": sum(row["reached"] for row in rows)})
+    return merged
+
+
+def peers(answers: Answers, arguments: Arguments) -> object:
+    """Returns a page of the clients of all: hubs have their worker in their number, so it is in their order, too."""
+    sort = arguments.get("sort", "")
+    by_size: dict[str, Callable[[Any], Any]] = {"newest": lambda row: -row["connected_s"]}
+    key = by_size.get(sort, lambda row: row[sort]) if sort else lambda row: (-row["hub"], -row["etid"])
+    return _page(answers, arguments, key, lambda row: str(row["id"]), is_last=bool(sort))
+
+
+def newest(answers: Answers, arguments: Arguments) -> object:
+    """Returns the last endings of connections, or lines of the log, of all, the newest first. Their numbers are each
+    worker's own: no page is behind."""
+    return _page(answers, arguments, lambda row: row["at"], lambda row: str(row["number"]), is_last=True)
+
+
+def traces(answers: Answers, arguments: Arguments) -> object:
+    """Returns the last lines that each application traced, in any worker, in the order of their time."""
+    limit = int(arguments.get("limit", LIMIT))
+    lines: dict[str | None, list[Any]] = {row["app"]: [] for row in _first(answers)}
+    for number, rows in answers.items():
+        for row in rows:
+            lines.setdefault(row["app"], []).extend({**line, "worker": number} for line in row["lines"])
+    return [{"app": app, "lines": sorted(found, key=lambda one: one["at"])[-limit:]} for app, found in lines.items()]
+
+
+def _page(
+    answers: Answers, arguments: Arguments, key: Callable[[Any], Any], after: Callable[[Any], str], is_last: bool
+) -> object:
+    rows: Any = side_by_side({number: page["items"] for number, page in answers.items()}, arguments)
+    rows.sort(key=key, reverse=True)
+    limit = int(arguments.get("limit", LIMIT))
+    has_more = len(rows) > limit or any(page["after"] is not None for page in answers.values())
+    items = rows[:limit]
+    return {
+        "items": items,
+        "after": after(items[-1]) if items and has_more and not is_last else None,
+        "total": sum(page["total"] for page in answers.values()),
+    }
+
+
+def _first(answers: Answers) -> Any:
+    return next(iter(answers.values()))
+
+
+MERGES: dict[str, Callable[[Answers, Arguments], object]] = {
+    "server": server,
+    "listeners": listeners,
+    "hubs": side_by_side,
+    "apps": apps,
+    "journals": side_by_side,
+    "pipelines": first,
+    "limits": limits,
+    "clusters": side_by_side,
+    "peers": peers,
+    "closed": newest,
+    "log": newest,
+    "traces": traces,
+}
+"""By the address below `/api/v1/`; others are answered by one worker."""
+
+
+def metrics(texts: dict[int, str]) -> str:
+    """Returns the metrics of all workers as one text, with the label `worker`.
+
+    Args:
+        texts: in the text format of Prometheus, by worker.
+    """
+    families: dict[str, list[str]] = {}
+    for number, text in texts.items():
+        family: list[str] = []
+        is_known = False
+        for line in text.split("\n"):
+            if line.startswith("# HELP "):
+                name = line.split(" ", 3)[2]
+                is_known = name in families
+                family = families.setdefault(name, [])
+            if line and not line.startswith("#"):
+                family.append(_labelled(line, number))
+            elif line and not is_known:
+                family.append(line)
+    return "".join(f"{line}\n" for family in families.values() for line in family)
+
+
+def _labelled(line: str, worker: int) -> str:
+    name, brace, rest = line.partition("{")
+    if brace and " " not in name:
+        return f'{name}{{worker="{worker}",{rest}'
+    name, _, value = line.partition(" ")
+    return f'{name}{{worker="{worker}"}} {value}'
+
 
 log = logging.getLogger("smqrt.admin")
 
@@ -94,13 +249,13 @@ class Together:
             return
         found = self._fleet.ask_all({"do": "metrics"})
         texts = {0: b"".join(lines).decode(), **{number: said["answer"] for number, said in found.items()}}
-        yield merge_workers.metrics(texts).encode()
+        yield metrics(texts).encode()
 
     def trace(self, hub: int | None, peer: str, topic: str) -> Events:
         """Yields what `tracing.begin` does, of the worker whose client it is, or of all. A hub that is named is meant
         with those of other workers that go on for the same one. Raises as `tracing.begin`."""
         if self._fleet is None:
-            return tracing.begin(hub, peer, topic)
+            return topic_listener.begin(hub, peer, topic)
         number = _worker_of(["peers", peer], {}) if "." in peer else None
         key = None if hub is None else self.look("hubs", str(hub))["key"]
         question: Message = {"do": "trace", "key": key, "peer": peer, "topic": topic}
@@ -161,7 +316,7 @@ class Together:
         if found[0][0] != 200:
             return found[0]
         given = {number: answer for number, (status, answer) in found.items() if status == 200}
-        return 200, merge_workers.MERGES[words[0]](given, arguments)
+        return 200, MERGES[words[0]](given, arguments)
 
     def _shown(self, asked: Asked, found: dict[int, Answered]) -> Any:
         try:
@@ -205,7 +360,7 @@ def _worker_of(words: Sequence[str], arguments: Arguments) -> int | None:
 
 def _is_for_all(words: Sequence[str]) -> bool:
     """Whether the answers of all workers are merged; of others the first worker has the only one."""
-    return len(words) == 1 and words[0] in merge_workers.MERGES
+    return len(words) == 1 and words[0] in MERGES
 
 
 def _answered(parts: Parts, asked: Sequence[Asked]) -> tuple[list[Answered], float]:
@@ -253,4 +408,4 @@ def _begun(question: Message) -> Events | None:
     """The trace that is asked for; None when it is about a hub that this worker does not have."""
     key = question["key"]
     hub = next((one.number for one in all_brokers() if one.key == key), None)
-    return None if key and hub is None else tracing.begin(hub, question["peer"], question["topic"])
+    return None if key and hub is None else topic_listener.begin(hub, question["peer"], question["topic"])

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from smqrt.errors import ArgumentError
-from smqrt.http.status import HttpError
+from smqrt.http.headers import HttpError
 from smqrt.http.tree import Directory
 from smqrt.loop.scheduling import Turn
 from smqrt.operations.all_workers import Together
-from smqrt.operations.api_arguments import Arguments, known_arguments, whole
 from smqrt.operations.api_handlers import Answer
 from smqrt.operations.metrics import CONTENT_TYPE
+from smqrt.operations.paging import Arguments, known_arguments, whole
 
 if TYPE_CHECKING:
     from smqrt.http.message import Request

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from smqrt.errors import ArgumentError, ClosedError, CloseReason
-from smqrt.http.status import HttpError
-from smqrt.operations import clusters, log_snapshots, snapshots
-from smqrt.operations.api_arguments import Arguments, known, limit_of, none, whole
+from smqrt.http.headers import HttpError
+from smqrt.operations import snapshots
+from smqrt.operations.paging import Arguments, known, limit_of, none, whole
 from smqrt.operations.snapshots import NotThereError
 from smqrt.wire.smq import MAX_NAME_BYTES
 
@@ -191,7 +191,7 @@ PLAIN: dict[str, Callable[[Parts], Answer]] = {
     "journals": snapshots.journals,
     "pipelines": snapshots.pipelines,
     "limits": snapshots.limits,
-    "clusters": lambda parts: clusters.clusters(),
+    "clusters": lambda parts: snapshots.clusters(),
 }
 
 
@@ -225,12 +225,12 @@ def _closed(parts: Parts, arguments: Arguments) -> Answer:
 
 def _log(parts: Parts, arguments: Arguments) -> Answer:
     known(dict(arguments), ("limit",))
-    return log_snapshots.log(parts, limit_of(arguments))
+    return snapshots.log_rows(parts, limit_of(arguments))
 
 
 def _traces(parts: Parts, arguments: Arguments) -> Answer:
     known(dict(arguments), ("limit",))
-    return log_snapshots.traces(parts, limit_of(arguments))
+    return snapshots.traces(parts, limit_of(arguments))
 
 
 PAGED: dict[str, Callable[[Parts, Arguments], Answer]] = {

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 
-from smqrt.apps.lua.apps import Application
+from smqrt.apps.lua.applications import Application
 from smqrt.apps.lua.vm import Vm
 from smqrt.http.server import HttpServer
-from smqrt.operations.health import Health
-from smqrt.operations.log_tail import LogTail
-from smqrt.operations.loop_delay import LoopLag
+from smqrt.operations.health import Health, LoopLag
+from smqrt.operations.logs import LogTail
 from smqrt.server.listeners import Listeners
 
 

@@ -15,7 +15,7 @@ from gevent.event import Event
 
 import smqrt
 from smqrt.errors import StartError
-from smqrt.loop.disk_threads import DiskThreads
+from smqrt.loop.threads import DiskThreads
 from smqrt.settings.limit_register import Limit
 
 if TYPE_CHECKING:

@@ -7,35 +7,229 @@ These functions run in a greenlet, and let others run while they look at many th
 
 from __future__ import annotations
 
+import json
+import logging
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
 import gevent
 
 import smqrt
-from smqrt.apps.lua.apps import Application
-from smqrt.broker.outbox import Held, Outbox
+from smqrt.apps.lua.applications import Application
+from smqrt.broker.outbox import Drop, Held, Outbox
 from smqrt.broker.session import Session
 from smqrt.broker.topics import Topic, Traffic
+from smqrt.cluster.channel import AppChannel
+from smqrt.cluster.clustered_broker import Member
+from smqrt.cluster.engines.mesh import Dialer, Mesh, Missing, open_meshes
+from smqrt.cluster.link import Link
 from smqrt.errors import ArgumentError
 from smqrt.journal import writer
 from smqrt.loop.scheduling import Turn
-from smqrt.operations import paging, pipeline_states, process
+from smqrt.loop.threads import DiskThreads
+from smqrt.operations import health as process
+from smqrt.operations import paging
 from smqrt.operations.context import Parts
-from smqrt.operations.paging import LIMIT, Page
+from smqrt.operations.logs import Entry
+from smqrt.operations.paging import LIMIT, Page, check_limit
 from smqrt.settings.limit_register import snapshot as limit_states
 from smqrt.smq import close_log
-from smqrt.smq.close_reasons import Closed, ending_of
+from smqrt.smq.close_log import Closed, ending_of
 from smqrt.smq.gevent_broker import GeventBroker, all_brokers
 from smqrt.transport.admission import open_connections
 from smqrt.transport.listener import Listener
 from smqrt.transport.origins import is_loopback
+from smqrt.wire.link_packets import Refusal
+
+# ---- The clusters that this process is in, as an operator sees them: its links to other nodes, the addresses where it
+# looks for some, its hubs, and the channels of its applications (help: cluster).
 
 Snapshot = dict[str, object]
+
+_SHOWN = 1024
+"""Links, addresses, hubs and channels that are shown: a node has at most 1023 others."""
+
+
+def clusters() -> list[Snapshot]:
+    """Returns a row for each node that this process is: one, unless an application has made more with `smq.mtl`."""
+    return [_node(one) for one in list(open_meshes)]
+
+
+def _node(mesh: Mesh) -> Snapshot:
+    node = mesh.node
+    return {
+        "node": node.number,
+        "fixed": node.is_fixed,
+        "links": [_link(one) for one in links(mesh)[:_SHOWN]],
+        "links_lost": node.links_lost,
+        "refused": {Refusal(code).name.lower(): count for code, count in sorted(node.refused.items()) if code},
+        "addresses": [_address(one) for one in mesh.dialers[:_SHOWN]],
+        "missing": [_missing(mesh, one) for one in mesh.expected.missing()[:_SHOWN]],
+        "hubs": [_hub(one) for one in list(node.members.values())[:_SHOWN]],
+        "channels": [_channel(one) for one in list(node.channels.values())[:_SHOWN]],
+    }
+
+
+def links(mesh: Mesh) -> list[Link]:
+    """Returns the links that are up, in the order of the other nodes' numbers."""
+    return sorted(mesh.node.links.values(), key=lambda link: link.number)
+
+
+def _link(link: Link) -> Snapshot:
+    now_s = link.node.clock_s()
+    return {
+        "node": link.number,
+        "via": link.transport.via,
+        "since_s": round(now_s - link.since_s, 3),
+        "silent_s": round(now_s - link.heard_s, 3),
+        "round_trip_ms": None if link.round_trip_s is None else round(link.round_trip_s * 1000, 3),
+        "queued_bytes": link.transport.outbox.queued_bytes,
+        "unacknowledged_bytes": link.unacked_bytes,
+        "sent_bytes": link.sent_bytes,
+        "received_bytes": link.transport.worked_off_bytes,
+    }
+
+
+def _address(dialer: Dialer) -> Snapshot:
+    state = "this node" if dialer.is_self else "linked" if dialer.up else "not linked"
+    return {"address": dialer.address, "state": state, "why": "" if dialer.up or dialer.is_self else dialer.why}
+
+
+def _missing(mesh: Mesh, one: Missing) -> Snapshot:
+    return {"to": one.to, "why": one.why, "for_s": round(mesh.node.clock_s() - one.since_s, 3)}
+
+
+def _hub(member: Member) -> Snapshot:
+    broker: Any = member.broker
+    return {
+        "cluster": member.name,
+        "hub": broker.number,
+        "app": broker.app,
+        "nodes": sorted(one.number for one in member.remotes),
+        "joining": sorted(one.number for one in member.remotes if not one.synced),
+        "peers": len(broker.sessions),
+        "phantoms": len(member.phantoms),
+        "interest": len(member.interest),
+        "lost": {reason.name.lower(): broker.stats.drops[reason] for reason in (Drop.LINK_LOST, Drop.LINK_SLOW)},
+    }
+
+
+def _channel(channel: AppChannel) -> Snapshot:
+    name = channel.name.decode("utf-8", "replace")
+    return {"channel": name, "nodes": sorted(channel.nodes()), **channel.counts()}
+
+
+def members() -> Iterable[tuple[GeventBroker, Member]]:
+    """Returns the hubs of this process that are in a cluster."""
+    return [(one, one.cluster) for one in all_brokers() if isinstance(one.cluster, Member)]
+
+
+# ---- States of the queries of pipelines, which run in processes of their own: read from the files that these write.
+
+log = logging.getLogger("smqrt.admin")
+
+FOLDER, FILE = ".pipelines", "status.json"
+QUERIES, BYTES = 500, 1 << 16
+"""So many queries are looked at, and so much of each file."""
+KEYS = {
+    "name": str, "kind": str, "state": str, "batch": int, "batch_ms": int, "rows": int, "rows_per_s": float,
+    "lag_rows": int, "lag_s": float, "published": int, "error": str, "trouble": str, "updated": float,
+}  # fmt: skip
+"""What is told of a query, and its type."""
+
+_threads = DiskThreads("of the pipelines")
+
+
+def queries(folders: Sequence[Path]) -> dict[Path, list[dict[str, object]]]:
+    """Returns what is known of the queries of the applications in these folders; blocks the greenlet. None when the
+    disk does not answer."""
+    if not folders:
+        return {}
+    try:
+        return _threads.call(_read_all, list(folders))
+    except TimeoutError as error:
+        log.warning("the states of pipelines can't be read: %s", error)
+        return {}
+
+
+def _read_all(folders: list[Path]) -> dict[Path, list[dict[str, object]]]:
+    return {folder: list(filter(None, map(_read, _files(folder)))) for folder in folders}
+
+
+def _files(folder: Path) -> list[Path]:
+    with suppress(OSError):
+        return sorted((folder / FOLDER).glob(f"*/{FILE}"))[:QUERIES]
+    return []
+
+
+def _read(path: Path) -> dict[str, object] | None:
+    """In a thread. A file that is no status is left out."""
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(BYTES))
+        return {name: kind(found[name]) for name, kind in KEYS.items() if name in found}
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+
+
+# ---- Snapshots of the end of the log, and of what applications traced last.
+
+ORDERED = "microseconds"
+"""Times of lines are so exact, since those of several workers are put in their order."""
+
+
+def log_rows(parts: Parts, limit: int = LIMIT) -> Snapshot:
+    """Returns the last errors and warnings of the log, the newest first, as a page that has none behind it.
+
+    Args:
+        parts: the server.
+        limit: items, 1 to 1000; the last 200 are kept.
+
+    Raises:
+        ArgumentError: the limit is none.
+    """
+    check_limit(limit)
+    items = [_entry(one) for one in islice(parts.log.newest_first(), limit)]
+    return {"items": items, "after": None, "total": parts.log.errors + parts.log.warnings}
+
+
+def _entry(one: Entry) -> Snapshot:
+    return {
+        "number": one.number,
+        "at": iso(one.at_s, ORDERED),
+        "level": one.level,
+        "logger": one.logger,
+        "text": one.text,
+    }
+
+
+def traces(parts: Parts, limit: int = LIMIT) -> list[Snapshot]:
+    """Returns what each application traced last: `app`, its name, and `lines`. Behind them, with None for a name, what
+    belongs to none: timers, events, greenlets.
+
+    Args:
+        parts: the server.
+        limit: lines of each, 1 to 1000; the last 200 are kept.
+
+    Raises:
+        ArgumentError: the limit is none.
+    """
+    check_limit(limit)
+    places: list[tuple[str | None, Path | None]] = [(one.name, one.path.resolve()) for one in parts.applications]
+    return [{"app": name, "lines": _lines(parts, folder, limit)} for name, folder in [*places, (None, None)]]
+
+
+def _lines(parts: Parts, folder: Path | None, limit: int) -> list[Snapshot]:
+    return [{"at": iso(one.at_s, ORDERED), "text": one.text} for one in parts.log.traces(folder)[-limit:]]
+
+
 LATELY_S = 300.0
 """What happened longer ago is no news."""
 _TOPICS_AT_ONCE = 5000
@@ -384,7 +578,7 @@ def journals(parts: Parts) -> list[Snapshot]:
 def pipelines(parts: Parts) -> list[Snapshot]:
     """Returns the processes that run the pipelines of applications, and how their queries do."""
     states = list(parts.pipelines())
-    known = pipeline_states.queries([folder for folder, _ in states])
+    known = queries([folder for folder, _ in states])
     return [{"path": str(folder), "state": state, "queries": known.get(folder, [])} for folder, state in states]
 
 

@@ -25,10 +25,10 @@ from pyspark.sql.types import StructField, StructType
 
 from smqrt.errors import PipelineError
 from smqrt.journal.record import COLUMNS
-from smqrt.pipeline import option_values, processors
+from smqrt.pipeline import api, processors
 from smqrt.pipeline.api import Declaration
-from smqrt.pipeline.column_names import column, quoted
 from smqrt.pipeline.processors import EVENT_TIME, NO_TIMERS, PROCESSING_TIME
+from smqrt.pipeline.references import column, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -435,4 +435,4 @@ def _rate(declaration: Declaration) -> tuple[str, RateRule]:
 
 
 def _microseconds(duration: str) -> int:
-    return option_values.milliseconds(duration) * 1000
+    return api.milliseconds(duration) * 1000

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
+import shutil
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from smqrt.errors import PipelineError, SmqrtError
+from smqrt.journal import files as locations
 from smqrt.journal.remote import open_journal
-from smqrt.pipeline import checkpoint, failing_rows, references, replacing, session, sinks, tables
+from smqrt.pipeline import checkpoint, failing_rows, process, references, session, sinks, stateful_plan, tables
 from smqrt.pipeline.api import Declaration
-from smqrt.pipeline.checkpoint import Offsets, QueryStart
-from smqrt.pipeline.corrections import Corrections
+from smqrt.pipeline.checkpoint import Offsets, QueryStart, Ranges
 from smqrt.pipeline.discover import Catalog
 from smqrt.pipeline.failures import planning_error
 from smqrt.pipeline.graph import Frames, Graph, JournalSource
@@ -21,7 +29,402 @@ from smqrt.pipeline.sinks import as_messages
 from smqrt.pipeline.tables import LakeTable
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+# ---- Versions of what backfills publish: of the results of a range, those are published that are not out already.
+#
+# <state>/<query>/versions/v2.3f2a9c1b5d7e/results        Parquet: all results of the range, in order, each with its
+# hash
+# <state>/<query>/versions/v2.3f2a9c1b5d7e/version.json   number, range, versions that it is compared with, done or not
+#
+# The folder is complete before the first result is published, and its name is the key of the commit. So a call that was
+# interrupted is finished from the folder by the next one, whatever has become of the query meanwhile.
+
+FOLDER = "versions"
+_FILE, _RESULTS, _UNFINISHED = "version.json", "results", ".new"
+_MESSAGE = ("topic", "subtopic", "payload")
+
+Publish = Callable[["DataFrame", str, bool], int]
+"""Publishes messages under the key of a commit, many or few; returns how many the hub didn't have."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """One set of results.
+
+    Attributes:
+        name: of its folder, never used again.
+        number: 1, 2, …
+        start, end: the range of the journal, the next seq of each node.
+        known: names of the versions whose results were out already.
+        rows, new: how many results there are, and how many of them are published with this version.
+        done: whether they have been.
+    """
+
+    name: str
+    number: int
+    start: Offsets
+    end: Offsets
+    known: list[str]
+    rows: int
+    new: int
+    done: bool = False
+
+
+class Corrections:
+    """The versions of one query.
+
+    Args:
+        spark: the session.
+        query: `<state>/<name>`.
+        publish: as `Publish` says; the key begins with the name of the query.
+
+    Raises:
+        PipelineError: another process is publishing some.
+    """
+
+    def __init__(self, spark: SparkSession, query: Path, publish: Publish) -> None:
+        self._spark, self._query, self._publish = spark, query, publish
+        self._folder = query / FOLDER
+
+    def publish(self, messages: DataFrame, start: Offsets, end: Offsets) -> Iterator[str]:
+        """Publishes the results of a range that are not out, under a new version.
+
+        Args:
+            messages: all results, of what `sinks.as_messages` returned.
+            start, end: the range.
+
+        Yields:
+            What was done, one sentence each.
+        """
+        with self._alone():
+            for leftover in self._folder.glob(f"*{_UNFINISHED}"):
+                shutil.rmtree(leftover)
+            for version in self._versions():
+                if not version.done:
+                    yield f"{self._finish(version)}, with which an earlier call did not come to its end"
+            yield self._new(messages, start, end)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        working = process.running(self._folder)
+        if working is not None:
+            raise PipelineError(
+                f"{self._query.name}: results are being published already, by process {working}; wait for its end."
+            )
+        process.claim(self._folder)
+        try:
+            yield
+        finally:
+            process.release(self._folder)
+
+    def _new(self, messages: DataFrame, start: Offsets, end: Offsets) -> str:
+        versions = self._versions()
+        known = [
+            one
+            for one in versions
+            if self._counts(one, versions) and checkpoint.overlap(start, end, one.start, one.end)
+        ]
+        number = max((one.number for one in versions), default=0) + 1
+        name = f"v{number}.{secrets.token_hex(6)}"
+        fresh = self._folder / f"{name}{_UNFINISHED}"
+        _numbered(messages).write.parquet(_path(fresh / _RESULTS))
+        version = Version(name, number, start, end, [one.name for one in known], 0, 0)
+        rows = self._results(fresh).count()
+        version = replace(version, rows=rows, new=self._unpublished(version, fresh).count())
+        if not version.new:
+            shutil.rmtree(fresh)
+            return _nothing_new(version, known)
+        checkpoint.write_json(fresh / _FILE, asdict(version))
+        fresh.rename(self._folder / name)
+        return self._finish(version)
+
+    def _finish(self, version: Version) -> str:
+        folder = self._folder / version.name
+        messages = self._unpublished(version, folder).orderBy("at").select(*_MESSAGE)
+        key = f"backfill.{self._query.name}.{version.name}"
+        self._publish(messages, key, version.new > sinks.MANY_ROWS)
+        checkpoint.write_json(folder / _FILE, asdict(replace(version, done=True)))
+        for other in self._versions():
+            if not self._counts(other, [version]):
+                shutil.rmtree(self._folder / other.name)
+        same = version.rows - version.new
+        as_before = f"; {same:,} more are out already, as they are" if same else ""
+        return f"{version.new:,} published as version {version.number}{as_before}"
+
+    def _versions(self) -> list[Version]:
+        files = [path for path in self._folder.glob(f"v*/{_FILE}") if path.parent.suffix != _UNFINISHED]
+        found = [cast("dict[str, Any]", checkpoint.read_json(path)) for path in files]
+        return sorted((Version(**one) for one in found), key=lambda one: one.number)
+
+    @staticmethod
+    def _counts(version: Version, others: list[Version]) -> bool:
+        """Whether no later version has all of its range, and takes its place."""
+        later = [one for one in others if one.number > version.number]
+        return not any(checkpoint.covers(one.start, one.end, version.start, version.end) for one in later)
+
+    def _results(self, folder: Path) -> DataFrame:
+        return self._spark.read.parquet(_path(folder / _RESULTS))
+
+    def _unpublished(self, version: Version, folder: Path) -> DataFrame:
+        """Of results that are alike so many are out as other versions have of them."""
+        from pyspark.sql import functions as F
+
+        found = self._results(folder)
+        there = [self._folder / name for name in version.known if (self._folder / name).is_dir()]
+        if not there:
+            return found
+        known = self._results(there[0])
+        for other in there[1:]:
+            known = known.unionByName(self._results(other))
+        counts = known.groupBy("hash").agg(F.count("*").alias("known"))
+        return found.join(counts, "hash", "left").where(F.col("nth") > F.coalesce("known", F.lit(0)))
+
+
+def _numbered(messages: DataFrame) -> DataFrame:
+    """Adds the place of each message, a hash of it, and which one it is of those that are alike."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    whole = F.to_json(F.struct("topic", "subtopic", F.base64("payload").alias("payload")))
+    placed = messages.select(*_MESSAGE, F.monotonically_increasing_id().alias("at"), F.sha2(whole, 256).alias("hash"))
+    return placed.withColumn("nth", F.row_number().over(Window.partitionBy("hash").orderBy("at")))
+
+
+def _path(folder: Path) -> str:
+    return f"file://{folder.absolute()}"
+
+
+def _nothing_new(version: Version, known: list[Version]) -> str:
+    if not version.rows:
+        return "nothing published: there are no results in this range"
+    numbers = " and ".join(str(one.number) for one in known)
+    return f"nothing published: all {version.rows:,} results are out already, with version {numbers}"
+
+
+# ---- Replacement of rows of a table by those that a backfill has computed: readers see the old ones, then the new
+# ones.
+#
+# A table with commits gets one that removes all files and adds others. One of plain Parquet files gets a folder beside
+# it, and a file that says which folders count, which is replaced as a whole (see `tables.show_version`).
+
+_INFERRED = "spark.sql.sources.partitionColumnTypeInference.enabled"
+
+
+@contextmanager
+def standing_still(query: Path, declaration: Declaration) -> Iterator[None]:
+    """Keeps a query from being started while its rows are replaced.
+
+    Args:
+        query: `<state>/<name>`.
+        declaration: the query.
+
+    Raises:
+        PipelineError: it runs.
+    """
+    if working := process.running(query) or process.elsewhere(query):
+        where = f"as process {working}" if isinstance(working, int) else f"on {working}"
+        raise PipelineError(
+            f"{declaration.where}: {declaration.name} is running, {where}: end it with smqrt pipeline stop "
+            f"{declaration.name}, replace its rows, and run it again; it goes on where it was."
+        )
+    process.claim(query)
+    try:
+        yield
+    finally:
+        process.release(query)
+
+
+def stream_end(query: Path, declaration: Declaration) -> Offsets | None:
+    """Returns where the rows end that a query has written itself: what comes after is written when it goes on.
+
+    Args:
+        query, declaration: as for `standing_still`.
+
+    Returns:
+        None when it never ran.
+
+    Raises:
+        PipelineError: nobody knows.
+    """
+    began = checkpoint.start_offsets(query)
+    if began is None:
+        return None
+    name = declaration.name
+    if not checkpoint.exists(query):
+        raise PipelineError(
+            f"{declaration.where}: {name}: there is no checkpoint in {query}, and so nobody knows which rows its table "
+            f"has: smqrt pipeline run {name} --once first, which says where it goes on."
+        )
+    if checkpoint.last_begun_batch(query) > checkpoint.last_batch(query):
+        raise PipelineError(
+            f"{declaration.where}: {name}: its last micro-batch is not done: smqrt pipeline run {name} --once does it, "
+            "then rows can be replaced."
+        )
+    return checkpoint.committed_offsets(query) or began
+
+
+def check_stateless(stream: DataFrame, declaration: Declaration) -> None:
+    """Makes sure that no row of a range is still to come from what a checkpoint remembers.
+
+    Args:
+        stream: the result of the query as a stream.
+        declaration: the query.
+
+    Raises:
+        PipelineError: it has windows, joins or the like.
+    """
+    harmless = (stateful_plan.DISTINCT, stateful_plan.DISTINCT_WITHIN)
+    kinds = [one.kind for one in stateful_plan.operators_of(stream, declaration) or () if one.kind not in harmless]
+    if kinds:
+        raise PipelineError(
+            f"{declaration.where}: {declaration.name} remembers rows in its checkpoint ({', '.join(kinds)}), of which "
+            f"results are still to come: they can't be replaced beside it. smqrt pipeline reset {declaration.name} and "
+            "run --from earliest compute all anew."
+        )
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """New rows for a range of the journal.
+
+    Attributes:
+        declaration: of the table.
+        query: `<state>/<name>`.
+        location: folder or URI of the table.
+        start, end: the range, the next seq of each node.
+        key: of this backfill, a part of a file's name.
+        stream_end: what `stream_end` has returned.
+    """
+
+    declaration: Declaration
+    query: Path
+    location: str
+    start: Offsets
+    end: Offsets
+    key: str
+    stream_end: Offsets | None
+
+    def apply(self, frame: DataFrame) -> str:
+        """Replaces the rows of the range; returns what was done.
+
+        Args:
+            frame: the rows that are to be there.
+
+        Raises:
+            PipelineError: nobody knows which rows of the table are those of the range.
+        """
+        rows = sinks.partitioned(frame, self.declaration)
+        if table := tables.open_lake_table(self.declaration, self.location):
+            return self._in_lake(rows, table)
+        if locations.is_elsewhere(self.location):
+            raise PipelineError(
+                f"{self.declaration.where}: {self.declaration.name}: rows of a table of plain Parquet files can be "
+                f"replaced on this machine only, and {self.location} is elsewhere: take format='delta' or 'iceberg'."
+            )
+        return self._in_folders(rows)
+
+    def _in_lake(self, rows: DataFrame, table: tables.LakeTable) -> str:
+        parts = self._parts()
+        if table.exists() and any(not self._covers(range_) for range_ in parts.values()):
+            old = tables.lake_frame(rows.sparkSession, self.location)
+            rows = rows.unionByName(self._others(old, rows), allowMissingColumns=True)
+        version = table.replace(rows, f"replaced.{self.declaration.name}:{self.key}")
+        checkpoint.add_table_range(self.query, f"{self.location}{tables.BACKFILL}{self.key}", self.start, self.end)
+        return f"rows replaced in {self.location}, version {version}"
+
+    def _in_folders(self, rows: DataFrame) -> str:
+        parts = {name: range_ for name, range_ in self._parts().items() if self._overlaps(range_)}
+        cut = {name: range_ for name, range_ in parts.items() if not self._covers(range_)}
+        for name in cut:
+            with _as_texts(rows.sparkSession):
+                old = tables.folder_frame(rows.sparkSession, name)
+            rows = rows.unionByName(self._others(old, rows), allowMissingColumns=True)
+        tables.remove_hidden(self.location)
+        folder = f"{self.location}{tables.VERSION}{self.key}.{secrets.token_hex(3)}"
+        by = self.declaration.options["partition_by"]
+        writer = rows.write.mode("overwrite")
+        (writer.partitionBy(*by) if by else writer).parquet(folder)
+        process.crash_at("before_replace", 0)
+        self._move_stream(parts)
+        checkpoint.add_table_range(self.query, folder, *_hull([(self.start, self.end), *cut.values()]))
+        process.crash_at("amid_replace", 0)
+        version = tables.show_version(self.location, folder, parts)
+        process.crash_at("after_replace", 0)
+        return f"rows replaced in {self.location}, version {version}"
+
+    def _move_stream(self, replaced: Ranges) -> None:
+        """Lets the stream go on in another folder when the one that it wrote to is replaced."""
+        folder = checkpoint.table_folder(self.query) or self.location
+        if self.stream_end is not None and folder in replaced and checkpoint.exists(self.query):
+            fresh = f"{self.location}{tables.BACKFILL}{secrets.token_hex(6)}"
+            tables.continue_log(folder, fresh)
+            checkpoint.add_table_range(self.query, folder, *replaced[folder])
+            checkpoint.keep_table_folder(self.query, fresh, self.stream_end)
+
+    def _parts(self) -> Ranges:
+        """What the table is made of, and the rows of the journal that each was made of."""
+        found = checkpoint.written_ranges(self.query)
+        began = checkpoint.start_offsets(self.query)
+        if began is not None and self.stream_end is not None and checkpoint.last_batch(self.query) >= 0:
+            folder = checkpoint.table_folder(self.query) or self.location
+            found[folder] = (began, self.stream_end)
+        return found
+
+    def _others(self, old: DataFrame, rows: DataFrame) -> DataFrame:
+        """The rows of before that are not of the range, with the types of the new ones."""
+        from pyspark.sql import functions as F
+
+        for each in (old, rows):
+            kinds = dict(each.dtypes)
+            if (kinds.get("node"), kinds.get("seq")) != ("string", "bigint"):
+                raise self._unknown_rows()
+        types = dict(rows.dtypes)
+        columns = [F.col(f"`{name}`").cast(types.get(name, kind)).alias(name) for name, kind in old.dtypes]
+        return old.where(~F.coalesce(self._is_inside(), F.lit(False))).select(*columns)
+
+    def _is_inside(self) -> Column:
+        from pyspark.sql import functions as F
+
+        ranges = [
+            (F.col("node") == node) & (F.col("seq") >= self.start.get(node, 0)) & (F.col("seq") < seq)
+            for node, seq in self.end.items()
+        ]
+        return reduce(or_, ranges)
+
+    def _unknown_rows(self) -> PipelineError:
+        start, end = _hull([(self.start, self.end), *self._parts().values()])
+        return PipelineError(
+            f"{self.declaration.where}: {self.declaration.name}: which rows of its table belong to a part of the "
+            "journal, only columns node and seq of the result would tell, and it has none; replace all of them: "
+            f"--from '{checkpoint.offset_text(start)}' --to '{checkpoint.offset_text(end)}'."
+        )
+
+    def _overlaps(self, other: tuple[Offsets, Offsets]) -> bool:
+        return checkpoint.overlap(self.start, self.end, *other)
+
+    def _covers(self, other: tuple[Offsets, Offsets]) -> bool:
+        return checkpoint.covers(self.start, self.end, *other)
+
+
+def _hull(ranges: list[tuple[Offsets, Offsets]]) -> tuple[Offsets, Offsets]:
+    """The range from the first to the last row of all of them."""
+    nodes = {node for _, end in ranges for node in end}
+    start = {node: min(first.get(node, 0) for first, last in ranges if node in last) for node in nodes}
+    return start, {node: max(last[node] for _, last in ranges if node in last) for node in nodes}
+
+
+@contextmanager
+def _as_texts(spark: SparkSession) -> Iterator[None]:
+    """Spark takes the folder `hour=07` for the number 7, and would name the next one so."""
+    before: Any = spark.conf.get(_INFERRED)
+    spark.conf.set(_INFERRED, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(_INFERRED, before)
+
 
 _ONCE_MORE = "--replace computes these rows once more and puts them in the place of the old ones"
 
@@ -158,16 +561,16 @@ class _Task:
 
     def _replace(self, spark: SparkSession) -> None:
         declaration = self._declaration
-        with replacing.standing_still(self._folder, declaration):
-            end = replacing.stream_end(self._folder, declaration)
+        with standing_still(self._folder, declaration):
+            end = stream_end(self._folder, declaration)
             if end is not None:
                 start = QueryStart({}, None)
                 graph = self._graph(spark, lambda one: self._rows.stream(spark, one, start, one.name))
-                replacing.check_stateless(graph.frame(declaration), declaration)
+                check_stateless(graph.frame(declaration), declaration)
                 self._end = {node: min(seq, end.get(node, seq)) for node, seq in self._end.items()}
                 self._check_range()
             found = (self._start, self._end, self._key(), end)
-            replacement = replacing.Replacement(declaration, self._folder, self._location, *found)
+            replacement = Replacement(declaration, self._folder, self._location, *found)
             self._report(replacement.apply(self._frame(spark)))
 
     def _write(self, frame: DataFrame) -> None:

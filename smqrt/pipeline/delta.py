@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from smqrt.errors import PipelineError
-from smqrt.journal import locations
+from smqrt.journal import files as locations
 from smqrt.journal.delta_table import import_deltalake, one_line
 from smqrt.journal.reader import Offsets
 from smqrt.pipeline import lake_files, process
-from smqrt.pipeline.column_names import column
+from smqrt.pipeline.references import column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -190,7 +190,7 @@ def _journal(options: DoctorOptions) -> Check:
 
 
 def _hub(options: DoctorOptions) -> Check:
-    from smqrt.journal.locations import HubAddress
+    from smqrt.journal.files import HubAddress
     from smqrt.journal.remote import RemoteJournal
 
     address = HubAddress.of(options.journal, options.token, options.cafile).find()

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from smqrt.errors import PipelineError, SmqrtError
-from smqrt.journal.locations import Unreachable
+from smqrt.journal.files import Unreachable
 from smqrt.pipeline.api import Declaration
 
 _ANOTHER_STATE = (

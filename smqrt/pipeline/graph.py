@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError, SmqrtError
-from smqrt.journal import json_column, locations
+from smqrt.journal import files, payload_schema
 from smqrt.journal.record import Flag
-from smqrt.pipeline import option_values, row_checks, session, stateful_plan
+from smqrt.pipeline import api, row_checks, session, stateful_plan
 from smqrt.pipeline.api import DEFAULT_TRIGGER, Declaration
 from smqrt.pipeline.checkpoint import Offsets, QueryStart
-from smqrt.pipeline.column_names import quoted
 from smqrt.pipeline.discover import Catalog
 from smqrt.pipeline.failures import planning_error
+from smqrt.pipeline.references import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -131,11 +131,11 @@ class Graph:
         known = source.name in self._watermarks or bool(watermark(frame))
         if not options["watermark"] or column not in frame.columns or known:
             return frame
-        self._watermarks[source.name] = column, option_values.milliseconds(options["watermark"])
+        self._watermarks[source.name] = column, api.milliseconds(options["watermark"])
         frame, ahead = row_checks.split_future(frame, source)
         if ahead is not None and options["dead_letter"]:
             self._rejected[source.name].append((options["dead_letter"], ahead))
-        return frame.withWatermark(quoted(column), option_values.spark_duration(options["watermark"]))
+        return frame.withWatermark(quoted(column), api.spark_duration(options["watermark"]))
 
 
 def _check(frame: Any) -> None:
@@ -280,11 +280,11 @@ class JournalSource:
             json=row_checks.compacted_ddl(ddl), computes=False, variant=ddl == row_checks.VARIANT
         )
         frame = history.frame(spark, self._options(spark, source), start, end, wanted)
-        return frame if wanted.json is None else frame.withColumnRenamed(json_column.JSON_COLUMN, row_checks.TYPED)
+        return frame if wanted.json is None else frame.withColumnRenamed(payload_schema.JSON_COLUMN, row_checks.TYPED)
 
     def _options(self, spark: SparkSession, source: Declaration) -> dict[str, str]:
         options = {
-            "url" if locations.is_address(self.location) else "path": self.location,
+            "url" if files.is_address(self.location) else "path": self.location,
             "topics": json.dumps(source.options["topics"]),
             "includePipeline": str(source.options["include_pipeline"]).lower(),
             "failOnDataLoss": str(source.options["fail_on_data_loss"]).lower(),

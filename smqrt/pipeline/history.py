@@ -7,30 +7,40 @@ what is in none of them is a range of numbers, which means the same rows whereve
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import filters, json_column, locations, payload_schema, retention
+from smqrt.errors import ArgumentError, JournalError, PipelineError
+from smqrt.journal import files as locations
+from smqrt.journal import filters, payload_schema, retention
 from smqrt.journal.files import check_footer
 from smqrt.journal.filters import Filter
-from smqrt.journal.index import REMEDY
 from smqrt.journal.manifest import DataFile
 from smqrt.journal.reader import Journal
+from smqrt.journal.reader import Offsets as JournalOffsets
 from smqrt.journal.record import COLUMNS, Flag
 from smqrt.journal.remote import RemoteJournal, open_journal
-from smqrt.pipeline import checkpoint
+from smqrt.journal.segment import REMEDY
+from smqrt.pipeline import checkpoint, failures, session
+from smqrt.pipeline.failures import first_line
 from smqrt.pipeline.row_checks import VARIANT, payload_variant
-from smqrt.pipeline.smq_source import offsets
+from smqrt.pipeline.smq_source import scan
 from smqrt.pipeline.smq_source.options import Offsets, ReadOptions
 
 if TYPE_CHECKING:
+    from pyarrow import RecordBatch, Schema
     from pyspark.sql import Column, DataFrame, SparkSession
+
 
 _CHECKED = {
     # Spark's reader compares the checksums of pages only when told to.
@@ -71,7 +81,7 @@ class ReadColumns:
     @property
     def names(self) -> list[str]:
         """All columns, in their order."""
-        return [*self.columns, *[json_column.JSON_COLUMN] * (self.json is not None), *[VARIANT] * self.variant]
+        return [*self.columns, *[payload_schema.JSON_COLUMN] * (self.json is not None), *[VARIANT] * self.variant]
 
 
 def read_journal(
@@ -202,7 +212,7 @@ def _planned(read: ReadOptions, start: Offsets, end: Offsets, wanted: ReadColumn
     journal, topics = _opened(read), read.filter()
     for _ in range(_ATTEMPTS):
         begin, last = journal.begin(start), journal.end()
-        start, end = offsets.checked(start, end, begin, last, read.fail_on_data_loss)
+        start, end = scan.checked(start, end, begin, last, read.fail_on_data_loss)
         files, through = journal.compacted(start, end, topics)
         ranges = {node: (start.get(node, 0), seq) for node, seq in end.items()}
         plan = _divided(files, through, ranges, lambda file: _is_native(file, topics, wanted))
@@ -311,7 +321,7 @@ def _ddl(wanted: ReadColumns, has_json: bool, has_variant: bool) -> str:
     """Returns the columns to read of a file; Spark reads those that a query needs of these."""
     columns = [f"{column.name} {column.type}" for column in COLUMNS]
     if has_json and wanted.json:
-        columns.append(f"{json_column.JSON_COLUMN} {payload_schema.parse_ddl(wanted.json)}")
+        columns.append(f"{payload_schema.JSON_COLUMN} {payload_schema.parse_ddl(wanted.json)}")
     return ", ".join([*columns, *[f"{VARIANT} VARIANT"] * has_variant])
 
 
@@ -335,8 +345,10 @@ def _completed(found: DataFrame, wanted: ReadColumns) -> DataFrame:
     """Returns the columns that are wanted; those that are not there yet are computed or null."""
     from pyspark.sql import functions as F
 
-    if wanted.json is not None and json_column.JSON_COLUMN not in found.columns:
-        found = found.withColumn(json_column.JSON_COLUMN, F.lit(None).cast(str(payload_schema.parse_ddl(wanted.json))))
+    if wanted.json is not None and payload_schema.JSON_COLUMN not in found.columns:
+        found = found.withColumn(
+            payload_schema.JSON_COLUMN, F.lit(None).cast(str(payload_schema.parse_ddl(wanted.json)))
+        )
     if wanted.variant and VARIANT not in found.columns:
         found = found.withColumn(VARIANT, payload_variant())
     return found.select(*wanted.names)
@@ -408,8 +420,167 @@ def frame_by_source(
     names = {*wanted.columns, *["payload"] * wanted.variant} or {"seq"}  # to be counted
     columns = [f"{one.name} {one.type}" for one in COLUMNS if one.name in names]
     columns += (
-        [f"{json_column.JSON_COLUMN} {payload_schema.parse_ddl(wanted.json)}"] if has_json and wanted.json else []
+        [f"{payload_schema.JSON_COLUMN} {payload_schema.parse_ddl(wanted.json)}"] if has_json and wanted.json else []
     )
     ends = {"startingOffsets": json.dumps(start), "endingOffsets": json.dumps(end)}
     found = spark.read.format("smq").schema(", ".join(columns)).options(**options, **ends).load()
     return _completed(found, wanted)
+
+
+# ---- Spark for commands of a journal: SQL (`query --spark`) and VARIANT columns (`journal compact --json variant`).
+#
+# Results of a query are of any size: they never pass the driver's memory. Of a file with VARIANT columns a query for
+# one
+# field reads that field only, and so does DuckDB.
+
+_BATCH_ROWS = 8192
+_LINE_AND_POSITION = re.compile(r"\.?; line \d+ pos \d+;?$")
+_TEXT = "try_validate_utf8(cast(payload as string))"
+
+
+class Spark:
+    """A Spark that knows a journal.
+
+    Args:
+        journal: its folder or address.
+        given: `token` and `cafile`, for an address.
+        start, end: from where to where (exclusive), by node.
+        topics: patterns of the topics that the view has; None for all, also messages to one client.
+        spark: one to use, which goes on; None starts one, which takes seconds.
+
+    Raises:
+        PipelineError: pyspark or Java is missing.
+    """
+
+    def __init__(
+        self,
+        journal: str,
+        given: Mapping[str, str | None],
+        start: JournalOffsets,
+        end: JournalOffsets,
+        topics: Sequence[str] | None = None,
+        spark: SparkSession | None = None,
+    ) -> None:
+        self._folder = TemporaryDirectory(prefix="smqrt-query-")
+        self._own = spark is None
+        started = spark or session.start_spark("local[*]", "smqrt query", Path(self._folder.name, "spark"))
+        self._spark = started.newSession()
+        self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")  # others read it as UTC
+        begin, behind = json.dumps(start), json.dumps(end)
+        options: dict[str, Any] = {**given, "topics": topics or (), "start": begin, "end": behind}
+        rows = read_journal(self._spark, journal, **options)
+        shown = rows.selectExpr("*", f"{_TEXT} as text").withColumn("json", payload_variant())
+        shown.createOrReplaceTempView("messages")
+
+    def __enter__(self) -> Spark:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        with suppress(Exception):  # its Java may be gone
+            if self._own:
+                self._spark.stop()
+        self._folder.cleanup()
+
+    def run(self, sql: str) -> tuple[Schema, Iterator[RecordBatch]]:
+        """Answers a question; arguments and results as of `duckdb_views.DuckDB.run`.
+
+        Spark writes the result to a temporary folder, from where it is read a few rows at a time.
+
+        Raises:
+            PipelineError: Spark can't do it.
+        """
+        from pyarrow import parquet
+
+        folder = Path(self._folder.name, "result")
+        try:
+            _plain(self._spark.sql(sql)).write.parquet(folder.as_uri())
+        except Exception as error:
+            raise PipelineError(_LINE_AND_POSITION.sub(".", failures.sentence("this query", error))) from None
+        files = [parquet.ParquetFile(path) for path in sorted(folder.glob("*.parquet"))]
+        return files[0].schema_arrow, (batch for file in files for batch in file.iter_batches(_BATCH_ROWS))
+
+    def cancel(self) -> None:
+        """Ends the question under way; its thread gets a PipelineError."""
+        with suppress(Exception):  # it has ended meanwhile
+            self._spark.sparkContext.cancelAllJobs()
+
+    def share(self) -> float:
+        """Returns how much of the stages under way is done: 0 to 1."""
+        tracker = self._spark.sparkContext.statusTracker()
+        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+        counts = [(stage.numCompletedTasks, stage.numTasks) for stage in stages if stage]
+        return sum(done for done, _ in counts) / max(1, sum(tasks for _, tasks in counts))
+
+
+def _plain(frame: DataFrame) -> DataFrame:
+    """VARIANT as the text of its JSON, which everybody reads."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import VariantType
+
+    names = [field.name for field in frame.schema if isinstance(field.dataType, VariantType)]
+    return frame.withColumns({name: F.to_json(name) for name in names}) if names else frame
+
+
+# ---- `smqrt journal compact --json variant`: JSON payloads as shredded VARIANT columns, which Spark alone can write
+
+_SHREDDING_SETTINGS = {
+    "spark.sql.variant.writeShredding.enabled": "true",
+    "spark.sql.variant.inferShreddingSchema": "true",
+    "spark.sql.files.maxPartitionBytes": str(1 << 40),
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
+_SHREDDED_FILE = {"parquet.block.row.count.limit": str(1 << 16)}
+
+
+class Shredder:
+    """Adds a column `variant` to Parquet files of a journal. Spark starts when the first file comes.
+
+    Use it in a `with` block, which ends Spark.
+
+    Args:
+        folder: for what Spark puts aside, such as the journal's.
+        spark: a Spark that runs already, and that others end.
+
+    Raises:
+        PipelineError: pyspark or Java is missing, when a file comes.
+    """
+
+    def __init__(self, folder: Path, spark: SparkSession | None = None) -> None:
+        self._folder, self._given, self._spark = folder / ".variant", spark, spark
+
+    def __enter__(self) -> Shredder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._spark is not None and self._spark is not self._given:
+            self._spark.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __call__(self, source: Path, target: Path) -> None:
+        """Write the rows of `source` to `target`, in the same order, with a VARIANT of each payload that is JSON.
+
+        Raises:
+            PipelineError: Spark does not start, or can't do it.
+        """
+        self._spark = self._spark or session.start_spark("local[*]", "smqrt journal compact", self._folder)
+        folder, rows = self._folder / "written", self._folder / "rows.parquet"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.parent.mkdir(exist_ok=True)
+        rows.unlink(missing_ok=True)
+        os.link(source, rows)  # Spark takes no file with a dot in front, and makes columns of folders like hour=12
+        try:
+            self._write(self._spark, rows, folder)
+        except Exception as error:
+            raise PipelineError(f"Spark can't make a VARIANT of {source}: {first_line(error)}") from error
+        (part,) = folder.glob("part-*.parquet")
+        part.replace(target)
+
+    @staticmethod
+    def _write(spark: SparkSession, source: Path, folder: Path) -> None:
+        for name, value in _SHREDDING_SETTINGS.items():
+            spark.conf.set(name, value)
+        rows = spark.read.parquet(str(source)).withColumn(VARIANT, payload_variant())
+        rows.coalesce(1).write.options(**_SHREDDED_FILE).parquet(str(folder))

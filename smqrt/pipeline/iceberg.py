@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from smqrt.errors import PipelineError
-from smqrt.journal import locations
+from smqrt.journal import files as locations
 from smqrt.journal.reader import Offsets
 from smqrt.pipeline import lake_files, process
 from smqrt.pipeline.lake_files import Joined

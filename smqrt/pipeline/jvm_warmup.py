@@ -24,7 +24,7 @@ from typing import Any
 
 from smqrt.errors import PipelineError
 from smqrt.pipeline import jvm
-from smqrt.process.user_folders import cache_folder
+from smqrt.process.environment import cache_folder
 
 _QUIET = "-Xlog:disable"
 """Java says nothing when an archive doesn't fit; it goes on without."""

@@ -14,8 +14,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote
 
-from smqrt.journal import locations
-from smqrt.pipeline.column_names import column
+from smqrt.journal import files
+from smqrt.pipeline.references import column
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
@@ -89,7 +89,7 @@ def written(frame: DataFrame, table: str, partition_by: Sequence[str], keep: boo
     # A folder needs a name: readers, and Spark in its own tables, take an empty text for NULL.
     texts = [name for name in partition_by if frame.schema[name].dataType.typeName() == "string"]
     frame = frame.withColumns({name: F.nullif(column(name), F.lit("")) for name in texts}) if texts else frame
-    keys = {name: value for name, value in os.environ.items() if name.startswith(_KEYS) and locations.scheme(table)}
+    keys = {name: value for name, value in os.environ.items() if name.startswith(_KEYS) and files.scheme(table)}
     names = frame.columns
     write = partial(_write, table=table, partition_by=tuple(partition_by), keys=keys, names=names)
     plain = frame.toDF(*(f"c{number}" for number in range(len(names))))  # mapInArrow takes a dot for a struct's
@@ -115,7 +115,7 @@ def stored(
     import pyarrow as pa
     from pyarrow import dataset
 
-    system, root = locations.filesystem(table)
+    system, root = files.filesystem(table)
     by = dataset.partitioning(pa.schema([schema.field(name) for name in partition_by]), flavor="hive")
     found: list[LakeFile] = []
     dataset.write_dataset(
@@ -130,7 +130,7 @@ def stored(
         max_open_files=_OPEN_FILES,
         min_rows_per_group=group_rows,
         max_rows_per_group=group_rows or _MOST_GROUP_ROWS,
-        create_dir=not locations.is_elsewhere(table),  # in an object store that would leave files without a byte
+        create_dir=not files.is_elsewhere(table),  # in an object store that would leave files without a byte
         file_visitor=lambda file: found.append(_described(file, root)),
     )
     return found

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from smqrt.errors import PipelineError, SmqrtError
-from smqrt.journal import commit, locations
+from smqrt.journal import commit, files
 from smqrt.pipeline import (
+    api,
     checkpoint,
-    checkpoint_repair,
     failing_rows,
     failures,
-    option_values,
     process,
     resume,
     session,
@@ -190,7 +189,7 @@ class Query:
         )
 
     def _start(self) -> None:
-        self._report(checkpoint_repair.mend(self.folder, self._written()))
+        self._report(checkpoint.mend(self.folder, self._written()))
         start, context = self._find_start(), self.context
         context.report_progress(
             self.plan, checkpoint.committed_offsets(self.folder) or self._within_journal(start), commit.PROGRESS_RETRY_S
@@ -216,7 +215,7 @@ class Query:
         if declaration.kind != "table" or declaration.options["format"] != "parquet":
             return -1
         folder = checkpoint.table_folder(self.folder) or self._location()
-        return None if locations.is_elsewhere(folder) else tables.last_batch(folder)
+        return None if files.is_elsewhere(folder) else tables.last_batch(folder)
 
     def _check_operators(self, frame: Any) -> None:
         """Refuses another query's state, and warns of one that grows for ever."""
@@ -252,10 +251,10 @@ class Query:
         return {"availableNow": True} if self.context.options.once else {"processingTime": self._trigger()}
 
     def _trigger_s(self) -> float:
-        return 0.0 if self.context.options.once else option_values.milliseconds(self._trigger()) / 1000
+        return 0.0 if self.context.options.once else api.milliseconds(self._trigger()) / 1000
 
     def _trigger(self) -> str:
-        return option_values.spark_duration(self.context.options.trigger or self.plan.declaration.options["trigger"])
+        return api.spark_duration(self.context.options.trigger or self.plan.declaration.options["trigger"])
 
     def _find_start(self) -> checkpoint.QueryStart:
         options = self.context.options

@@ -16,13 +16,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from smqrt.errors import PipelineError
-from smqrt.journal import locations
+from smqrt.journal import files as locations
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.failures import first_line
 
 if TYPE_CHECKING:
     from pyarrow import Schema, Table
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+
+# ---- Names of columns as Spark wants them: `service.name` without quotes is a field of a struct to it.
+
+
+def quoted(name: str) -> str:
+    """Returns the name of one column in backquotes, so that dots, blanks and backquotes in it are only characters."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def column(name: str) -> Column:
+    """Returns the column of exactly this name."""
+    from pyspark.sql import functions as F
+
+    return F.col(quoted(name))
+
 
 KINDS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
 LOOK_S = 1.0

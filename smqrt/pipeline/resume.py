@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smqrt.errors import PipelineError
-from smqrt.journal import locations
+from smqrt.journal import files
 from smqrt.pipeline import checkpoint, process, status, tables
 from smqrt.pipeline.checkpoint import Offsets, PublishCommit, QueryStart
 
@@ -208,7 +208,7 @@ def reset(state: Path, name: str, journal: str, table: str | None) -> Iterator[s
     if working := process.running(query) or process.elsewhere(query):
         where = f"as process {working}" if isinstance(working, int) else f"on {working}"
         raise PipelineError(f"{name} is running, {where}: end it first with smqrt pipeline stop {name}.")
-    if table and locations.is_elsewhere(table):
+    if table and files.is_elsewhere(table):
         raise PipelineError(f"{table} is not on this machine: remove it there, then reset with --keep-output.")
     if not table:
         with suppress(PipelineError):  # nobody knows which rows its table has, or it has none
@@ -232,9 +232,9 @@ def _state_files(query: Path, keep: bool) -> list[Path]:
 
 def _marks(journal: str, name: str) -> list[Path]:
     """What keeps the journal from removing rows that the query has not read."""
-    if locations.is_address(journal):
+    if files.is_address(journal):
         return []
-    readers = locations.journal_folder(journal) / "readers"
+    readers = files.journal_folder(journal) / "readers"
     others = f"{name}{_LETTERS}"
     found = [readers / f"{name}.json", *sorted(readers.glob(f"{name}.*.json"))]
     return [path for path in found if not path.name.startswith(others)]

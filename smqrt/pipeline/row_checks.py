@@ -21,10 +21,9 @@ from smqrt.errors import ArgumentError, PipelineError
 from smqrt.journal import payload_schema as types
 from smqrt.journal.commit import MOST_PAYLOAD_BYTES
 from smqrt.journal.record import COLUMNS
-from smqrt.pipeline import option_values
-from smqrt.pipeline.api import Declaration, Expectation
-from smqrt.pipeline.column_names import column, quoted
+from smqrt.pipeline.api import Declaration, Expectation, spark_duration
 from smqrt.pipeline.failures import first_line
+from smqrt.pipeline.references import column, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -260,7 +259,7 @@ def split_future(frame: DataFrame, source: Declaration) -> tuple[DataFrame, Data
     now = _now(frame, source.options)
     if most is None or now is None or dict(frame.dtypes)[time] not in _TIMES:
         return frame, None
-    ahead = column(time).cast("timestamp") > now + F.expr(f"INTERVAL '{option_values.spark_duration(most)}'")
+    ahead = column(time).cast("timestamp") > now + F.expr(f"INTERVAL '{spark_duration(most)}'")
     marked = frame.withColumn(_AHEAD, F.coalesce(ahead, F.lit(False)))
     reason = F.lit(f"{time} is more than {most} in the future").alias(REASON)
     future = marked.where(F.col(_AHEAD)).select(*map(column, frame.columns), reason)

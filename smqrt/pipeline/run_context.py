@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from smqrt.errors import JournalError, SmqrtError
-from smqrt.journal import commit, locations
+from smqrt.journal import commit, files
 from smqrt.journal.remote import open_journal
 from smqrt.journal.results import ResultRows
-from smqrt.pipeline import checkpoint, option_values, references, session, sinks
+from smqrt.pipeline import api, checkpoint, references, session, sinks
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets, QueryStart
 from smqrt.pipeline.discover import Catalog
@@ -80,12 +80,12 @@ class RunOptions:
     report: Callable[[str], None] = _to_stderr
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "state", locations.state_folder(self.state))
+        object.__setattr__(self, "state", files.state_folder(self.state))
         checkpoint.check_position(self.start, "--from")
         checkpoint.check_position(self.until or "latest", "--to")
         session.check_master(self.master)
         if self.trigger is not None:
-            option_values.milliseconds(self.trigger, "--trigger ")
+            api.milliseconds(self.trigger, "--trigger ")
 
 
 class RunContext:
@@ -149,7 +149,7 @@ class RunContext:
     def report_progress(self, plan: QueryPlan, offset: Mapping[str, int], retry_s: float) -> None:
         """Tells the journal how far a query is, so that retention keeps what comes after it."""
         try:
-            address = locations.HubAddress.of(*self._address)
+            address = files.HubAddress.of(*self._address)
             for source, name in plan.reader_names.items():
                 results = bool(self.catalog.declarations[source].options["include_pipeline"])
                 commit.report_progress(address, name, name, offset, retry_s=retry_s, results=results)

@@ -26,7 +26,7 @@ from smqrt.pipeline.discover import Catalog
 from smqrt.pipeline.graph import QueryPlan, plans
 from smqrt.pipeline.query import Query
 from smqrt.pipeline.run_context import RunContext, RunOptions
-from smqrt.pipeline.smq_source import offsets
+from smqrt.pipeline.smq_source import scan
 from smqrt.pipeline.status import LagRows, Status, StatusWriter
 from smqrt.process import early_signals
 
@@ -210,7 +210,7 @@ class ProgressWatchdog:
         end: JournalEnd,
         least_s: float = STUCK_AFTER_S,
         java: jvm.GarbageTime | None = None,
-        count: Callable[[Offsets, Offsets], int] = offsets.distance,
+        count: Callable[[Offsets, Offsets], int] = scan.distance,
         lag_rows: LagRows | None = None,
     ) -> None:
         self._rows_between: LagRows = lag_rows or (lambda name, start, end: count(start, end))

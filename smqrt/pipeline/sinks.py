@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any, cast
 from smqrt.errors import PipelineError
 from smqrt.journal import commit
 from smqrt.journal.commit import MOST_NAME_BYTES, MOST_PAYLOAD_BYTES, OutRow
-from smqrt.journal.locations import HubAddress, Unreachable
+from smqrt.journal.files import HubAddress, Unreachable
 from smqrt.journal.record import COLUMNS
 from smqrt.pipeline import checkpoint, process
-from smqrt.pipeline.api import Declaration
+from smqrt.pipeline.api import Declaration, Template
 from smqrt.pipeline.checkpoint import PublishGate
-from smqrt.pipeline.column_names import column
 from smqrt.pipeline.failures import is_too_large
-from smqrt.pipeline.option_values import Template
+from smqrt.pipeline.references import column
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -20,8 +20,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from smqrt.errors import JournalError, PipelineError, SmqrtError
-from smqrt.journal import locations
-from smqrt.journal.locations import HubAddress
+from smqrt.journal import files
+from smqrt.journal.files import HubAddress
 from smqrt.pipeline import checkpoint, jvm
 
 TOKEN_CONF = "spark.smqrt.token"
@@ -147,9 +147,9 @@ def _check(submission: Submission) -> None:
         raise PipelineError(
             f"--deploy-mode cluster: {master} runs Python drivers only where you submit; use --deploy-mode client."
         )
-    if mode == "cluster" and submission.tables and not locations.is_elsewhere(submission.tables):
+    if mode == "cluster" and submission.tables and not files.is_elsewhere(submission.tables):
         _absolute("--tables", submission.tables, "or a URI")
-    if mode == "cluster" and not locations.is_address(submission.journal):
+    if mode == "cluster" and not files.is_address(submission.journal):
         _absolute("--journal", submission.journal, "or an http(s) URL of the hub")
     if "--properties-file" in submission.extra and submission.token:
         raise PipelineError(
@@ -170,7 +170,7 @@ def unreachable_hub(journal: str, master: str) -> str | None:
     Returns:
         A sentence; None when they do, or no hub runs that could be asked.
     """
-    if locations.is_address(journal) or master.startswith("local") or urlsplit(master).hostname in _HERE:
+    if files.is_address(journal) or master.startswith("local") or urlsplit(master).hostname in _HERE:
         return None
     try:
         url = HubAddress.of(journal).url
@@ -316,7 +316,7 @@ def _run_packed(given: argparse.Namespace, app: Path) -> int:
     options = RunOptions(
         journal=given.journal,
         app=app,
-        state=locations.state_folder(given.state),
+        state=files.state_folder(given.state),
         master="",
         start=given.start,
         once=given.once,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from smqrt.errors import PipelineError, SmqrtError
-from smqrt.journal import locations
+from smqrt.journal import files as locations
 from smqrt.journal.delta_table import import_deltalake, one_line
 from smqrt.journal.reader import Offsets
 from smqrt.pipeline import delta, iceberg, jvm

@@ -13,13 +13,12 @@ import gevent
 from smqrt.errors import StartError
 from smqrt.http.server import HttpServer
 from smqrt.server.mako_conf import MakoConf
-from smqrt.server.port_sockets import PortSockets, passed_ports
-from smqrt.server.ports import ADMIN, OTHER_PORTS, Port, admin_files, ports
+from smqrt.server.ports import ADMIN, OTHER_PORTS, Port, PortSockets, admin_files, passed_ports, ports
 from smqrt.settings.settings import ListenerSettings, Settings
 from smqrt.transport.admission import open_connections
 from smqrt.transport.balance import Balance
 from smqrt.transport.listener import Listener, sockets_for_storms
-from smqrt.transport.listener_tls import ListenerTls
+from smqrt.transport.server_tls import ListenerTls
 
 log = logging.getLogger("smqrt")
 

@@ -15,12 +15,12 @@ from typing import Any
 import gevent
 from gevent.event import Event
 
-from smqrt.acme.engine import Account
+from smqrt.acme.orders import Account
 from smqrt.acme.service import AcmePlan, AcmeService
 from smqrt.apps.app_spec import AppSpec
 from smqrt.apps.lua import api
 from smqrt.apps.lua.api import smq_client, smq_cluster, smq_hub
-from smqrt.apps.lua.apps import Application, Applications
+from smqrt.apps.lua.applications import Application, Applications
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.apps.lua.watchdog import LoopWatchdog
@@ -28,16 +28,15 @@ from smqrt.auth import service as identity
 from smqrt.auth.service import IdentityService, ways_in
 from smqrt.cluster.engines.process_cluster import cluster
 from smqrt.errors import StartError
-from smqrt.http.client.conversation import fetched
+from smqrt.http.access import Private
+from smqrt.http.client.client import fetched
 from smqrt.http.disk import DiskIo
 from smqrt.http.logins import Logins
-from smqrt.http.private import Private
-from smqrt.http.resources import Io
+from smqrt.http.resources import Io, server_io
 from smqrt.http.server import HttpServer
 from smqrt.http.sessions import MAX_SESSIONS
 from smqrt.http.shared_sessions import sessions_of
 from smqrt.http.tree import ResourceReader, Root
-from smqrt.http.virtual_files import server_io
 from smqrt.journal import writer
 from smqrt.journal.announcer import Announcer
 from smqrt.journal.service import JournalService
@@ -51,27 +50,26 @@ from smqrt.operations.context import Parts
 from smqrt.operations.health import Health
 from smqrt.operations.otel import Tracing
 from smqrt.operations.server import AdminServer
-from smqrt.server import process, reload
-from smqrt.server.apply_settings import apply_connection_limits, apply_settings, cluster_plan, http_limits
+from smqrt.server import file_reload as reload
+from smqrt.server import shutdown
 from smqrt.server.file_reload import Renewal
 from smqrt.server.listeners import Listeners
-from smqrt.server.live_settings import LiveSettings
+from smqrt.server.live_settings import LiveSettings, apply_connection_limits, apply_settings, cluster_plan, http_limits
 from smqrt.server.mako_conf import MakoConf
 from smqrt.server.ports import ADMIN, admin_files
 from smqrt.server.restart.control import Restarts
 from smqrt.server.restart.new_process import TakeOver
-from smqrt.server.shutdown import Ending, Step
+from smqrt.server.shutdown import Ending, Signals, Step
 from smqrt.server.side_processes import Compactions, Pipelines
-from smqrt.server.signals import Signals
 from smqrt.server.startable import acme_files
 from smqrt.server.systemd import Notifier
 from smqrt.server.worker import WorkerEnd
 from smqrt.settings.limits import bring_into_force
 from smqrt.settings.settings import Settings
-from smqrt.smq import gevent_broker, reload_handoff
+from smqrt.smq import gevent_broker, session_migration
 from smqrt.smq.shutdown import close_clients, refuse_newcomers, wait_handled, wait_sent
-from smqrt.transport.listener_tls import ListenerTls
 from smqrt.transport.origins import is_loopback
+from smqrt.transport.server_tls import ListenerTls
 from smqrt.workers.fd_channel import FdChannel
 from smqrt.workers.worker_identity import worker_place
 from smqrt.workers.worker_rpc import Fleet
@@ -384,7 +382,7 @@ class Server:
 
     def _prepare(self) -> None:
         """What is to be done before the first client is here."""
-        process.prepare()
+        shutdown.prepare()
         self._collector.start()
         apply_connection_limits(self.settings)
 
@@ -551,7 +549,7 @@ class Server:
 
     def tell_state(self) -> None:
         """Logs what the greenlets and the activities of the applications wait for."""
-        log.warning("asked for the state\n%s", process.state_report(self.vm.waiting()))
+        log.warning("asked for the state\n%s", shutdown.state_report(self.vm.waiting()))
 
     def ask_to_stop(self, exit_code: int = 0) -> None:
         """Ends the server, of several workers all."""
@@ -594,7 +592,7 @@ class Server:
             ("SMQ clients of applications", lambda: self.services.smq_clients.end(SMQ_END_S)),
             ("cluster", cluster.close),
             ("hubs", gevent_broker.close_all),
-            ("clients of applications that start again", reload_handoff.drop_all),
+            ("clients of applications that start again", session_migration.drop_all),
             ("the hand-over to the new process", self._restarts.finish),
             ("the last bytes to clients", lambda: wait_sent(LAST_BYTES_S)),
             ("journals", writer.close_all),

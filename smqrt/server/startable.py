@@ -13,18 +13,18 @@ from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
 
-from smqrt.acme.engine import check_library
 from smqrt.acme.files import AcmeFiles
+from smqrt.acme.orders import check_library
 from smqrt.apps.lua.vm import lupa_of
 from smqrt.auth.service import IdentityService
 from smqrt.broker.last_values import check_filters
 from smqrt.cluster.engines.process_cluster import check_plan
 from smqrt.errors import ArgumentError, StartError
-from smqrt.process.user_folders import state_folder
-from smqrt.server.apply_settings import cluster_plan
+from smqrt.process.environment import state_folder
+from smqrt.server.live_settings import cluster_plan
 from smqrt.server.mako_conf import MakoConf
 from smqrt.server.ports import admin_files, lacks_certificate, ports
-from smqrt.server.restart.protocol import check_socket_path
+from smqrt.server.restart.control_socket import check_socket_path
 from smqrt.settings.settings import AdminSettings, AuthSettings, Settings
 from smqrt.transport import server_tls
 from smqrt.transport.origins import Hosts, Origins

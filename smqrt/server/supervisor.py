@@ -6,14 +6,18 @@ the first time is made once; then all others.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
+from typing import Protocol
 
 import gevent
 from gevent.event import Event
@@ -21,18 +25,161 @@ from gevent.event import Event
 from smqrt.errors import StartError
 from smqrt.process.children import Patience
 from smqrt.server.mako_conf import MakoConf
-from smqrt.server.port_sockets import PortSockets, open_for_workers
-from smqrt.server.ports import ADMIN
-from smqrt.server.rolling import Rolling
-from smqrt.server.signals import Signals
+from smqrt.server.ports import ADMIN, PortSockets, open_for_workers
+from smqrt.server.restart.control_socket import RestartDoor
+from smqrt.server.shutdown import Signals
 from smqrt.server.systemd import Notifier
 from smqrt.server.worker_process import WorkerProcess
 from smqrt.settings.settings import Settings
+from smqrt.settings.tree import Path as SettingPath
+from smqrt.settings.tree import value_at, with_values
 from smqrt.transport.balance import BalanceSockets
-from smqrt.workers.fd_channel import Message
+from smqrt.workers.fd_channel import ChannelError, FdChannel, Message
 from smqrt.workers.worker_identity import WorkerPlace, anew
 
+# ---- What each worker has of the limits that are meant for the whole server.
+
+SHARED: tuple[SettingPath, ...] = (
+    ("max_connections",),
+    ("connections_per_address",),
+    ("bodies_mib",),
+    ("limits", "connections_per_user"),
+    ("limits", "connect_rate"),
+    ("limits", "connect_rate_per_address"),
+    ("limits", "handshakes_per_address"),
+    ("limits", "queues_bytes"),
+)
+"""Settings of the whole server; `max_connections` of listeners is one, too. Connections are spread evenly."""
+
+
+def shared(settings: Settings, place: WorkerPlace) -> Settings:
+    """Returns the settings of a worker: each of these limits is divided by the number of workers, and rounded up."""
+    if place.count == 1:
+        return settings
+    values = {path: _share(value_at(settings, path), place) for path in SHARED}
+    listeners = {
+        name: replace(one, max_connections=place.share(one.max_connections)) for name, one in settings.listener.items()
+    }
+    return replace(with_values(settings, values), listener=listeners)
+
+
+def _share(value: object, place: WorkerPlace) -> object:
+    if isinstance(value, float):
+        return value / place.count
+    return place.share(value) if isinstance(value, int) else value
+
+
+# ---- Hot restart of a server with workers: one worker after the other is replaced by a new process.
+
 log = logging.getLogger("smqrt")
+
+MOVE_S = 60.0
+"""What a hand-over may take beyond loading the applications."""
+
+
+class Rolled(Protocol):
+    """The supervisor, as far as hot restarts need it."""
+
+    settings: Settings
+    count: int
+    workers: dict[int, WorkerProcess]
+    report: Callable[[str], None]
+
+    def start(self, number: int, take_over: int | None = None) -> WorkerProcess:
+        """Start the process of a worker. Raises OSError."""
+
+    def replace(self, number: int, worker: WorkerProcess) -> None:
+        """Let another process be the worker."""
+
+
+class Rolling:
+    """The hot restarts of a server with workers.
+
+    Args:
+        supervisor: whose workers.
+
+    Attributes:
+        starting: the processes that are about to take a worker's place.
+    """
+
+    def __init__(self, supervisor: Rolled) -> None:
+        self._supervisor = supervisor
+        self.starting: list[WorkerProcess] = []
+        self._is_under_way = False
+        self._door = RestartDoor(supervisor.settings.restart.socket, self._answer)
+
+    def open(self) -> None:
+        """Listen at `restart.socket`, if there is one. Raises StartError."""
+        self._door.open()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._door.close()
+
+    def ask(self) -> None:
+        """Replace all workers, soon; never blocks."""
+        gevent.spawn(self._run)
+
+    def _answer(self, channel: FdChannel, message: Message) -> None:
+        gevent.spawn(self._tell, channel, message["do"] == "restart")
+
+    def _tell(self, channel: FdChannel, is_command: bool) -> None:
+        answer: Message = {"do": "abort", "why": "a server with workers is restarted by `smqrt restart`"}
+        if is_command:
+            fault, clients = self._run()
+            answer = {"do": "failed", "why": fault}
+            if fault is None:
+                answer = {"do": "done", "pid": os.getpid(), "clients": clients, "workers": self._supervisor.count}
+        with contextlib.suppress(ChannelError):
+            channel.send(answer)
+        channel.close()
+
+    def _run(self) -> tuple[str | None, int]:
+        """Why it failed, and how many clients the new processes have."""
+        fault: str | None = "one is under way already"
+        clients = 0
+        if not self._is_under_way:
+            self._is_under_way = True
+            try:
+                fault, clients = self._replace_all()
+            finally:
+                self._is_under_way = False
+        if fault is not None:
+            self._supervisor.report(f"restart: stopped, the others go on: {fault}")
+            return fault, clients
+        self._supervisor.report(f"restart: {self._supervisor.count} new workers serve, with {clients} clients")
+        return None, clients
+
+    def _replace_all(self) -> tuple[str | None, int]:
+        moved = 0
+        for number in range(self._supervisor.count):
+            fault, clients = self._replace(number)
+            if fault is not None:
+                return f"w{number}: {fault}", moved
+            moved += clients
+        return None, moved
+
+    def _replace(self, number: int) -> tuple[str | None, int]:
+        old = self._supervisor.workers[number]
+        if not old.accepts:
+            return "it does not serve at the moment", 0
+        ours, theirs = socket.socketpair(socket.AF_UNIX)
+        with ours, theirs:
+            try:
+                new = self._supervisor.start(number, theirs.fileno())
+            except OSError as error:
+                return f"a new process can't be started: {error.strerror}", 0
+            old.say({"do": "hand_over"}, [ours.fileno()])
+        self.starting.append(new)
+        fault, clients = old.await_hand_over(self._supervisor.settings.restart.load_s + MOVE_S)
+        self.starting.remove(new)
+        if fault is not None:
+            new.signal(signal.SIGKILL)
+            return new.fault or fault, 0
+        self._supervisor.replace(number, new)
+        new.settled.wait()
+        return (None, clients) if new.is_ready else (f"the new process {new.ending}", clients)
+
 
 Report = Callable[[str], None]
 

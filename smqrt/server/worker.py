@@ -38,7 +38,7 @@ from gevent.queue import Full, Queue
 
 from smqrt.errors import StartError
 from smqrt.process.children import outlive_parent
-from smqrt.server.port_sockets import PortSockets
+from smqrt.server.ports import PortSockets
 from smqrt.transport.balance import Balance
 from smqrt.workers.fd_channel import ChannelError, FdChannel, Message
 from smqrt.workers.worker_identity import ENVIRONMENT, WorkerPlace, take_place

@@ -13,10 +13,11 @@ import gevent
 from gevent import subprocess
 from gevent.event import AsyncResult, Event
 
-from smqrt.process import early_signals, launch
+from smqrt.process import early_signals
+from smqrt.process import environment as launch
 from smqrt.process.children import end_with_parent, failure
-from smqrt.server.port_sockets import PortSockets
-from smqrt.server.restart.protocol import ENVIRONMENT as TAKE_OVER
+from smqrt.server.ports import PortSockets
+from smqrt.server.restart.control_socket import ENVIRONMENT as TAKE_OVER
 from smqrt.server.worker import VERSION
 from smqrt.workers.fd_channel import ChannelError, ChannelSilent, FdChannel, Message
 from smqrt.workers.worker_identity import ENVIRONMENT, WorkerPlace

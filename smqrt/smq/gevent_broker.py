@@ -18,26 +18,25 @@ from smqrt.auth.service import IdentityService, of_server
 from smqrt.broker import permissions, snapshot
 from smqrt.broker.broker import Name, check_size
 from smqrt.broker.last_values import LastValueLimits, LastValues, check_filters
+from smqrt.broker.last_values import clock as value_clock
 from smqrt.broker.meter import PublishLimits
 from smqrt.broker.outbox import Held, put_off
 from smqrt.broker.session import Session
 from smqrt.broker.slow import Pressure, Slow, SlowPolicies
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import HubLimits, NameStore
-from smqrt.broker.value_clock import clock as value_clock
 from smqrt.errors import ArgumentError
 from smqrt.process import current_application
 from smqrt.settings.limits import SLOW, LimitSettings, in_force, on_change, topics_in_force
 from smqrt.settings.options import NotThisError, Rule, choice, option, optional, path, switch, texts, whole
-from smqrt.smq import close_log, data_path, handshake, reload_handoff, wsgi
+from smqrt.smq import close_log, data_path, handshake, session_migration, wsgi
 from smqrt.smq.connection import RawConnection
 from smqrt.smq.handshake import KEEPALIVE_SECONDS, Admission, KeepAlive, Origin
 from smqrt.smq.hub_authentication import Gate
 from smqrt.smq.hub_registry import HubFile, SucceedingBroker, succession
 from smqrt.smq.idle_clients import IdleClients
-from smqrt.smq.name_store import SqliteNames
 from smqrt.smq.slow_consumers import police
-from smqrt.smq.value_store import SqliteValues
+from smqrt.smq.stores import SqliteNames, SqliteValues
 from smqrt.transport.listener import KEEPALIVE_IDLE_S
 from smqrt.transport.origins import Origins
 from smqrt.workers.worker_identity import worker_place
@@ -328,7 +327,7 @@ class GeventBroker(SucceedingBroker):
         _brokers.add(self)
         if self.number:  # operators log in again
             succession.add(self)
-        reload_handoff.claim(self)
+        session_migration.claim(self)
 
     @property
     def is_unloading(self) -> bool:
@@ -345,7 +344,7 @@ class GeventBroker(SucceedingBroker):
     def keep_clients(self) -> None:
         """The application ends: keep its clients for when it starts again, if that was asked for; blocks then."""
         if self._options.keep and not (self.closed or self.draining):
-            reload_handoff.keep(self)
+            session_migration.keep(self)
 
     def attach(self, file: HubFile) -> None:
         """Open `file` as soon as no other process can have it: now, unless this one takes another's place. Raises what

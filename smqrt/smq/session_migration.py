@@ -17,26 +17,149 @@ import logging
 import select
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import gevent
-from gevent import monkey
+from gevent import get_hub, monkey
 
 from smqrt.broker import permissions, snapshot
 from smqrt.broker.outbox import Held, put_off
 from smqrt.broker.session import Session, SessionState
-from smqrt.broker.snapshot import Record
+from smqrt.broker.snapshot import Record, adopt_values, values_of
 from smqrt.broker.state import BrokerPeer
 from smqrt.errors import CloseReason
+from smqrt.loop.readiness import READ
+from smqrt.process import current_application
 from smqrt.smq import data_path
 from smqrt.smq.connection import RawConnection
 from smqrt.smq.connection_kinds import WsConnection
-from smqrt.smq.connection_records import connection_of
-from smqrt.smq.handshake import Origin, limit_chunks
-from smqrt.smq.hub_registry import SucceedingBroker
-from smqrt.smq.migration_precopy import SentAhead, client_and_connection
-from smqrt.transport.tls import TlsTransport
+from smqrt.smq.handshake import Origin, chunk_bytes, limit_chunks
+from smqrt.smq.hub_registry import SucceedingBroker, succession
+from smqrt.smq.slow_consumers import connection_class
+from smqrt.transport.tls import TlsTransport, Transport
 from smqrt.wire.connection_state import Life
+from smqrt.wire.websocket import Assembler
+
+# ---- Connections as plain values, and back: what is under way on them in both directions.
+
+
+def address_of(connection: RawConnection) -> str:
+    """The address of the client, as its connections are counted by it."""
+    return str(getattr(connection.transport, "peer_host", None) or "")
+
+
+def connection_record(connection: RawConnection) -> Record:
+    """What is under way on a connection, in both directions."""
+    if connection.backlog is not None:
+        connection.backlog.close_holes(connection)
+    record: Record = {
+        "carry": bytes(connection.carry),
+        "receive": connection.receive_bytes,
+        "queue": list(connection.queue),
+        "torn": connection.torn,
+        "dropped": connection.dropped,
+        "budget": connection.budget_bytes,
+        "chunk": chunk_bytes(connection),
+        "ws": None,
+    }
+    if isinstance(connection, WsConnection):
+        assembler = connection.assembler
+        record["ws"] = [connection.decoded, assembler.state() if assembler else None]
+    return record
+
+
+def connection_of(record: Record, transport: Transport, policed: bool) -> RawConnection:
+    """The connection of a record, which is not read yet; `policed`: of a hub with slow-consumer policies."""
+    watcher = get_hub().loop.io(transport.fileno(), READ)
+    made = connection_class(type(transport) is TlsTransport, record["ws"] is not None, policed)
+    connection = made(transport, watcher)
+    connection.handshake, connection.life = None, Life.OPEN
+    connection.carry, connection.receive_bytes = record["carry"], record["receive"]
+    connection.dropped, connection.budget_bytes = record["dropped"], record["budget"]
+    connection.queue, connection.torn = record["queue"], record["torn"]
+    if isinstance(connection, WsConnection):
+        connection.decoded, assembler = record["ws"]
+        connection.assembler = Assembler.of(*assembler) if assembler else None
+    return connection
+
+
+# ---- Pre-copy: clients whose records are sent ahead of their hub's move, while they are served on.
+#
+# Most clients say nothing in the second that this takes, so that at the move itself a number for each is enough: its
+# record is still true.
+
+
+class SentAhead:
+    """A client whose record was taken down and sent.
+
+    What a client may change by what it sends is not looked at again: its next read takes a mark off its connection's
+    watcher, which costs those nothing that are read later. What others may change is compared.
+
+    Args:
+        number: by which both processes know the record.
+        session: of the client, which is `is_at_rest`.
+
+    Attributes:
+        connection: of the client.
+        record: what was taken down.
+    """
+
+    __slots__ = ("_facts", "_session", "connection", "number", "record")
+
+    def __init__(self, number: int, session: Session) -> None:
+        connection = session.outbox
+        assert isinstance(connection, RawConnection)
+        self.number, self._session, self.connection = number, session, connection
+        self.record = client_and_connection(session, connection)
+        self._facts = self._look()
+        connection.watcher.callback = self._first_read
+
+    def _first_read(self) -> None:
+        connection = self.connection
+        connection.watcher.callback = connection.on_readable
+        connection.on_readable()
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether nothing was read since; to be asked before the watcher is stopped."""
+        return bool(self.connection.watcher.callback == self._first_read)
+
+    @property
+    def is_true(self) -> bool:
+        """Whether the record of a client that was not read still tells all of it."""
+        return _has_nothing_under_way(self._session, self.connection) and self._look() == self._facts
+
+    def _look(self) -> tuple[object, ...]:
+        session, connection = self._session, self.connection
+        made, topics = (session.names_made, session.names_made_bytes), len(session.topics or ())
+        return session.identity, made, topics, connection.sock, connection.dropped
+
+
+def client_and_connection(session: Session, connection: RawConnection) -> Record:
+    """The record of a client."""
+    return {"client": snapshot.client_record(session), "connection": connection_record(connection)}
+
+
+def is_at_rest(session: Session) -> bool:
+    """Whether the record of a client can be sent ahead: it can move, is read, and nothing is under way.
+
+    One that observes goes with the others: what it was told changes by what others do.
+    """
+    connection = session.outbox
+    if not isinstance(connection, RawConnection) or type(connection.transport) is TlsTransport:
+        return False
+    return not connection.paused and connection.watcher.active and _has_nothing_under_way(session, connection)
+
+
+def _has_nothing_under_way(session: Session, connection: RawConnection) -> bool:
+    if session.state is not SessionState.CONNECTED or connection.life is not Life.OPEN:
+        return False
+    if connection.queue or connection.carry or connection.torn or connection.backlog is not None:
+        return False
+    if isinstance(connection, WsConnection) and (connection.decoded or connection.assembler is not None):
+        return False
+    return not (session.observed or session.pending is not None or session.fragments is not None)
+
 
 log = logging.getLogger("smqrt")
 
@@ -451,3 +574,86 @@ def _waiting_first(connections: list[RawConnection]) -> list[RawConnection]:
         poll.register(one.transport, select.POLLIN)
     waiting = {fd for fd, _ in poll.poll(0)}
     return sorted(connections, key=lambda one: not (one.carry or one.transport.fileno() in waiting))
+
+
+# ---- Hubs with `keep`: their clients stay connected while their application starts again in this process.
+#
+# the application ends ──▶ kept: not read, nothing sent ──▶ it has started again: they go on at its new hub
+#                                  └──── KEEP_S ───▶ closed, and they come back when there is a hub again
+
+KEEP_S = 10.0
+"""For an application that does not start again, by a mistake in it for instance."""
+
+
+class _Kept(NamedTuple):
+    record: Record
+    values: list[Record]
+    clients: list[tuple[Record, Any]]
+    place: Record
+    timer: Any
+
+
+_kept: dict[str, _Kept] = {}
+
+
+def keep(broker: SucceedingBroker) -> None:
+    """Keep the clients of a hub that is closed next; blocks until hooks have done what they are at, and the
+    other nodes of its cluster keep what is for it.
+    """
+    place = pause_others(broker)
+    standing = StandingHub(broker, with_tls=True)
+    standing.settle()
+    record = standing.take()
+    timer = get_hub().loop.timer(KEEP_S, ref=False)
+    _kept[broker.key] = _Kept(record, list(values_of(broker)), standing.hand_over(), place, timer)
+    succession.names[broker.key] = record["names"]
+    timer.start(drop, broker.key)
+
+
+def claim(broker: SucceedingBroker) -> None:
+    """A hub was made: once its application is loaded, the clients that were kept for it go on there."""
+    if broker.key not in _kept:
+        return
+    for portion in _kept[broker.key].values:
+        adopt_values(broker, portion)
+    app = current_application.current_app.get()
+    if app is None:
+        get_hub().loop.run_callback(_give, broker)
+    else:
+        app.when_loaded.append(lambda: _give(broker))
+
+
+def _give(broker: SucceedingBroker) -> None:
+    kept = None if broker.closed else _take(broker.key)
+    if kept is None:
+        return
+    arriving = ArrivingHub(broker)
+    arriving.adopt(kept.record)
+    for record, transport in kept.clients:
+        arriving.place(record, transport)
+    arriving.begin(kept.place)
+
+
+def _take(key: str) -> _Kept | None:
+    kept = _kept.pop(key, None)
+    if kept is not None:
+        del succession.names[key]
+        kept.timer.stop()
+        kept.timer.close()
+    return kept
+
+
+def drop(key: str) -> None:
+    """Close the clients that are kept for a hub; nothing happens when there are none."""
+    kept = _take(key)
+    for _, transport in kept.clients if kept else ():
+        transport.close()
+    broker = succession.find(key)
+    if broker is not None and broker.cluster is not None and broker.cluster.awaits_clients:
+        broker.cluster.resync()
+
+
+def drop_all() -> None:
+    """Close all of them, as the server does when it stops."""
+    for key in list(_kept):
+        drop(key)

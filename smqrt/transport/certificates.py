@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from smqrt.process.user_folders import cache_folder
+from smqrt.process.environment import cache_folder
 
 _PARTS = {
     NameOID.COMMON_NAME: "commonname",

@@ -6,13 +6,84 @@ The proxy looks up names, so a client behind one needs no DNS.
 from __future__ import annotations
 
 import re
+import socket
 from dataclasses import dataclass, field
+from typing import cast
 
 import gevent
+from python_socks import ProxyError, ProxyType
+from python_socks.sync import Proxy as SocksProxy
 
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.transport.stream import Stream
 from smqrt.wire.url import basic_authorization
+
+# ---- SOCKS5 over a connection that is there already, on python-socks.
+
+_WORDS = {
+    2: "prxnotallowed",
+    3: "prxnetunreachable",
+    4: "prxhostunreachable",
+    5: "prxrefused",
+    6: "prxttlexpired",
+    7: "prxcommand",
+    8: "prxaddress",
+}
+
+
+def connect(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
+    """Asks a proxy to connect to `host`; blocks the greenlet.
+
+    Args:
+        stream: connected to the proxy.
+
+    Raises:
+        StreamError: see `smqrt.transport.outgoing_proxy.open_through`.
+    """
+    through = SocksProxy(
+        ProxyType.SOCKS5, proxy.host, proxy.port, proxy.user, proxy.password, rdns=True, forward=_Connected(stream)
+    )
+    try:
+        through.connect(host, port)
+    except ProxyError as error:
+        raise _failure(error) from None
+    except (UnicodeError, ValueError) as error:
+        raise StreamError("prxaddress", f"{host}: {error}") from None
+
+
+def _failure(error: ProxyError) -> StreamError:
+    if error.error_code is not None:
+        return StreamError(_WORDS.get(error.error_code, "prxgeneral"), str(error))
+    word = "proxyauth" if "authentication" in str(error) else "prxnotcompatible"
+    return StreamError(word, str(error))
+
+
+class _Connected(SocksProxy):
+    """The proxy to "go through first", which is our connection: python-socks would open one that blocks the loop."""
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(ProxyType.SOCKS5, "", 0)
+        self._stream = stream
+
+    def connect(self, dest_host: str, dest_port: int, timeout: float | None = None, **kwargs: object) -> socket.socket:
+        return cast(socket.socket, _Socket(self._stream))
+
+
+class _Socket:
+    """What python-socks calls of a socket."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def sendall(self, data: bytes) -> None:
+        self._stream.write(data)
+
+    def recv(self, size_bytes: int) -> bytes:
+        return received(self._stream, size_bytes)
+
+    def close(self) -> None:
+        """Left to `open_through`."""
+
 
 _MAX_HEAD_BYTES = 16384
 _MAX_CREDENTIAL_BYTES = 255  # RFC 1929
@@ -75,7 +146,9 @@ def open_through(
 
 
 def _through_socks(stream: Stream, proxy: Proxy, host: str, port: int) -> None:
-    from smqrt.transport import socks  # here: the library takes longer to load than most modules, and few need it
+    from smqrt.transport import (
+        outgoing_proxy as socks,  # here: the library takes longer to load than most modules, and few need it
+    )
 
     socks.connect(stream, proxy, host, port)
 

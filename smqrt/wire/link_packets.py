@@ -22,7 +22,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from smqrt.errors import CloseReason, ProtocolError
-from smqrt.wire.ids import MAX_NODE
+from smqrt.wire.smq import MAX_NODE
 
 OLDEST_VERSION, VERSION = 1, 1
 MAGIC = b"smqrt node"

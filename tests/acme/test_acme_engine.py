@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from smqrt.acme import engine
+from smqrt.acme import orders
 from smqrt.acme.files import DNS_01, HTTP_01, AcmeFiles, Answer, new_key
 from smqrt.errors import AcmeError
 from tests.acme_authority import AcmeAuthority, Problem
@@ -29,10 +29,10 @@ class Zone:
 
     def __init__(self, authority: AcmeAuthority, folder: Path, contact: str = "") -> None:
         self._authority, self.published = authority, list[Sequence[Answer]]()
-        self.account = engine.Account(authority.url, folder, contact)
+        self.account = orders.Account(authority.url, folder, contact)
 
     def order(self, kind: str = DNS_01) -> x509.Certificate:
-        chain = engine.order(self.account, NAMES, kind, new_key(), self._publish)
+        chain = orders.order(self.account, NAMES, kind, new_key(), self._publish)
         return x509.load_pem_x509_certificates(chain)[0]
 
     def _publish(self, answers: Sequence[Answer]) -> None:
@@ -96,7 +96,7 @@ def test_external_account_binding(zone: Zone, authority: AcmeAuthority, tmp_path
         zone.order()
     for key, says in ((b"z" * 32, "unauthorized: wrong binding"), (b"k" * 32, "")):
         binding = "me", urlsafe_b64encode(key).rstrip(b"=").decode()
-        zone.account = engine.Account(authority.url, tmp_path / "account", binding=binding)
+        zone.account = orders.Account(authority.url, tmp_path / "account", binding=binding)
         with pytest.raises(AcmeError, match=says) if says else nullcontext():
             zone.order()
 
@@ -151,7 +151,7 @@ def test_what_is_no_authority(tmp_path: Path, authority: AcmeAuthority) -> None:
 def test_an_authority_that_says_nothing_has_a_deadline(
     zone: Zone, authority: AcmeAuthority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "ORDER_S", 0.3)
+    monkeypatch.setattr(orders, "ORDER_S", 0.3)
     authority.may_verify.clear()
     with pytest.raises(AcmeError, match="was not done within 0.3 s"):
         zone.order()

@@ -15,8 +15,7 @@ from gevent.ssl import SSLContext
 
 from smqrt.acme.files import self_signed
 from smqrt.transport.listener import Listener
-from smqrt.transport.listener_tls import ListenerTls
-from smqrt.transport.server_tls import TlsFiles
+from smqrt.transport.server_tls import ListenerTls, TlsFiles
 from smqrt.transport.tls import TlsTransport
 from smqrt.transport.tls_contexts import Identity
 from tests.factory import Factory

@@ -11,7 +11,8 @@ from pathlib import Path
 import gevent
 import pytest
 
-from smqrt.acme import answers, engine, service
+from smqrt.acme import files as answers
+from smqrt.acme import orders, service
 from smqrt.acme.files import HTTP_01, TLS_ALPN_01, AcmeFiles, Answer, State
 from smqrt.acme.service import AcmePlan, AcmeService
 from smqrt.errors import AcmeError
@@ -46,7 +47,7 @@ class Engine:
 @pytest.fixture
 def fake(authority: AcmeAuthority, monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine(authority)
-    monkeypatch.setattr(engine, "order", made.order)
+    monkeypatch.setattr(orders, "order", made.order)
     monkeypatch.setattr(service, "FIRST_RETRY_S", 0.01)
     monkeypatch.setattr(service, "OTHER_ORDERS_S", 0.02)
     return made
@@ -62,7 +63,7 @@ def files(tmp_path: Path) -> AcmeFiles:
 @pytest.fixture
 def start(files: AcmeFiles, tmp_path: Path) -> Iterator[Start]:
     def make(has_http: bool = True, challenge: str = "", reload: Callable[[], None] = lambda: None) -> AcmeService:
-        plan = AcmePlan(files, engine.Account(files.directory, files.account), challenge)
+        plan = AcmePlan(files, orders.Account(files.directory, files.account), challenge)
         made = AcmeService(plan, lambda contexts: None, reload, lambda line: None, has_http, orders=True)
         made.start()
         return made

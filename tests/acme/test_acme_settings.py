@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.acme import engine
+from smqrt.acme import orders
 from smqrt.errors import ArgumentError, StartError
 from smqrt.server.startable import acme_files, check_startable
 from smqrt.settings.settings import ListenerSettings, Settings, TlsSettings
@@ -86,7 +86,7 @@ def test_half_an_account(tmp_path: Path) -> None:
 
 
 def test_the_library_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "find_spec", lambda name: None)
+    monkeypatch.setattr(orders, "find_spec", lambda name: None)
     with pytest.raises(StartError, match=r"^tls.acme needs the library acme: pip install 'smqrt\[acme\]'.$"):
         check_startable(settings(tmp_path))
 

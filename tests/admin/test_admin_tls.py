@@ -20,7 +20,7 @@ from smqrt.errors import StartError
 from smqrt.operations.server import AdminServer
 from smqrt.server.ports import admin_files, ports
 from smqrt.settings.settings import AdminSettings, ListenerSettings, Settings
-from smqrt.transport.listener_tls import ListenerTls
+from smqrt.transport.server_tls import ListenerTls
 from tests.conftest import Served
 from tests.factory import Factory
 from tests.pki import Authority

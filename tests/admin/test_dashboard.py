@@ -6,7 +6,7 @@ import json
 import re
 from importlib import resources
 
-from smqrt.operations.metric_families import FAMILIES
+from smqrt.operations.metrics import FAMILIES
 
 DASHBOARD = json.loads(resources.files("smqrt.operations").joinpath("grafana.json").read_text("utf-8"))
 KNOWN = {row.name: set(row.labels) | {"instance", "le"} for row in FAMILIES}

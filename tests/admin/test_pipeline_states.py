@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from smqrt.operations import pipeline_states
+from smqrt.operations import snapshots
 
 
 def test_states_are_read_and_nonsense_is_left_out(tmp_path: Path) -> None:
@@ -18,9 +18,9 @@ def test_states_are_read_and_nonsense_is_left_out(tmp_path: Path) -> None:
     }.items():
         (tmp_path / ".pipelines" / name).mkdir(parents=True)
         (tmp_path / ".pipelines" / name / "status.json").write_text(content)
-    found = pipeline_states.queries([tmp_path, tmp_path / "none"])
+    found = snapshots.queries([tmp_path, tmp_path / "none"])
     assert found == {
         tmp_path: [{"name": "good", "state": "running", "lag_s": 2.0, "lag_rows": 7}],
         tmp_path / "none": [],
     }
-    assert pipeline_states.queries([]) == {}
+    assert snapshots.queries([]) == {}

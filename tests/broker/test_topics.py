@@ -10,7 +10,7 @@ import pytest
 from smqrt.broker import topics as module
 from smqrt.broker.outbox import FLUSHED_AT_ONCE, Outbox, dirty
 from smqrt.broker.topics import HubLimits, SubTopics, Topic, Topics
-from smqrt.wire.ids import LOCAL_MASK, TOPIC_BIT, node_of
+from smqrt.wire.smq import LOCAL_MASK, TOPIC_BIT, node_of
 
 
 class WebSocketOutbox(Outbox):

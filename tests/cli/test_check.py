@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from smqrt.apps.lua import api as lua_api
-from smqrt.apps.lua import api_table
+from smqrt.apps.lua import check as api_table
 from smqrt.apps.lua.check import check as find
-from smqrt.apps.lua.lua_tokens import tokens
+from smqrt.apps.lua.check import tokens
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.cli.check import check

@@ -20,7 +20,7 @@ from gevent import subprocess as green
 
 from smqrt.cli.connect import connection_options
 from smqrt.cli.journal import journal
-from smqrt.journal import index, readers, segment
+from smqrt.journal import readers, segment
 from smqrt.journal.settings import names
 from smqrt.manual.pages import pages as manual
 from tests.cli.commands import Command
@@ -163,7 +163,7 @@ def test_verify(app: Path) -> None:
 
 
 def test_verify_finds_and_repairs(app: Path) -> None:
-    newest = index.paths(app / ".journal" / "wal" / "n1")[-1]
+    newest = segment.paths(app / ".journal" / "wal" / "n1")[-1]
     with newest.open("ab") as file:
         file.write(b"torn")
     result = smqrt("verify", app)
@@ -176,7 +176,7 @@ def test_verify_finds_and_repairs(app: Path) -> None:
 
 
 def test_verify_does_not_repair_damage(app: Path) -> None:
-    oldest = index.paths(app / ".journal" / "wal" / "n1")[0]
+    oldest = segment.paths(app / ".journal" / "wal" / "n1")[0]
     data = bytearray(oldest.read_bytes())
     data[-9] ^= 1
     oldest.write_bytes(data)
@@ -222,7 +222,7 @@ def test_compact_again_and_again(app: Path) -> None:
 
 
 def test_who_watches_goes_on_after_an_error(app: Path) -> None:
-    data = index.paths(app / ".journal" / "wal" / "n1")[0]
+    data = segment.paths(app / ".journal" / "wal" / "n1")[0]
     whole = data.read_bytes()
     data.write_bytes(whole[:-100])
     command = [sys.executable, "-m", "smqrt", "journal", "compact", str(app), "--watch", "0.1s"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smqrt.cli.journal_replay import Played, paced, parse_speed, play
+from smqrt.cli.journal import Played, paced, parse_speed, play
 from smqrt.errors import ArgumentError
 from smqrt.journal.inspection import RecordedRow
 from tests.journal.sensor_rows import NOON_US, row

@@ -24,8 +24,9 @@ from click.testing import CliRunner, Result
 from pyiceberg.catalog.sql import SqlCatalog
 
 from smqrt.cli import cli
-from smqrt.cli.pipeline_status import shown_progress, status_line, status_table
-from smqrt.journal import commit, locations
+from smqrt.cli.pipeline import shown_progress, status_line, status_table
+from smqrt.journal import commit
+from smqrt.journal import files as locations
 from smqrt.manual.pages import pages as manual
 from smqrt.pipeline import process
 from smqrt.pipeline.status import FILE, Status
@@ -234,7 +235,7 @@ def test_nor_while_one_watches(app: Path) -> None:
 
 
 def test_nor_in_what_run_reports(app: Path) -> None:
-    code = "import pathlib, sys; from smqrt.cli.pipeline_status import shown_progress\n"
+    code = "import pathlib, sys; from smqrt.cli.pipeline import shown_progress\n"
     code += "with shown_progress(pathlib.Path(sys.argv[1]), []) as report: report(sys.argv[2])"
     command = [sys.executable, "-c", code, str(app), STEERING]
     printed = on_a_terminal(command, lambda printed: SHOWN in printed)
@@ -573,7 +574,7 @@ def test_lines_while_it_runs(app: Path, capfd: pytest.CaptureFixture[str]) -> No
 WATCHED = """
 import sys, time
 from pathlib import Path
-from smqrt.cli.pipeline_status import shown_progress
+from smqrt.cli.pipeline import shown_progress
 
 with shown_progress(Path(sys.argv[1]), ["means"]) as report:
     time.sleep(1.5)

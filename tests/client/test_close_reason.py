@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smqrt.clients.smq.close_reason import disconnected, from_stream_error, refused
+from smqrt.clients.smq.protocol import disconnected, from_stream_error, refused
 from smqrt.errors import CloseReason, StreamError
 from smqrt.wire.smq import ConnackCode
 

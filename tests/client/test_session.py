@@ -3,8 +3,7 @@
 import time
 
 from smqrt.clients.smq.protocol import Ack, Change, ClientProtocol
-from smqrt.clients.smq.session import ClientSession
-from smqrt.clients.smq.topics import SELF
+from smqrt.clients.smq.session import SELF, ClientSession
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from smqrt.wire.url import parse_url

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smqrt.clients.smq.topics import SELF, NameTable, SubscriptionTable, subtopic_key, to_text, topic_key
+from smqrt.clients.smq.session import SELF, NameTable, SubscriptionTable, subtopic_key, to_text, topic_key
 from smqrt.errors import ArgumentError
 from smqrt.wire.smq import MAX_PACKET_BYTES
 

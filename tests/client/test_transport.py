@@ -2,8 +2,7 @@
 
 import pytest
 
-from smqrt.clients.smq.close_reason import ConnectionEnd
-from smqrt.clients.smq.protocol import Handshake
+from smqrt.clients.smq.protocol import ConnectionEnd, Handshake
 from smqrt.errors import ArgumentError
 from smqrt.wire.url import parse_url
 from smqrt.wire.websocket import accept_key

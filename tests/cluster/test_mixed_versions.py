@@ -12,7 +12,7 @@ import gevent
 import pytest
 import requests
 
-from smqrt.cli.admin_client import AdminClient, AdminError
+from smqrt.cli.admin import AdminClient, AdminError
 from smqrt.client import SmqClient
 from smqrt.wire import smq
 from smqrt.wire.smq import Type

@@ -16,12 +16,12 @@ from smqrt.broker.state import Hooks
 from smqrt.cluster import nats
 from smqrt.cluster.engines.mesh import Mesh
 from smqrt.cluster.engines.nats import _HEAD, _HELLO, FORGED, GONE, SIGNATURE_BYTES, NatsBackplane
-from smqrt.cluster.unauthenticated_links import MAX_STRANGERS, STRANGERS
+from smqrt.cluster.link import MAX_STRANGERS, STRANGERS
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from smqrt.wire import link_packets as wire
 from smqrt.wire import smq
-from smqrt.wire.ids import MAX_NODE
 from smqrt.wire.link_packets import Hello, Refusal
+from smqrt.wire.smq import MAX_NODE
 from tests.cluster.engines import KEY, Client
 from tests.nats.server import NatsServer
 from tests.waiting import let_others_run, wait_until

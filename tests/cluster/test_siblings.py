@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.cluster.engines import expected_links, process_cluster
+from smqrt.cluster.engines import mesh, process_cluster
 from smqrt.cluster.engines.mesh import Mesh
 from smqrt.cluster.engines.process_cluster import ClusterPlan, ProcessCluster
 from smqrt.errors import ArgumentError
@@ -156,7 +156,7 @@ def test_a_missing_link_is_in_the_log_once_and_when_it_is_there_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "smqrt")
-    monkeypatch.setattr(expected_links, "MISSING_S", 0.5)
+    monkeypatch.setattr(mesh, "MISSING_S", 0.5)
 
     def lines(words: str) -> list[int]:
         return [one.levelno for one in caplog.records if words in one.message]

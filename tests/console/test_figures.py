@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from smqrt.operations.console.alerts import Looked, things
-from smqrt.operations.console.gauges import Growth
-from smqrt.operations.console.history import History
-from smqrt.operations.console.rates import Rates
+from smqrt.operations.console.gauges import Growth, History, Rates
 
 
 class Clock:

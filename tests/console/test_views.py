@@ -16,13 +16,12 @@ import pytest
 from smqrt import hub
 from smqrt.errors import ArgumentError
 from smqrt.operations.all_workers import Looks
-from smqrt.operations.console import source
-from smqrt.operations.console.gauges import Gauges
+from smqrt.operations.console import views
+from smqrt.operations.console.gauges import Gauges, Rates
 from smqrt.operations.console.live_views import MOST_PAGES, Watching
-from smqrt.operations.console.rates import Rates
 from smqrt.operations.console.views import Paced, _shown
 from smqrt.operations.console.workers import over_workers, topics_over_workers
-from smqrt.operations.log_tail import LogTail
+from smqrt.operations.logs import LogTail
 from smqrt.operations.topic_listener import KEPT, Listening
 from smqrt.process.current_application import AppScope, running_app
 from smqrt.smq.gevent_broker import GeventBroker
@@ -53,7 +52,7 @@ def zipped(folder: Path) -> Path:
 def test_the_lines_around_an_error(tmp_path: Path, application: Callable[[Path], Path]) -> None:
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / ".preload").write_text(PRELOAD)
-    found: Any = source.around(application(tmp_path), "shop/.preload:10: attempt to index a nil value\ntraceback")
+    found: Any = views.around(application(tmp_path), "shop/.preload:10: attempt to index a nil value\ntraceback")
     assert (found["file"], found["line"]) == ("shop/.preload", 10)
     assert [number for number, _ in found["lines"]] == list(range(6, 15))
     assert found["lines"][4] == [10, "local line10 = 10"]
@@ -77,7 +76,7 @@ def test_nothing_else_is_read(tmp_path: Path, error: str) -> None:
     (tmp_path / "shop" / ".preload").write_text(PRELOAD)
     (tmp_path / "secret").write_text("secret\n")
     (tmp_path / "shop" / "link").symlink_to(tmp_path / "secret")
-    assert source.around(tmp_path / "shop", error) is None
+    assert views.around(tmp_path / "shop", error) is None
 
 
 # ---- messages

@@ -13,10 +13,10 @@ from smqrt.errors import ArgumentError, JournalError, MqttError, NatsError, Prot
 from smqrt.http import forms, head, headers
 from smqrt.http.body import ChunkedDecoder
 from smqrt.http.disk import ZipIo
-from smqrt.http.fields import cookies_of
+from smqrt.http.forms import cookies_of
+from smqrt.http.headers import HttpError
 from smqrt.http.logins import credentials
 from smqrt.http.resources import IoError
-from smqrt.http.status import HttpError
 from smqrt.http.tree import normalise
 from smqrt.journal import arrow, recovery
 from smqrt.journal.record import Row

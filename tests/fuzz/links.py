@@ -30,8 +30,8 @@ from smqrt.wire import cluster_packets, smq
 from smqrt.wire import link_packets as wire
 from smqrt.wire.cluster_packets import Announced, LinkType
 from smqrt.wire.connection_state import Life
-from smqrt.wire.ids import NameNumbers
 from smqrt.wire.link_packets import Hello, Packet
+from smqrt.wire.smq import NameNumbers
 from tests.broker.crowd import Ear
 from tests.fuzz import connections
 

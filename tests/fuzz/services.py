@@ -23,10 +23,10 @@ from jwt.algorithms import ECAlgorithm
 
 from smqrt.auth import acl, bearer, users
 from smqrt.auth.identity import Action, Identity, name_fault
-from smqrt.crypto import verify_keys
+from smqrt.crypto import tokens
 from smqrt.errors import ArgumentError, CryptoError, StartError
 from smqrt.http.forwarded import AUTO, FORWARDED, X_FORWARDED, Proxies
-from smqrt.http.status import BadRequest
+from smqrt.http.headers import BadRequest
 from smqrt.server.restart import old_process
 from smqrt.server.restart.new_process import TakeOver
 from smqrt.server.restart.old_process import HandOver
@@ -34,7 +34,7 @@ from smqrt.settings.settings import AuthSettings
 from smqrt.settings.sources import Sources
 from smqrt.settings.tree import check
 from smqrt.smq.hub_registry import Succession, succession
-from smqrt.transport.inherited_sockets import inherited
+from smqrt.transport.listener import inherited
 from smqrt.transport.trusted_proxies import TrustedNetworks
 from smqrt.wire import proxy_protocol
 from smqrt.workers.fd_channel import ChannelError, FdChannel
@@ -266,7 +266,7 @@ def good_token() -> bytes:
 @cache
 def _keys() -> bearer.Keys:
     keys = bearer.Keys(_AUTH, lambda *_: b"", lambda: None)
-    keys.set_of_files([*verify_keys.keys_of_set(JWKS), verify_keys.shared_key(_SECRET)])
+    keys.set_of_files([*tokens.keys_of_set(JWKS), tokens.shared_key(_SECRET)])
     return keys
 
 
@@ -295,14 +295,14 @@ def _signed(head: bytes, claims: bytes) -> bytes:
 def key_set(data: bytes) -> None:
     """A set of keys (JWKS): public keys of allowed kinds, which refuse what another one has signed."""
     try:
-        found = verify_keys.keys_of_set(data)
+        found = tokens.keys_of_set(data)
     except CryptoError:
         return
     for key in found:
-        assert set(key.algorithms) <= set(verify_keys.VERIFIED)
+        assert set(key.algorithms) <= set(tokens.VERIFIED)
         assert not isinstance(key.key, bytes), "a public secret"
         with contextlib.suppress(CryptoError):
-            verify_keys.claims(
+            tokens.claims(
                 good_token(), key, allowed=key.algorithms, issuer=None, audience=None, leeway_s=0, required=()
             )
             raise AssertionError("a token of another key is good")

@@ -6,7 +6,7 @@ import json
 import struct
 from collections.abc import Callable
 
-from smqrt.server.restart.protocol import VERSION
+from smqrt.server.restart.control_socket import VERSION
 from smqrt.wire.proxy_protocol import SIGNATURE
 from smqrt.workers.fd_channel import _HEAD, Message, _encoded
 from tests.fuzz import services

@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 import requests
 
-from smqrt.cluster.unauthenticated_links import MAX_STRANGERS
+from smqrt.cluster.link import MAX_STRANGERS
 from smqrt.wire import cluster_packets, smq
 from smqrt.wire import link_packets as wire
 from smqrt.wire.cluster_packets import LinkType
-from smqrt.wire.ids import TOPIC_BIT, NameNumbers
 from smqrt.wire.link_packets import Packet, Refusal
+from smqrt.wire.smq import TOPIC_BIT, NameNumbers
 from tests.cluster.peer import PASSWORD, Peer, key
 from tests.conftest import REPOSITORY, Served, free_port
 from tests.factory import Factory

@@ -17,8 +17,7 @@ import gevent
 import pytest
 from gevent import socket
 
-from smqrt.http.dav.directory import DavDirectory
-from smqrt.http.dav.manager import WfsDirectory
+from smqrt.http.dav.directory import DavDirectory, WfsDirectory
 from smqrt.http.disk import DiskIo, ZipIo
 from smqrt.http.logins import Acl, Authenticator, UserTable
 from smqrt.http.message import Request

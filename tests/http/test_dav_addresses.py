@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from smqrt.http.dav.directory import DavDirectory
-from smqrt.http.dav.manager import WfsDirectory
+from smqrt.http.dav.directory import DavDirectory, WfsDirectory
 from smqrt.http.disk import DiskIo
 from smqrt.http.logins import Authenticator, FunctionAuthorizer
 from smqrt.http.message import Request

@@ -12,8 +12,8 @@ from gevent import socket
 from gevent.event import Event
 
 from smqrt.http.body import HttpLimits
+from smqrt.http.headers import HttpError
 from smqrt.http.message import Detached, Request
-from smqrt.http.status import HttpError
 from tests.waiting import let_others_run, wait_until
 
 HOST = b"Host: test\r\n"

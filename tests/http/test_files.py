@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from smqrt.http import files
+from smqrt.http import static_files
 from smqrt.http.disk import DiskIo
-from smqrt.http.files import accepts_gzip, content_type
+from smqrt.http.static_files import accepts_gzip, content_type
 from smqrt.http.tree import ResourceReader
 
 TEXT = bytes(range(32, 122)) * 10  # 900 bytes
@@ -199,8 +199,8 @@ def test_a_file_replaced_with_the_same_size_and_time(wire: Any, folder: Path) ->
 
 
 def test_memory_is_bounded(bench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MAX_KEPT_BYTES", 5000)
-    monkeypatch.setattr(files, "MAX_KNOWN", 20)
+    monkeypatch.setattr(static_files, "MAX_KEPT_BYTES", 5000)
+    monkeypatch.setattr(static_files, "MAX_KNOWN", 20)
     reader = ResourceReader(io=DiskIo(tmp_path))
     bench.root.insert(reader)
     wire = bench.connect()
@@ -236,8 +236,8 @@ def page(folder: Path) -> Path:
 
 def test_text_is_compressed_once_for_those_who_take_it(wire: Any, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[bytes] = []
-    compress = files._gzip
-    monkeypatch.setattr(files, "_gzip", lambda body: runs.append(body) or compress(body))
+    compress = static_files._gzip
+    monkeypatch.setattr(static_files, "_gzip", lambda body: runs.append(body) or compress(body))
     plain = wire.ask("/page.html")
     assert (plain.body, plain.fields.get("content-encoding")) == (PAGE, None)
     for _ in range(3):

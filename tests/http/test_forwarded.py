@@ -8,7 +8,7 @@ from time import process_time
 import pytest
 
 from smqrt.http.forwarded import AUTO, FORWARDED, X_FORWARDED, Proxies, node, of_forwarded, walk
-from smqrt.http.status import BadRequest
+from smqrt.http.headers import BadRequest
 from smqrt.transport.trusted_proxies import TrustedNetworks
 
 TRUSTED = TrustedNetworks(["10.0.0.0/8", "::1", "fd00::/8"])

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from smqrt.http.access import hidden
 from smqrt.http.disk import DiskIo
-from smqrt.http.files import StaticFiles, _matches
 from smqrt.http.forms import boundary_of
 from smqrt.http.head import Head, decode_path
 from smqrt.http.headers import parse_date, parse_ranges
-from smqrt.http.private import hidden
 from smqrt.http.resources import segments
+from smqrt.http.static_files import StaticFiles, _matches
 from smqrt.http.tree import normalise
 from tests.http.cpu import linear, seconds
 

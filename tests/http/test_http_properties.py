@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from smqrt.http.body import ChunkedDecoder
 from smqrt.http.head import Head, check_beginning
-from smqrt.http.headers import parse_ranges
+from smqrt.http.headers import BadRequest, parse_ranges
 from smqrt.http.resources import IoError, segments
-from smqrt.http.status import BadRequest
 from smqrt.http.tree import normalise
 from tests.http.http_bench import Bench
 from tests.waiting import let_others_run

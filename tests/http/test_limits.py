@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from smqrt.http.body import BodyMemory
-from smqrt.http.status import HttpError
+from smqrt.http.headers import HttpError
 
 
 def test_bodies_share_one_limit() -> None:

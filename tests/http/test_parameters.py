@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from smqrt.http import forms
 from smqrt.http.forms import as_text, parse_parameters
-from smqrt.http.status import BadRequest
+from smqrt.http.headers import BadRequest
 from tests.http.cpu import linear, seconds
 
 

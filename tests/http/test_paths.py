@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 import pytest
 
+from smqrt.http.access import Private
 from smqrt.http.disk import DiskIo, ZipIo
-from smqrt.http.private import Private
 from smqrt.http.resources import Io, IoError
 from smqrt.http.tree import ResourceReader
 

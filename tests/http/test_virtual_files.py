@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from smqrt.http.resources import IoError
-from smqrt.http.virtual_files import VirtualIo, server_io
+from smqrt.http.resources import IoError, VirtualIo, server_io
 
 
 def _absent() -> bytes:

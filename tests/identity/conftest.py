@@ -15,7 +15,7 @@ from smqrt.auth import service as identity_service
 from smqrt.auth.passwords import new_hash
 from smqrt.auth.service import IdentityService
 from smqrt.auth.throttle import Throttle
-from smqrt.http.client.conversation import fetched
+from smqrt.http.client.client import fetched
 from smqrt.http.logins.registry import ADDRESS_LIMIT, ANYWHERE_LIMIT, NAME_LIMIT
 from smqrt.settings.settings import AuthSettings
 from smqrt.smq import gevent_broker

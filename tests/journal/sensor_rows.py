@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from smqrt.journal.arrow import encode
-from smqrt.journal.index import HAS_TXN
 from smqrt.journal.record import Row
-from smqrt.journal.segment import SegmentFile
+from smqrt.journal.segment import HAS_TXN, SegmentFile
 
 NOON_US = 1_795_176_000_000_000
 """2026-11-20T12:00:00Z."""

@@ -16,8 +16,8 @@ from smqrt import hub
 from smqrt.http.disk import DiskIo
 from smqrt.http.tree import ResourceReader
 from smqrt.journal import tokens, writer
-from smqrt.journal.index import INDEX
 from smqrt.journal.reader import Journal
+from smqrt.journal.segment import INDEX
 from smqrt.journal.service import JournalService
 from smqrt.journal.writer import JournalWriter
 from tests.http.http_bench import Bench

@@ -19,7 +19,7 @@ from smqrt.http.tree import ResourceReader
 from smqrt.journal import announcer, committed, manifest, readers, tokens, writer
 from smqrt.journal import commit as commits
 from smqrt.journal.commit import RowDecoder, commit, publish, report_progress
-from smqrt.journal.locations import HubAddress
+from smqrt.journal.files import HubAddress
 from smqrt.journal.reader import Journal
 from smqrt.journal.service import JournalService
 from tests.device import bounded

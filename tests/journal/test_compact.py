@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import committed, compact, index, manifest, parquet_files, recovery, segment, tables
+from smqrt.journal import committed, compact, manifest, parquet_files, recovery, segment, tables
 from smqrt.journal.compact import CompactOptions, sealed
 from smqrt.journal.parquet_files import GROUP_ROWS
 from smqrt.journal.reader import Journal
@@ -60,7 +60,7 @@ def test_the_newest_segment_stays_unless_no_hub_runs(tmp_path: Path) -> None:
         compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True))
     os.close(held)
     assert compact.compact(tmp_path, CompactOptions(grace_s=0, everything=True)).rows == 100
-    assert index.paths(tmp_path / "wal" / "n1") == []
+    assert segment.paths(tmp_path / "wal" / "n1") == []
     assert recovery.recover(tmp_path / "wal" / "n1").next_seq == 100
     assert rows_of(tmp_path) == rows
 
@@ -163,7 +163,7 @@ def test_segments_stay_for_a_grace(tmp_path: Path) -> None:
     rows = write(tmp_path, readings(300), segment_rows=100)
     done = compact.compact(tmp_path, CompactOptions(grace_s=0.3))
     assert (done.removed, done.waiting) == (0, 2)
-    assert len(index.paths(tmp_path / "wal" / "n1")) == 3
+    assert len(segment.paths(tmp_path / "wal" / "n1")) == 3
     assert rows_of(tmp_path) == rows
     time.sleep(0.3)  # the grace
     done = compact.compact(tmp_path, CompactOptions(grace_s=0.3))
@@ -174,7 +174,7 @@ def test_segments_stay_for_a_grace(tmp_path: Path) -> None:
 def test_what_is_young_waits(tmp_path: Path) -> None:
     write(tmp_path, readings(200), segment_rows=100)
     assert compact.compact(tmp_path, CompactOptions(grace_s=0, after_s=60)).rows == 0
-    os.utime(index.paths(tmp_path / "wal" / "n1")[0], (0, time.time() - 61))
+    os.utime(segment.paths(tmp_path / "wal" / "n1")[0], (0, time.time() - 61))
     assert compact.compact(tmp_path, CompactOptions(grace_s=0, after_s=60)).rows == 100
 
 
@@ -206,7 +206,7 @@ def test_readers_lose_and_double_nothing_meanwhile(tmp_path: Path) -> None:
     thread.join()
     assert read > 1
     assert list(reader.rows({"n1": 0}, end)) == rows
-    assert len(index.paths(tmp_path / "wal" / "n1")) == 1
+    assert len(segment.paths(tmp_path / "wal" / "n1")) == 1
 
 
 def test_chunks_planned_before_are_read_after(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_only_one_compacts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["data", "index", "length"])
 def test_a_damaged_segment_stays_and_is_named(tmp_path: Path, part: str) -> None:
     write(tmp_path, readings(300), segment_rows=100)
-    path = index.paths(tmp_path / "wal" / "n1")[1]
+    path = segment.paths(tmp_path / "wal" / "n1")[1]
     if part == "data":
         data = bytearray(path.read_bytes())
         data[-5] ^= 1

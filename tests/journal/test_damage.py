@@ -11,7 +11,8 @@ import pytest
 
 from smqrt import hub
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, committed, index, recovery, segment
+from smqrt.journal import arrow, committed, recovery, segment
+from smqrt.journal import segment as index
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
 from smqrt.journal.verify import verify

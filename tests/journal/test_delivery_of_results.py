@@ -15,7 +15,7 @@ from smqrt.broker.outbox import Drop
 from smqrt.broker.trace import Trace
 from smqrt.journal import commit as commits
 from smqrt.journal import writer
-from smqrt.journal.locations import HubAddress
+from smqrt.journal.files import HubAddress
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Flag
 from smqrt.journal.settings import parse

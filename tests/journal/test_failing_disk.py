@@ -13,7 +13,8 @@ import gevent
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import commit, locations
+from smqrt.journal import commit
+from smqrt.journal import files as locations
 from smqrt.journal.commit import commit_staged, stage
 from smqrt.journal.reader import Journal
 from tests.device import bounded

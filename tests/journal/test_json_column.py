@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smqrt.errors import ArgumentError
-from smqrt.journal import json_column
-from smqrt.journal.json_column import TypedColumn
-from smqrt.journal.payload_schema import cast, load_json
+from smqrt.journal import payload_schema
+from smqrt.journal.payload_schema import TypedColumn, cast, load_json
 
 DDL = (
     "device string, temp double, n int, big bigint, on boolean, at timestamp, day date, all array<double>, "
@@ -113,7 +112,7 @@ def test_only_topics_that_match_are_parsed() -> None:
 
 
 def test_long_payloads_are_parsed_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_column, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(payload_schema, "_BLOCK_BYTES", 1000)
     payloads = [json.dumps({"n": n, "x": "-" * 300}).encode() for n in range(50)]
     assert [one["n"] for one in columns(payloads, "n int")] == list(range(50))
 

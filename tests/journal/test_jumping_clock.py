@@ -13,7 +13,7 @@ import pytest
 
 from smqrt.client import SmqClient
 from smqrt.journal import commit, remote
-from smqrt.journal.locations import HubAddress
+from smqrt.journal.files import HubAddress
 from smqrt.journal.reader import Journal
 from tests.conftest import Served
 from tests.waiting import wait_until

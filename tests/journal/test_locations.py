@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from smqrt.errors import ArgumentError
-from smqrt.journal import locations
-from smqrt.journal.locations import HubAddress
+from smqrt.journal import files
+from smqrt.journal.files import HubAddress
 from smqrt.journal.remote import open_journal
 
 
@@ -27,25 +27,25 @@ from smqrt.journal.remote import open_journal
     ],
 )
 def test_schemes(place: Path | str, scheme: str) -> None:
-    assert locations.scheme(place) == scheme
-    assert locations.is_elsewhere(place) == (scheme not in ("", "file"))
+    assert files.scheme(place) == scheme
+    assert files.is_elsewhere(place) == (scheme not in ("", "file"))
 
 
 @pytest.mark.parametrize(
     "place", ["/mnt/a b", "file:///mnt/a b", "file:/mnt/a b", "file://localhost/mnt/a b", Path("file:///mnt/a b")]
 )
 def test_folders_of_this_machine(place: Path | str) -> None:
-    assert locations.local_folder(place, "it", "") == Path("/mnt/a b")
+    assert files.local_folder(place, "it", "") == Path("/mnt/a b")
 
 
 def test_nothing_is_unescaped() -> None:
-    assert locations.local_folder("file:///a%20b", "it", "") == Path("/a%20b")
+    assert files.local_folder("file:///a%20b", "it", "") == Path("/a%20b")
 
 
 @pytest.mark.parametrize("place", ["s3a://b/x", Path("s3a://b/x"), "file://other/x", "viewfs:///x"])
 def test_other_folders(place: Path | str) -> None:
     with pytest.raises(ArgumentError) as caught:
-        locations.local_folder(place, "--state", "name one")
+        files.local_folder(place, "--state", "name one")
     assert str(caught.value) == f"--state {place} is no folder of this machine: name one."
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import compact, index, manifest, parquet_files
+from smqrt.journal import compact, manifest, parquet_files, segment
 from smqrt.journal.compact import CompactOptions
 from smqrt.journal.filters import Filter
 from smqrt.journal.manifest import DataFile
@@ -234,5 +234,5 @@ def test_a_trickle_costs_at_most_three_tenths_more_than_its_payload(tmp_path: Pa
     payload = 128 * len(rows)
     assert sum(path.stat().st_size for path in (tmp_path / "data").rglob("*.parquet")) <= 1.3 * payload
     assert apart > 4 * payload
-    assert index.paths(tmp_path / "wal" / "n1") == []
+    assert segment.paths(tmp_path / "wal" / "n1") == []
     assert rows_of(tmp_path) == rows

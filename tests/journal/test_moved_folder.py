@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import commit, listing, locations, manifest, readers, retention
-from smqrt.journal.locations import Unreachable
+from smqrt.journal import announcer, commit, files, manifest, readers, retention
+from smqrt.journal.files import Unreachable
 from smqrt.journal.manifest import Manifest
 from smqrt.journal.reader import Journal
 from smqrt.journal.settings import JournalSettings
@@ -34,7 +34,7 @@ def test_it_does_not_look_empty_to_readers(path: Path, monkeypatch: pytest.Monke
         return load(journal)
 
     journal = Journal(path)
-    for question in (journal.begin, journal.end, lambda: listing.listing(path)):
+    for question in (journal.begin, journal.end, lambda: announcer.listing(path)):
         with monkeypatch.context() as moving:
             moving.setattr(manifest, "load", moved)
             with pytest.raises(JournalError, match=MOVED):
@@ -46,7 +46,7 @@ def test_it_does_not_look_empty_to_readers(path: Path, monkeypatch: pytest.Monke
 def test_it_is_not_one_without_commits(tmp_path: Path) -> None:
     """A micro-batch would be published again."""
     with pytest.raises(Unreachable, match=MOVED):
-        commit.last_batch(locations.HubAddress.of(tmp_path / "journal"), "q")
+        commit.last_batch(files.HubAddress.of(tmp_path / "journal"), "q")
 
 
 def test_it_is_not_one_without_readers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from smqrt.journal import index, numbers, recovery, segment, writer
+from smqrt.journal import numbers, recovery, segment, writer
 from smqrt.journal.compact import CompactOptions, compact, rows_to_compact
 from smqrt.journal.inspection import journal_stats, latest
 from smqrt.journal.numbers import STEP, NumberReserve
 from smqrt.journal.reader import Journal
 from smqrt.journal.readers import waiting
 from smqrt.journal.verify import verify
-from smqrt.pipeline.smq_source import offsets
+from smqrt.pipeline.smq_source import scan
 from tests.device import Site, bounded
 from tests.journal import written
 from tests.journal.failing_disk import FailingDisk, shim
@@ -296,7 +296,7 @@ def expired_before_a_gap(path: Path, crashes: int = 1) -> int:
         NumberReserve(folder, found.next_seq, found.end)
         written.write(path, [[]], first=found.next_seq)
     written.write(path, [[found.next_seq + 7]], first=found.next_seq)
-    for older in index.paths(folder)[:-1]:
+    for older in segment.paths(folder)[:-1]:
         older.unlink()
         older.with_suffix(".idx").unlink()
     return found.next_seq
@@ -310,7 +310,7 @@ def test_rows_before_a_gap_that_have_expired_are_missing_for_nobody_who_read_the
     for seen in (12, 13, behind - 1, behind):
         start = {"n1": seen}
         assert journal.begin(start) == start
-        assert offsets.checked(start, journal.end(), journal.begin(start), journal.end(), fail=True)[0] == start
+        assert scan.checked(start, journal.end(), journal.begin(start), journal.end(), fail=True)[0] == start
     assert journal.begin({"n1": 11}) == {"n1": behind}, "a row is missing"
     assert journal.begin({"n1": behind + 3}) == {"n1": behind}
     (tmp_path / "wal/n1" / f"{behind:020d}.arrows").unlink()
@@ -345,7 +345,7 @@ def test_gaps_stay_known(tmp_path: Path) -> None:
 def test_a_micro_batch_begins_behind_a_gap(gapped: Path) -> None:
     journal = Journal(gapped)
     first = journal.behind_gaps({"n1": 12}, journal.end())
-    assert offsets.limited(first, journal.end(), 10) == {"n1": STEP + 10}
+    assert scan.limited(first, journal.end(), 10) == {"n1": STEP + 10}
 
 
 def test_a_torn_end_before_a_gap(tmp_path: Path) -> None:

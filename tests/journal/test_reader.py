@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from smqrt.errors import JournalError
-from smqrt.journal import index, manifest, planning, tables
+from smqrt.journal import manifest, planning, segment, tables
 from smqrt.journal.filters import Filter
 from smqrt.journal.reader import Chunk, Journal
 from smqrt.journal.record import Row
@@ -105,7 +105,7 @@ def test_rows_that_have_expired(tmp_path: Path) -> None:
     written.write(tmp_path, [[10], [20], [30]])
     journal = Journal(tmp_path)
     plan = journal.plan({}, {"n1": 30}, max_rows=10)
-    for path in index.paths(tmp_path / "wal/n1")[:2]:
+    for path in segment.paths(tmp_path / "wal/n1")[:2]:
         path.unlink()
         path.with_suffix(".idx").unlink()
     assert journal.begin() == {"n1": 20}
@@ -228,7 +228,7 @@ def test_nothing_is_there(tmp_path: Path) -> None:
 
 def test_everything_has_expired(tmp_path: Path) -> None:
     written.write(tmp_path, [[5], [9], []])
-    for path in index.paths(tmp_path / "wal/n1")[:-1]:
+    for path in segment.paths(tmp_path / "wal/n1")[:-1]:
         path.unlink()
     assert (Journal(tmp_path).begin(), Journal(tmp_path).end()) == ({"n1": 9}, {"n1": 9})
 
@@ -264,8 +264,8 @@ def flip(path: Path, at: int) -> None:
 @pytest.mark.parametrize("where", [0, 8, 300, 712, 900], ids=lambda where: f"byte{where}")
 def test_a_damaged_batch_in_the_middle(tmp_path: Path, where: int) -> None:
     written.write(tmp_path, [[10, 20, 30], [40]])
-    path = index.paths(tmp_path / "wal/n1")[0]
-    entry = index.read_index(path)[1]
+    path = segment.paths(tmp_path / "wal/n1")[0]
+    entry = segment.read_index(path)[1]
     flip(path, entry.offset + where)
     journal = Journal(tmp_path)
     says = rf"{path} is damaged at offset {entry.offset}: .*checksum.*`smqrt journal verify`"
@@ -277,8 +277,8 @@ def test_a_damaged_batch_in_the_middle(tmp_path: Path, where: int) -> None:
 
 def test_a_segment_that_is_cut(tmp_path: Path) -> None:
     written.write(tmp_path, [[10, 20, 30], [40]])
-    path = index.paths(tmp_path / "wal/n1")[0]
-    entry = index.read_index(path)[2]
+    path = segment.paths(tmp_path / "wal/n1")[0]
+    entry = segment.read_index(path)[2]
     with path.open("r+b") as file:
         file.truncate(entry.end - 5)
     with pytest.raises(JournalError, match=rf"{path} is damaged at offset {entry.offset}: .*{entry.length - 5} of"):
@@ -287,7 +287,7 @@ def test_a_segment_that_is_cut(tmp_path: Path) -> None:
 
 def test_an_index_in_disorder(tmp_path: Path) -> None:
     written.write(tmp_path, [[10, 20, 30], [40]])
-    path = index.paths(tmp_path / "wal/n1")[0].with_suffix(".idx")
+    path = segment.paths(tmp_path / "wal/n1")[0].with_suffix(".idx")
     flip(path, 64 + 8)
     with pytest.raises(JournalError, match=rf"{path} is damaged at offset \d+: .*`smqrt journal verify`"):
         list(Journal(tmp_path).rows({}, {"n1": 40}))
@@ -296,7 +296,7 @@ def test_an_index_in_disorder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("start", [0, 25, 35])
 def test_an_index_with_more_rows_than_there_are(tmp_path: Path, start: int) -> None:
     written.write(tmp_path, [[10, 20, 30]])
-    path = index.paths(tmp_path / "wal/n1")[0]
+    path = segment.paths(tmp_path / "wal/n1")[0]
     flip(path.with_suffix(".idx"), 2 * 64 + 8)
     journal = Journal(tmp_path)
     end = journal.end()
@@ -311,7 +311,7 @@ def test_an_index_with_more_rows_than_there_are(tmp_path: Path, start: int) -> N
 
 def test_an_index_that_is_missing(tmp_path: Path) -> None:
     written.write(tmp_path, [[10, 20, 30], [40]])
-    path = index.paths(tmp_path / "wal/n1")[0].with_suffix(".idx")
+    path = segment.paths(tmp_path / "wal/n1")[0].with_suffix(".idx")
     path.unlink()
     with pytest.raises(JournalError, match=rf"{path} is missing; `smqrt journal verify`"):
         list(Journal(tmp_path).rows({}, {"n1": 40}))
@@ -319,7 +319,7 @@ def test_an_index_that_is_missing(tmp_path: Path) -> None:
 
 def test_a_segment_that_is_none(tmp_path: Path) -> None:
     written.write(tmp_path, [[10]])
-    path = index.paths(tmp_path / "wal/n1")[0]
+    path = segment.paths(tmp_path / "wal/n1")[0]
     flip(path, 0)
     reader = Journal(tmp_path)
     [[chunk]] = reader.plan({}, {"n1": 10})

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import arrow, committed, index, manifest, numbers, recovery, segment
-from smqrt.journal.index import parse_index
+from smqrt.journal import arrow, committed, manifest, numbers, recovery, segment
+from smqrt.journal import segment as index
 from smqrt.journal.reader import Journal
+from smqrt.journal.segment import parse_index
 from tests.journal import written
 from tests.journal.written import BATCHES
 

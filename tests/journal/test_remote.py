@@ -14,10 +14,10 @@ import pytest
 from smqrt.errors import JournalError
 from smqrt.http.disk import DiskIo
 from smqrt.http.tree import ResourceReader
-from smqrt.journal import compact, index, manifest, parquet_files, remote, segment, tokens
+from smqrt.journal import compact, manifest, parquet_files, remote, segment, tokens
 from smqrt.journal.commit import commit
+from smqrt.journal.files import HubAddress
 from smqrt.journal.filters import Filter
-from smqrt.journal.locations import HubAddress
 from smqrt.journal.reader import Journal
 from smqrt.journal.remote import RemoteJournal, open_journal
 from smqrt.journal.service import JournalService
@@ -228,7 +228,7 @@ def test_a_file_that_was_joined_to_others_since(hub: Hub) -> None:
 
 def test_damage_is_told_with_the_address(hub: Hub) -> None:
     written.write(hub.path, [[10, 20]])
-    path = index.paths(hub.path / "wal/n1")[0]
+    path = segment.paths(hub.path / "wal/n1")[0]
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from smqrt.journal import commit, index, locations, readers, recovery, results, segment, writer
+from smqrt.journal import commit, files, readers, recovery, results, segment, writer
 from smqrt.journal.arrow import schema_message
 from smqrt.journal.inspection import journal_stats
 from smqrt.journal.numbers import STEP
@@ -34,7 +34,7 @@ def write(journal: Path, kinds: str, first: int = 0, rows: int = 4, told: bool =
             for one, result in zip(written.rows(begin, begin + rows), is_result, strict=True)
         ]
         messages += [one.seq for one, result in zip(batch, is_result, strict=True) if not result]
-        written.append(opened, batch, index.RESULTS if told and kind == "r" else 0)
+        written.append(opened, batch, segment.RESULTS if told and kind == "r" else 0)
     opened.close()
     return messages
 
@@ -88,7 +88,7 @@ def test_compacted_rows(tmp_path: Path) -> None:
 def test_lag_in_seconds_is_that_of_the_first_message(tmp_path: Path) -> None:
     """A query that only its own results wait for is not behind."""
     opened = segment.SegmentFile.open(tmp_path / "wal/n1", 0, "n1", "hub")
-    for first, ago_s, flags in ((0, 90, index.RESULTS), (10, 60, 0), (20, 30, index.RESULTS)):
+    for first, ago_s, flags in ((0, 90, segment.RESULTS), (10, 60, 0), (20, 30, segment.RESULTS)):
         us, flag = int((time.time() - ago_s) * 1e6), int(Flag.PIPELINE) if flags else 0
         written.append(opened, [one._replace(ts_us=us, flags=flag) for one in written.rows(first, first + 10)], flags)
     opened.close()
@@ -101,7 +101,7 @@ def test_lag_in_seconds_is_that_of_the_first_message(tmp_path: Path) -> None:
 
 def test_results_of_a_hub_wait_for_nobody_who_leaves_them_out(make_site: Callable[..., Site], tmp_path: Path) -> None:
     site = make_site(journal={"path": str(tmp_path / "j")})
-    journal, address = site.smq.journal, locations.HubAddress.of(tmp_path / "j")
+    journal, address = site.smq.journal, files.HubAddress.of(tmp_path / "j")
     device = site.device(b"device")
     device.create(b"in")
     journal.commit("q", 0, [(b"out", None, b"1")] * 7)
@@ -128,10 +128,10 @@ def test_what_a_report_says(tmp_path: Path) -> None:
 
 def test_an_index_that_is_made_again_tells_it_too(tmp_path: Path) -> None:
     write(tmp_path, "rmr")
-    (path,) = index.paths(tmp_path / "wal/n1")
-    path.with_suffix(index.INDEXED).unlink()
+    (path,) = segment.paths(tmp_path / "wal/n1")
+    path.with_suffix(segment.INDEXED).unlink()
     recovery.recover(tmp_path / "wal/n1", schema_message("n1", "hub"))
-    assert [entry.flags for entry in index.read_index(path)] == [index.RESULTS, 0, index.RESULTS]
+    assert [entry.flags for entry in segment.read_index(path)] == [segment.RESULTS, 0, segment.RESULTS]
 
 
 def test_flags_of_newer_versions_say_nothing_of_results(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import index, manifest, readers, retention, segment
-from smqrt.journal.index import summary_of
+from smqrt.journal import manifest, readers, retention, segment
 from smqrt.journal.parquet_files import remove_retired
 from smqrt.journal.reader import Journal
+from smqrt.journal.segment import summary_of
 from smqrt.journal.settings import JournalSettings
 from tests.journal import written
 from tests.journal.written import START_US
@@ -59,7 +59,7 @@ def test_what_is_old_goes_as_a_whole(journal: Path) -> None:
 
 
 def test_the_oldest_go_when_there_are_too_many(journal: Path) -> None:
-    total, first = size(journal), index.paths(journal / "wal/n1")[0].stat().st_size
+    total, first = size(journal), segment.paths(journal / "wal/n1")[0].stat().st_size
     assert retention.expired(journal, replace(KEEP, max_bytes=total), 0) == []
     assert names(retention.expired(journal, replace(KEEP, max_bytes=total - first // 2), 0)) == [".arrows", ".idx"]
     assert len(retention.expired(journal, replace(KEEP, max_bytes=1), 0)) == 6
@@ -254,18 +254,18 @@ def test_of_many_segments_only_the_oldest_is_looked_at(tmp_path: Path, monkeypat
 
 def test_a_summary_that_is_missing_or_wrong_is_made_anew(tmp_path: Path) -> None:
     written.write(tmp_path, [[30, 50], [60]])
-    path = index.paths(tmp_path / "wal/n1")[0]
+    path = segment.paths(tmp_path / "wal/n1")[0]
     made = summary_of(path)
     assert made == (0, 50, 50, 2, START_US, START_US + 49_000, 128)
-    kept = path.with_suffix(index.SUMMARY)
+    kept = path.with_suffix(segment.SUMMARY)
     for data in (b"", b"x" * 64, kept.read_bytes()[:-1] + b"\x01", bytes(64)):
         kept.write_bytes(data)
-        assert index.known_summary(path) is None
-        assert summary_of(path) == made == index.known_summary(path)
-    with path.with_suffix(index.INDEXED).open("r+b") as file:
+        assert segment.known_summary(path) is None
+        assert summary_of(path) == made == segment.known_summary(path)
+    with path.with_suffix(segment.INDEXED).open("r+b") as file:
         file.truncate(64)
     assert summary_of(path) == (0, 30, 30, 1, START_US, START_US + 29_000, 64)
-    path.with_suffix(index.INDEXED).unlink()
+    path.with_suffix(segment.INDEXED).unlink()
     assert summary_of(path).batches == 0
     path.unlink()
     with pytest.raises(FileNotFoundError):

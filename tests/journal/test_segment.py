@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import index, segment
+from smqrt.journal import segment
 from smqrt.journal.reader import Journal
 from tests.journal import written
 
@@ -24,8 +24,8 @@ REPOSITORY = Path(__file__).parents[2]
 def test_index_records_have_64_bytes(tmp_path: Path) -> None:
     written.write(tmp_path, [[5, 9]])
     path = tmp_path / "wal/n1/00000000000000000000.idx"
-    assert path.stat().st_size == 2 * index.INDEX.size == 128
-    first, second = index.read_index(path)
+    assert path.stat().st_size == 2 * segment.INDEX.size == 128
+    first, second = segment.read_index(path)
     assert (first.first_seq, first.rows, second.first_seq, second.rows) == (0, 5, 5, 4)
     assert second.offset == first.end
     assert first.ts_min_us == written.START_US
@@ -34,7 +34,7 @@ def test_index_records_have_64_bytes(tmp_path: Path) -> None:
 
 def test_pyarrow_reads_the_file(tmp_path: Path) -> None:
     written.write(tmp_path, [[5, 64, 65]])
-    with pa.memory_map(str(index.paths(tmp_path / "wal/n1")[0])) as file:
+    with pa.memory_map(str(segment.paths(tmp_path / "wal/n1")[0])) as file:
         table = pa.ipc.open_stream(file).read_all()
         table.validate(full=True)
     assert table.column("seq").to_pylist() == list(range(65))
@@ -80,8 +80,8 @@ def test_a_segment_is_begun_anew_when_it_has_no_rows(tmp_path: Path) -> None:
     folder = tmp_path / "wal/n1"
     segment.SegmentFile.open(folder, 7, "n1", "old").close()
     segment.SegmentFile.open(folder, 7, "n1", "new").close()
-    assert [path.name for path in index.paths(folder)] == ["00000000000000000007.arrows"]
-    assert b"new" in index.paths(folder)[0].read_bytes()
+    assert [path.name for path in segment.paths(folder)] == ["00000000000000000007.arrows"]
+    assert b"new" in segment.paths(folder)[0].read_bytes()
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from smqrt.errors import JournalError
 from smqrt.journal import committed, tokens
 from smqrt.journal.commit import commit_staged, encode, last_batch, stage
 from smqrt.journal.committed import StagedResults
-from smqrt.journal.locations import HubAddress
+from smqrt.journal.files import HubAddress
 from tests.journal.shelf import Shelf, record
 
 PART = f"{7:016x}.0"

@@ -12,7 +12,7 @@ import pytest
 from smqrt.errors import ArgumentError
 from smqrt.journal import readers, tokens
 from smqrt.journal.commit import commit, report_progress
-from smqrt.journal.locations import HubAddress
+from smqrt.journal.files import HubAddress
 from smqrt.journal.tokens import Grant, Tokens
 from tests.journal.shelf import Shelf, record
 

@@ -13,9 +13,9 @@ import gevent
 import pytest
 
 from smqrt import hub
-from smqrt.journal import commit, committed, compact, index, manifest, writer
+from smqrt.journal import commit, committed, compact, manifest, segment, writer
 from smqrt.journal.announcer import Announcer, hold
-from smqrt.journal.locations import HubAddress
+from smqrt.journal.files import HubAddress
 from smqrt.journal.reader import Journal
 from tests.conftest import Served
 from tests.waiting import wait_until
@@ -213,7 +213,7 @@ def test_a_commit_whose_segment_was_compacted_before_the_other_hub_looked(create
     first._seal()
     wait_until(lambda: committed.load_snapshot(tmp_path / "wal/n1").get("q") == 1, "the disk has it")
     compact.compact(tmp_path, compact.CompactOptions(grace_s=0))
-    assert all(index.first_seq(path) >= 2 for path in index.paths(tmp_path / "wal/n1"))
+    assert all(segment.first_seq(path) >= 2 for path in segment.paths(tmp_path / "wal/n1"))
     assert not second.commit("q", 1, rows)
     assert second.commit("q", 2, rows)
 

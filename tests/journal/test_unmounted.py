@@ -12,7 +12,7 @@ import pytest
 from smqrt.errors import JournalError
 from smqrt.journal import commit
 from smqrt.journal.commit import stage
-from smqrt.journal.locations import HubAddress
+from smqrt.journal.files import HubAddress
 from tests.journal.failing_disk import FailingDisk, failing, shim
 from tests.journal.test_failing_disk import Subscriber
 

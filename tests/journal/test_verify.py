@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from smqrt.errors import JournalError
-from smqrt.journal import committed, compact, index, manifest, readers, segment
+from smqrt.journal import committed, compact, manifest, readers, segment
 from smqrt.journal.reader import Journal
 from smqrt.journal.verify import VerifyReport, repair, verify
 from tests.journal import written
@@ -30,7 +30,7 @@ def journal(tmp_path: Path) -> Path:
 @pytest.fixture
 def segments(tmp_path: Path) -> list[Path]:
     write(tmp_path, readings(3000), batch=50)
-    return index.paths(tmp_path / "wal" / "n1")
+    return segment.paths(tmp_path / "wal" / "n1")
 
 
 def faults(journal: Path) -> list[str]:
@@ -66,7 +66,7 @@ def test_a_flipped_byte_anywhere_in_a_segment_is_found(segments: list[Path], tmp
         found = verify(tmp_path)
         segments[0].write_bytes(whole)
         assert not any(fault.torn for fault in found.faults)
-        if at >= index.read_index(segments[0])[0].offset:
+        if at >= segment.read_index(segments[0])[0].offset:
             assert [fault.path for fault in found.faults] == [segments[0]]
             assert "its checksum is wrong" in str(found.faults[0])
             assert "bring it back from a backup, or read on behind it" in str(found.faults[0])
@@ -83,7 +83,7 @@ def test_a_flipped_byte_in_an_index_is_found(segments: list[Path], tmp_path: Pat
 
 
 def test_what_is_said_of_a_segment(segments: list[Path], tmp_path: Path) -> None:
-    flip(segments[1], index.read_index(segments[1])[3].offset + 900)
+    flip(segments[1], segment.read_index(segments[1])[3].offset + 900)
     (found,) = faults(tmp_path)
     assert found.startswith(f"{segments[1]}: the batch with rows 1150 to 1199 at offset ")
 
@@ -119,7 +119,7 @@ def test_a_torn_end_is_repaired(tmp_path: Path, seed: int) -> None:
     """Cut data, index or both anywhere: what was whole stays, the rest goes, and the journal is whole again."""
     rows = write(tmp_path, readings(400), batch=50)
     chance = random.Random(seed)
-    (path,) = index.paths(tmp_path / "wal" / "n1")
+    (path,) = segment.paths(tmp_path / "wal" / "n1")
     if seed % 3 != 1:
         os.truncate(path, chance.randrange(path.stat().st_size))
     if seed % 3 != 0:
@@ -229,7 +229,7 @@ def test_one_row_is_enough(tmp_path: Path) -> None:
 
 def test_an_index_that_is_lost(tmp_path: Path) -> None:
     rows = write(tmp_path, readings(400), batch=50)
-    (path,) = index.paths(tmp_path / "wal" / "n1")
+    (path,) = segment.paths(tmp_path / "wal" / "n1")
     path.with_suffix(".idx").unlink()
     report = verify(tmp_path)
     (fault,) = report.faults

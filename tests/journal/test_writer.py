@@ -18,7 +18,7 @@ import pytest
 
 from smqrt import hub
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import arrow, committed, durability, index, writer
+from smqrt.journal import arrow, committed, durability, segment, writer
 from smqrt.journal.columns import MAX_ROWS
 from smqrt.journal.record import Flag, Row
 from smqrt.loop import scheduling
@@ -53,9 +53,9 @@ def rows(site: Site) -> list[Row]:
 def written(site: Site) -> list[Row]:
     """What is in the files now."""
     found: list[Row] = []
-    for path in index.paths(site.smq.journal.path / "wal" / "n1"):
+    for path in segment.paths(site.smq.journal.path / "wal" / "n1"):
         data = path.read_bytes()
-        for entry in index.read_index(path):
+        for entry in segment.read_index(path):
             found += arrow.decode(data[entry.offset : entry.end])
     return found
 
@@ -175,7 +175,7 @@ def test_segments_are_sealed(record: Make) -> None:
         site.smq.journal.flush()
     *sealed, _ = sorted(site.smq.journal.path.glob("wal/*/*.arrows"))
     assert sealed
-    wait_until(lambda: all(map(index.known_summary, sealed)), "a summary of each")
+    wait_until(lambda: all(map(segment.known_summary, sealed)), "a summary of each")
     assert [int(row.payload[:2]) for row in rows(site)] == list(range(40))
 
 

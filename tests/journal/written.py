@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from smqrt.journal import arrow, index, manifest, segment
+from smqrt.journal import arrow, manifest, segment
 from smqrt.journal.manifest import DataFile
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Row
@@ -34,7 +34,7 @@ def rows(first: int, end: int, txn: str | None = None, step_us: int = 1000) -> l
 
 def append(opened: segment.SegmentFile, batch: Sequence[Row], flags: int = 0) -> None:
     times = [one.ts_us for one in batch]
-    flags |= index.HAS_TXN if any(one.txn for one in batch) else 0
+    flags |= segment.HAS_TXN if any(one.txn for one in batch) else 0
     opened.append(arrow.encode(batch), batch[0].seq, len(batch), min(times), max(times), flags)
 
 
@@ -103,8 +103,8 @@ def as_version_1(journal: Path) -> dict[str, Any]:
 def drop_compacted(journal: Path, node: str = "n1") -> None:
     """Removes the segments whose rows are all Parquet."""
     through = manifest.load(journal).nodes[node]
-    for path in index.paths(journal / "wal" / node):
-        entries = index.read_index(path)
+    for path in segment.paths(journal / "wal" / node):
+        entries = segment.read_index(path)
         if entries and entries[-1].next_seq <= through:
             path.unlink()
-            path.with_suffix(index.INDEXED).unlink()
+            path.with_suffix(segment.INDEXED).unlink()

@@ -8,15 +8,15 @@ from pathlib import Path
 from gevent import socket
 
 from smqrt.apps.lua import api
-from smqrt.apps.lua.apps import Application, Applications
+from smqrt.apps.lua.applications import Application, Applications
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.http.access import Access
 from smqrt.http.disk import DiskIo
 from smqrt.http.logins import Logins
+from smqrt.http.resources import server_io
 from smqrt.http.server import HttpServer
 from smqrt.http.tree import Root
-from smqrt.http.virtual_files import server_io
 from smqrt.transport.listener import Listener
 
 Files = dict[str, str | bytes]

@@ -15,7 +15,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from smqrt.apps.lua.apps import Application
+from smqrt.apps.lua.applications import Application
 from smqrt.wire.websocket import TEXT
 from tests.lua.app_server import Answer, AppServer
 from tests.lua.websocket_client import Client

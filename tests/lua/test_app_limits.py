@@ -14,7 +14,7 @@ from smqrt.apps.lua.vm import Vm
 from smqrt.apps.lua.watchdog import LUA_MEMORY, LoopWatchdog
 from smqrt.apps.python import directory
 from smqrt.apps.python.directory import APP_REQUESTS, RequestSlots
-from smqrt.http.status import HttpError
+from smqrt.http.headers import HttpError
 from smqrt.settings.limits import LimitSettings, bring_into_force
 from tests.conftest import Served
 from tests.waiting import wait_until

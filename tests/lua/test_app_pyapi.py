@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from smqrt.http.access import Access
-from smqrt.http.payload import MAX_JSON_VALUES
+from smqrt.http.body import MAX_JSON_VALUES
 from smqrt.wire.websocket import BINARY, CLOSE, CLOSE_TOO_BIG, CONTINUATION, PING, TEXT, encode_masked
 from tests.lua.app_server import Answer, AppServer
 from tests.lua.websocket_client import Client

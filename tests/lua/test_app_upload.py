@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gevent import socket
 
-from smqrt.apps.lua.apps import Application
+from smqrt.apps.lua.applications import Application
 from tests.lua.app_server import Answer, AppServer
 from tests.waiting import wait_until
 

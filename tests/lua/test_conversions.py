@@ -12,7 +12,7 @@ from pathlib import Path
 import gevent
 import pytest
 
-from smqrt.apps.lua import conversions
+from smqrt.apps.lua import bridge
 from smqrt.apps.lua.bridge import LuaError
 from smqrt.apps.lua.vm import Vm
 from tests.conftest import REPOSITORY
@@ -78,11 +78,11 @@ def test_a_huge_number_of_threads_holds_nobody(vm: Vm) -> None:
     NUMBERS.split() + ["", " 7 ", "\t7\n", "1 2"],
 )
 def test_python_reads_numbers_as_lua_does(vm: Vm, text: str) -> None:
-    assert vm.eval("return tonumber((...))", "=x", text.encode()) == (conversions.number_of(text),)
+    assert vm.eval("return tonumber((...))", "=x", text.encode()) == (bridge.number_of(text),)
 
 
 @pytest.mark.parametrize(
     "number", [5, -5, 1.5, 1.0, -0.0, 1e15, 1e100, 0.1, 123456789.125, float("inf"), float("-inf")]
 )
 def test_python_writes_numbers_as_lua_does(vm: Vm, number: float) -> None:
-    assert vm.eval("return tostring((...))", "=x", number) == (conversions.text_of(number).encode(),)
+    assert vm.eval("return tostring((...))", "=x", number) == (bridge.text_of(number).encode(),)

@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 
 from smqrt.errors import ArgumentError
-from smqrt.http.access import Access
-from smqrt.http.cors import Cors
+from smqrt.http.access import Access, Cors
 from smqrt.manual.web import Manual
 from smqrt.transport.origins import Origins
 from smqrt.wire.websocket import new_key, request_headers

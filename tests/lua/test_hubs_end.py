@@ -13,7 +13,7 @@ import gevent
 import pytest
 
 from smqrt.apps.lua.api import smq_hub
-from smqrt.apps.lua.apps import Application
+from smqrt.apps.lua.applications import Application
 from smqrt.journal import writer
 from tests.conftest import Served
 from tests.device import RAW, RAW_HEADERS, Device, request

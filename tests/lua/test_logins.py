@@ -13,8 +13,7 @@ import gevent
 import pytest
 
 from smqrt.http.logins import Acl, Authenticator, UserTable
-from smqrt.http.logins.authenticator import AuthInfo
-from smqrt.http.logins.pages import login_page
+from smqrt.http.logins.authenticator import AuthInfo, login_page
 from tests.digest import authorization, challenges
 from tests.lua.app_server import Answer, AppServer
 

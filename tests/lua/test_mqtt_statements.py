@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.clients.mqtt import close_reason
+from smqrt.clients.mqtt import connect
 from tests.lua.mqtt_languages import (
     HOST,
     ONCE,
@@ -276,9 +276,9 @@ STATUS: dict[str, Case] = {
 
 @pytest.mark.parametrize("what", STATUS)
 def test_onstatus(run: Callable[[Case], ScriptedBroker], monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    assert close_reason.DEFAULT_DELAY_S == 5
+    assert connect.DEFAULT_DELAY_S == 5
     if what == "true after an end":
-        monkeypatch.setattr(close_reason, "DEFAULT_DELAY_S", 0.01)
+        monkeypatch.setattr(connect, "DEFAULT_DELAY_S", 0.01)
     broker = run(STATUS[what])
     assert len(broker.of_kind(CONNECT)) == STATUS[what].told.count(ACCEPTED) or what not in SEVERAL
 

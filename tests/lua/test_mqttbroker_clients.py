@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.apps.lua import table_codec
+from smqrt.apps.lua import bridge
 from smqrt.apps.lua.api.mqttbroker import decode_packet
 from smqrt.apps.lua.vm import Vm
 from smqrt.mqtt import MqttClient
@@ -148,7 +148,7 @@ def test_a_will_keeps_its_properties_as_they_came() -> None:
     body = b"\0\4MQTT\5\6\0\0\0" + b"\0\1c" + will
     packed = decode_packet(0x10, body, 0)
     assert isinstance(packed, bytes)
-    table = table_codec.load(packed)[b"will"]
+    table = bridge.load(packed)[b"will"]
     assert table[b"forwarded"] == b"".join(kept)
     assert table[b"payload"] == b"dead"
     assert table[b"properties"][b"willdelayinterval"] == 5

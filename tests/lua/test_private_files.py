@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from smqrt.apps.lua.api import smq_hub
-from smqrt.http.private import Private
+from smqrt.http.access import Private
 from tests.lua.app_server import AppServer
 
 HUB = """

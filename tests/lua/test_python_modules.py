@@ -13,7 +13,7 @@ import gevent
 import pytest
 
 import smqrt.app
-from smqrt.apps.lua.apps import Application
+from smqrt.apps.lua.applications import Application
 from tests.lua.app_server import AppServer
 
 PRELOAD = """

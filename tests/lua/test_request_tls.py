@@ -9,7 +9,7 @@ import trustme
 from gevent import socket
 from gevent.ssl import SSLContext
 
-from smqrt.http.client.conversation import HttpClientOptions, HttpConversation
+from smqrt.http.client.client import HttpClientOptions, HttpConversation
 from smqrt.http.client.exchange import ClientRequest, url_of
 from smqrt.transport.certificates import self_signed_pair
 from smqrt.transport.listener import Listener

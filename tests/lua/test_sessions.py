@@ -5,7 +5,7 @@ from __future__ import annotations
 import gevent
 import pytest
 
-from smqrt.http import request_sessions
+from smqrt.http import sessions
 from smqrt.http.sessions import HttpSessions
 from tests.lua.app_server import AppServer
 from tests.waiting import wait_until
@@ -103,7 +103,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[HttpSessions]:
     """Sessions are looked through every 0.1 s; gives whose they were, look by look."""
     looks: list[HttpSessions] = []
     expire = HttpSessions.expire
-    monkeypatch.setattr(request_sessions, "EXPIRE_EVERY_S", 0.1)
+    monkeypatch.setattr(sessions, "EXPIRE_EVERY_S", 0.1)
     monkeypatch.setattr(HttpSessions, "expire", lambda self, *args: (looks.append(self), expire(self, *args))[1])
     return looks
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from smqrt.apps.lua.api import smq_hub
-from smqrt.journal import arrow, index, writer
+from smqrt.journal import arrow, segment, writer
 from tests.lua.app_server import AppServer
 
 PRELOAD = "smq = require 'smq.hub'.create{journal = %s}\n"
@@ -23,7 +23,7 @@ def hubs(server: AppServer) -> Iterator[AppServer]:
 def payloads(server: AppServer, folder: str) -> list[bytes]:
     found = []
     for path in sorted((server.folder / folder).rglob("*.arrows")):
-        for entry in index.read_index(path):
+        for entry in segment.read_index(path):
             rows = arrow.decode(path.read_bytes()[entry.offset : entry.end])
             found += [row.payload for row in rows]
     return found

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from smqrt.apps.lua import api, table_codec
+from smqrt.apps.lua import api, bridge
 from smqrt.apps.lua.bridge import LuaError
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
@@ -38,17 +38,17 @@ def in_lua() -> Callable[[str, bytes], Any]:
 
 @given(TABLES)
 def test_python_reads_what_it_has_written(table: dict[Any, Any]) -> None:
-    assert table_codec.load(table_codec.dump(table)) == table
+    assert bridge.load(bridge.dump(table)) == table
 
 
 @given(TABLES)
 def test_lua_reads_it_and_writes_the_same(in_lua: Callable[[str, bytes], Any], table: dict[Any, Any]) -> None:
-    assert table_codec.load(in_lua("through_lua", table_codec.dump(table))) == table
+    assert bridge.load(in_lua("through_lua", bridge.dump(table))) == table
 
 
 def test_text_lists_and_none_become_what_lua_has() -> None:
     table = {"name": "é", "list": ["a", (1.5, True)], "nothing": None, "more": bytearray(b"x")}
-    assert table_codec.load(table_codec.dump(table)) == {
+    assert bridge.load(bridge.dump(table)) == {
         b"name": "é".encode(),
         b"list": {1: b"a", 2: {1: 1.5, 2: True}},
         b"more": b"x",
@@ -56,12 +56,12 @@ def test_text_lists_and_none_become_what_lua_has() -> None:
 
 
 def test_an_integer_stays_one_and_a_float_too() -> None:
-    loaded = table_codec.load(table_codec.dump({1: 2, 2: 2.0}))
+    loaded = bridge.load(bridge.dump({1: 2, 2: 2.0}))
     assert [type(value) for value in loaded.values()] == [int, float]
 
 
 def test_the_bytes() -> None:
-    assert table_codec.dump({b"k": [True, False, 1]}) == bytes.fromhex(
+    assert bridge.dump({b"k": [True, False, 1]}) == bytes.fromhex(
         "6d 00000001 73 00000001 6b 6d 00000003 69 0000000000000001 74 69 0000000000000002 66 69 0000000000000003 69"
         "0000000000000001"
     )
@@ -70,7 +70,7 @@ def test_the_bytes() -> None:
 @pytest.mark.parametrize("value", [object(), {"a": object()}, [lambda: None]])
 def test_what_is_no_value_is_a_type_error(value: object) -> None:
     with pytest.raises(TypeError):
-        table_codec.dump(value)
+        bridge.dump(value)
 
 
 @pytest.mark.parametrize("source", ["{print}", "{coroutine.create(print)}"])

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.clients.mqtt.sparkplug import MAX_BYTES, decode, encode
-from smqrt.clients.mqtt.sparkplug_schema import TYPES, payload_class
+from smqrt.clients.mqtt.sparkplug import MAX_BYTES, TYPES, decode, encode, payload_class
 from smqrt.errors import ArgumentError
 
 

@@ -22,7 +22,7 @@ from gevent import socket
 from gevent.server import StreamServer
 
 from smqrt.cluster.nats import NatsClient, NatsState
-from smqrt.cluster.nats.credentials import UserKey, jwt_fields, nkey_fields
+from smqrt.cluster.nats.options import UserKey, jwt_fields, nkey_fields
 from smqrt.errors import ArgumentError
 from smqrt.transport.tls_contexts import ClientTls
 from tests.nats.server import NatsServer

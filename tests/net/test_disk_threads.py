@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import gevent
 import pytest
 
-from smqrt.http.local_disks import Disks, mount_of, read_mounts
-from smqrt.loop import disk_threads
-from smqrt.loop.disk_threads import DiskJob, DiskThreads
+from smqrt.http.blocking_io import Disks, mount_of, read_mounts
+from smqrt.loop import threads as disk_threads
+from smqrt.loop.threads import DiskJob, DiskThreads
 from tests.waiting import wait_until
 
 
@@ -76,7 +76,7 @@ def test_a_disk_has_so_many_jobs_and_others_go_on(monkeypatch: pytest.MonkeyPatc
 def test_a_process_ends_while_its_disk_hangs() -> None:
     code = """
 import gevent, time
-from smqrt.loop.disk_threads import DiskJob, DiskThreads
+from smqrt.loop.threads import DiskJob, DiskThreads
 threads = DiskThreads("a disk")
 for _ in range(6): threads.submit(DiskJob(time.sleep, 60))
 gevent.sleep(0.1)

@@ -23,8 +23,7 @@ from gevent.ssl import SSLContext
 from smqrt.errors import StartError
 from smqrt.transport import tls as tls_module
 from smqrt.transport.listener import Listener
-from smqrt.transport.listener_tls import ListenerTls
-from smqrt.transport.server_tls import TlsFiles
+from smqrt.transport.server_tls import ListenerTls, TlsFiles
 from smqrt.transport.tls import TlsTransport
 from tests.pki import Authority
 

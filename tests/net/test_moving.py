@@ -16,9 +16,7 @@ from smqrt.broker.topics import Topic
 from smqrt.smq import data_path
 from smqrt.smq.connection import RawConnection
 from smqrt.smq.connection_kinds import WsConnection
-from smqrt.smq.connection_records import address_of
-from smqrt.smq.migration_precopy import SentAhead, is_at_rest
-from smqrt.smq.session_migration import ArrivingHub, StandingHub
+from smqrt.smq.session_migration import ArrivingHub, SentAhead, StandingHub, address_of, is_at_rest
 from smqrt.transport.admission import open_connections
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type

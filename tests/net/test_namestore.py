@@ -15,7 +15,7 @@ import pytest
 
 from smqrt import hub
 from smqrt.errors import ArgumentError
-from smqrt.smq import name_store
+from smqrt.smq import stores
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from tests.clock import undisturbed_s
@@ -125,7 +125,7 @@ def test_two_that_ask_for_the_same_new_name_both_wait(persisted: Callable[..., S
 def test_a_full_disk_denies_says_so_once_and_goes_on_by_itself(
     persisted: Callable[..., Site], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(name_store, "RETRY_S", 0.05)
+    monkeypatch.setattr(stores, "RETRY_S", 0.05)
     site = persisted()
     known = site.device(b"other-1").create(b"known")
     disk = Disk(site)
@@ -149,7 +149,7 @@ def test_a_full_disk_denies_says_so_once_and_goes_on_by_itself(
 def test_a_disk_that_takes_too_long_denies_and_keeps_the_name(
     persisted: Callable[..., Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(name_store, "SLOW_S", 0.1)
+    monkeypatch.setattr(stores, "SLOW_S", 0.1)
     site = persisted()
     disk = Disk(site, 0.4)
     device = site.device(b"uid-a1")
@@ -197,7 +197,7 @@ def test_close_waits_for_what_was_handed_in(persisted: Callable[..., Site], tmp_
 def test_close_does_not_wait_for_ever(
     persisted: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(name_store, "CLOSE_S", 0.1)
+    monkeypatch.setattr(stores, "CLOSE_S", 0.1)
     site = persisted()
     disk = Disk(site)
     disk.fault = sqlite3.OperationalError("disk I/O error")
@@ -240,6 +240,6 @@ def test_a_file_that_another_process_uses_is_refused(tmp_path: Path) -> None:
 
 def test_a_hub_that_nobody_refers_to_lets_go_of_its_file(tmp_path: Path) -> None:
     hub.create(persist=tmp_path / "names.db").create("one")
-    wait_until(lambda: not name_store.unfinished, "the commit")
+    wait_until(lambda: not stores.unfinished, "the commit")
     with hub.create(persist=tmp_path / "names.db") as smq:
         assert smq.topic2tid("one")

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from smqrt.journal import commit, locations
+from smqrt.journal import commit, files
 from smqrt.journal.reader import Journal
 from smqrt.pipeline import status
 from smqrt.pipeline.discover import Catalog, load
@@ -69,7 +69,7 @@ class Application:
         """Publishes messages; what isn't bytes becomes JSON."""
         bodies = [each if isinstance(each, bytes) else json.dumps(each).encode() for each in payloads]
         topic = f"{self.topic}/in/{below}".encode()
-        commit.publish(locations.HubAddress.of(self.hub.journal), [(topic, None, body) for body in bodies])
+        commit.publish(files.HubAddress.of(self.hub.journal), [(topic, None, body) for body in bodies])
 
     @property
     def end(self) -> int:

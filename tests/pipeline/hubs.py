@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from smqrt.journal import commit, locations
+from smqrt.journal import commit, files
 from smqrt.journal.reader import Journal
 from tests.conftest import Served
 from tests.waiting import wait_until
@@ -52,7 +52,7 @@ class JournalingHub:
     def publish(self, topic: str, first: int, count: int) -> None:
         """Publishes messages whose payloads are the numbers from `first` on; returns when the journal has them."""
         rows = [(topic.encode(), None, str(number).encode()) for number in range(first, first + count)]
-        commit.publish(locations.HubAddress.of(self.journal), rows)
+        commit.publish(files.HubAddress.of(self.journal), rows)
         wait_until(lambda: (first + count - 1) in self.numbers(topic), "what was published is in the journal")
 
     def rows(self, *topics: str) -> list[Any]:

@@ -16,7 +16,7 @@ import gevent
 
 from smqrt.client import SmqClient
 from smqrt.errors import JournalError
-from smqrt.journal import commit, locations, numbers
+from smqrt.journal import commit, files, numbers
 from smqrt.journal.reader import Journal
 from tests.pipeline.receivers import ClientThread, Delivery, Result
 
@@ -53,7 +53,7 @@ class Publisher(threading.Thread):
         super().__init__(name=name, daemon=True)
         self.acknowledged: list[str] = []
         self.uncertain: list[str] = []
-        self._hub = locations.HubAddress.of(journal)
+        self._hub = files.HubAddress.of(journal)
         self._count = max(1, round(rate * TICK_S))
         self._over = threading.Event()
 
@@ -198,7 +198,7 @@ class Collector(threading.Thread):
         self.fault: BaseException | None = None
 
     def run(self) -> None:
-        hub = locations.HubAddress.of(self._path)
+        hub = files.HubAddress.of(self._path)
         try:
             while not self._over.wait(0.2):
                 with suppress(JournalError, OSError):  # its folder is away

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-from smqrt.journal import commit, locations
+from smqrt.journal import commit, files
 from smqrt.pipeline import status, tables
 from smqrt.pipeline.process import CRASH_VARIABLE
 from tests.conftest import free_port
@@ -221,7 +221,7 @@ class Trial:
         client = ledger.Client("client", self.journal, rate, address, self._clients)
         self._publishers = [ledger.Publisher("http", self.journal, rate), client]
         for name in (*QUERIES, PLAIN):  # as if all had run before the first message
-            commit.report_progress(locations.HubAddress.of(self.journal), name, name, dict.fromkeys(NODES, 0))
+            commit.report_progress(files.HubAddress.of(self.journal), name, name, dict.fromkeys(NODES, 0))
         for thread in (*self._publishers, self._collector):
             thread.start()
 

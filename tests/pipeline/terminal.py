@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from smqrt.journal import commit, locations
+from smqrt.journal import commit, files
 from smqrt.journal.reader import Journal
 from smqrt.pipeline import status, tables
 from tests.waiting import wait_until
@@ -52,7 +52,7 @@ class Terminal:
         (app / "pipelines").mkdir()
         self.write(PUBLISHED)
         rows = [(b"in", None, b'{"n": 1}')]
-        commit.publish(locations.HubAddress.of(journal), rows)
+        commit.publish(files.HubAddress.of(journal), rows)
         self.process: subprocess.Popen[bytes] | None = None
 
     def write(self, queries: str) -> None:

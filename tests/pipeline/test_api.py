@@ -10,8 +10,7 @@ import pytest
 
 from smqrt.errors import PipelineError
 from smqrt.pipeline import alert, expect, publish, reference, source, table, view
-from smqrt.pipeline.api import Expectation, declaration_of
-from smqrt.pipeline.option_values import Template, milliseconds, spark_duration
+from smqrt.pipeline.api import Expectation, Template, declaration_of, milliseconds, spark_duration
 
 
 def test_importing_is_light() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.pipeline import fixtures, stateful_plan
+from smqrt.pipeline import stateful_plan, testing
 from smqrt.pipeline.doctor import DoctorOptions, planned
 from smqrt.pipeline.graph import Graph, JournalSource, QueryStart
 from tests.pipeline.applications import Application
@@ -277,7 +277,7 @@ def test_what_comes_with_smqrt_forgets(app: Application, application: str) -> No
     folder = REPOSITORY / "app_preload" / application
     if application == "made by init":
         folder = app.folder
-        fixtures.make_pipeline(folder / "pipelines", "per_minute")
+        testing.make_pipeline(folder / "pipelines", "per_minute")
     checks = list(planned(DoctorOptions(folder, app.folder / ".pipelines", app.journal), app.spark))
     assert checks
     assert [check for check in checks if not check.ok or check.remedy] == []

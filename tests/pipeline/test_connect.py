@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from smqrt.errors import PipelineError
-from smqrt.journal import commit, locations
+from smqrt.journal import commit, files
 from smqrt.pipeline import session
 from tests.conftest import REPOSITORY, free_port
 from tests.pipeline.conftest import CONF, HELPERS_PATH, needed_java, quick_java
@@ -64,7 +64,7 @@ class Place:
 
     def send(self, *payloads: Any) -> None:
         rows = [(b"site1/" + each["device"].encode(), None, json.dumps(each).encode()) for each in payloads]
-        commit.publish(locations.HubAddress.of(self.hub.journal), rows)
+        commit.publish(files.HubAddress.of(self.hub.journal), rows)
 
     def published(self, topic: str) -> list[tuple[str, bytes]]:
         return sorted((row.topic, bytes(row.payload)) for row in self.hub.rows(topic))

@@ -15,7 +15,7 @@ import pytest
 from smqrt.errors import PipelineError
 from smqrt.pipeline import backfill as backfills
 from smqrt.pipeline import checkpoint, process, resume, sinks, tables
-from smqrt.pipeline.corrections import Corrections
+from smqrt.pipeline.backfill import Corrections
 from smqrt.pipeline.session import EVERYWHERE
 from tests.pipeline.applications import Application
 from tests.pipeline.hubs import JournalingHub

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from smqrt.errors import PipelineError
-from smqrt.pipeline import sql
+from smqrt.pipeline import discover
 from smqrt.pipeline.discover import Catalog, load
 
 HEAD = "from smqrt.pipeline import alert, expect, publish, reference, source, table, view\n"
@@ -192,4 +192,4 @@ def test_no_folder_and_no_query(tmp_path: Path, write: Write) -> None:
     ],
 )
 def test_inputs_of_sql(query: str, expected: list[str]) -> None:
-    assert sql.inputs(query) == expected
+    assert discover.inputs(query) == expected

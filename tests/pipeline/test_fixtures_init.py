@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from smqrt.pipeline import fixtures, testing
+from smqrt.pipeline import testing
 
 
 def test_what_init_makes_passes_its_test(tmp_path: Path, spark: Any) -> None:
-    fixtures.make_pipeline(tmp_path, "per_minute")
+    testing.make_pipeline(tmp_path, "per_minute")
     said: list[str] = []
     assert testing.run(tmp_path, say=said.append, spark=spark) == 0, said
     assert said == ["ok       per_minute: 3 rows"]

@@ -25,7 +25,7 @@ from smqrt.journal.compact import CompactOptions, compact
 from smqrt.journal.record import COLUMNS, Flag, Row
 from smqrt.journal.settings import JournalSettings
 from smqrt.pipeline import read_journal
-from smqrt.pipeline.journal_spark import Shredder
+from smqrt.pipeline.history import Shredder
 from tests.journal.sensor_rows import NOON_US, row, write
 from tests.pipeline.hubs import JournalingHub
 

@@ -11,7 +11,7 @@ import pytest
 from smqrt.errors import PipelineError
 from smqrt.journal import compact
 from smqrt.journal.reader import Journal
-from smqrt.pipeline.journal_spark import Spark
+from smqrt.pipeline.history import Spark
 from tests.journal.sensor_rows import NOON_US, readings, row, write
 
 ROWS = 3000

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.journal import commit, locations
+from smqrt.journal import commit, files
 from smqrt.pipeline import sinks
 from smqrt.pipeline.checkpoint import PublishGate
 from smqrt.pipeline.process import CRASH_VARIABLE
@@ -65,7 +65,7 @@ def test_a_batch_may_be_repeated_the_other_way(spark: Any, hub: JournalingHub, f
 
 
 def test_a_batch_of_which_the_hub_has_some_parts(spark: Any, hub: JournalingHub) -> None:
-    address = locations.HubAddress.of(hub.journal)
+    address = files.HubAddress.of(hub.journal)
     name, part = next(commit.parts("half", messages("half")))
     assert commit.commit(address, name, 0, part)
     sinks.publish(frame(spark, "half"), target(hub), "half", 0, many=True)

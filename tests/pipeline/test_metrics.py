@@ -12,8 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from smqrt.errors import PipelineError
-from smqrt.journal import commit, locations
-from smqrt.pipeline import metrics
+from smqrt.journal import commit, files
+from smqrt.pipeline import status
 from smqrt.pipeline.status import StatusWriter
 from tests.pipeline.recorded import Recorded
 
@@ -39,12 +39,12 @@ def values(port: int) -> dict[tuple[str, str], float]:
 
 
 def test_every_query_has_its_figures(state: Path) -> None:
-    found = values(metrics.serve(state, (), 0))
+    found = values(status.serve(state, (), 0))
     assert found["smqrt_pipeline_up", "per_minute"] == 1
     assert found["smqrt_pipeline_up", "alarms"] == 0
     assert found["smqrt_pipeline_lag_rows", "per_minute"] == 0
     assert ("smqrt_pipeline_published_total", "per_minute") in found
-    for kinds in (metrics._GAUGES, metrics._COUNTERS):
+    for kinds in (status._GAUGES, status._COUNTERS):
         for name, _ in kinds.values():
             assert {(name, "alarms"), (f"{name}_total", "alarms")} & set(found), name
 
@@ -56,7 +56,7 @@ def test_how_late_and_how_fast(state: Path) -> None:
     operators = [{"numRowsTotal": 7, "memoryUsedBytes": 500, "numRowsDroppedByWatermark": 3}]
     figures = {"name": "windows", "batchId": 4, "batchDuration": 250, "numInputRows": 10, "stateOperators": operators}
     board.progressed(figures | {"processedRowsPerSecond": 40.0, "eventTime": {"watermark": watermark}})
-    found = values(metrics.serve(state, (), 0))
+    found = values(status.serve(state, (), 0))
     assert 90 <= found["smqrt_pipeline_watermark_lag_seconds", "windows"] < 120
     assert ("smqrt_pipeline_watermark_lag_seconds", "per_minute") not in found
     assert found["smqrt_pipeline_processed_rows_per_second", "windows"] == 40
@@ -67,18 +67,18 @@ def test_how_late_and_how_fast(state: Path) -> None:
 
 def test_who_reads_the_journal_is_told_too(state: Path, tmp_path: Path) -> None:
     journal = Recorded(tmp_path / "journal").add(30).seal().path
-    commit.report_progress(locations.HubAddress.of(journal), "stopped", "stopped", {"n1": 10})
+    commit.report_progress(files.HubAddress.of(journal), "stopped", "stopped", {"n1": 10})
     os.utime(journal / "readers" / "stopped.json", (time.time() - 90_000,) * 2)
-    found = values(metrics.serve(state, (), 0, str(journal)))
+    found = values(status.serve(state, (), 0, str(journal)))
     assert found["smqrt_journal_reader_lag_rows", "stopped"] == 20
     assert found["smqrt_journal_reader_silent_seconds", "stopped"] >= 90_000
 
 
 def test_only_the_queries_of_this_run(state: Path) -> None:
-    assert {query for _, query in values(metrics.serve(state, ["alarms"], 0))} == {"alarms"}
+    assert {query for _, query in values(status.serve(state, ["alarms"], 0))} == {"alarms"}
 
 
 def test_a_port_that_is_taken(state: Path) -> None:
-    port = metrics.serve(state, (), 0)
+    port = status.serve(state, (), 0)
     with pytest.raises(PipelineError, match=f"^--metrics: port {port} can't be used .*; choose another"):
-        metrics.serve(state, (), port)
+        status.serve(state, (), port)

@@ -17,8 +17,7 @@ from smqrt.journal.duckdb_views import DuckDB
 from smqrt.journal.reader import Journal
 from smqrt.pipeline import row_checks, tables
 from smqrt.pipeline.api import Declaration
-from smqrt.pipeline.history import read_journal
-from smqrt.pipeline.journal_spark import Spark
+from smqrt.pipeline.history import Spark, read_journal
 from smqrt.pipeline.lake_files import _measured
 from tests.journal.sensor_rows import row as written
 from tests.journal.sensor_rows import write

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pyarrow
 import pytest
 
-from smqrt.pipeline import checkpoint, checkpoint_repair
+from smqrt.pipeline import checkpoint
 from smqrt.pipeline.checkpoint import PublishGate
 from smqrt.pipeline.sinks import CommitClient, PublishSink, TableSink
 
@@ -78,7 +78,7 @@ def test_what_is_decided_for_good_has_its_name_synced(tmp_path: Path, synced: li
 
 
 def _mended(query: Path) -> dict[str, str]:
-    checkpoint_repair.mend(query, -1)
+    checkpoint.mend(query, -1)
     place = query / "checkpoint"
     return {str(path.relative_to(place)): path.read_text() for path in place.rglob("*") if path.is_file()}
 
@@ -94,9 +94,9 @@ def test_what_is_torn_is_done_again(query: Path) -> None:
     (place / "offsets" / "..4.1b-2c.tmp.crc").touch()
     (place / "offsets" / "4").touch()
     (place / "offsets" / ".4.crc").touch()
-    assert checkpoint_repair.mend(query, 4) == "", "the table has it"
+    assert checkpoint.mend(query, 4) == "", "the table has it"
     assert (place / "offsets" / "4").exists()
-    assert "micro-batch 4" in checkpoint_repair.mend(query, 3)
+    assert "micro-batch 4" in checkpoint.mend(query, 3)
     assert _mended(query) == whole
     (place / "commits" / "3").write_text("v1\n{")
     assert set(whole) - set(_mended(query)) == {"commits/3"}, "its offsets are whole"

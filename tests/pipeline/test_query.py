@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.journal.locations import Unreachable
+from smqrt.journal.files import Unreachable
 from smqrt.pipeline import process, status
 from smqrt.pipeline.discover import load
 from smqrt.pipeline.graph import plans

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from smqrt.cli.pipeline_status import status_line
-from smqrt.pipeline import metrics
+from smqrt.cli.pipeline import status_line
+from smqrt.pipeline import status
 from tests.pipeline.applications import Application
 from tests.pipeline.hubs import JournalingHub
 
@@ -79,4 +79,4 @@ def test_one_wrong_clock_makes_nobody_late(app: Application) -> None:
 
 
 def _samples(app: Application) -> list[Any]:
-    return [one for metric in metrics.PipelineMetrics(app.folder / ".pipelines").collect() for one in metric.samples]
+    return [one for metric in status.PipelineMetrics(app.folder / ".pipelines").collect() for one in metric.samples]

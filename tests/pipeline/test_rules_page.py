@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.pipeline import fixtures, references
+from smqrt.pipeline import references, testing
 from smqrt.pipeline.checkpoint import QueryStart
 from smqrt.pipeline.discover import Catalog, load
 from smqrt.pipeline.graph import Graph, JournalSource, plans
@@ -29,7 +29,7 @@ def catalog(tmp_path: Path) -> Catalog:
 
 
 def test_the_examples_are_planned(spark: Any, catalog: Catalog) -> None:
-    fixtures.write_journal(catalog.folder / "messages.jsonl", catalog.folder / "journal")
+    testing.write_journal(catalog.folder / "messages.jsonl", catalog.folder / "journal")
     rows = JournalSource(str(catalog.folder / "journal"))
     graph = Graph(
         catalog,

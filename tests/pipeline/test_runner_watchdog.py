@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from smqrt.cli.pipeline_status import status_line
+from smqrt.cli.pipeline import status_line
 from smqrt.errors import JournalError
 from smqrt.pipeline import status
 from smqrt.pipeline.jvm import GarbageTime

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.datasource import DataSource
 
 from smqrt.errors import ArgumentError, PipelineError
-from smqrt.journal.locations import Unreachable
+from smqrt.journal.files import Unreachable
 from smqrt.journal.reader import Journal
 from smqrt.pipeline import checkpoint, failures, tables
 from smqrt.pipeline.api import Declaration

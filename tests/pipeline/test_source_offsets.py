@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from smqrt.errors import JournalError
-from smqrt.pipeline.smq_source import offsets
+from smqrt.pipeline.smq_source import scan
 
 SEQS = st.integers(0, 1000)
 OFFSETS = st.dictionaries(st.sampled_from(["n1", "n2", "n3"]), SEQS)
@@ -20,7 +20,7 @@ def beyond(start: dict[str, int], more: dict[str, int]) -> dict[str, int]:
 @given(OFFSETS, OFFSETS, st.integers(1, 500))
 def test_a_limit_is_used_up_and_never_passed(start: dict[str, int], more: dict[str, int], most: int) -> None:
     end = beyond(start, more)
-    reached = offsets.limited(start, end, most)
+    reached = scan.limited(start, end, most)
     assert all(start.get(node, 0) <= reached[node] <= end[node] for node in end)
     assert sum(reached[node] - start.get(node, 0) for node in end) == min(most, sum(more.values()))
 
@@ -30,7 +30,7 @@ def test_no_batch_has_rows_on_both_sides_of_a_split(
     start: dict[str, int], more: dict[str, int], split: dict[str, int]
 ) -> None:
     full = beyond(start, more)
-    end = offsets.before_split(start, full, split)
+    end = scan.before_split(start, full, split)
     before = any(start.get(node, 0) < min(seq, end[node]) for node, seq in split.items() if node in end)
     after = any(max(start.get(node, 0), split.get(node, 0)) < seq for node, seq in end.items())
     assert not (before and after)
@@ -38,30 +38,30 @@ def test_no_batch_has_rows_on_both_sides_of_a_split(
 
 def test_what_comes_after_a_split_follows_when_all_before_it_is_done() -> None:
     split, full = {"n1": 10, "n2": 5}, {"n1": 30, "n2": 20, "n3": 7}
-    first = offsets.before_split({"n1": 0, "n2": 0}, full, split)
+    first = scan.before_split({"n1": 0, "n2": 0}, full, split)
     assert first == {"n1": 10, "n2": 5, "n3": 0}
-    assert offsets.before_split(first, full, split) == full
+    assert scan.before_split(first, full, split) == full
 
 
 def test_nodes_are_in_order() -> None:
-    assert list(offsets.ordered({"n2": 1, "n10": 2, "n1": 3})) == ["n1", "n10", "n2"]
+    assert list(scan.ordered({"n2": 1, "n10": 2, "n1": 3})) == ["n1", "n10", "n2"]
 
 
 def test_rows_that_retention_removed_are_an_error_that_says_so() -> None:
     with pytest.raises(JournalError, match="Rows 3 to 6 of node n1 are gone.*failOnDataLoss=false"):
-        offsets.checked({"n1": 3}, {"n1": 20}, {"n1": 7}, {"n1": 20}, fail=True)
+        scan.checked({"n1": 3}, {"n1": 20}, {"n1": 7}, {"n1": 20}, fail=True)
 
 
 def test_a_journal_that_is_another_one_is_an_error_that_says_so() -> None:
     with pytest.raises(JournalError, match="Node n1 ends at row 12, but rows to 20 had been there"):
-        offsets.checked({"n1": 3}, {"n1": 20}, {"n1": 0}, {"n1": 12}, fail=True)
+        scan.checked({"n1": 3}, {"n1": 20}, {"n1": 0}, {"n1": 12}, fail=True)
 
 
 def test_without_the_error_what_is_there_is_read() -> None:
     begin, last = {"n1": 7}, {"n1": 12}
-    assert offsets.checked({"n1": 3}, {"n1": 20}, begin, last, fail=False) == ({"n1": 7}, {"n1": 12})
+    assert scan.checked({"n1": 3}, {"n1": 20}, begin, last, fail=False) == ({"n1": 7}, {"n1": 12})
 
 
 def test_a_node_that_came_later_is_read_from_where_it_begins() -> None:
     begin, last = {"n1": 0, "n2": 40}, {"n1": 9, "n2": 50}
-    assert offsets.checked({"n1": 3}, last, begin, last, fail=True) == ({"n1": 3, "n2": 40}, last)
+    assert scan.checked({"n1": 3}, last, begin, last, fail=True) == ({"n1": 3, "n2": 40}, last)

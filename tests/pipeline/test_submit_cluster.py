@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.dataset
 import pytest
 
-from smqrt.journal import commit, locations
+from smqrt.journal import commit, files
 from smqrt.journal.record import Flag
 from smqrt.pipeline.status import read_all
 from tests.pipeline.hubs import JournalingHub
@@ -100,7 +100,7 @@ def submit(app: Path, master: str, python: Path, *words: str, spark: tuple[str, 
 
 def publish(hub: JournalingHub, device: str) -> None:
     rows = [(b"site1/x", None, b'{"device": "%s", "temp": %d}' % (device.encode(), n)) for n in range(ROWS // 3)]
-    commit.publish(locations.HubAddress.of(hub.journal), rows)
+    commit.publish(files.HubAddress.of(hub.journal), rows)
 
 
 def table(app: Path) -> list[int]:

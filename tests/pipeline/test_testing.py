@@ -13,7 +13,7 @@ import pytest
 from smqrt.errors import PipelineError
 from smqrt.journal.reader import Journal as Reader
 from smqrt.journal.record import Flag
-from smqrt.pipeline import fixtures, references, testing
+from smqrt.pipeline import references, testing
 from smqrt.pipeline.checkpoint import QueryStart
 from smqrt.pipeline.discover import load
 from smqrt.pipeline.graph import Graph, JournalSource
@@ -169,7 +169,7 @@ def broken(readings): return readings.select("temp")
 def test_a_stream_in_small_micro_batches_ends_with_what_one_batch_gives(
     spark: Any, updated: Path, tmp_path: Path
 ) -> None:
-    fixtures.write_journal(updated / "tests" / "messages.jsonl", tmp_path / "journal")
+    testing.write_journal(updated / "tests" / "messages.jsonl", tmp_path / "journal")
     rows, catalog = JournalSource(str(tmp_path / "journal")), load(updated)
     query = catalog.get("per_minute")
     catalog.get("readings").options["max_rows"] = 4
@@ -188,15 +188,15 @@ def test_a_stream_in_small_micro_batches_ends_with_what_one_batch_gives(
     assert running.start().awaitTermination(60)
     last = {(row["topic"], row["payload"]["start"]): row for row in found}
     assert len(found) > len(last)
-    assert fixtures.differences(batch, list(last.values())) == ([], [])
-    assert fixtures.differences(kept(updated, "per_minute"), batch) == ([], [])
+    assert testing.differences(batch, list(last.values())) == ([], [])
+    assert testing.differences(kept(updated, "per_minute"), batch) == ([], [])
 
 
 # ---- the slice to test on
 
 
 def test_the_slice_may_be_a_journal_or_another_file(spark: Any, updated: Path, tmp_path: Path) -> None:
-    fixtures.write_journal(updated / "tests" / "messages.jsonl", tmp_path / "journal")
+    testing.write_journal(updated / "tests" / "messages.jsonl", tmp_path / "journal")
     passed = run(updated, spark, names=["placed"], journal=tmp_path / "journal")
     assert passed == (0, ["ok       placed: 5 rows"])
     with pytest.raises(PipelineError, match=r"There is no .*/nowhere; give --journal a journal's folder or a \.jsonl"):
@@ -219,15 +219,15 @@ def test_without_a_slice_or_with_two_one_sentence_says_what_to_do(tmp_path: Path
 
 def test_rows_have_no_order_and_numbers_round() -> None:
     expected = [{"a": 1.0, "b": [1, {"c": 0.1 + 0.2}]}, {"a": 2}, {"a": 2}]
-    assert fixtures.differences(expected, [{"a": 2}, {"a": 2.0}, {"b": [1, {"c": 0.3}], "a": 1}]) == ([], [])
-    assert fixtures.differences(expected, [{"a": 2}, expected[0]]) == ([{"a": 2}], [])
-    assert fixtures.differences([{"a": True}, {"a": "1"}], [{"a": 1}]) == ([{"a": "1"}, {"a": True}], [{"a": 1}])
+    assert testing.differences(expected, [{"a": 2}, {"a": 2.0}, {"b": [1, {"c": 0.3}], "a": 1}]) == ([], [])
+    assert testing.differences(expected, [{"a": 2}, expected[0]]) == ([{"a": 2}], [])
+    assert testing.differences([{"a": True}, {"a": "1"}], [{"a": 1}]) == ([{"a": "1"}, {"a": True}], [{"a": 1}])
 
 
 def test_rows_that_are_alike_are_shown_together() -> None:
     missing = [{"t": "a", "p": {"x": 1, "y": 1}}, {"t": "b", "p": {"x": 7, "y": 7}}]
     extra = [{"t": "q", "p": {"z": 9}}, {"t": "a", "p": {"x": 1, "z": 3}}]
-    assert list(fixtures.explain(missing, extra)) == [
+    assert list(testing.explain(missing, extra)) == [
         '  - {"p": {"x": 1, "y": 1}, "t": "a"}',
         '  + {"p": {"x": 1, "z": 3}, "t": "a"}',
         "      p.y: expected 1, it is missing",
@@ -235,21 +235,21 @@ def test_rows_that_are_alike_are_shown_together() -> None:
         '  - {"p": {"x": 7, "y": 7}, "t": "b"}',
         '  + {"p": {"z": 9}, "t": "q"}',
     ]
-    assert list(fixtures.explain([], [{"n": n} for n in range(13)]))[-1] == "  ... and 3 more"
+    assert list(testing.explain([], [{"n": n} for n in range(13)]))[-1] == "  ... and 3 more"
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1,"])
 def test_a_golden_file_that_is_none_is_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "q.json").write_text(text)
     with pytest.raises(PipelineError, match=r"q\.json .*; smqrt pipeline test --update writes it anew\."):
-        fixtures.load_golden(tmp_path / "q.json")
+        testing.load_golden(tmp_path / "q.json")
 
 
 def test_a_golden_file_has_a_row_a_line(tmp_path: Path) -> None:
     rows = [{"b": "ü", "a": 1}, {"a": 0}]
-    fixtures.save_golden(tmp_path / "tests" / "q.json", rows)
+    testing.save_golden(tmp_path / "tests" / "q.json", rows)
     assert (tmp_path / "tests" / "q.json").read_text() == '[\n{"a": 0},\n{"a": 1, "b": "ü"}\n]\n'
-    assert fixtures.differences(rows, fixtures.load_golden(tmp_path / "tests" / "q.json")) == ([], [])
+    assert testing.differences(rows, testing.load_golden(tmp_path / "tests" / "q.json")) == ([], [])
 
 
 # ---- slices
@@ -259,7 +259,7 @@ def rows_of(tmp_path: Path, *lines: Any) -> list[Any]:
     (tmp_path / "slice.jsonl").write_text(
         "\n".join(each if isinstance(each, str) else json.dumps(each) for each in lines)
     )
-    fixtures.write_journal(tmp_path / "slice.jsonl", tmp_path / "journal")
+    testing.write_journal(tmp_path / "slice.jsonl", tmp_path / "journal")
     journal = Reader(tmp_path / "journal")
     return list(journal.rows(journal.begin(), journal.end()))
 

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from smqrt.cli.journal import journal as command
 from smqrt.errors import JournalError
 from smqrt.journal import commit
-from smqrt.journal.locations import HubAddress
+from smqrt.journal.files import HubAddress
 from smqrt.journal.remote import open_journal
 from tests.conftest import Served
 from tests.device import Authority

@@ -12,13 +12,13 @@ import pytest
 from pyspark.sql import functions as F
 
 from smqrt.journal.compact import CompactOptions, compact
-from smqrt.journal.json_column import TypedColumn
+from smqrt.journal.payload_schema import TypedColumn
 from smqrt.pipeline import graph, history, row_checks, source
 from smqrt.pipeline.api import Declaration, declaration_of
 from smqrt.pipeline.backfill import backfill
 from smqrt.pipeline.checkpoint import QueryStart
 from smqrt.pipeline.discover import load
-from smqrt.pipeline.journal_spark import Shredder
+from smqrt.pipeline.history import Shredder
 from smqrt.pipeline.run_context import RunOptions
 from smqrt.pipeline.tables import frame as table_frame
 from tests.journal.sensor_rows import row, write

@@ -10,7 +10,7 @@ from pathlib import Path
 import gevent
 import pytest
 
-from smqrt.smq.reload_handoff import KEEP_S
+from smqrt.smq.session_migration import KEEP_S
 from tests.conftest import free_port
 from tests.device import Device
 from tests.nats.server import NatsServer

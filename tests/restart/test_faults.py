@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 from gevent import socket as gsocket
 
-from smqrt.server.restart.protocol import VERSION
-from smqrt.smq.connection_records import address_of
-from smqrt.smq.session_migration import StandingHub
+from smqrt.server.restart.control_socket import VERSION
+from smqrt.smq.session_migration import StandingHub, address_of
 from smqrt.wire.smq import Type
 from smqrt.workers.fd_channel import FdChannel, Message
 from tests.device import Device, Site

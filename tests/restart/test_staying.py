@@ -12,8 +12,7 @@ import gevent
 import pytest
 
 from smqrt.wire import smq as wire
-from smqrt.wire.ids import node_of
-from smqrt.wire.smq import Type
+from smqrt.wire.smq import Type, node_of
 from tests.conftest import Served
 from tests.device import RAW, TLS, WSS, Device, publish
 from tests.restart.hot import HotServed, application

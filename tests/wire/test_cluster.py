@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from smqrt.errors import ProtocolError
 from smqrt.wire import cluster_packets, link_packets, smq
 from smqrt.wire.cluster_packets import Announced, LinkType
-from smqrt.wire.ids import MAX_NODE
 from smqrt.wire.link_packets import Hello, Packet
-from smqrt.wire.smq import MAX_PACKET_BYTES
+from smqrt.wire.smq import MAX_NODE, MAX_PACKET_BYTES
 
 U16 = st.integers(0, (1 << 16) - 1)
 U32 = st.integers(0, (1 << 32) - 1)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.operations import merge_workers
+from smqrt.operations import all_workers
 from tests.conftest import Served
 from tests.device import Device
 from tests.waiting import wait_until
@@ -110,7 +110,7 @@ def test_operators_see_one_server(served: Served) -> None:
 def test_metrics_of_workers_are_one_text() -> None:
     first = '# HELP a_total A.\n# TYPE a_total counter\na_total{x="1{"} 1.0\n# HELP b B.\n# TYPE b gauge\nb 2.0\n'
     second = '# HELP b B.\n# TYPE b gauge\nb 3.0\n# HELP a_total A.\n# TYPE a_total counter\na_total{x="}"} 4.0\n'
-    assert merge_workers.metrics({0: first, 1: second}) == (
+    assert all_workers.metrics({0: first, 1: second}) == (
         '# HELP a_total A.\n# TYPE a_total counter\na_total{worker="0",x="1{"} 1.0\na_total{worker="1",x="}"} 4.0\n'
         '# HELP b B.\n# TYPE b gauge\nb{worker="0"} 2.0\nb{worker="1"} 3.0\n'
     )

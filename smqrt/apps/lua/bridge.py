@@ -7,7 +7,10 @@ function raises it again as a Lua error at the line of the application that made
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field
 from functools import wraps
 from typing import Any
 
@@ -15,6 +18,7 @@ from gevent import get_hub
 
 from smqrt.broker.deferred import Deferred
 from smqrt.errors import ArgumentError, ClosedError, JournalError, SmqrtError, StreamError
+from smqrt.settings.options import Rule
 
 log = logging.getLogger("smqrt.lua")
 
@@ -170,3 +174,163 @@ def latin1(text: str) -> bytes:
 def from_latin1(data: bytes) -> str:
     """The inverse of `latin1`: UTF-8 in a header field passes unchanged."""
     return data.decode("latin-1")
+
+
+# ---- Numbers as texts and texts as numbers, as Lua converts them, for the tables whose fields Python checks.
+
+_INTEGER = re.compile(r"[+-]?\d+")
+_HEX_INTEGER = re.compile(r"([+-]?)0[xX]([0-9a-fA-F]+)")
+_FLOAT = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_HEX_FLOAT = re.compile(r"[+-]?0[xX](?:[0-9a-fA-F]+\.?[0-9a-fA-F]*|\.[0-9a-fA-F]+)(?:[pP][+-]?\d+)?")
+_WHITE = " \f\n\r\t\v"
+_LONGEST = 200  # characters of a number, as in Lua
+
+
+def number_of(text: str) -> int | float | None:
+    """Returns the number that Lua reads in `text`; None when it reads none."""
+    digits = text.strip(_WHITE)
+    if len(digits) > _LONGEST:
+        return None
+    if _INTEGER.fullmatch(digits):
+        whole = int(digits)
+        return whole if -(1 << 63) <= whole < 1 << 63 else float(whole)
+    if found := _HEX_INTEGER.fullmatch(digits):  # of 64 bits, what is above is cut off
+        bits = int(found[1] + found[2], 16) & (1 << 64) - 1
+        return bits - (1 << 64) if bits >> 63 else bits
+    if _FLOAT.fullmatch(digits):
+        return float(digits)
+    try:
+        return float.fromhex(digits) if _HEX_FLOAT.fullmatch(digits) else None
+    except OverflowError:
+        return None
+
+
+def text_of(number: float) -> str:
+    """Returns the text that Lua makes of a number: an integer's digits, a float with its point."""
+    if isinstance(number, int):
+        return str(number)
+    digits = f"{number:.14g}"
+    return f"{digits}.0" if digits.lstrip("-").isdecimal() else digits
+
+
+def as_text(value: Any) -> Any:
+    """Returns a number as its text, everything else as it is."""
+    return text_of(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def as_number(value: Any) -> Any:
+    """Returns the text of a number as that number, everything else as it is."""
+    if not isinstance(value, str):
+        return value
+    number = number_of(value)
+    return value if number is None else number
+
+
+def for_options(known: Mapping[str, Field[object]], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns values for options in the kinds that the options take.
+
+    Args:
+        known: see `smqrt.settings.options.options_of`.
+        values: by the names of the options; other names keep their values.
+    """
+    return {
+        name: _for_rule(known[name].metadata["rule"], value) if name in known else value
+        for name, value in values.items()
+    }
+
+
+def _for_rule(rule: Rule[Any], value: Any) -> Any:
+    if rule.kind in (int, float):
+        return as_number(value)
+    return as_text(value) if rule.kind is str else value
+
+
+# ---- Tables as bytes, to cross between Python and Lua in one piece. The other half is lib/core/table_codec.lua.
+#
+# A value is a letter and what follows: "s" a string with its length, "i" an integer, "n" a float, "t" and "f" booleans,
+# "m" a table with the number of its fields, then keys and values in turn. Lists are tables with the keys 1, 2, ...
+
+Table = dict[Any, Any]
+"""A table that was decoded: keys and values are bytes, bool, int, float or tables."""
+
+
+def dump(value: object) -> bytes:
+    """`value` as bytes; None as a field of a table is left out.
+
+    Raises:
+        TypeError: it is neither str, bytes, bool, int, float, list, tuple nor a mapping of such.
+    """
+    parts: list[bytes] = []
+    _dump(value, parts)
+    return b"".join(parts)
+
+
+def _dump(value: object, parts: list[bytes]) -> None:
+    if isinstance(value, str | bytes | bytearray):
+        data = value.encode() if isinstance(value, str) else bytes(value)
+        parts += (b"s", struct.pack(">I", len(data)), data)
+    elif isinstance(value, bool):
+        parts.append(b"t" if value else b"f")
+    elif isinstance(value, int):
+        parts.append(struct.pack(">cq", b"i", value))
+    elif isinstance(value, float):
+        parts.append(struct.pack(">cd", b"n", value))
+    else:
+        _dump_fields(value, parts)
+
+
+def _dump_fields(value: Any, parts: list[bytes]) -> None:
+    pairs = value.items() if isinstance(value, Mapping) else enumerate(value, 1)
+    fields = [(key, item) for key, item in pairs if item is not None]
+    parts.append(struct.pack(">cI", b"m", len(fields)))
+    for key, item in fields:
+        _dump(key, parts)
+        _dump(item, parts)
+
+
+def dump_list(values: Iterable[object], breathe: Callable[[], object] = bool) -> bytes:
+    """The same for a long list; `breathe` is called after each value."""
+    parts: list[bytes] = [b""]
+    count = 0
+    for count, value in enumerate(values, 1):
+        _dump(count, parts)
+        _dump(value, parts)
+        breathe()
+    parts[0] = struct.pack(">cI", b"m", count)
+    return b"".join(parts)
+
+
+def dump_packed(fields: Mapping[str, bytes]) -> bytes:
+    """A table whose values are bytes of `dump` or `dump_list`."""
+    parts = [struct.pack(">cI", b"m", len(fields))]
+    for key, packed in fields.items():
+        _dump(key, parts)
+        parts.append(packed)
+    return b"".join(parts)
+
+
+def load(data: bytes) -> Table:
+    """The inverse: strings as bytes, tables as dicts."""
+    table: Table = _load(data, 0)[0]
+    return table
+
+
+def _load(data: bytes, at: int) -> tuple[Any, int]:
+    kind, at = data[at : at + 1], at + 1
+    if kind == b"s":
+        end = at + 4 + int.from_bytes(data[at : at + 4])
+        return data[at + 4 : end], end
+    if kind == b"m":
+        return _load_fields(data, at)
+    if kind in b"tf":
+        return kind == b"t", at
+    return struct.unpack_from(">q" if kind == b"i" else ">d", data, at)[0], at + 8
+
+
+def _load_fields(data: bytes, at: int) -> tuple[dict[Any, Any], int]:
+    count, at = int.from_bytes(data[at : at + 4]), at + 4
+    fields = {}
+    for _ in range(count):
+        key, at = _load(data, at)
+        fields[key], at = _load(data, at)
+    return fields, at

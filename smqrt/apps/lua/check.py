@@ -1,5 +1,6 @@
 """Calls of a Barracuda application that are absent here, found by reading its Lua and pages
-without running them. Which names there are says `api_table`."""
+without running them. Which names there are says `api_table`.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +9,125 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from smqrt.apps.lua.api.pages import LspError, to_lua
-from smqrt.apps.lua.api_table import ApiTable
 from smqrt.apps.lua.bridge import LuaError
-from smqrt.apps.lua.lua_tokens import Token, tokens
 from smqrt.apps.lua.vm import Vm, requirable_source
 from smqrt.errors import StartError
 from smqrt.http.disk import DiskIo, ZipIo
 from smqrt.http.resources import Io, IoError
+from smqrt.manual import pages
+
+# ---- The tokens of Lua source text, in linear time whatever the text is.
+
+_TOKEN = re.compile(
+    r"""\s+ | --(?!\[=*\[)[^\n]* | (?P<long>(?:--)?\[(?P<level>=*)\[) | (?P<name>[A-Za-z_]\w*)
+    | (?P<string>"[^"\\\n]*(?:\\.[^"\\\n]*)*" | '[^'\\\n]*(?:\\.[^'\\\n]*)*')
+    | (?P<number>0[xX][\w.]+ | \d[\w.]*) | (?P<mark>\.\.\.|\.\.|::|==|~=|<=|>=|//|<<|>>|.)""",
+    re.VERBOSE | re.ASCII | re.DOTALL,
+)
+
+
+class Token(NamedTuple):
+    """A token that is neither space nor comment.
+
+    Attributes:
+        kind: "name" (keywords too), "string", "number" or "mark".
+        text: as written; of strings what is between the quotes or brackets.
+        line: where it begins.
+    """
+
+    kind: str
+    text: str
+    line: int
+
+
+def tokens(source: str) -> Iterator[Token]:
+    """The tokens of a text. Behind a long string or comment without an end there are none."""
+    at, line = 0, 1
+    while found := _TOKEN.match(source, at):
+        kind, text, end = found.lastgroup, found[0], found.end()
+        if found["long"]:
+            close = source.find(f"]{found['level']}]", end)
+            if close < 0:
+                return
+            kind = None if text.startswith("--") else "string"
+            text, end = source[end:close], close + len(found["level"]) + 2
+        elif kind == "string":
+            text = text[1:-1]
+        if kind:
+            yield Token(kind, text, line)
+        line += source.count("\n", at, end)
+        at = end
+
+
+# ---- The table of the Barracuda App Server's API for programs: the rows of the manual's page lua-api, which a test
+# holds
+# to the truth.
+
+PAGE = "lua-api"
+
+_ROW = re.compile(r"^\| (.*?) \| (.*?) \| ?(.*?) ?\|$", re.MULTILINE)
+_ITEM = re.compile(r"`([^`]+)`")
+_NAME = re.compile(r"[A-Za-z_]\w*(?:[.:][A-Za-z_]\w*)*")
+_MODULE = re.compile(r'require "([^"]+)"')
+_ABSENT = ("not yet", "no")
+
+
+@dataclass
+class ApiTable:
+    """The names of the API, and whether they are there.
+
+    Attributes:
+        there: those that are, such as "ba.json.encode" and "dir:insert".
+        absent: those that are not, with what the page says about it.
+        modules, absent_modules: the same for `require`.
+    """
+
+    there: set[str] = field(default_factory=set)
+    absent: dict[str, str] = field(default_factory=dict)
+    modules: set[str] = field(default_factory=set)
+    absent_modules: dict[str, str] = field(default_factory=dict)
+
+    def row_of(self, name: str) -> str | None:
+        """The row that tells about `name`: itself, or what it is a part of; None when there is none."""
+        while name not in self.there and name not in self.absent:
+            name, dot, _ = name.rpartition(".")
+            if not dot:
+                return None
+        return name
+
+    def is_namespace(self, name: str) -> bool:
+        """Whether `name` is the first part of other names, as "ba.create" is."""
+        return any(known.startswith(f"{name}.") for known in (*self.there, *self.absent))
+
+    def has_object(self, kind: str) -> bool:
+        """Whether the methods of objects of this kind are known."""
+        return any(known.startswith(f"{kind}:") for known in self.there)
+
+
+def read(page: str | None = None) -> ApiTable:
+    """Returns the table of a page, the manual's by default."""
+    table = ApiTable()
+    for items, there, note in _ROW.findall(pages.pages()[PAGE] if page is None else page):
+        for item in _ITEM.findall(items):
+            _add(table, item, there in _ABSENT, pages.plain(note))
+    return table
+
+
+def _add(table: ApiTable, item: str, is_absent: bool, note: str) -> None:
+    if module := _MODULE.fullmatch(item):
+        if is_absent:
+            table.absent_modules[module[1].replace("/", ".")] = note
+        else:
+            table.modules.add(module[1].replace("/", "."))
+    elif name := _NAME.fullmatch(item.removesuffix("()")):
+        if is_absent:
+            table.absent[name[0]] = note
+        else:
+            table.there.add(name[0])
+
 
 MAX_FILE_BYTES = 2 << 20
 MAX_FILES = 10_000

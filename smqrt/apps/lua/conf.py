@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from smqrt.apps.lua import api, table_codec
+from smqrt.apps.lua import api, bridge
 from smqrt.apps.lua.api import files, mako
 from smqrt.apps.lua.bridge import from_utf8
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.errors import SmqrtError, StartError
 from smqrt.http.disk import DiskIo
-from smqrt.http.virtual_files import server_io
+from smqrt.http.resources import server_io
 
 Value = Any
 _NO_LOG = logging.Logger("none", logging.CRITICAL)
@@ -50,7 +50,7 @@ def variables(file: Path, words: Sequence[str]) -> dict[str, Value]:
     if not isinstance(answer[0], bytes):
         message = from_utf8(answer[1] if isinstance(answer[1], bytes) else b"it failed")
         raise StartError(f"{file.parent}/{message}" if message.startswith(file.name) else message)
-    found: dict[str, Value] = _texts(table_codec.load(answer[0]))
+    found: dict[str, Value] = _texts(bridge.load(answer[0]))
     return found
 
 

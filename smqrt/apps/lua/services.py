@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from smqrt.http.client.conversation import HttpConversation
+from smqrt.http.access import Private
+from smqrt.http.client.client import HttpConversation
 from smqrt.http.logins import Logins
-from smqrt.http.private import Private
 from smqrt.http.resources import Io
 from smqrt.http.server import HttpServer
 from smqrt.http.tree import ResourceReader, Root

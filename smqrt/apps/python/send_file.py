@@ -5,10 +5,10 @@ from __future__ import annotations
 from urllib.parse import quote
 
 from smqrt.errors import ArgumentError
-from smqrt.http.files import StaticFiles
+from smqrt.http.headers import HttpError
 from smqrt.http.message import Request
 from smqrt.http.resources import Io
-from smqrt.http.status import HttpError
+from smqrt.http.static_files import StaticFiles
 from smqrt.process import current_application
 
 _MAX_READERS = 8

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from smqrt.clients.mqtt.close_reason import OnStatus
-from smqrt.clients.mqtt.connect import connector
+from smqrt.clients.mqtt.connect import OnStatus, connector
 from smqrt.clients.mqtt.options import WILL, MqttOptions, Will, check_qos, to_bytes
 from smqrt.clients.mqtt.queue import HEADER_BYTES, Delivery, OnSuback, SubscribeRequest
 from smqrt.clients.mqtt.reconnect import ConnectionKeeper

@@ -2,20 +2,255 @@
 
 from __future__ import annotations
 
+import _socket
+import _ssl
+import errno
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
+from types import MappingProxyType
+from typing import Any, cast
+
+import gevent.socket
+import gevent.ssl
 
 from smqrt.clients.mqtt.options import MqttOptions
-from smqrt.clients.mqtt.sockets import judge, stream_of
 from smqrt.errors import ArgumentError, StreamError
+from smqrt.transport import certificates
 from smqrt.transport.stream import Stream
+from smqrt.transport.tls import Buffer, TlsTransport
 from smqrt.transport.tls_contexts import CertStore, ClientTls, Identity, Trust
+from smqrt.wire.mqtt.reasons import Reason, reason_words
 from smqrt.wire.url import split_url
 
+# ---- Close reasons of connections to a broker, and what `onstatus` wants to be done then (smq.md §8).
+
 log = logging.getLogger("smqrt.mqtt")
+
+DEFAULT_DELAY_S = 5.0
+LONGEST_DELAY_S = 86_400.0
+_EMPTY: Mapping[str, object] = MappingProxyType({})
+_RUN_WORDS: dict[object, str] = {
+    Reason.PACKET_TOO_LARGE: "overflow",
+    Reason.PROTOCOL_ERROR: "unknowncp",
+    Reason.MALFORMED_PACKET: "invalidresp",
+}
+WORTH_ANOTHER_TRY = {
+    3,  # of MQTT 3.1.1: server unavailable
+    Reason.SERVER_UNAVAILABLE,
+    Reason.SERVER_BUSY,
+    Reason.SERVER_SHUTTING_DOWN,
+    Reason.KEEP_ALIVE_TIMEOUT,
+    Reason.MESSAGE_RATE_TOO_HIGH,
+    Reason.QUOTA_EXCEEDED,
+    Reason.CONNECTION_RATE_EXCEEDED,
+}
+"""Refusals and disconnects that time may cure."""
+
+OnStatus = Callable[[str, str, Mapping[str, object]], object]
+"""`f(type, code, status)`, called when a connection stands, was refused, or ended; see `MqttCloseReason` for the words.
+
+On `("mqtt", "connect", {"sessionpresent", "reasoncode": 0, "properties"})`: a true value keeps the connection.
+Otherwise: None or False gives up, True tries again after 5 seconds, a number after so many seconds. When it raises, or
+answers something else, the client goes on as one without `onstatus`, and the log tells; so it does, without a word,
+when the answer is NotImplemented."""
+
+
+@dataclass(frozen=True)
+class MqttCloseReason:
+    """Why a connection ended.
+
+    Attributes:
+        type: "mqtt" or "sock".
+        code: with "mqtt": "connect" (refused), "disconnect", "protocolerror", "pingtimeout"; with "sock": an error word
+            (bas-api §15) or the trust status of a certificate: "cn", "cert", "certcn", "none".
+        status: with "connect" `{"sessionpresent", "reasoncode", "properties"}`, with "disconnect" the latter two.
+        detail: one sentence for a log.
+    """
+
+    type: str
+    code: str
+    status: Mapping[str, object] = field(default_factory=lambda: _EMPTY)
+    detail: str = ""
+
+    @property
+    def can_reconnect(self) -> bool:
+        """Whether another attempt may help; what clients without an `onstatus` go by."""
+        if self.type == "sock":
+            return self.code not in ("cn", "cert", "certcn", "none", "sysshutdown")
+        if self.code in ("connect", "disconnect"):
+            return self.status["reasoncode"] in WORTH_ANOTHER_TRY
+        return True
+
+    def __str__(self) -> str:
+        return self.detail or f"{self.type}: {self.code}"
+
+
+def refused(code: int, version: int, status: Mapping[str, object]) -> MqttCloseReason:
+    """The broker refused CONNECT."""
+    return MqttCloseReason(
+        "mqtt", "connect", status, f"the broker refused the connection: {reason_words(code, version)}"
+    )
+
+
+def disconnected(code: int, properties: Mapping[str, object]) -> MqttCloseReason:
+    """The broker sent DISCONNECT."""
+    status = {"reasoncode": code, "properties": dict(properties)}
+    words = "normal disconnection" if code == 0 else reason_words(code, 5)
+    return MqttCloseReason("mqtt", "disconnect", status, f"the broker ended the connection: {words}")
+
+
+def violated(code: int, error: Exception) -> MqttCloseReason:
+    """The broker broke a rule, or did not answer a ping."""
+    if code == Reason.KEEP_ALIVE_TIMEOUT:
+        return MqttCloseReason("mqtt", "pingtimeout", detail=str(error))
+    return MqttCloseReason(
+        "mqtt", "protocolerror", {"reasoncode": int(code)}, f"the broker broke the protocol: {error}"
+    )
+
+
+def connect_error(end: MqttCloseReason | None) -> tuple[str | int, str | bool]:
+    """Return how `mqtt3c.connect` failed: the error, and its kind (smq.md §9).
+
+    Returns:
+        A CONNACK number and True, "invalidresp" and "mqtt", or a socket or trust word and "sock".
+    """
+    if end is None:
+        return "socketclosed", "sock"
+    if end.code == "connect":
+        return cast(int, end.status["reasoncode"]), True
+    return ("invalidresp", "mqtt") if end.type == "mqtt" else (end.code, "sock")
+
+
+def run_word(end: MqttCloseReason | None) -> str:
+    """Return the word with which `run` ends (smq.md §9): "disconnect" when this side asked for it."""
+    if end is None:
+        return "disconnect"
+    if end.code == "pingtimeout":
+        return "pingresp"
+    if end.code == "protocolerror":
+        return _RUN_WORDS.get(end.status.get("reasoncode"), "invalidresp")
+    return end.code
+
+
+def delay_of(answer: object, default_s: float | None) -> float | None:
+    """Seconds until the next attempt, as `onstatus` wants it; None for never."""
+    if answer is None or answer is False:
+        return None
+    if answer is True:
+        return DEFAULT_DELAY_S
+    if answer is NotImplemented:
+        return default_s
+    if isinstance(answer, int | float) and 0 <= answer <= LONGEST_DELAY_S:
+        return float(answer)
+    log.error(
+        "onstatus answered %r; it must answer None or False, True, or seconds from 0 to %.0f", answer, LONGEST_DELAY_S
+    )
+    return default_s
+
+
+# ---- Sockets of an application as streams, and the trust in their certificates.
+#
+# A program may pass a connection that it made: a socket of the standard library or of gevent, with or without TLS, or a
+# `Stream`. A plain socket is detached, so that neither `close()` nor the garbage collector of the program ends the
+# connection. A TLS socket holds the state of OpenSSL, so it is used as it is, without blocking.
+
+ADDRESS_KINDS = "a host name, or a connected socket.socket, ssl.SSLSocket, gevent socket or Stream"
+
+
+def is_socket(value: object) -> bool:
+    """Return whether it is a socket that `stream_of` takes; it may be closed."""
+    return isinstance(value, Stream | _socket.socket | gevent.socket.socket)
+
+
+def stream_of(sock: object) -> Stream:
+    """Return a stream over a connected socket, which belongs to the stream from now on.
+
+    Raises:
+        ArgumentError: it is no socket.
+        StreamError: "socketclosed" when it is closed or not connected, "invalidsocketcon" when it is no stream socket.
+    """
+    if isinstance(sock, Stream):
+        sock.peername()  # raises when it is closed
+        return sock
+    if not isinstance(sock, _socket.socket | gevent.socket.socket):
+        raise ArgumentError(f"a connection must be {ADDRESS_KINDS}, not {type(sock).__name__}")
+    try:
+        sock.getpeername()
+        kind = sock.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
+    except OSError as error:
+        raise StreamError("socketclosed", f"the socket is not connected: {error.strerror}") from None
+    if kind != socket.SOCK_STREAM:
+        raise StreamError("invalidsocketcon", "MQTT needs a stream socket")
+    if isinstance(sock, ssl.SSLSocket | gevent.ssl.SSLSocket):
+        return Stream(SslSocketTransport(sock))  # type: ignore[arg-type]  # has what a stream calls
+    transport = _socket.socket(fileno=sock.detach())
+    transport.setblocking(False)
+    return Stream(transport)
+
+
+class SslSocketTransport:
+    """The transport of a stream over a TLS socket of the application.
+
+    Args:
+        sock: connected, its handshake done.
+    """
+
+    def __init__(self, sock: Any) -> None:
+        self.sock = sock
+        sock.setblocking(False)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sock, name)
+
+    def recv_into(self, buffer: memoryview, size_bytes: int) -> int:
+        """Receive; 0 at the end of the stream. Raises BlockingIOError when nothing is there."""
+        return self._without_waiting(self.sock.recv_into, buffer, size_bytes)
+
+    def send(self, data: Buffer) -> int:
+        """Send what fits. Raises BlockingIOError when nothing does."""
+        return self._without_waiting(self.sock.send, data)
+
+    def _without_waiting(self, call: Callable[..., int], *arguments: object) -> int:
+        try:
+            return call(*arguments)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+        except ValueError as error:  # the application has closed or unwrapped it
+            raise OSError(errno.EBADF, str(error)) from None
+
+    def peer_chain(self) -> list[bytes]:
+        """Return the certificates that the other side presented in DER form, its own first."""
+        chain = self.sock._sslobj.get_unverified_chain()  # public from Python 3.13 on
+        return [certificate.public_bytes(_ssl.ENCODING_DER) for certificate in chain or ()]
+
+
+def judge(stream: Stream, store: CertStore, host: str = "") -> Trust:
+    """Return the trust in the other side of a stream; without TLS there is nothing to judge, and it is trusted.
+
+    Args:
+        store: the authorities to trust. They don't count when the application's TLS context has verified the chain
+            already (`ssl.CERT_REQUIRED`).
+        host: the name that the certificate must have; by default that which the TLS handshake asked for.
+    """
+    transport: Any = stream.transport
+    if isinstance(transport, TlsTransport):
+        facts: Any = transport.ssl_object
+    elif isinstance(transport, SslSocketTransport):
+        facts = transport.sock
+    else:
+        return Trust.TRUSTED
+    chain, context = transport.peer_chain(), facts.context
+    host = host or facts.server_hostname or ""
+    if context.verify_mode != ssl.CERT_REQUIRED:
+        return store.judge(chain, host)
+    is_named = context.check_hostname or bool(host and chain and certificates.matches(chain[0], host))
+    return Trust.TRUSTED if is_named else Trust.CERT
+
 
 PORT, TLS_PORT = 1883, 8883
 _SCHEMES = {"mqtt": False, "tcp": False, "mqtts": True, "ssl": True}

@@ -14,7 +14,7 @@ import gevent
 from gevent import get_hub
 from gevent.event import Event
 
-from smqrt.clients.mqtt.close_reason import MqttCloseReason, violated
+from smqrt.clients.mqtt.connect import MqttCloseReason, violated
 from smqrt.errors import MqttError, StreamError
 from smqrt.loop.callback_queue import Callbacks
 from smqrt.loop.readiness import block

@@ -10,7 +10,7 @@ from typing import Self
 import gevent
 from gevent.event import Event
 
-from smqrt.clients.mqtt.close_reason import DEFAULT_DELAY_S, MqttCloseReason, OnStatus, delay_of, disconnected, refused
+from smqrt.clients.mqtt.connect import DEFAULT_DELAY_S, MqttCloseReason, OnStatus, delay_of, disconnected, refused
 from smqrt.clients.mqtt.connection import LINGER_S, MqttConnection
 from smqrt.clients.mqtt.options import MqttOptions
 from smqrt.clients.mqtt.queue import MqttSubscriptions, SendQueue

@@ -8,7 +8,7 @@ from typing import TypeVar, overload
 from smqrt.clients.smq.connection import SmqConnector, broker_url
 from smqrt.clients.smq.options import SmqClientOptions, SubscriptionOptions, message_handler, to_bytes
 from smqrt.clients.smq.reconnect import SmqConnectionKeeper
-from smqrt.clients.smq.topics import subtopic_key, to_text, topic_key
+from smqrt.clients.smq.session import subtopic_key, to_text, topic_key
 from smqrt.errors import ArgumentError, NoAnswer
 from smqrt.settings.options import make
 from smqrt.smq.messages import Message, Payload, json_bytes, payload

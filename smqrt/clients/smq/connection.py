@@ -12,9 +12,8 @@ from typing import Any
 import gevent
 from gevent.event import Event as Signal
 
-from smqrt.clients.smq.close_reason import ConnectionEnd, from_stream_error
 from smqrt.clients.smq.options import SmqClientOptions
-from smqrt.clients.smq.protocol import ClientProtocol, Ended, Event
+from smqrt.clients.smq.protocol import ClientProtocol, ConnectionEnd, Ended, Event, from_stream_error
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.loop.scheduling import Turn
 from smqrt.transport.outgoing_proxy import open_through

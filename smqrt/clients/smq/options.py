@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from smqrt.clients.smq.protocol import check_header
-from smqrt.clients.smq.topics import Handler
+from smqrt.clients.smq.session import Handler
 from smqrt.settings.options import (
     NotThisError,
     Rule,

@@ -14,12 +14,10 @@ import gevent
 from gevent.event import AsyncResult
 from gevent.event import Event as Signal
 
-from smqrt.clients.smq.close_reason import ConnectionEnd
 from smqrt.clients.smq.connection import Backoff, ClientConnection
 from smqrt.clients.smq.options import Callback, SmqClientOptions, to_bytes
-from smqrt.clients.smq.protocol import Accepted, Ack, Change, Event, Init, Pong, Published
-from smqrt.clients.smq.session import ClientSession
-from smqrt.clients.smq.topics import Handler
+from smqrt.clients.smq.protocol import Accepted, Ack, Change, ConnectionEnd, Event, Init, Pong, Published
+from smqrt.clients.smq.session import ClientSession, Handler
 from smqrt.errors import ClosedError, DeliveryError
 from smqrt.loop.callback_queue import ROOM_JOBS, Callbacks
 from smqrt.smq.messages import Requests

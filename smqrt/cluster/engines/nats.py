@@ -36,8 +36,8 @@ from smqrt.cluster.node import Node
 from smqrt.settings.limit_register import Limit
 from smqrt.smq.connection import LARGE_RUN_BYTES, view
 from smqrt.wire.connection_state import Life, moved
-from smqrt.wire.ids import MAX_NODE
 from smqrt.wire.link_packets import ID_BYTES
+from smqrt.wire.smq import MAX_NODE
 
 log = logging.getLogger("smqrt")
 

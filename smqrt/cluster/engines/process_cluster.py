@@ -20,7 +20,7 @@ from smqrt.cluster.node import PING_S, QUEUE_BYTES, SILENCE_S
 from smqrt.errors import ArgumentError
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from smqrt.smq.hub_registry import succession
-from smqrt.wire.ids import MAX_NODE
+from smqrt.wire.smq import MAX_NODE
 from smqrt.workers.worker_identity import WorkerPlace, worker_place
 
 log = logging.getLogger("smqrt")

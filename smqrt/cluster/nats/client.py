@@ -15,8 +15,7 @@ from gevent import Timeout, get_hub
 from gevent.event import AsyncResult, Event
 from greenlet import getcurrent
 
-from smqrt.cluster.nats.connection import NatsConnection
-from smqrt.cluster.nats.handshake import Greeted, RefusedError, greet, refusal
+from smqrt.cluster.nats.connection import Greeted, NatsConnection, RefusedError, greet, refusal
 from smqrt.cluster.nats.options import NatsOptions
 from smqrt.cluster.nats.outbox import NatsOutbox
 from smqrt.cluster.nats.servers import LAME_DUCK_S, NatsAddress, ServerPool, parse_servers

@@ -13,8 +13,7 @@ import httptools
 
 from smqrt.errors import ArgumentError, StreamError
 from smqrt.http.body import ChunkedDecoder
-from smqrt.http.headers import joined_fields
-from smqrt.http.status import BadRequest
+from smqrt.http.headers import BadRequest, joined_fields
 from smqrt.wire import websocket
 from smqrt.wire.url import Url, basic_authorization, parse_url
 

@@ -6,7 +6,6 @@ from smqrt.http.dav import WfsDirectory
 dir.insert(WfsDirectory("fs", io=io.sub("shared"), lockdir=".LOCK"))
 """
 
-from smqrt.http.dav.directory import DavDirectory
-from smqrt.http.dav.manager import WfsDirectory
+from smqrt.http.dav.directory import DavDirectory, WfsDirectory
 
 __all__ = ["DavDirectory", "WfsDirectory"]

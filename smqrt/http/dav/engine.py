@@ -18,15 +18,15 @@ from wsgidav.dav_provider import DAVCollection, DAVNonCollection, DAVProvider
 from wsgidav.lock_man.lock_manager import LockManager
 from wsgidav.request_server import RequestServer
 
-from smqrt.http.dav import bodies, listing
+from smqrt.http.dav import properties as bodies
+from smqrt.http.dav import properties as listing
 from smqrt.http.dav.names import destination, escaped, href, unescaped
 from smqrt.http.dav.properties import DeadProperties
 from smqrt.http.dav.share import DavShare
-from smqrt.http.files import etag
-from smqrt.http.headers import parse_date
-from smqrt.http.new_file import NewFile
+from smqrt.http.headers import HttpError, parse_date
+from smqrt.http.open_files import NewFile
 from smqrt.http.resources import IoError, Stat
-from smqrt.http.status import HttpError
+from smqrt.http.static_files import etag
 from smqrt.http.wsgi import Environ
 
 logging.getLogger("wsgidav").setLevel(logging.CRITICAL + 1)  # it logs what clients do wrong, with tracebacks

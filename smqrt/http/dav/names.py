@@ -7,8 +7,8 @@ from urllib.parse import quote_from_bytes, unquote
 from xml.sax.saxutils import escape
 
 from smqrt.http.head import decode_path
+from smqrt.http.headers import BadRequest, HttpError
 from smqrt.http.resources import IoError, segments
-from smqrt.http.status import BadRequest, HttpError
 
 _TROUBLESOME = re.compile("[%?;#\udc80-\udcff]")
 _SAFE = "/!*'(),$-_.~+@:=&"

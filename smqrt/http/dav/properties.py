@@ -1,9 +1,70 @@
 """Properties that WebDAV clients set by themselves, RFC 4918's "dead" ones: in memory, bounded, and kept beside the
-locks."""
+locks.
+"""
 
 from __future__ import annotations
 
-from smqrt.http.dav.kept import SavedState
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+from xml.parsers.expat import ExpatError, ParserCreate
+from xml.sax.saxutils import quoteattr
+
+from defusedxml import ElementTree
+
+from smqrt.http.dav.locks import SavedState
+from smqrt.http.dav.names import href, xml_text
+from smqrt.http.headers import HttpError, http_date
+from smqrt.http.resources import Stat
+from smqrt.http.static_files import content_type, etag
+
+# ---- The XML that WebDAV clients send, checked before anything parses it.
+
+MAX_XML_BYTES = 64 << 10
+MAX_DEPTH = 16  # lockinfo with an owner of several elements has 4
+MAX_ELEMENTS = 500
+MAX_TEXT_BYTES = 4096  # of all texts: the owner of a lock comes back with every listing
+
+
+def check(data: bytes) -> None:
+    """Refuse what is no XML, has a document type (entities that multiply), or is deep or large.
+
+    Raises:
+        HttpError: 400.
+    """
+    counter = _Counter()
+    parser = ParserCreate(namespace_separator=" ")  # it looks at prefixes then, as the next parser does
+    parser.StartElementHandler = counter.start
+    parser.EndElementHandler = counter.end
+    parser.CharacterDataHandler = counter.text
+    parser.StartDoctypeDeclHandler = counter.doctype
+    try:
+        parser.Parse(data, True)
+    except (ExpatError, ValueError) as error:
+        raise HttpError(400, f"the body is no XML: {error}") from None
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self.depth = self.elements = self.text_bytes = 0
+
+    def start(self, name: str, attributes: dict[str, str]) -> None:
+        self.depth += 1
+        self.elements += 1
+        if self.depth > MAX_DEPTH or self.elements > MAX_ELEMENTS:
+            raise HttpError(400, f"the XML has more than {MAX_ELEMENTS} elements, or {MAX_DEPTH} inside each other")
+
+    def end(self, name: str) -> None:
+        self.depth -= 1
+
+    def text(self, data: str) -> None:
+        self.text_bytes += len(data)
+        if self.text_bytes > MAX_TEXT_BYTES:
+            raise HttpError(400, f"the texts in the XML have more than {MAX_TEXT_BYTES} characters")
+
+    def doctype(self, *about: object) -> None:
+        raise HttpError(400, "XML with a document type is not accepted")
+
 
 MAX_PROPERTIES = 1000
 """So many has a file server; beyond, setting one is answered with 507."""
@@ -79,3 +140,172 @@ class DeadProperties(SavedState):
 
     def _below(self, name: str) -> list[str]:
         return [each for each in self._of if each == name or not name or each.startswith(name + "/")]
+
+
+# ---- Answers to PROPFIND (RFC 4918 §9.1), entry by entry: a folder may have many.
+
+MAX_NAMES = 64  # of properties that one request asks for
+MAX_NAMES_CHARACTERS = 4096  # of them together: each entry repeats those it does not have
+_BATCH_CHARACTERS = 20 << 10  # of entries that are sent together: usually some 30, with many locks one
+_DAV = "{DAV:}"
+
+HEAD = b'<?xml version="1.0" encoding="utf-8"?>\n<D:multistatus xmlns:D="DAV:">'
+TAIL = b"</D:multistatus>\n"
+_FOUND = "<D:propstat><D:prop>{}</D:prop><D:status>HTTP/1.1 200 OK</D:status></D:propstat>"
+_MISSING = "<D:propstat><D:prop>{}</D:prop><D:status>HTTP/1.1 404 Not Found</D:status></D:propstat>"
+_ENTRY = "<D:lockentry><D:lockscope><D:{}/></D:lockscope><D:locktype><D:write/></D:locktype></D:lockentry>"
+_SUPPORTED = "<D:supportedlock>" + _ENTRY.format("exclusive") + _ENTRY.format("shared") + "</D:supportedlock>"
+
+LocksOf = Callable[[str], list[dict[str, Any]]]
+"""The locks of a name in the share."""
+DeadOf = Callable[[str], dict[str, str]]
+"""What clients have set for a name, as XML by Clark names."""
+
+
+class Properties:
+    """The properties a client asks for.
+
+    Args:
+        body: the request's, checked already; empty asks for all.
+        locks_of, dead_of: None without locks, and without properties that clients set.
+
+    Raises:
+        HttpError: 400, it is no propfind.
+    """
+
+    def __init__(self, body: bytes, locks_of: LocksOf | None, dead_of: DeadOf | None) -> None:
+        self._locks_of, self._dead_of = locks_of, dead_of or (lambda name: {})
+        self._names_only = False
+        self._all = False  # also what clients have set
+        self._wanted: list[str] = []
+        self._others: list[str] = []
+        for name in self._read(body):
+            if name.removeprefix(_DAV) in self._known() and name.startswith(_DAV):
+                self._wanted.append(name.removeprefix(_DAV))
+            else:
+                self._others.append(name)
+        self._missing = "".join(map(_empty, self._others))
+
+    def entry(self, url: str, name: str, stat: Stat) -> str:
+        """The response element of one file or folder."""
+        found, missing = self._dead(name)
+        for wanted in self._wanted:
+            text = f"<D:{wanted}/>" if self._names_only else self._value(wanted, name, stat)
+            if text is None:
+                missing += f"<D:{wanted}/>"
+            else:
+                found.append(text)
+        groups = (_FOUND.format("".join(found)) if found or not missing else "") + (
+            _MISSING.format(missing) if missing else ""
+        )
+        return f"<D:response><D:href>{xml_text(url)}</D:href>{groups}</D:response>"
+
+    def _dead(self, name: str) -> tuple[list[str], str]:
+        """What clients have set, and the elements of what they have not."""
+        dead = self._dead_of(name)
+        if not dead:
+            return [], self._missing
+        if self._all:
+            return [_empty(key) for key in dead] if self._names_only else list(dead.values()), ""
+        found = [dead[key] for key in self._others if key in dead]
+        return found, "".join(_empty(key) for key in self._others if key not in dead)
+
+    def _known(self) -> list[str]:
+        return [*_LIVE, *(("lockdiscovery", "supportedlock") if self._locks_of else ())]
+
+    def _read(self, body: bytes) -> list[str]:
+        everything = [_DAV + name for name in self._known()]
+        if not body:
+            self._all = True
+            return everything
+        root = ElementTree.fromstring(body)
+        if root.tag != "{DAV:}propfind":
+            raise HttpError(400, "the body is no propfind element")
+        modes = {child.tag: child for child in root}
+        if "{DAV:}prop" in modes:
+            return self._named(modes["{DAV:}prop"])
+        self._names_only = "{DAV:}propname" in modes
+        if not self._names_only and "{DAV:}allprop" not in modes:
+            raise HttpError(400, "propfind needs allprop, propname or prop")
+        self._all = True
+        return everything
+
+    def _named(self, prop: Iterable[Any]) -> list[str]:
+        names = list(dict.fromkeys(child.tag for child in prop))
+        if len(names) > MAX_NAMES:
+            raise HttpError(400, f"more than {MAX_NAMES} properties at once")
+        if sum(map(len, names)) > MAX_NAMES_CHARACTERS:
+            raise HttpError(400, f"the names of the properties have more than {MAX_NAMES_CHARACTERS} characters")
+        return names
+
+    def _value(self, wanted: str, name: str, stat: Stat) -> str | None:
+        if wanted == "supportedlock":
+            return _SUPPORTED
+        if wanted == "lockdiscovery":
+            return lock_discovery(self._locks_of(name) if self._locks_of else [])
+        text = _LIVE[wanted](name, stat)
+        return None if text is None else f"<D:{wanted}>{text}</D:{wanted}>"
+
+
+def lock_discovery(locks: list[dict[str, Any]]) -> str:
+    """The lockdiscovery element."""
+    return f"<D:lockdiscovery>{''.join(map(_active, locks))}</D:lockdiscovery>"
+
+
+def entries(properties: Properties, found: Iterable[tuple[str, Stat]], base: str) -> Iterator[bytes]:
+    """The response elements of files and folders, some at a time.
+
+    Args:
+        base: the path of the share, with "/" at its end.
+    """
+    batch: list[str] = []
+    characters = 0
+    for name, stat in found:
+        url = href(base + name + ("/" if stat.isdir and name else ""))
+        batch.append(properties.entry(url, name, stat))
+        characters += len(batch[-1])
+        if characters >= _BATCH_CHARACTERS:
+            yield "".join(batch).encode()
+            batch.clear()
+            characters = 0
+    yield "".join(batch).encode()
+
+
+def _active(lock: dict[str, Any]) -> str:
+    left_s = max(0, int(lock["expire"] - time.time()))
+    return (
+        f"<D:activelock><D:locktype><D:write/></D:locktype><D:lockscope><D:{lock['scope']}/></D:lockscope>"
+        f"<D:depth>{lock['depth']}</D:depth>{_owner(lock['owner'])}<D:timeout>Second-{left_s}</D:timeout>"
+        f"<D:locktoken><D:href>{xml_text(lock['token'])}</D:href></D:locktoken>"
+        f"<D:lockroot><D:href>{xml_text(lock['href'])}</D:href></D:lockroot></D:activelock>"
+    )
+
+
+def _owner(text: bytes) -> str:
+    """Who holds a lock, as he wrote it: a text, or an href element with one."""
+    try:
+        owner = ElementTree.fromstring(text)
+    except Exception:  # of several kinds; an empty one is none
+        return ""
+    inner = xml_text("".join(owner.itertext()).strip())
+    return f"<D:owner>{'<D:href>' + inner + '</D:href>' if len(owner) else inner}</D:owner>"
+
+
+def _empty(name: str) -> str:
+    space, _, own = name.rpartition("}")
+    return f"<x:{own} xmlns:x={quoteattr(space[1:])}/>" if space else f"<{own}/>"
+
+
+def _time(name: str, stat: Stat) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(stat.mtime))
+
+
+_LIVE: dict[str, Callable[[str, Stat], str | None]] = {
+    "creationdate": _time,
+    "displayname": lambda name, stat: xml_text(name.rpartition("/")[2]),
+    "getcontentlength": lambda name, stat: None if stat.isdir else str(stat.size),
+    "getcontenttype": lambda name, stat: None if stat.isdir else xml_text(content_type(name)),
+    "getetag": lambda name, stat: None if stat.isdir else xml_text(etag(stat)),
+    "getlastmodified": lambda name, stat: http_date(stat.mtime),
+    "resourcetype": lambda name, stat: "<D:collection/>" if stat.isdir else "",
+}

@@ -7,9 +7,9 @@ from copy import copy
 from itertools import islice
 from typing import IO
 
+from smqrt.http.access import NothingPrivate, hidden, is_page
 from smqrt.http.blocking_io import reach
-from smqrt.http.new_file import NewFile, reach_file
-from smqrt.http.private import NothingPrivate, hidden, is_page
+from smqrt.http.open_files import NewFile, reach_file
 from smqrt.http.resources import Io, IoError, Stat
 
 COPIED_BYTES = 8 << 20

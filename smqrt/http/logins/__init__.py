@@ -9,11 +9,9 @@ A request's user is `request.user()`; `request.login()` and `request.logout()` b
 """
 
 from smqrt.http.logins.authenticator import Authenticator, AuthInfo, LoginPage
-from smqrt.http.logins.authorizer import Acl, Authorizer, FunctionAuthorizer
-from smqrt.http.logins.guard import LoginGuard
+from smqrt.http.logins.authorizer import Acl, Authorizer, FunctionAuthorizer, LoginGuard
 from smqrt.http.logins.registry import Login, Logins
-from smqrt.http.logins.server_users import ServerUsers, server_users
-from smqrt.http.logins.users import Account, Answered, FunctionUsers, Users, UserTable
+from smqrt.http.logins.users import Account, Answered, FunctionUsers, ServerUsers, Users, UserTable, server_users
 
 __all__ = [
     "Account",

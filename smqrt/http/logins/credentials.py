@@ -12,11 +12,11 @@ from hashlib import md5, sha1, sha256
 from hmac import compare_digest
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from smqrt.http.body import URLENCODED, kind_of
+from smqrt.http.headers import HttpError
 from smqrt.http.logins.registry import BASIC, DIGEST, FORM, Logins
 from smqrt.http.logins.tickets import State
 from smqrt.http.logins.users import Account, as_bytes, ha1_of, proves_clear_text
-from smqrt.http.payload import URLENCODED, kind_of
-from smqrt.http.status import HttpError
 
 if TYPE_CHECKING:
     from smqrt.http.message import Request

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from smqrt.auth.identity import Identity, Method
 from smqrt.auth.throttle import GuessLimit, Throttle
 from smqrt.http.logins.tickets import NONCE_LIFETIME_S, SEED_LIFETIME_S, Nonces, Seeds
-from smqrt.http.request_sessions import RequestSessions
-from smqrt.http.sessions import HttpSession
+from smqrt.http.sessions import HttpSession, RequestSessions
 
 if TYPE_CHECKING:
     from smqrt.http.message import Request

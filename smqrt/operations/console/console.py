@@ -11,8 +11,7 @@ import gevent
 
 from smqrt.operations.all_workers import Together
 from smqrt.operations.console.alerts import Looked, things
-from smqrt.operations.console.gauges import NAMES, Gauges, Growth, Seen, hub_name
-from smqrt.operations.console.history import STEP_S, History
+from smqrt.operations.console.gauges import NAMES, STEP_S, Gauges, Growth, History, Seen, hub_name
 from smqrt.operations.console.workers import over_workers
 from smqrt.operations.snapshots import Snapshot
 

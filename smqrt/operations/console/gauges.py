@@ -1,17 +1,113 @@
 """The figures of a server at a moment: sums and rates over its hubs, for the overview, the history and what needs
-attention."""
+attention.
+"""
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
 from smqrt.operations.all_workers import Together
-from smqrt.operations.console.rates import Rates
 from smqrt.operations.snapshots import LATELY_S, Snapshot
 from smqrt.printable import printable
+
+# ---- Rates of counters that are looked at now and then.
+
+
+class Rates:
+    """How fast counters grow, from one look at them to the next.
+
+    What isn't looked at for two rounds is forgotten.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._before: dict[Hashable, tuple[float, float]] = {}
+        self._seen: dict[Hashable, tuple[float, float]] = {}
+        self._now_s = clock()
+
+    def begin(self) -> None:
+        """Begin a round."""
+        self._before, self._seen = self._seen, {}
+        self._now_s = self._clock()
+
+    def per_s(self, key: Hashable, count: float | None) -> float | None:
+        """Returns how much the counter `key` grew a second since the last round; None when that is not known, or it
+        began anew.
+        """
+        if count is None:
+            return None
+        self._seen[key] = (self._now_s, count)
+        at_s, before = self._before.get(key, (self._now_s, 0.0))
+        if at_s >= self._now_s or count < before:
+            return None
+        return (count - before) / (self._now_s - at_s)
+
+
+# ---- The last hour of a server's figures, in memory of a fixed size.
+
+STEP_S = 5.0
+POINTS = 720
+"""One hour."""
+_NONE = float("nan")
+
+
+class History:
+    """Figures by name at points in time; the oldest are overwritten. 4 bytes each.
+
+    Args:
+        names: of the figures.
+        points: how many points are kept.
+        step_s: seconds from one to the next, for those who draw them.
+    """
+
+    def __init__(self, names: Sequence[str], points: int = POINTS, step_s: float = STEP_S) -> None:
+        self.step_s = step_s
+        self._points = points
+        self._times = array("d")
+        self._series = {name: array("f") for name in names}
+        self._oldest = 0
+
+    def add(self, at_s: float, values: Mapping[str, float | None]) -> None:
+        """Keep the figures of a moment, in Unix seconds; one that is missing or None is unknown."""
+        known = {name: values.get(name) for name in self._series}
+        if len(self._times) < self._points:
+            self._times.append(at_s)
+            for name, series in self._series.items():
+                series.append(_stored(known[name]))
+            return
+        self._times[self._oldest] = at_s
+        for name, series in self._series.items():
+            series[self._oldest] = _stored(known[name])
+        self._oldest = (self._oldest + 1) % self._points
+
+    def snapshot(self) -> Snapshot:
+        """Returns all of it, the oldest first; what is unknown is None."""
+        series = {name: [_shown(value) for value in self._in_order(values)] for name, values in self._series.items()}
+        return {
+            "step_s": self.step_s,
+            "length": self._points,
+            "times": [round(at_s, 1) for at_s in self._in_order(self._times)],
+            "series": series,
+        }
+
+    def _in_order(self, values: array[float]) -> array[float]:
+        return values[self._oldest :] + values[: self._oldest]
+
+
+def _stored(value: float | None) -> float:
+    return _NONE if value is None else value
+
+
+def _shown(value: float) -> float | None:
+    return None if value != value else float(f"{value:.5g}")  # what is unknown is no number, and unlike itself
+
 
 NAMES = ("peers", "in_per_s", "out_per_s", "drops_per_s", "loop_ms", "cpu_percent", "memory_bytes")
 LOST = frozenset(("over_budget", "over_global_budget", "closed", "queue_full"))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
-from smqrt.apps.lua.apps import Application, Running
+from smqrt.apps.lua.applications import Application, Running
 from smqrt.apps.python.application import PythonApplication
 from smqrt.apps.python.directory import ApplicationDirectory
 from smqrt.http.disk import DiskIo

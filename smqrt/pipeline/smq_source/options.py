@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar
 
 from smqrt.errors import ArgumentError, SmqrtError
-from smqrt.journal import locations
+from smqrt.journal import files
 from smqrt.journal.filters import Filter
 from smqrt.settings.options import parse_duration, parse_size
 
@@ -157,7 +157,7 @@ def text(name: str, value: str) -> str:
 
 def certificates(name: str, value: str) -> str | None:
     """Returns what a PEM file of the driver's machine holds, for workers that have no such file."""
-    return locations.trusted_certificates(text(name, value))
+    return files.trusted_certificates(text(name, value))
 
 
 def app_id(name: str, value: str) -> str:
@@ -253,7 +253,7 @@ def _location(values: dict[str, Any]) -> str:
             'url="http://host:9357/rtl/journal/NAME" for a hub, and not both.'
         )
     where: str = values.pop("path", None) or values.pop("url")
-    return where if locations.is_address(where) else os.path.abspath(locations.journal_folder(where))
+    return where if files.is_address(where) else os.path.abspath(files.journal_folder(where))
 
 
 def cores() -> int:

@@ -19,9 +19,9 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import commit, locations
+from smqrt.journal import commit, files
 from smqrt.journal.remote import MOST_WAIT_S, RemoteJournal
-from smqrt.pipeline.smq_source import offsets
+from smqrt.pipeline.smq_source import scan as offsets
 from smqrt.pipeline.smq_source.options import MAX_BYTES, Offsets, ReadOptions, epoch_us, without_traceback
 from smqrt.pipeline.smq_source.scan import Chunks, Scan, ScanPartition, check_schema, limited_to_bytes
 
@@ -277,7 +277,7 @@ class ProgressReports:
     """
 
     def __init__(self, options: ReadOptions) -> None:
-        self._hub = locations.HubAddress.of(options.journal, options.token, options.cafile)
+        self._hub = files.HubAddress.of(options.journal, options.token, options.cafile)
         self._query, self._results = options.query or "", options.include_pipeline
         self._waiting: Offsets | None = None
         self._last_s = -INTERVAL_S

@@ -6,26 +6,120 @@ makes them (`typed`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from smqrt.errors import ArgumentError
-from smqrt.journal import json_column, payload_schema, planning
+from smqrt.errors import ArgumentError, JournalError
+from smqrt.journal import payload_schema, planning
 from smqrt.journal.filters import Filter
 from smqrt.journal.planning import PARQUET, Chunk
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import COLUMNS, Flag
 from smqrt.journal.remote import RemoteJournal, open_journal
-from smqrt.pipeline.smq_source import offsets
 from smqrt.pipeline.smq_source.options import Offsets, ReadOptions
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
     from pyspark.sql.types import DataType, StructType
+
+
+# ---- Arithmetic of offsets: how far a micro-batch goes, and which rows are gone. Pure functions.
+#
+# An offset is the next seq of every node; nodes that aren't in it start where the journal has them from.
+
+
+def ordered(offset: Mapping[str, int]) -> Offsets:
+    """Returns the offset with its nodes in order: Spark compares offsets as text."""
+    return dict(sorted(offset.items()))
+
+
+def limited(start: Offsets, end: Offsets, max_rows: int) -> Offsets:
+    """Returns how far to go so that at most `max_rows` lie between, shared fairly by the nodes."""
+    waiting = {node: max(0, seq - start.get(node, 0)) for node, seq in end.items()}
+    left, reached = max_rows, dict(start)
+    for turn, node in enumerate(sorted(waiting, key=waiting.__getitem__)):
+        share = min(waiting[node], -(-left // (len(waiting) - turn)))
+        reached[node] = start.get(node, 0) + share
+        left -= share
+    return reached
+
+
+def spans(start: Offsets, end: Offsets) -> dict[str, tuple[int, int]]:
+    """Returns, for each node that has rows between, the first and the one behind the last."""
+    return {node: (start.get(node, 0), seq) for node, seq in end.items() if seq > start.get(node, 0)}
+
+
+def distance(start: Offsets, end: Offsets) -> int:
+    """Returns how many rows lie between."""
+    return sum(behind - first for first, behind in spans(start, end).values())
+
+
+def before_split(start: Offsets, end: Offsets, split: Offsets) -> Offsets:
+    """Returns `end`, or less where a batch from `start` would have rows on both sides of `split`.
+
+    Nodes that `split` doesn't name weren't there when it was made: all their rows come after it.
+    """
+    if all(start.get(node, 0) >= seq for node, seq in split.items()):
+        return end
+    return {node: min(seq, max(split.get(node, 0), start.get(node, 0))) for node, seq in end.items()}
+
+
+def filled(start: Offsets, begin: Offsets) -> Offsets:
+    """Returns `start` with the nodes it doesn't know, from where the journal has them."""
+    return begin | start
+
+
+def removed(start: Offsets, end: Offsets, begin: Offsets) -> str | None:
+    """Says which rows between two offsets come before `begin`, in a sentence; None when all are there."""
+    for node, first in ordered(start).items():
+        until = end.get(node, first)
+        if first < until and first < (kept := begin.get(node, until)):
+            return f"Rows {first} to {min(kept, until) - 1} of node {node} are gone (retention has removed them)"
+    return None
+
+
+def ahead(seen: Offsets, last: Offsets) -> str | None:
+    """Says in a sentence that `seen` is further than the journal goes; None when it isn't."""
+    for node, seq in ordered(seen).items():
+        if seq > (there := last.get(node, 0)):
+            return f"Node {node} ends at row {there}, but rows to {seq} had been there: the journal was replaced or cut"
+    return None
+
+
+def refused(what: str) -> JournalError:
+    """Returns the error for rows that are gone."""
+    return JournalError(
+        f"{what}. Set failOnDataLoss=false (of @source: fail_on_data_loss=False) to go on with what is there, or take "
+        "a new checkpoint."
+    )
+
+
+def checked(start: Offsets, end: Offsets, begin: Offsets, last: Offsets, fail: bool) -> tuple[Offsets, Offsets]:
+    """Returns the range of rows to read, which the journal has.
+
+    Args:
+        start, end: the rows wanted.
+        begin, last: the rows there are.
+        fail: whether missing rows are an error.
+
+    Returns:
+        The range; without `fail` it begins and ends where there are rows.
+
+    Raises:
+        JournalError: rows are missing and `fail` is set.
+    """
+    start = filled(start, begin)
+    what = removed(start, end, begin) or ahead(end, last)
+    if what and fail:
+        raise refused(what)
+    if what:
+        start = {node: max(seq, begin.get(node, seq)) for node, seq in start.items()}
+        end = {node: min(seq, last.get(node, 0)) for node, seq in end.items()}
+    return start, end
 
 
 MOST_BYTES = 32 << 20
@@ -87,7 +181,7 @@ def check_schema(schema: StructType) -> list[str]:
         ArgumentError: a column isn't in the journal, or has another type there.
     """
     for field in schema.fields:
-        if field.name == json_column.JSON_COLUMN:
+        if field.name == payload_schema.JSON_COLUMN:
             _struct(field.dataType)
             continue
         here = field.dataType.simpleString()
@@ -108,7 +202,7 @@ def json_ddl(schema: StructType) -> str | None:
     Raises:
         ArgumentError: a field is of a type that JSON has not.
     """
-    found = [field.dataType for field in schema.fields if field.name == json_column.JSON_COLUMN]
+    found = [field.dataType for field in schema.fields if field.name == payload_schema.JSON_COLUMN]
     return _struct(found[0]).ddl() if found else None
 
 
@@ -116,7 +210,7 @@ def _struct(kind: DataType) -> payload_schema.StructType:
     found = _kind(kind)
     if not isinstance(found, payload_schema.StructType):
         raise ArgumentError(
-            f"The column {json_column.JSON_COLUMN} is {kind.simpleString()}; it's a struct such as "
+            f"The column {payload_schema.JSON_COLUMN} is {kind.simpleString()}; it's a struct such as "
             "json struct<temp: double>."
         )
     return payload_schema.parse_ddl(found.ddl())
@@ -195,10 +289,10 @@ def limited_to_bytes(plan: Plan, start: Offsets, end: Offsets, max_bytes: int) -
     """
     while True:
         chunks = plan(start, end)
-        count, size_bytes = offsets.distance(start, end), memory_bytes(chunks)
+        count, size_bytes = distance(start, end), memory_bytes(chunks)
         if size_bytes <= max_bytes or count <= 1:
             return end, chunks
-        end = start | offsets.limited(start, end, max(1, min(count - 1, count * max_bytes // size_bytes)))
+        end = start | limited(start, end, max(1, min(count - 1, count * max_bytes // size_bytes)))
 
 
 def rows_per_task(options: ReadOptions, chunks: Chunks) -> int:
@@ -269,7 +363,7 @@ class Scan:
 
     @property
     def journal(self) -> Journal | RemoteJournal:
-        options, verify = self.options, not {"payload", json_column.JSON_COLUMN}.isdisjoint(self.schema.fieldNames())
+        options, verify = self.options, not {"payload", payload_schema.JSON_COLUMN}.isdisjoint(self.schema.fieldNames())
         return open_cached_journal(options.journal, options.token, options.cafile, options.retry_s, verify)
 
     @property
@@ -299,14 +393,14 @@ class Scan:
         journal, wanted, rows = self.journal, self.filter, self.options.batch_rows
         batches = (batch for chunk in part.chunks for batch in journal.tables(chunk, names, wanted, rows))
         fields = json_ddl(self.schema)
-        parser = json_column.TypedColumn({"#": fields}) if fields else None
+        parser = payload_schema.TypedColumn({"#": fields}) if fields else None
         for batch in merged(batches, rows):
             if (kept := self._kept(batch)).num_rows:
                 yield shaped(_with_json(kept, parser) if parser else kept, target)
 
     def _looked_at(self) -> Iterator[str]:
         """Yields the columns that reading itself needs."""
-        if json_column.JSON_COLUMN in self.schema.fieldNames():
+        if payload_schema.JSON_COLUMN in self.schema.fieldNames():
             yield from ("topic", "payload")
         if self.ts_us:
             yield "ts"
@@ -333,5 +427,5 @@ class Scan:
         return batch.filter(masks[0]) if masks else batch
 
 
-def _with_json(batch: RecordBatch, parser: json_column.TypedColumn) -> RecordBatch:
+def _with_json(batch: RecordBatch, parser: payload_schema.TypedColumn) -> RecordBatch:
     return batch.append_column(parser.field, parser.column(batch.column("topic"), batch.column("payload")))

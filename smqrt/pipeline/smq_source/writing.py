@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import commit, locations
+from smqrt.journal import commit, files
 from smqrt.journal.commit import OutRow
 from smqrt.pipeline import process
 from smqrt.pipeline.smq_source.options import WriteOptions, without_traceback
@@ -101,8 +101,8 @@ def _few(rows: Iterator[OutRow]) -> Iterator[OutRow]:
         yield row
 
 
-def _target(options: WriteOptions) -> locations.HubAddress:
-    return locations.HubAddress.of(options.journal, options.token, options.cafile)
+def _target(options: WriteOptions) -> files.HubAddress:
+    return files.HubAddress.of(options.journal, options.token, options.cafile)
 
 
 def _property(name: str) -> str:
@@ -207,7 +207,7 @@ class BatchWriter(DataSourceArrowWriter):
             commit.publish(target, rows, retry_s=self.options.retry_s)
         return TaskCommit()
 
-    def _commit(self, app_id: str, target: locations.HubAddress, rows: Iterator[OutRow]) -> None:
+    def _commit(self, app_id: str, target: files.HubAddress, rows: Iterator[OutRow]) -> None:
         """Publishes the rows in parts, which are the same ones when the write is repeated."""
         if (first := next(rows, None)) is None:
             return

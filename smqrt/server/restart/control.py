@@ -12,10 +12,10 @@ from collections.abc import Callable
 import gevent
 from gevent import subprocess
 
-from smqrt.process import early_signals, launch
-from smqrt.server.restart.control_socket import RestartDoor
+from smqrt.process import early_signals
+from smqrt.process import environment as launch
+from smqrt.server.restart.control_socket import ENVIRONMENT, RestartDoor
 from smqrt.server.restart.old_process import HandOver, OldServer
-from smqrt.server.restart.protocol import ENVIRONMENT
 from smqrt.settings.settings import RestartSettings
 from smqrt.workers.fd_channel import ChannelError, FdChannel, Message
 

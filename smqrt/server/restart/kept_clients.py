@@ -32,7 +32,7 @@ from smqrt.broker.outbox import Drop, Outbox, put_off
 from smqrt.broker.session import Session, SessionState
 from smqrt.broker.snapshot import Record
 from smqrt.broker.topics import Topic
-from smqrt.server.restart.protocol import STEP_S
+from smqrt.server.restart.control_socket import STEP_S
 from smqrt.settings.limit_register import LineLimit
 from smqrt.smq.hub_registry import SucceedingBroker, succession
 from smqrt.smq.session_migration import OTHERS_TURN_S, StandingHub

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from smqrt.broker.snapshot import Record, adopt_values, greet_application, valued_topics
 from smqrt.errors import ArgumentError, SmqrtError, StartError
 from smqrt.http.server import HttpServer
+from smqrt.server.restart.control_socket import ENVIRONMENT, HELLO_S, VERSION, Refused, check_socket_path
 from smqrt.server.restart.kept_clients import Relays, numbered_here
-from smqrt.server.restart.protocol import ENVIRONMENT, HELLO_S, VERSION, Refused, check_socket_path
 from smqrt.smq.hub_registry import succession
 from smqrt.smq.session_migration import ArrivingHub
 from smqrt.transport.admission import open_connections
-from smqrt.transport.inherited_sockets import inherited
+from smqrt.transport.listener import inherited
 from smqrt.workers.fd_channel import ChannelError, FdChannel, Message
 
 log = logging.getLogger("smqrt")

@@ -20,12 +20,18 @@ from smqrt.broker.session import Session
 from smqrt.broker.snapshot import names_of, values_of
 from smqrt.cluster.engines.mesh import open_meshes
 from smqrt.http.server import HttpServer
+from smqrt.server.restart.control_socket import BYTES_AT_ONCE, FDS_AT_ONCE, STEP_S, VERSION, expect
 from smqrt.server.restart.kept_clients import Staying, late
-from smqrt.server.restart.protocol import BYTES_AT_ONCE, FDS_AT_ONCE, STEP_S, VERSION, expect
-from smqrt.smq.connection_records import address_of
 from smqrt.smq.hub_registry import SucceedingBroker, succession
-from smqrt.smq.migration_precopy import SentAhead, is_at_rest
-from smqrt.smq.session_migration import OTHERS_TURN_S, MovingClient, StandingHub, pause_others
+from smqrt.smq.session_migration import (
+    OTHERS_TURN_S,
+    MovingClient,
+    SentAhead,
+    StandingHub,
+    address_of,
+    is_at_rest,
+    pause_others,
+)
 from smqrt.transport.listener import Acceptor, Listener, open_acceptors, open_listeners
 from smqrt.workers.fd_channel import ChannelError, ChannelSilent, FdChannel, Message
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from smqrt.errors import ArgumentError, StreamError
-from smqrt.http.client.conversation import HttpClientOptions, HttpConversation
+from smqrt.http.client.client import HttpClientOptions, HttpConversation
 from smqrt.http.client.exchange import ClientRequest, url_of
 from tests.scripted_http import CLOSE, ScriptedHttp, answer, reset
 from tests.waiting import wait_until

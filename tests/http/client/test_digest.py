@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from smqrt.http.client.client import Challenge, HttpClient, find_challenge
-from smqrt.http.client.conversation import HttpClientOptions
+from smqrt.http.client.client import Challenge, HttpClient, HttpClientOptions, find_challenge
 from smqrt.http.client.exchange import ClientRequest, url_of
 from tests.scripted_http import ScriptedHttp, answer
 

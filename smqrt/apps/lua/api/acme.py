@@ -12,16 +12,15 @@ from tempfile import TemporaryDirectory
 import gevent
 from gevent.threadpool import ThreadPool
 
-from smqrt.acme import engine
-from smqrt.acme.answers import PREFIX
-from smqrt.acme.files import HTTP_01, Answer, new_key, write_private
+from smqrt.acme import orders
+from smqrt.acme.files import HTTP_01, PREFIX, Answer, new_key, write_private
 from smqrt.apps.lua.bridge import LuaResult, LuaValues, fail, from_utf8, methods, utf8
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.errors import AcmeError
 from smqrt.workers.worker_identity import worker_place
 
-GIVE_UP_S = engine.ORDER_S + 60.0
+GIVE_UP_S = orders.ORDER_S + 60.0
 
 
 class AcmeBinding:
@@ -102,7 +101,7 @@ def _ordered(
         if account_id is not None:
             known = {"uri": from_utf8(account_id), "contact": contact}
             write_private(folder / "account.json", json.dumps(known).encode())
-    chain = engine.order(engine.Account(directory, folder, contact, ca), [name], HTTP_01, key, publish)
+    chain = orders.order(orders.Account(directory, folder, contact, ca), [name], HTTP_01, key, publish)
     uri = json.loads((folder / "account.json").read_bytes())["uri"]
     return key, chain, (folder / "account.key").read_bytes(), utf8(uri)
 

@@ -20,7 +20,7 @@ from urllib.parse import unquote_to_bytes
 from smqrt.apps.lua.bridge import Function, methods
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
-from smqrt.crypto import sealed_text
+from smqrt.crypto import ciphers
 from smqrt.errors import ArgumentError
 from smqrt.http.forms import BLANKS
 from smqrt.loop.scheduling import Turn
@@ -209,7 +209,7 @@ def install(vm: Vm, services: Services) -> None:
     vm.namespace("ba.jsondecode", {"max_values": lambda: services.json_values})
     vm.namespace("ba.jsonparser", {})
     vm.namespace("ba.codec", _FUNCTIONS, _LARGE)
-    vm.namespace("ba.tokens", {"new_key": sealed_text.new_key, "seal": sealed_text.seal, "unseal": sealed_text.unseal})
+    vm.namespace("ba.tokens", {"new_key": ciphers.new_key, "seal": ciphers.seal, "unseal": ciphers.unseal})
     digests = Digests()
     large = methods(digests, "update_large")
     vm.namespace("ba.crypto", _RANDOM | methods(digests, "open update finish drop"), large)

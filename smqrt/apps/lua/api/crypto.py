@@ -9,9 +9,8 @@ from itertools import count
 
 from gevent.lock import BoundedSemaphore
 
-from smqrt.apps.lua.bridge import Function, LuaResult, LuaValue, fail, from_latin1, methods, utf8
+from smqrt.apps.lua.bridge import Function, LuaResult, LuaValue, Table, fail, from_latin1, load, methods, utf8
 from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.table_codec import Table, load
 from smqrt.apps.lua.vm import Vm
 from smqrt.crypto import ciphers, keys, requests, tokens
 from smqrt.errors import CryptoError

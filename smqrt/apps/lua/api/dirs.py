@@ -12,7 +12,7 @@ from smqrt.apps.lua.bridge import LuaResult, from_latin1, from_utf8, methods, ut
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.errors import ArgumentError
-from smqrt.http.cors import MAX_AGE_S
+from smqrt.http.access import MAX_AGE_S
 from smqrt.http.headers import check_field
 from smqrt.http.message import Request
 from smqrt.http.tracelogger import TraceLogger

@@ -13,8 +13,8 @@ from typing import Concatenate, ParamSpec, cast
 from smqrt.apps.lua.bridge import LuaError, LuaResult, LuaValue, LuaValues, fail
 from smqrt.apps.lua.vm import Vm
 from smqrt.errors import ArgumentError
+from smqrt.http.headers import HttpError
 from smqrt.http.message import Request
-from smqrt.http.status import HttpError
 from smqrt.http.tree import Directory, DispatchError
 
 Base = tuple[Directory, str]

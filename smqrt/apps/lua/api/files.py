@@ -17,8 +17,8 @@ from smqrt.apps.lua.bridge import Function, LuaResult, fail, from_utf8, methods,
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.errors import ArgumentError
-from smqrt.http.disk_file import DiskFile
-from smqrt.http.local_disks import disks
+from smqrt.http.blocking_io import disks
+from smqrt.http.open_files import DiskFile
 from smqrt.http.resources import Io, Stat
 
 ENTRIES_AT_ONCE = 500

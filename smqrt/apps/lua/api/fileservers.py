@@ -9,10 +9,9 @@ from smqrt.apps.lua.api.files import FilesBinding
 from smqrt.apps.lua.bridge import LuaValues, from_utf8, methods
 from smqrt.apps.lua.vm import Vm
 from smqrt.errors import ArgumentError
-from smqrt.http.dav.directory import MAX_LOCKS, MAX_UPLOADS, DavDirectory
-from smqrt.http.dav.manager import WfsDirectory
+from smqrt.http.dav.directory import MAX_LOCKS, MAX_UPLOADS, DavDirectory, WfsDirectory
 from smqrt.http.dav.names import canonical
-from smqrt.http.status import HttpError
+from smqrt.http.headers import HttpError
 
 
 class FileServersBinding:

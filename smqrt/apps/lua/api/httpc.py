@@ -27,8 +27,14 @@ from smqrt.apps.lua.bridge import (
 )
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
-from smqrt.http.client.client import HttpClient, parse_cookies
-from smqrt.http.client.conversation import LARGE_BYTES, MAX_BODY_BYTES, HttpClientOptions, HttpConversation
+from smqrt.http.client.client import (
+    LARGE_BYTES,
+    MAX_BODY_BYTES,
+    HttpClient,
+    HttpClientOptions,
+    HttpConversation,
+    parse_cookies,
+)
 from smqrt.http.client.exchange import ClientRequest, encode, url_of
 from smqrt.http.headers import joined_fields, spelled_fields
 from smqrt.transport.outgoing_proxy import Proxy

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from smqrt.apps.lua import conversions, table_codec
+from smqrt.apps.lua import bridge
 from smqrt.apps.lua.api.dirs import DirsBinding
 from smqrt.apps.lua.api.exchange import Exchange, Exchanges
 from smqrt.apps.lua.bridge import LuaResult, LuaValue, LuaValues, fail, from_utf8, methods, utf8
@@ -162,7 +162,7 @@ class LoginsBinding:
 
     def set_entries(self, handle: int, table: bytes) -> LuaResult:
         """Set the users of a table or the rules of a list; nil and what is wrong with one of them."""
-        entries = {_text(name): _converted(_plain(value)) for name, value in table_codec.load(table).items()}
+        entries = {_text(name): _converted(_plain(value)) for name, value in bridge.load(table).items()}
         try:
             self._objects[handle].set(entries)
         except ArgumentError as error:
@@ -212,7 +212,7 @@ class LoginsBinding:
         fields = {name: getattr(info, name) for name in _TOLD}
         upwd = None if info.upwd is None else utf8(info.upwd)
         base = None if info.directory is None else (info.directory, "")
-        self._exchanges.show(request, base, self._entries["show"], handle, table_codec.dump(_encoded(fields)), upwd)
+        self._exchanges.show(request, base, self._entries["show"], handle, bridge.dump(_encoded(fields)), upwd)
 
     # Users
 
@@ -271,8 +271,8 @@ def _converted(value: Any) -> Any:
     if isinstance(value, list):
         return list(map(_converted, value))
     if not isinstance(value, dict):
-        return conversions.as_text(value)
-    return {key: conversions.as_number(item) if key in _NUMBERS else _converted(item) for key, item in value.items()}
+        return bridge.as_text(value)
+    return {key: bridge.as_number(item) if key in _NUMBERS else _converted(item) for key, item in value.items()}
 
 
 _DIRECT = (

@@ -17,8 +17,8 @@ from smqrt.apps.lua.api.files import FilesBinding
 from smqrt.apps.lua.api.open_files import with_words
 from smqrt.apps.lua.bridge import LuaError, LuaResult, LuaValue, LuaValues, from_utf8, utf8
 from smqrt.apps.lua.vm import Vm
+from smqrt.http.blocking_io import disks
 from smqrt.http.disk import ZipIo
-from smqrt.http.local_disks import disks
 from smqrt.http.resources import Io, IoError, Stat, segments
 from smqrt.loop import greenlet_pool
 from smqrt.process.current_application import close_with_app

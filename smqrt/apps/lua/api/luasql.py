@@ -12,7 +12,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from smqrt.apps.lua import table_codec
+from smqrt.apps.lua import bridge
 from smqrt.apps.lua.bridge import LuaValue, LuaValues, fail, from_utf8, methods
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.sqlite import Connection, Database, Rows, SqlFailure, SqlJob, SqlScript, Value, full_path, quoted
@@ -239,7 +239,7 @@ def _parameters(packed: bytes | None) -> list[Value] | dict[str, Value]:
     """
     if packed is None:
         return []
-    fields: dict[Any, Any] = table_codec.load(packed)
+    fields: dict[Any, Any] = bridge.load(packed)
     if b"count" in fields:
         values = fields[b"values"]
         return [_bound(values.get(at)) for at in range(1, fields[b"count"] + 1)]

@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from smqrt.apps.lua import table_codec
-from smqrt.apps.lua.bridge import LuaResult, from_utf8, with_words
+from smqrt.apps.lua import bridge
+from smqrt.apps.lua.bridge import LuaResult, Table, from_utf8, with_words
 from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.table_codec import Table
 from smqrt.apps.lua.vm import Vm
 from smqrt.mail.message import MAX_MAIL_BYTES, Attachment, Mail
 from smqrt.mail.smtp import TIMEOUT_S, MailServer
@@ -28,7 +27,7 @@ class MailBinding:
 
     def send(self, server: bytes, mail: bytes) -> LuaResult:
         """Send a mail: true, and whom the server refused; raises StreamError. Both are packed tables; blocks."""
-        op, fields = table_codec.load(server), table_codec.load(mail)
+        op, fields = bridge.load(server), bridge.load(mail)
         timeout_s = op[b"timeout_ms"] / 1000 if b"timeout_ms" in op else TIMEOUT_S
         refused = self._server_of(op).send(_mail_of(fields), timeout_s)
         return (True, "; ".join(refused).encode()) if refused else True

@@ -15,7 +15,7 @@ from smqrt.http.disk import DiskIo, ZipIo
 from smqrt.http.resources import Io, IoError
 
 if TYPE_CHECKING:
-    from smqrt.apps.lua.apps import Application, Applications
+    from smqrt.apps.lua.applications import Application, Applications
 
 
 class ManageBinding:

@@ -17,15 +17,13 @@ import gevent
 from gevent import get_hub
 from gevent.event import AsyncResult
 
-from smqrt.apps.lua import conversions, table_codec
+from smqrt.apps.lua import bridge
 from smqrt.apps.lua.bridge import LuaError, LuaResult, LuaValue, LuaValues, encoded, fail, methods
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import LuaFunction, Vm
 from smqrt.broker.deferred import Deferred
-from smqrt.clients.mqtt.close_reason import connect_error
-from smqrt.clients.mqtt.connect import parse_address
-from smqrt.clients.mqtt.documented import TIMEOUT_MS, start
-from smqrt.clients.mqtt.inbox import Inbox, InboxCall
+from smqrt.clients.mqtt.connect import connect_error, parse_address
+from smqrt.clients.mqtt.documented import TIMEOUT_MS, Inbox, InboxCall, start
 from smqrt.clients.mqtt.options import MqttOptions
 from smqrt.errors import ArgumentError, ClosedError, QueueFullError, StreamError
 from smqrt.mqtt import MqttClient
@@ -76,7 +74,7 @@ class LuaCall(InboxCall):
         """Kind and reference, then the four arguments of an event: properties are encoded, None when there are none."""
         if self._kind == b"status":
             return b"status", self._ref, encoded(first), second, cast(bytes, third), None
-        return self._kind, self._ref, encoded(first), second, table_codec.dump(third) if third else None, fourth
+        return self._kind, self._ref, encoded(first), second, bridge.dump(third) if third else None, fourth
 
     def size_bytes(self, arguments: MqttEvent) -> int:
         """Of the message among the arguments."""
@@ -158,7 +156,7 @@ class MqttBinding:
         chosen = self._options(options)
         client = MqttClient(
             where,
-            lambda kind, code, more: _decision(status(kind.encode(), code.encode(), table_codec.dump(more))),
+            lambda kind, code, more: _decision(status(kind.encode(), code.encode(), bridge.dump(more))),
             self._call(number, "pub"),
             resubscribe=False,
             **chosen,
@@ -176,16 +174,16 @@ class MqttBinding:
 
     def _options(self, packed: bytes) -> dict[str, Any]:
         """Keyword arguments of `MqttClient`: times are milliseconds in Lua, and TLS objects are numbers."""
-        chosen: dict[str, Any] = {key.decode(): value for key, value in table_codec.load(packed).items()}
+        chosen: dict[str, Any] = {key.decode(): value for key, value in bridge.load(packed).items()}
         for name, value in chosen.items():
             if isinstance(value, bytes) and name != "password":
                 chosen[name] = value.decode("utf-8", "replace")
-        chosen = conversions.for_options(options_of(MqttOptions), chosen)
+        chosen = bridge.for_options(options_of(MqttOptions), chosen)
         chosen.setdefault("queuefull", "raise")
         if chosen["queuefull"] == "wait":
             raise ArgumentError("queuefull must be 'raise' (publish returns nil, \"full\") or 'drop', not 'wait'")
         if "timeout" in chosen:
-            chosen["timeout"] = TIMEOUT_MS.check("timeout", conversions.as_number(chosen["timeout"])) / 1000
+            chosen["timeout"] = TIMEOUT_MS.check("timeout", bridge.as_number(chosen["timeout"])) / 1000
         if "tls" in chosen:
             chosen["secure"] = self._services.tls[chosen.pop("tls")]
         chosen["alpn"] = [word.decode("ascii", "replace") for word in chosen.pop("alpn", {}).values()]
@@ -275,7 +273,7 @@ class MqttBinding:
         client = self._clients.get(number)
         if client is None:
             return False
-        props = _properties(table_codec.load(properties)) if properties else None
+        props = _properties(bridge.load(properties)) if properties else None
         try:
             item = client.publish(topic.decode("utf-8", "surrogateescape"), payload, qos, retain, props)
         except QueueFullError:
@@ -307,7 +305,7 @@ class MqttBinding:
             nolocal=nolocal,
             retainaspublished=retainaspublished,
             retainhandling=retainhandling,
-            properties=_properties(table_codec.load(properties)) if properties else None,
+            properties=_properties(bridge.load(properties)) if properties else None,
         )
 
     def _ask(self, number: int, method: Callable[..., bool], *arguments: object, **options: object) -> LuaResult:
@@ -326,13 +324,13 @@ class MqttBinding:
             MqttClient.unsubscribe,
             topic.decode("utf-8", "surrogateescape"),
             self._optional(number, "ack", onunsuback),
-            _properties(table_codec.load(properties)) if properties else None,
+            _properties(bridge.load(properties)) if properties else None,
         )
 
     def setwill(self, number: int, will: bytes | None) -> None:
         """`mqtt:setwill`."""
         if client := self._clients.get(number):
-            client.setwill(_will(table_codec.load(will)) if will else None)
+            client.setwill(_will(bridge.load(will)) if will else None)
 
     def discard(self, number: int) -> None:
         """Forget what waits to be sent."""
@@ -392,8 +390,8 @@ def _properties(table: dict[bytes, Any]) -> dict[str, Any]:
 
 def _property(name: str, value: Any) -> Any:
     if name in NUMBERS and isinstance(value, bytes):
-        return conversions.as_number(value.decode("latin-1"))
-    return conversions.as_text(value) if name in TEXTS else value
+        return bridge.as_number(value.decode("latin-1"))
+    return bridge.as_text(value) if name in TEXTS else value
 
 
 def _will(table: dict[bytes, Any]) -> dict[str, Any]:

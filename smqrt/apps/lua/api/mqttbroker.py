@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 
-from smqrt.apps.lua import table_codec
+from smqrt.apps.lua import bridge
 from smqrt.apps.lua.bridge import LuaResult, methods
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
@@ -47,7 +47,7 @@ def _refusal(error: MqttError) -> Refusal:
 def decode_packet(first: int, body: bytes, version: int) -> bytes | Refusal:
     """A packet of a client, PUBLISH aside, as a flat table."""
     try:
-        return table_codec.dump(_table(decode(first, body, version, True)))
+        return bridge.dump(_table(decode(first, body, version, True)))
     except MqttError as error:
         return _refusal(error)
 
@@ -103,7 +103,7 @@ def message_table(forwarded: bytes) -> bytes:
     """Properties that go with a message, packed, as a flat table for applications. Of several user properties with one
     name it has the last one."""
     found = unpack_properties(forwarded, 0, len(forwarded), PacketType.PUBLISH)
-    return table_codec.dump({name: value[-1] if isinstance(value, list) else value for name, value in found.items()})
+    return bridge.dump({name: value[-1] if isinstance(value, list) else value for name, value in found.items()})
 
 
 def pack_message(values: bytes) -> bytes:
@@ -116,7 +116,7 @@ def pack_message(values: bytes) -> bytes:
 
 
 def _named(values: bytes) -> dict[str, object]:
-    table = table_codec.load(values)
+    table = bridge.load(values)
     return {key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key): table[key] for key in table}
 
 

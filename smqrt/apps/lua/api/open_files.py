@@ -20,12 +20,11 @@ from gevent import get_hub
 
 from smqrt.apps.lua.bridge import LuaResult, LuaValue, fail
 from smqrt.errors import ArgumentError
-from smqrt.http.disk_file import MAX_READ_BYTES, DiskFile
-from smqrt.http.local_disks import disks
-from smqrt.http.pipe_file import PipeFile
+from smqrt.http.blocking_io import disks
+from smqrt.http.open_files import MAX_READ_BYTES, DiskFile, PipeFile
 from smqrt.http.resources import Io, IoError
 from smqrt.loop import greenlet_pool
-from smqrt.loop.disk_threads import DiskJob
+from smqrt.loop.threads import DiskJob
 
 MAX_QUEUED = 1000  # operations on one file that wait for each other
 KEPT_S = 0.5

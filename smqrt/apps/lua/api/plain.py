@@ -22,7 +22,7 @@ from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.child_processes.shell import ShellChild, has_shell, inheritable_descriptors
 from smqrt.errors import StreamError
-from smqrt.http.local_disks import disks
+from smqrt.http.blocking_io import disks
 from smqrt.loop import greenlet_pool
 from smqrt.process.current_application import AppScope
 

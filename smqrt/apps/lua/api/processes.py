@@ -11,9 +11,8 @@ from typing import Protocol
 
 from gevent import sleep
 
-from smqrt.apps.lua.bridge import LuaResult, fail, from_utf8, methods, with_words
+from smqrt.apps.lua.bridge import LuaResult, fail, from_utf8, load, methods, with_words
 from smqrt.apps.lua.services import Services
-from smqrt.apps.lua.table_codec import load
 from smqrt.apps.lua.vm import Vm
 from smqrt.child_processes.pty import HANG_UP_S, KILL_S, Pty, PtyCommand, PtyRead
 from smqrt.process.current_application import AppScope

@@ -12,9 +12,8 @@ from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.errors import ArgumentError
 from smqrt.http.forms import FORM_TYPE, Event, Field, File, MultipartError, boundary_of, read_form
-from smqrt.http.headers import http_date, parse_date
+from smqrt.http.headers import HttpError, http_date, parse_date
 from smqrt.http.message import Request
-from smqrt.http.status import HttpError
 from smqrt.transport.tls import TlsTransport
 
 _METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS TRACE CONNECT PROPFIND PROPPATCH MKCOL COPY MOVE LOCK UNLOCK"

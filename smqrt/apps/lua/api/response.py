@@ -13,9 +13,8 @@ from smqrt.apps.lua.bridge import LuaResult, from_latin1, from_utf8, latin1, met
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.errors import ArgumentError
-from smqrt.http.headers import cookie_of, http_date, set_cookie_field
+from smqrt.http.headers import ClientGoneError, cookie_of, error_page, http_date, set_cookie_field
 from smqrt.http.response import Response
-from smqrt.http.status import ClientGoneError, error_page
 from smqrt.http.tree import Root
 
 _URL_CHARACTERS = "%/:=&?~#+!$,;'@()*[]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smqrt.apps.lua import table_codec
+from smqrt.apps.lua import bridge
 from smqrt.apps.lua.api.exchange import Exchanges
 from smqrt.apps.lua.bridge import LuaResult, from_utf8, methods, utf8
 from smqrt.apps.lua.services import Services
@@ -125,7 +125,7 @@ class SharedAttributesBinding:
         if not isinstance(session, SharedSession) or session.changes == changes:
             return None
         rows = {name[1:]: data for name, data in session.known.items() if name[:1] == LUA}
-        return session.changes, table_codec.dump(rows)
+        return session.changes, bridge.dump(rows)
 
     def put(self, number: int, name: bytes, value: bytes | None) -> bool:
         """Set an attribute everywhere; False when the value is too long."""

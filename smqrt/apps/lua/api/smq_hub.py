@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl
 
 import gevent
 
-from smqrt.apps.lua import bridge, conversions
+from smqrt.apps.lua import bridge
 from smqrt.apps.lua.activity import Outcome
 from smqrt.apps.lua.api.exchange import Exchanges
 from smqrt.apps.lua.api.sockets import SocketBinding
@@ -383,7 +383,7 @@ class HubBinding:
         refs = {name[2:]: ref for name, ref in given.items() if name.startswith("f:")}
         values = {name: _text(value) for name, value in given.items() if name in options_of(HubOptions)}
         journal = json.loads(given.get("journal", b"[false]"))[0]
-        options = make(HubOptions, conversions.for_options(options_of(HubOptions), values), "bad argument #1.")
+        options = make(HubOptions, bridge.for_options(options_of(HubOptions), values), "bad argument #1.")
         broker = LuaBroker(self._vm, self, refs, options, journal, label.decode("utf-8", "replace"))
         if not shared:
             current_application.close_with_app(broker)

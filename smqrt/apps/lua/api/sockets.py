@@ -26,13 +26,12 @@ from smqrt.apps.lua.socket_handles import (
 from smqrt.apps.lua.vm import Vm
 from smqrt.broker.deferred import Deferred
 from smqrt.errors import ArgumentError, StartError, StreamError
+from smqrt.http.headers import HttpError
 from smqrt.http.message import Request
-from smqrt.http.status import HttpError
 from smqrt.loop.scheduling import share
 from smqrt.smq.handshake import websocket_key
 from smqrt.transport.listener import Acceptor, Listener
-from smqrt.transport.socket_options import set_option
-from smqrt.transport.stream import Stream, resolve
+from smqrt.transport.stream import Stream, resolve, set_option
 from smqrt.transport.tls import TlsTransport
 from smqrt.transport.tls_contexts import ClientTls, Trust
 from smqrt.transport.udp import Datagram

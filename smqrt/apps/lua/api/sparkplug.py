@@ -8,12 +8,12 @@ from typing import Any
 
 from gevent import get_hub
 
-from smqrt.apps.lua import conversions, table_codec
+from smqrt.apps.lua import bridge
 from smqrt.apps.lua.bridge import Function, LuaValue, LuaValues, fail, utf8
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.clients.mqtt import sparkplug
-from smqrt.clients.mqtt.sparkplug_schema import TYPES, payload_class
+from smqrt.clients.mqtt.sparkplug import TYPES, payload_class
 from smqrt.errors import ArgumentError
 from smqrt.loop.scheduling import Turn
 
@@ -22,7 +22,7 @@ SHORT_BYTES = 4096  # worked off at once; longer ones let others run in between
 
 def encode(fields: bytes, breathe: Callable[[], object] = bool) -> bytes:
     """A payload of a packed table. Raises ArgumentError."""
-    return sparkplug.encode(_named(table_codec.load(fields)), breathe)
+    return sparkplug.encode(_named(bridge.load(fields)), breathe)
 
 
 def decode(data: bytes, breathe: Callable[[], object] = bool) -> LuaValues:
@@ -31,9 +31,9 @@ def decode(data: bytes, breathe: Callable[[], object] = bool) -> LuaValues:
         payload = sparkplug.decode(data, breathe)
     except ArgumentError as error:
         return fail(str(error))
-    metrics = table_codec.dump_list(map(_signed, payload.pop("metrics")), breathe)
-    packed = {name: table_codec.dump(_signed(value)) for name, value in payload.items()}
-    return (table_codec.dump_packed(packed | {"metrics": metrics}),)
+    metrics = bridge.dump_list(map(_signed, payload.pop("metrics")), breathe)
+    packed = {name: bridge.dump(_signed(value)) for name, value in payload.items()}
+    return (bridge.dump_packed(packed | {"metrics": metrics}),)
 
 
 def _named(value: Any) -> Any:
@@ -45,7 +45,7 @@ def _named(value: Any) -> Any:
     for name in _NUMBERS & fields.keys():
         fields[name] = _number(fields[name])
     for name in _TEXTS & fields.keys():
-        fields[name] = conversions.as_text(fields[name])
+        fields[name] = bridge.as_text(fields[name])
     if "value" in fields:
         fields["value"] = _of_type(fields.get("datatype", fields.get("type")), fields["value"])
     return fields
@@ -59,7 +59,7 @@ _OF_NUMBER = re.compile(rb"U?Int\d+|Float|Double|DateTime")
 
 def _number(value: Any) -> Any:
     """The number that a text is; a float without a fraction is an integer."""
-    found = conversions.as_number(value.decode("latin-1")) if isinstance(value, bytes) else value
+    found = bridge.as_number(value.decode("latin-1")) if isinstance(value, bytes) else value
     if isinstance(found, bytes | str):
         return value
     return int(found) if isinstance(found, float) and found.is_integer() else found
@@ -67,7 +67,7 @@ def _number(value: Any) -> Any:
 
 def _of_type(kind: Any, value: Any) -> Any:
     if kind in _OF_TEXT:
-        return conversions.as_text(value)
+        return bridge.as_text(value)
     return _number(value) if isinstance(kind, bytes) and _OF_NUMBER.fullmatch(kind) else value
 
 

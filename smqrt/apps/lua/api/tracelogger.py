@@ -11,8 +11,7 @@ from smqrt.apps.lua.api.dirs import DirsBinding
 from smqrt.apps.lua.bridge import LuaValue, from_utf8, methods, options_of, utf8
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import LuaFunction, Vm
-from smqrt.http.trace_lines import Line, Lines
-from smqrt.http.trace_workers import QUESTION
+from smqrt.http.trace_lines import QUESTION, Line, Lines
 from smqrt.http.tracelogger import FRAME_BYTES, NAME, OPTIONS, WAITING_BYTES, TraceLogger
 from smqrt.process.current_application import close_with_app
 from smqrt.workers.fd_channel import Message

@@ -15,10 +15,10 @@ from smqrt.apps.lua.api.request import url_of
 from smqrt.apps.lua.bridge import LuaError, LuaValue, from_utf8, methods, utf8
 from smqrt.apps.lua.vm import Vm
 from smqrt.errors import ArgumentError
+from smqrt.http.headers import ClientGoneError, HttpError
 from smqrt.http.message import Request
-from smqrt.http.request_sessions import RequestSessions
 from smqrt.http.resources import Io
-from smqrt.http.status import ClientGoneError, HttpError
+from smqrt.http.sessions import RequestSessions
 from smqrt.http.uploads import UploadError, is_form, receive
 from smqrt.process.current_application import close_with_app
 from smqrt.settings.limit_register import Limit

@@ -1,5 +1,6 @@
 """Static files: kept in memory while small (text compressed as well), checked with one `stat` a request, with
-conditions and ranges (spec: runtime §5.6)."""
+conditions and ranges (spec: runtime §5.6).
+"""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ from typing import IO
 from gevent import get_hub
 from gevent.lock import BoundedSemaphore
 
+from smqrt.http.access import MAGIC_BYTES, is_page
 from smqrt.http.blocking_io import reach, reach_near
 from smqrt.http.headers import Span, check_field, http_date, parse_date, parse_ranges
 from smqrt.http.message import Request
-from smqrt.http.private import MAGIC_BYTES, is_page
 from smqrt.http.resources import Io, IoError, Stat
 from smqrt.loop.scheduling import Turn
 

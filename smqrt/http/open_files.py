@@ -5,9 +5,19 @@ written until it is much; everything else is for a thread.
 from __future__ import annotations
 
 import errno
+import io
 import os
+import secrets
+import stat as mode_bits
+from collections.abc import Callable
+from typing import IO, Any, TypeVar
+from weakref import finalize
 
-from smqrt.http.resources import IoError
+import gevent
+from gevent import get_hub
+
+from smqrt.http.blocking_io import reach
+from smqrt.http.resources import Io, IoError
 
 NOW_BYTES = 64 << 10
 """The loop reads at most so much at a time, which takes 20 us, and keeps so much that was written."""
@@ -174,3 +184,215 @@ class DiskFile:
             self.flush()
         finally:
             os.close(self._fd)
+
+
+# ---- A file that takes its name when it is whole, for uploads: until then the file that has the name stays.
+
+PREFIX = ".smqrt-upload-"
+"""How names of files that are not whole begin: hidden, in the same folder."""
+
+T = TypeVar("T")
+
+
+class NewFile:
+    """A file that is being written. A context: left early, nothing remains of it. Blocks the greenlet.
+
+    On a disk it is written beside its name and renamed. Other ios can't rename so that nobody sees a half: there it is
+    written in place, and what was not finished is removed.
+
+    Args:
+        io: gets the file.
+        name: the name; a file that has it is replaced.
+
+    Attributes:
+        file: to write to, with `reach_file`.
+
+    Raises:
+        IoError: it can't be made.
+    """
+
+    def __init__(self, io: Io, name: str) -> None:
+        self._io, self._name = io, name
+        folder = name.rpartition("/")[0]
+        own = f"{PREFIX}{secrets.token_hex(8)}"
+        self._path = (f"{folder}/{own}" if folder else own) if io.kind == "disk" else name
+        self.file: IO[bytes] = reach(io, name, io.open, self._path, "w")
+        self._finished = False
+        # Also when the server ends meanwhile: then no greenlet comes to `abort`.
+        self._leftover = finalize(self, _unlink, io.realpath(self._path)) if self._path != name else None
+
+    def write(self, *pieces: bytes) -> None:
+        """Add to it. Raises IoError."""
+        reach_file(self._io, self._name, lambda: self.file.writelines(pieces))
+
+    def finish(self) -> None:
+        """Give it its name. Raises IoError."""
+        reach_file(self._io, self._name, self._close_and_rename)
+        self._finished = True
+
+    def abort(self) -> None:
+        """Drop it, unless it is finished."""
+        if not self._finished:
+            self._finished = True
+            reach_file(self._io, self._name, self._drop)
+
+    def __enter__(self) -> NewFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.abort()
+
+    def _close_and_rename(self) -> None:
+        self.file.close()
+        if self._path != self._name:
+            self._io.rename(self._path, self._name)
+        self._keep()
+
+    def _drop(self) -> None:
+        try:
+            self.file.close()
+        except OSError:  # what was in the buffer had no room
+            pass
+        self._io.remove(self._path)
+        self._keep()
+
+    def _keep(self) -> None:
+        if self._leftover is not None:
+            self._leftover.detach()
+
+
+def reach_file(io: Io, name: str, work: Callable[[], T]) -> T:
+    """As `reach`, for work with open files, which has errors of the system. Raises IoError."""
+    try:
+        return reach(io, name, work)
+    except OSError as error:
+        raise IoError.of(error, name) from None
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:  # it is gone, or its disk
+        pass
+
+
+# ---- A named pipe, a serial line or another file that is no store: whoever reads or writes it waits in a greenlet,
+# without
+# a thread.
+
+_READ, _WRITE = 1, 2
+_LOOK_S = 0.05  # between two looks whether somebody reads the pipe: the system tells nobody who waits to write
+MAX_PIPE_READ_BYTES = 1 << 20  # of one read: a device may have no end
+
+
+def is_special(path: str) -> bool:
+    """Tell whether a file is neither regular nor a folder."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not (mode_bits.S_ISREG(mode) or mode_bits.S_ISDIR(mode))
+
+
+class PipeFile(io.RawIOBase):
+    """An open special file. Opening never waits: to write, the first `write` waits until somebody reads.
+
+    Args:
+        path: the file.
+        mode: as `open` takes it.
+
+    Raises:
+        OSError: what the system says.
+    """
+
+    def __init__(self, path: str, mode: str) -> None:
+        super().__init__()
+        self.mode = mode
+        self._path = path
+        self._reads, self._writes = "r" in mode or "+" in mode, "r" not in mode or "+" in mode
+        self._fd = -1
+        self._waiting: list[Any] = []
+        if not (self._writes and not self._reads and mode_bits.S_ISFIFO(os.stat(path).st_mode)):
+            self._open()
+
+    def _open(self) -> None:
+        access = os.O_RDWR if self._reads and self._writes else os.O_WRONLY if self._writes else os.O_RDONLY
+        self._fd = os.open(self._path, access | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+
+    def readable(self) -> bool:
+        """Tell whether it was opened to read."""
+        return self._reads
+
+    def writable(self) -> bool:
+        """Tell whether it was opened to write."""
+        return self._writes
+
+    def read(self, size: int = -1) -> bytes:
+        """Read what there is next, at most `size` bytes and at most MAX_PIPE_READ_BYTES; empty when the other end closed.
+        Blocks this greenlet.
+
+        Raises:
+            IoError: it was closed meanwhile, or opened to write.
+            OSError: what the system says.
+        """
+        if not self._reads:
+            raise IoError("noaccess", "the file was opened for writing")
+        wanted = MAX_PIPE_READ_BYTES if size < 0 else min(size, MAX_PIPE_READ_BYTES)
+        self._wait(_READ)  # also for a pipe's first writer: until then a read would say that it is at its end
+        while True:
+            try:
+                return os.read(self._live(), wanted)
+            except BlockingIOError:
+                self._wait(_READ)
+
+    def write(self, data: Any) -> int:
+        """Write all of `data`; blocks this greenlet until somebody has taken it. Raises as `read`."""
+        if not self._writes:
+            raise IoError("noaccess", "the file was opened for reading")
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self._connected(), rest) :]
+            except BlockingIOError:
+                self._wait(_WRITE)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Raise IoError: it has no positions."""
+        raise IoError("noimplementation", f"{self._path} has no positions")
+
+    def close(self) -> None:
+        """Close it; whoever waits gets an IoError."""
+        hub = get_hub()
+        for watcher in self._waiting:
+            hub.cancel_wait(watcher, IoError("ioerror", f"{self._path} was closed"))
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            hub.loop.run_callback(os.close, fd)  # when nobody watches it any more
+        super().close()
+
+    def _live(self) -> int:
+        if self.closed:
+            raise IoError("ioerror", f"{self._path} was closed")
+        return self._fd
+
+    def _connected(self) -> int:
+        while self._live() < 0:
+            try:
+                self._open()
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                gevent.sleep(_LOOK_S)
+        return self._fd
+
+    def _wait(self, events: int) -> None:
+        hub = get_hub()
+        watcher: Any = hub.loop.io(self._live(), events)
+        self._waiting.append(watcher)
+        try:
+            hub.wait(watcher)
+        finally:
+            self._waiting.remove(watcher)
+            watcher.stop()
+            watcher.close()

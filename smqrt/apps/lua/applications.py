@@ -39,8 +39,8 @@ from smqrt.apps.python.application import PythonApplication
 from smqrt.apps.python.directory import ApplicationDirectory
 from smqrt.apps.python.modules import PRELOAD
 from smqrt.errors import SmqrtError
+from smqrt.http.blocking_io import disks
 from smqrt.http.disk import DiskIo, ZipIo
-from smqrt.http.local_disks import disks
 from smqrt.http.message import Request
 from smqrt.http.resources import Io, IoError
 from smqrt.http.tree import Branch, Directory, ResourceReader

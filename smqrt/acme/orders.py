@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from acme import messages
     from acme.client import ClientV2
 
+
 MISSING = "needs the library acme: pip install 'smqrt[acme]'"
 REQUEST_S = 30.0
 """What one request to the authority may take to connect, and between two pieces of its answer."""
