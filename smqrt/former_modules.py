@@ -11,9 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 FORMER = {
-    "smqrt.app.directory": "smqrt.apps.python.directory",
     "smqrt.message": "smqrt.smq.messages",
-    "smqrt.mqtt.sparkplug": "smqrt.clients.mqtt.sparkplug",
     "smqrt.nats": "smqrt.cluster.nats",
     "smqrt.net": "smqrt.transport",
     "smqrt.net.contexts": "smqrt.transport.tls_contexts",

@@ -328,7 +328,7 @@ class PipeFile(io.RawIOBase):
         return self._writes
 
     def read(self, size: int = -1) -> bytes:
-        """Read what there is next, at most `size` bytes and at most MAX_PIPE_READ_BYTES; empty when the other end closed.
+        """Read what there is next, at most `size` bytes and at most MAX_PIPE_READ_BYTES; empty once the other closed.
         Blocks this greenlet.
 
         Raises:
