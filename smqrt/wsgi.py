@@ -112,7 +112,7 @@ class LimitedInput(io.RawIOBase):
         finally:
             self._wait_s -= monotonic() - began_s
             self._sock.settimeout(TAKES_NOTHING_S)
-            self.turn.breathe()  # now, because many may have waited for the same moment
+            self.turn.yield_if_due()  # now, because many may have waited for the same moment
 
     def close(self) -> None:
         """Close the stream."""
@@ -133,7 +133,7 @@ class HandoverMixin(_Base):
 
     def read_requestline(self) -> str:
         """The first line of a request; empty when the client says none."""
-        self._incoming.turn.breathe()  # a pipeline is in the buffer
+        self._incoming.turn.yield_if_due()  # a pipeline is in the buffer
         self._incoming.allow(MAX_HEAD_BYTES, KEEP_ALIVE_S)
         return super().read_requestline()
 
@@ -274,7 +274,7 @@ def _pump(source: Any, sink: Any) -> None:
         while data := source.recv(_PUMP_BYTES):
             with gevent.Timeout(TAKES_NOTHING_S, TimeoutError):
                 sink.sendall(data)
-            turn.breathe()
+            turn.yield_if_due()
         sink.shutdown(socket.SHUT_WR)
     except (OSError, ValueError):  # ValueError: the server has closed the TLS connection
         for end in (source, sink):

@@ -395,7 +395,7 @@ def leftovers(state: Any) -> dict[str, Any]:
         "handshakes": list(data_path._handshakes),
         "blocked": list(data_path._blocked),
         "graceful closes": len(graceful_close.under_way()),
-        "held bytes": outbox.Held.total_bytes,
+        "held bytes": outbox.QueuedMemory.total_bytes,
     }
     return {name: rest for name, rest in found.items() if rest}
 

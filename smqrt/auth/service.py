@@ -1,7 +1,7 @@
 """The identity service: who may come in, and who of those inside is still who they were.
 
-It holds the users file and the access control list, and reads them again. `login` takes what a client shows; `still`
-looks at a client again, when something has changed.
+It holds the users file and the access control list, and reads them again. `login` takes what a client shows;
+`revalidate` looks at a client again, when something has changed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EXPIRY_S = 1.0
 """So often it is looked whose login has expired: some microseconds for each hundred clients."""
 
 
-class Why(Enum):
+class LoginFailure(Enum):
     """Why somebody was not let in."""
 
     MISSING = "no user name and password, and no token"
@@ -56,13 +56,13 @@ class LoginRefused(SmqrtError):
         detail: what the client may know beyond that.
     """
 
-    def __init__(self, why: Why, detail: str = "") -> None:
+    def __init__(self, why: LoginFailure, detail: str = "") -> None:
         super().__init__(detail or why.value)
         self.why = why
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class PresentedCredentials:
     """What a client shows to be let in.
 
     Attributes:
@@ -113,7 +113,7 @@ class IdentityService:
         self.expiring: list[Callable[[], object]] = []
         self._clock: gevent.Greenlet[..., None] | None = None
         self.logins: Counter[Method] = Counter()
-        self.refusals: Counter[Why] = Counter()
+        self.refusals: Counter[LoginFailure] = Counter()
         self.is_broken = False
         self.throttle = throttle
         self._passwords = Passwords()
@@ -200,7 +200,7 @@ class IdentityService:
 
     # ---- coming in
 
-    def login(self, shown: Shown, is_there: Callable[[], bool] = lambda: True) -> Identity:
+    def login(self, shown: PresentedCredentials, is_there: Callable[[], bool] = lambda: True) -> Identity:
         """Let a client in; blocks this greenlet.
 
         Args:
@@ -219,7 +219,7 @@ class IdentityService:
         self.logins[identity.method] += 1
         return identity
 
-    def _login(self, shown: Shown, is_there: Callable[[], bool]) -> Identity:
+    def _login(self, shown: PresentedCredentials, is_there: Callable[[], bool]) -> Identity:
         if shown.name is not None:
             identity = self._by_password(shown, shown.name, shown.password or b"", is_there)
         elif shown.token is not None:
@@ -231,45 +231,47 @@ class IdentityService:
         elif self.settings.anonymous:
             identity = Identity("")
         else:
-            raise LoginRefused(Why.MISSING)
+            raise LoginRefused(LoginFailure.MISSING)
         identity.address, identity.client_id, identity.rights = shown.address, shown.client_id, self.rights
         return identity
 
-    def _by_password(self, shown: Shown, name: str, password: bytes, is_there: Callable[[], bool]) -> Identity:
+    def _by_password(
+        self, shown: PresentedCredentials, name: str, password: bytes, is_there: Callable[[], bool]
+    ) -> Identity:
         user = self._users.get(name)
         password_hash = user.password_hash if user else None
         is_known = user is not None and self._passwords.knows(name, user.password_hash, password)
         is_guess = not is_known and not self._passwords.is_pending(name, password_hash, password)
         if is_guess and not self.throttle.take(shown.address, name):
-            raise LoginRefused(Why.THROTTLED)
+            raise LoginRefused(LoginFailure.THROTTLED)
         try:
             is_right = self._passwords.verify(name, password_hash, password, shown.address, is_there)
         except BusyError:
             self.throttle.returned(shown.address, name)
             PASSWORDS.refused(f"a login from {shown.address}")
-            raise LoginRefused(Why.BUSY) from None
+            raise LoginRefused(LoginFailure.BUSY) from None
         if user is None or not is_right:
             self.throttle.failed(shown.address, name)
-            raise LoginRefused(Why.WRONG)
+            raise LoginRefused(LoginFailure.WRONG)
         if is_guess:
             self.throttle.succeeded(shown.address, name)
         return _user_identity(user)
 
     def _by_token(self, token: bytes) -> Identity:
         if not self._takes_tokens:
-            raise LoginRefused(Why.TOKEN, "no tokens are taken here; see the setting auth.jwt_key")
+            raise LoginRefused(LoginFailure.TOKEN, "no tokens are taken here; see the setting auth.jwt_key")
         try:
             return bearer.identity_of(token, self._keys, self.settings)
         except bearer.TokenError as error:
-            raise LoginRefused(Why.TOKEN, f"{Why.TOKEN.value}: {error}") from None
+            raise LoginRefused(LoginFailure.TOKEN, f"{LoginFailure.TOKEN.value}: {error}") from None
 
     def _by_certificate(self, der: bytes, template: str) -> Identity:
         try:
             identity = certificates.identity_of(der, template, self.settings.certificate_groups)
         except certificates.CertificateError as error:
-            raise LoginRefused(Why.CERTIFICATE, f"{Why.CERTIFICATE.value}: {error}") from None
-        if fault := self.still(identity):
-            raise LoginRefused(Why.CERTIFICATE, fault)
+            raise LoginRefused(LoginFailure.CERTIFICATE, f"{LoginFailure.CERTIFICATE.value}: {error}") from None
+        if fault := self.revalidate(identity):
+            raise LoginRefused(LoginFailure.CERTIFICATE, fault)
         return identity
 
     def identity_of(self, name: str, password: bytes, address: str) -> Identity | None:
@@ -288,7 +290,7 @@ class IdentityService:
             PASSWORDS.refused(f"a login from {address}")
             raise
         if user is None or not is_right:
-            self.refusals[Why.WRONG] += 1
+            self.refusals[LoginFailure.WRONG] += 1
             return None
         identity = _user_identity(user)
         identity.address, identity.rights = address, self.rights
@@ -300,16 +302,16 @@ class IdentityService:
         Raises:
             LoginRefused: it would not be let in any more.
         """
-        fault = self.still(identity)
+        fault = self.revalidate(identity)
         if fault is not None:
-            raise LoginRefused(Why.WRONG, fault)
+            raise LoginRefused(LoginFailure.WRONG, fault)
         return Identity(
             identity.user, identity.groups, identity.method, expires_s=identity.expires_s, proof=identity.proof
         )
 
     # ---- those inside
 
-    def still(self, identity: Identity) -> str | None:
+    def revalidate(self, identity: Identity) -> str | None:
         """Look at a client again, and note its groups as they are now.
 
         Returns:
@@ -391,7 +393,7 @@ def _read(settings: AuthSettings, list_files: Sequence[str]) -> _Files | Argumen
     return found, rules, keys, revoked
 
 
-def _refusal(shown: Shown, refused: LoginRefused) -> str:
+def _refusal(shown: PresentedCredentials, refused: LoginRefused) -> str:
     name = f" as {shown.name[:64]!r}" if shown.name is not None else ""
     return f"refused: a login{name} from {shown.address}: {refused}"
 

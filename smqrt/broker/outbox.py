@@ -66,7 +66,7 @@ class Drop(Enum):
     LINK_SLOW = "another node of the cluster does not keep up: its queue is full"
 
 
-class Held:
+class QueuedMemory:
     """Bytes held in all blocked queues together; it is what the global cap looks at."""
 
     total_bytes = 0
@@ -134,8 +134,8 @@ class Outbox:
         """Account for `run`, the newest in the blocked queue, and drop what is over the budget."""
         size = len(run)
         self.queued_bytes += size
-        Held.total_bytes += size
-        over_all = Held.total_bytes > Held.limit_bytes
+        QueuedMemory.total_bytes += size
+        over_all = QueuedMemory.total_bytes > QueuedMemory.limit_bytes
         if self.queued_bytes > self.budget_bytes or over_all:
             self.trim(run, Drop.OVER_GLOBAL_BUDGET if over_all else Drop.OVER_BUDGET)
             if self.queued_bytes > self.budget_bytes + CONTROL_BUDGET_BYTES:
@@ -144,7 +144,7 @@ class Outbox:
     def released(self, size: int) -> None:
         """Account for `size` bytes that left the blocked queue."""
         self.queued_bytes -= size
-        Held.total_bytes -= size
+        QueuedMemory.total_bytes -= size
 
     def trim(self, run: bytes, reason: Drop) -> None:
         """Drop of `run`, the newest in the queue, what is over the budget; all that is message over the global one."""
@@ -212,7 +212,7 @@ def frame_ends(run: bytes, frame_bytes: Callable[[bytes, int], int]) -> array[in
     return ends
 
 
-class Chores:
+class BackgroundTasks:
     """Work that is too long for one turn of the loop, as generators: a few milliseconds of it per turn, one after the
     other in the order they came.
     """
@@ -246,13 +246,13 @@ class Chores:
         return True
 
 
-_chores = Chores()
+_chores = BackgroundTasks()
 _wake = Outbox()
 """Never has anything to send: in `dirty` it says that the next turn has something to do."""
 
 
-def put_off(steps: Iterator[None]) -> None:
-    """Work off `steps` in the next turns, a few milliseconds in each (see `Chores`)."""
+def run_in_background(steps: Iterator[None]) -> None:
+    """Work off `steps` in the next turns, a few milliseconds in each (see `BackgroundTasks`)."""
     _chores.add(steps)
     dirty.append(_wake)
 

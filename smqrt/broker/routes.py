@@ -251,7 +251,7 @@ class GuardedRoute:
         return bool(allowed and destination(self._broker, self._tid, self._ptid, self._peer).deliver(allowed))
 
     def _uncount(self, swallowed: int, size: int, is_delivered: bool) -> None:
-        """Take those that went no further out of what `Session.several` counted as delivered to the topic."""
+        """Take those that went no further out of what `Session.count_batch` counted as delivered to the topic."""
         table = self._broker.topic_table
         topic = table.get(self._tid)
         if topic is not None and topic.is_delivered:

@@ -11,7 +11,7 @@ from typing import Any
 
 from smqrt.auth.identity import Identity
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.outbox import Drop, Outbox, put_off
+from smqrt.broker.outbox import Drop, Outbox, run_in_background
 from smqrt.broker.routes import GuardedRoute, destination
 from smqrt.broker.state import BrokerPeer, BrokerState
 from smqrt.broker.topics import Route, Topic
@@ -75,7 +75,7 @@ class HandlerQueue:
         answer = self._handler(data, ptid, tid, stid)
         if isinstance(answer, Deferred) and not answer.done:
             self._busy = True
-            answer.then(lambda value, error: put_off(self._next()))
+            answer.then(lambda value, error: run_in_background(self._next()))
 
     @property
     def unhandled(self) -> int:
@@ -261,7 +261,7 @@ class ServerClient(Outbox):
         while self.behind and clock() < until_s:
             deque(islice(steps, HANDLED_BY_CLOCK), maxlen=0)  # runs them
         if self.behind:
-            put_off(steps)
+            run_in_background(steps)
 
     def _read(self) -> Iterator[None]:
         while self._unread:

@@ -21,7 +21,7 @@ from smqrt.auth.identity import Identity
 from smqrt.broker import permissions
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.meter import Meter, MeteredRoute, PublishLimits, refuse_message
-from smqrt.broker.outbox import Drop, Outbox, put_off
+from smqrt.broker.outbox import Drop, Outbox, run_in_background
 from smqrt.broker.routes import GuardedRoute, destination
 from smqrt.broker.state import BrokerPeer, BrokerState, Stats
 from smqrt.broker.topics import CLIENT_OBSERVES, CLIENT_SUBSCRIPTIONS, USER_CONNECTIONS, Route, SubTopics, Topic, Topics
@@ -475,7 +475,7 @@ class Session:
         key = run[2:11]
         return bool(self._route(self.broker.topic_table.at(key[1:5]), key).deliver(run))
 
-    def remeter(self) -> None:
+    def apply_publish_limits(self) -> None:
         """The hub's limits of publishing have changed."""
         self.forget_routes()
         if self.meter is not None:
@@ -547,7 +547,7 @@ class Session:
             topic.unobserve(self)
             self._answer(smq.change(topic.id, 0))
 
-    def several(self, key: bytes, more: int) -> None:
+    def count_batch(self, key: bytes, more: int) -> None:
         """Count `more` messages to the topic `key`, which are in one run; it is delivered next."""
         if self.meter is not None:
             self.meter.told = more + 1
@@ -577,13 +577,13 @@ class Session:
             self.outbox.reply(smq.disconnect(text))
         if state is SessionState.CONNECTED and self.topic is not None:
             self.broker.remove(self, self.topic, reason)
-            put_off(self._leave(self.topic, self.observed or set(), self.topics or {}))
+            run_in_background(self._leave(self.topic, self.observed or set(), self.topics or {}))
             self.observed = self.topics = self.fragments = self._unsafe = None
         if self.meter is not None:
             self.meter.end()
         self.outbox.finish(reason)
         if state is SessionState.CONNECTED:
-            self.outbox.queue = Retired(self.outbox, self.broker.stats)
+            self.outbox.queue = DiscardingQueue(self.outbox, self.broker.stats)
 
     def _leave(self, own: Topic, observed: set[Topic], topics: dict[int, Topic]) -> Iterator[None]:
         """Take the client out of every table, in portions: it may have held many thousand topics."""
@@ -605,7 +605,7 @@ def _refusal(code: int, text: bytes) -> str:
     return f"{names.get(code, f'code {code}')}{said}"
 
 
-class Retired(list[bytes]):
+class DiscardingQueue(list[bytes]):
     """The queue of a client that is gone, until it is out of every table: it keeps nothing and counts what comes."""
 
     def __init__(self, outbox: Outbox, stats: Stats) -> None:

@@ -15,7 +15,7 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from smqrt.broker.outbox import CONTROL_BUDGET_BYTES, Drop, Held, Outbox, put_off
+from smqrt.broker.outbox import CONTROL_BUDGET_BYTES, Drop, Outbox, QueuedMemory, run_in_background
 from smqrt.wire.mqtt.topics import FilterTree
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Backlog:
             entries = self._replace(outbox, run)
         elif policy is Slow.OLDEST:
             self._add_oldest(outbox, run)
-        over_all = Held.total_bytes > Held.limit_bytes
+        over_all = QueuedMemory.total_bytes > QueuedMemory.limit_bytes
         if not over_all and outbox.queued_bytes <= outbox.budget_bytes:
             return False
         if policy is Slow.DISCONNECT and not over_all:
@@ -223,7 +223,7 @@ def _first(outbox: Outbox) -> int:
 
 
 def _over(outbox: Outbox) -> Drop | None:
-    if Held.total_bytes > Held.limit_bytes:
+    if QueuedMemory.total_bytes > QueuedMemory.limit_bytes:
         return Drop.OVER_GLOBAL_BUDGET
     return Drop.OVER_BUDGET if outbox.queued_bytes > outbox.budget_bytes else None
 
@@ -336,7 +336,7 @@ class Pressure:
         if not pressing:
             del self.topics[key]
             if key in self._waiting:
-                put_off(self._go_on(key))
+                run_in_background(self._go_on(key))
 
     def _go_on(self, key: bytes) -> Iterator[None]:
         waiting = deque(self._waiting.pop(key, ()))

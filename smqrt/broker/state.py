@@ -14,7 +14,7 @@ from smqrt.auth.identity import Identity
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.last_values import LastValues
 from smqrt.broker.meter import PublishLimits
-from smqrt.broker.outbox import Drop, Outbox, put_off
+from smqrt.broker.outbox import Drop, Outbox, run_in_background
 from smqrt.broker.slow import SlowPolicies
 from smqrt.broker.topics import OF_HUBS, HubLimits, NameStore, Observer, Route, SubTopics, Topic, Topics
 from smqrt.errors import CloseReason
@@ -195,7 +195,7 @@ class Stats:
         self.drops[reason] += messages
 
 
-class ClusterMember(Protocol):
+class ClusterHooks(Protocol):
     """A hub's part in a cluster, as the broker calls it."""
 
     def forwarded(self, route: Route | None, topic: Topic | None, tid: int, ptid: int) -> Route | None:
@@ -370,7 +370,7 @@ class BrokerState:
         """Those that the process before this one keeps until it closes them; other nodes reach them through this."""
         self.recorder: Recorder | None = None
         self.last_values: LastValues | None = None
-        self.cluster: ClusterMember | None = None
+        self.cluster: ClusterHooks | None = None
         self.slow: SlowPolicies | None = None
         self.publish_limits: PublishLimits | None = None
         self.users: Counter[str] = Counter()
@@ -483,7 +483,7 @@ class BrokerState:
             self.on_changed(topic)
         if topic.observers:
             if not self._changed:
-                put_off(self._tell())
+                run_in_background(self._tell())
             self._changed[topic] = None
 
     def _tell(self) -> Iterator[None]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from smqrt.broker.outbox import Drop, put_off
+from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.cluster.interest import Interest
-from smqrt.cluster.node_send_queue import Way, count_messages
+from smqrt.cluster.node_send_queue import NodeSendQueue, count_messages
 from smqrt.wire.cluster_packets import Key
 from smqrt.wire.smq import node_of
 
 if TYPE_CHECKING:
-    from smqrt.cluster.clustered_broker import Member
+    from smqrt.cluster.clustered_broker import ClusteredBroker
     from smqrt.cluster.remote_node import RemoteNode
 
 ABSENT_S = 120.0
@@ -34,17 +34,17 @@ class AbsentNode:
         until_s: when it is forgotten, on the hub's clock.
     """
 
-    def __init__(self, number: int, way: Way, bit: int, until_s: float) -> None:
+    def __init__(self, number: int, way: NodeSendQueue, bit: int, until_s: float) -> None:
         self.number, self.bit, self.until_s = number, bit, until_s
         self._id, self._process, self._place, self._epoch = way.node_id, way.process, way.place, way.epoch
 
-    def is_at(self, way: Way) -> bool:
+    def is_at(self, way: NodeSendQueue) -> bool:
         """Whether a way leads to the same node, or to the worker that was started in its place."""
         return (bool(self._id) and way.node_id == self._id) or (
             self._process is not None and way.process == self._process
         )
 
-    def is_followed(self, way: Way) -> bool:
+    def is_followed(self, way: NodeSendQueue) -> bool:
         """Whether a way leads to a node that was started later at the same address."""
         return self._place is not None and way.place == self._place and way.epoch > self._epoch
 
@@ -56,7 +56,7 @@ class Absent:
         nodes: those that are counted for, the oldest loss first.
     """
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: ClusteredBroker) -> None:
         self._member = member
         self.nodes: list[AbsentNode] = []
         self._interest = Interest()
@@ -94,7 +94,7 @@ class Absent:
             if not bits or not self._member.interest.nodes(key) & bits:
                 self._interest.add(key, absent.bit)
 
-    def at(self, way: Way) -> list[AbsentNode]:
+    def at(self, way: NodeSendQueue) -> list[AbsentNode]:
         """Those that are back, by this way. Several nodes may seem to have one address, behind a router: one that is
         known itself is in no other's place.
         """
@@ -123,7 +123,7 @@ class Absent:
     def _forget(self, absent: AbsentNode) -> None:
         self.nodes.remove(absent)
         self._counted &= ~absent.bit
-        put_off(self._forget_interest(absent.bit))
+        run_in_background(self._forget_interest(absent.bit))
 
     def _forget_interest(self, bit: int) -> Iterator[None]:
         for keys in self._interest.keys(bit):

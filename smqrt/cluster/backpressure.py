@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from smqrt.broker.outbox import put_off
+from smqrt.broker.outbox import run_in_background
 from smqrt.broker.slow import Pressure
 from smqrt.broker.state import BrokerPeer
-from smqrt.cluster.node_send_queue import Way
+from smqrt.cluster.node_send_queue import NodeSendQueue
 from smqrt.cluster.remote_node import MAX_PRESSING, RemoteNode
 from smqrt.wire import cluster_packets as wire
 from smqrt.wire.cluster_packets import Key, LinkType
 from smqrt.wire.smq import TOPIC_BIT
 
 if TYPE_CHECKING:
-    from smqrt.cluster.clustered_broker import Member
+    from smqrt.cluster.clustered_broker import ClusteredBroker
 
 TIMERS_DIFFER_S = 0.1
 """From clocks."""
@@ -30,10 +30,10 @@ class Waits:
         full: ways to nodes that do not keep up, with those who wait for them.
     """
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: ClusteredBroker) -> None:
         self._member = member
-        self.full: dict[Way, list[BrokerPeer]] = {}
-        self._given_up: set[Way] = set()
+        self.full: dict[NodeSendQueue, list[BrokerPeer]] = {}
+        self._given_up: set[NodeSendQueue] = set()
         """Full ways for which publishers have waited for long enough."""
 
     def filled(self, node: RemoteNode) -> None:
@@ -49,11 +49,11 @@ class Waits:
         until_s = self._member.broker.clock() + Pressure.lasts_s
         self._member.broker.call_later(Pressure.lasts_s, lambda: self._gives_up(way, waiting, until_s))
 
-    def _gives_up(self, way: Way, waiting: list[BrokerPeer], until_s: float) -> None:
+    def _gives_up(self, way: NodeSendQueue, waiting: list[BrokerPeer], until_s: float) -> None:
         if self.full.get(way) is waiting and self._member.broker.clock() > until_s - TIMERS_DIFFER_S:
             self._given_up.add(way)
             way.go_on()
-            put_off(_resume(self.full.pop(way)))
+            run_in_background(_resume(self.full.pop(way)))
 
     def caught_up(self, node: RemoteNode) -> None:
         """It has worked off some, or is gone."""
@@ -64,10 +64,10 @@ class Waits:
         if way in self.full:  # again, by what has waited
             self.full[way] += waiting
         else:
-            put_off(_resume(waiting))
+            run_in_background(_resume(waiting))
         if way.missed and not node.gone:
             way.missed = False
-            put_off(paced(node, self._member.last_values(node)))
+            run_in_background(paced(node, self._member.last_values(node)))
 
     def pressed(self, key: bytes, presses: bool) -> None:
         """See `ClusterMember.pressed`."""
@@ -148,6 +148,6 @@ def paced(node: RemoteNode, steps: Iterator[None]) -> Iterator[None]:
         if node.way.queue:
             node.way.flush()  # so that it counts
         if node.way.is_behind:
-            node.way.wait(lambda: put_off(paced(node, steps)))
+            node.way.wait(lambda: run_in_background(paced(node, steps)))
             return
         yield

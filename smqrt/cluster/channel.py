@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from smqrt.broker.broker import check_size
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.outbox import Drop, Outbox, dirty, put_off
+from smqrt.broker.outbox import Drop, Outbox, dirty, run_in_background
 from smqrt.broker.topics import Route
-from smqrt.cluster.node_send_queue import Way, count_messages
+from smqrt.cluster.node_send_queue import NodeSendQueue, count_messages
 from smqrt.errors import ArgumentError, ClosedError, CloseReason, ProtocolError
 from smqrt.wire import link_packets as wire
 from smqrt.wire import smq
@@ -38,7 +38,7 @@ KEPT = 2
 """So many times its queue is kept for a node beside that, of those who wait and of the server, which does not."""
 
 
-class ChannelWay(Way):
+class ChannelWay(NodeSendQueue):
     """The way of one hub, or of an application's channel, to another node.
 
     Attributes:
@@ -83,7 +83,7 @@ class ChannelWay(Way):
             self.on_full()
 
     def go_on(self) -> None:
-        """See `Way`; what waits is handed over in parts, until the link is full again."""
+        """See `NodeSendQueue`; what waits is handed over in parts, until the link is full again."""
         self.holds = False
         if self.keeps:
             return
@@ -106,43 +106,43 @@ class ChannelWay(Way):
 
     @property
     def knows_pressure(self) -> bool:
-        """See `Way`."""
+        """See `NodeSendQueue`."""
         return self.link.knows_pressure
 
     @property
     def node_id(self) -> bytes:
-        """See `Way`."""
+        """See `NodeSendQueue`."""
         return self.link.peer.id if self.link.peer is not None else b""
 
     @property
     def process(self) -> tuple[bytes, int] | None:
-        """See `Way`."""
+        """See `NodeSendQueue`."""
         siblings = self.link.siblings
         return None if siblings is None else (siblings.server, siblings.own)
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """See `Way`."""
+        """See `NodeSendQueue`."""
         return self.link.place
 
     @property
     def has_left(self) -> bool:
-        """See `Way`: it is being stopped, or only its hub has ended."""
+        """See `NodeSendQueue`: it is being stopped, or only its hub has ended."""
         return self.link.has_left
 
     @property
     def knows_succession(self) -> bool:
-        """See `Way`."""
+        """See `NodeSendQueue`."""
         return self.link.knows_succession
 
     @property
     def tells_stamps(self) -> bool:
-        """See `Way`."""
+        """See `NodeSendQueue`."""
         return self.link.knows_stamps
 
     @property
     def epoch(self) -> int:
-        """See `Way`."""
+        """See `NodeSendQueue`."""
         return self.link.peer.epoch if self.link.peer is not None else 0
 
     @property
@@ -156,11 +156,11 @@ class ChannelWay(Way):
 
     @property
     def is_behind(self) -> bool:
-        """See `Way`."""
+        """See `NodeSendQueue`."""
         return self.link.is_behind
 
     def wait(self, then: Callable[[], object]) -> None:
-        """See `Way`."""
+        """See `NodeSendQueue`."""
         self.link.wait(then)
 
 
@@ -259,7 +259,7 @@ class AppPeer:
         """See `Receiver`."""
         raise ProtocolError(CloseReason.UNKNOWN_PACKET, "a message on a channel of applications has a destination")
 
-    def several(self, destination: bytes, more: int) -> None:
+    def count_batch(self, destination: bytes, more: int) -> None:
         """See `Receiver`."""
 
     def deliver(self, run: bytes) -> None:
@@ -401,7 +401,7 @@ class AppChannel:
         self._events.append(event)
         if not self._is_telling:
             self._is_telling = True
-            put_off(self._tell_some())
+            run_in_background(self._tell_some())
 
     def _tell_some(self) -> Iterator[None]:
         handled: set[AppPeer] = set()
@@ -427,7 +427,7 @@ class AppChannel:
     def _go_on(self) -> None:
         self._is_telling = bool(self._events)
         if self._is_telling:
-            put_off(self._tell_some())
+            run_in_background(self._tell_some())
 
     def _tell_next(self) -> tuple[AppPeer, int, object]:
         """Tell one thing: whose it was, its bytes, and what the function answered."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from smqrt.broker.broker import Broker
 from smqrt.broker.last_values import STAMP_STEP_US, TopicValues, clock
-from smqrt.broker.outbox import Drop, ahead, put_off
+from smqrt.broker.outbox import Drop, ahead, run_in_background
 from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.broker.topics import Route, Topic
 from smqrt.cluster.absent_nodes import Absent, AbsentNode
@@ -20,7 +20,7 @@ from smqrt.cluster.backpressure import Waits, paced
 from smqrt.cluster.events import NodeEvents
 from smqrt.cluster.interest import Counts, Interest
 from smqrt.cluster.migration import Moving
-from smqrt.cluster.node_send_queue import ForwardedRoute, PacedRoute, RenumberedRoute, Way
+from smqrt.cluster.node_send_queue import ForwardedRoute, NodeSendQueue, PacedRoute, RenumberedRoute
 from smqrt.cluster.remote_node import ClockedRoute, Phantom, RemoteNode
 from smqrt.errors import CloseReason
 from smqrt.wire import cluster_packets as wire
@@ -36,7 +36,7 @@ HELD_LOOKED_AT = 16
 """So many clients of one uid are put in the order of their age; there are as many as nodes, at most, and soon one."""
 
 
-class Member:
+class ClusteredBroker:
     """A hub in a cluster.
 
     Args:
@@ -107,7 +107,7 @@ class Member:
         return self._phantoms
 
     def peers_elsewhere(self) -> Iterator[Phantom]:
-        """See `ClusterMember`."""
+        """See `ClusterHooks`."""
         here = self.broker.uids
         others = [one for one in self._phantoms.values() if one.newer is None and not one.node.gone]
         return (one for one in others if one.uid not in here)
@@ -119,7 +119,7 @@ class Member:
 
     @property
     def others(self) -> frozenset[int]:
-        """See `ClusterMember`."""
+        """See `ClusterHooks`."""
         return frozenset(one.number for one in self.remotes if one.synced)
 
     def renumber(self, number: int) -> None:
@@ -139,7 +139,7 @@ class Member:
         self._local[public] = etid
 
     def resync(self) -> None:
-        """See `ClusterMember`. They keep their ETIDs, which have the number of the node that they were at."""
+        """See `ClusterHooks`. They keep their ETIDs, which have the number of the node that they were at."""
         if self.moving.awaits:  # nobody has said whose they were
             self.moving.begin(0)
         for etid in self.broker.sessions:
@@ -151,22 +151,22 @@ class Member:
             if topic.observers:
                 self.observed(topic)
         for node in self.remotes:
-            put_off(paced(node, self.moving.framed(node, self._snapshot(node))))
+            run_in_background(paced(node, self.moving.framed(node, self._snapshot(node))))
             self.counts.tell(node.watched, [node])
 
     # ---- the hub moves to another process, or comes from one
 
     def pause(self) -> None:
-        """See `ClusterMember`."""
+        """See `ClusterHooks`."""
         self.moving.pause()
 
     @property
     def is_paused(self) -> bool:
-        """See `ClusterMember`."""
+        """See `ClusterHooks`."""
         return self.moving.is_paused
 
     def stay(self) -> None:
-        """See `ClusterMember`."""
+        """See `ClusterHooks`."""
         self.moving.stay()
         self.resume()
 
@@ -176,11 +176,11 @@ class Member:
 
     @property
     def awaits_clients(self) -> bool:
-        """See `ClusterMember`."""
+        """See `ClusterHooks`."""
         return self.moving.awaits
 
     def succeed(self, number: int) -> None:
-        """See `ClusterMember`."""
+        """See `ClusterHooks`."""
         self.moving.begin(number)
         if number not in (0, self.number):
             self._local[server_of(number)] = self.broker.server.etid
@@ -239,7 +239,7 @@ class Member:
     # ---- where messages go
 
     def forwarded(self, route: Route | None, topic: Topic | None, tid: int, ptid: int) -> Route | None:
-        """See `ClusterMember`."""
+        """See `ClusterHooks`."""
         public = self._public.get(ptid, ptid)
         if topic is not None and topic.name is None:
             return self._to_client(route, topic, tid, public)
@@ -265,7 +265,7 @@ class Member:
         return ClockedRoute(forwarded, told, self._stamp_now) if told else forwarded
 
     def missed(self, tid: int, messages: int) -> bool:
-        """See `ClusterMember`."""
+        """See `ClusterHooks`."""
         if not self.lost.nodes:
             return False
         if self.lost.has_client(tid):
@@ -282,7 +282,7 @@ class Member:
         return self._told_us
 
     def _over(
-        self, route: Route | None, topic: Topic | None, puts: list[Callable[[bytes], object]], ways: list[Way]
+        self, route: Route | None, topic: Topic | None, puts: list[Callable[[bytes], object]], ways: list[NodeSendQueue]
     ) -> ForwardedRoute:
         return ForwardedRoute(route, puts, ways, topic, self.broker.topic_table.traffic)
 
@@ -314,19 +314,19 @@ class Member:
         return len(self.remotes)
 
     def paced(self, route: Route, found: Route, peer: BrokerPeer) -> Route:
-        """See `ClusterMember`."""
+        """See `ClusterHooks`."""
         if isinstance(found, ForwardedRoute | ClockedRoute):
             return PacedRoute(route, found.ways, peer, self.waits.full)
         return route
 
     def pressed(self, key: bytes, presses: bool) -> None:
-        """See `ClusterMember`."""
+        """See `ClusterHooks`."""
         self.waits.pressed(key, presses)
 
     # ---- what one server of the cluster handles
 
     def handles(self, topic: Topic, frame: bytes, origin: object) -> bool:
-        """See `ClusterMember`. The node of the publisher decides, alone, so that no message has two: it takes the node
+        """See `ClusterHooks`. The node of the publisher decides, alone, so that no message has two: it takes the node
         that has run for longest of those it can reach. For nodes without such a handler the others decide.
         """
         key = self.key_of(topic)
@@ -343,7 +343,7 @@ class Member:
         return False
 
     def handles_once(self, topic: Topic, number: int) -> None:
-        """See `ClusterMember`."""
+        """See `ClusterHooks`."""
         if not self.moving.awaits:
             self._tell_once([(*self.key_of(topic), number)], self.remotes)
 
@@ -376,7 +376,7 @@ class Member:
         return topic if topic is not None and topic.name is not None and self.key_of(topic) == key else None
 
     def subscribed(self, topic: Topic) -> None:
-        """See `ClusterMember`."""
+        """See `ClusterHooks`."""
         if not self.remotes or topic.name is None:
             return
         if topic.subscribers == 1 and not self.moving.awaits:
@@ -384,7 +384,7 @@ class Member:
         self.counts.changed(topic)
 
     def unsubscribed(self, topic: Topic) -> None:
-        """See `ClusterMember`."""
+        """See `ClusterHooks`."""
         if not self.remotes or topic.name is None:
             return
         if not topic.subscribers:
@@ -392,14 +392,14 @@ class Member:
         self.counts.changed(topic)
 
     def entered(self, client: BrokerClient) -> None:
-        """See `ClusterMember`."""
+        """See `ClusterHooks`."""
         holder = self.holder(client.uid)
         now_ms = self._clock_ms()
         self._stamps[client.etid] = max(now_ms, holder.stamp + 1) if holder else now_ms
         self.tell(wire.peers([self._announced(client)]))
 
     def left(self, client: BrokerClient) -> None:
-        """See `ClusterMember`."""
+        """See `ClusterHooks`."""
         self._stamps.pop(client.etid, None)
         public = self._public.pop(client.etid, client.etid)
         self._local.pop(public, None)
@@ -415,7 +415,7 @@ class Member:
         return self._stamps.setdefault(etid, self._clock_ms())
 
     def holder(self, uid: bytes) -> Phantom | None:
-        """See `ClusterMember`."""
+        """See `ClusterHooks`."""
         phantom = self._holders.get(uid)
         while phantom is not None and phantom.node.gone:
             phantom = phantom.older
@@ -423,7 +423,7 @@ class Member:
 
     # ---- nodes come and go
 
-    def joined(self, number: int, way: Way) -> RemoteNode:
+    def joined(self, number: int, way: NodeSendQueue) -> RemoteNode:
         """Another node can be reached, by `way`; what it sends goes to what this gives."""
         bit = ~self._bits & self._bits + 1  # the lowest that is free
         self._bits |= bit
@@ -431,7 +431,7 @@ class Member:
         self.remotes.append(node)
         way.on_full = lambda: self.waits.filled(node)
         self.moving.greet(node)
-        put_off(paced(node, self.moving.framed(node, self._snapshot(node))))
+        run_in_background(paced(node, self.moving.framed(node, self._snapshot(node))))
         self.forget_valued()
         self.changed(node, "joined")
         return node
@@ -547,7 +547,7 @@ class Member:
         if self.broker.slow is not None:
             self.broker.slow.pressure.forget(node.way)
         self.waits.caught_up(node)
-        put_off(self._forget_node(node, None if node.way.has_left else self.lost.lost(node)))
+        run_in_background(self._forget_node(node, None if node.way.has_left else self.lost.lost(node)))
         self.events.gone(node, why)
         self.changed(node, why)
 
@@ -561,7 +561,7 @@ class Member:
         if self.broker.slow is not None:
             self.broker.slow.pressure.forget(before.way)
         self.waits.caught_up(before)
-        put_off(self._forget_node(before, None))
+        run_in_background(self._forget_node(before, None))
         self.changed(before, "another process goes on for it")
 
     def forget_valued(self) -> None:
@@ -630,7 +630,7 @@ class Member:
             self.broker.gone(topic)
 
     def end_client(self, etid: int, text: bytes | None) -> bool:
-        """See `ClusterMember`."""
+        """See `ClusterHooks`."""
         phantom = self._phantoms.get(etid)
         if phantom is None or phantom.node.gone:
             return False
@@ -647,7 +647,7 @@ class Member:
         self.broker.end_clients(text, None)
 
     def observed(self, topic: Topic) -> None:
-        """See `ClusterMember`."""
+        """See `ClusterHooks`."""
         self.counts.observed(topic)
 
     # ---- the end
@@ -667,7 +667,7 @@ def _seniority(node: RemoteNode) -> tuple[int, int]:
     return node.way.epoch, node.number
 
 
-def _rewriting(way: Way, tid: int, ptid: int) -> Callable[[bytes], object]:
+def _rewriting(way: NodeSendQueue, tid: int, ptid: int) -> Callable[[bytes], object]:
     return lambda run: way.put(wire.rewritten(run, tid, ptid))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from smqrt.broker.broker import Broker
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.outbox import put_off
+from smqrt.broker.outbox import run_in_background
 from smqrt.settings.limit_register import LineLimit
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class NodeEvents:
         self._waiting.append((number, event, why))
         if not self._is_telling:
             self._is_telling = True
-            put_off(self._tell())
+            run_in_background(self._tell())
 
     def _tell(self) -> Iterator[None]:
         while self._waiting and not self._broker.closed:
@@ -82,7 +82,7 @@ class NodeEvents:
                 log.exception("error in onnode")
                 answer = None
             if isinstance(answer, Deferred) and not answer.done:
-                answer.then(lambda value, error: put_off(self._tell()))
+                answer.then(lambda value, error: run_in_background(self._tell()))
                 return
             yield
         self._is_telling = False

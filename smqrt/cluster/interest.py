@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from smqrt.broker.outbox import put_off
+from smqrt.broker.outbox import run_in_background
 from smqrt.broker.topics import Topic
 from smqrt.cluster.remote_node import RemoteNode
 from smqrt.wire import cluster_packets as wire
 from smqrt.wire.cluster_packets import Key, LinkType
 
 if TYPE_CHECKING:
-    from smqrt.cluster.clustered_broker import Member
+    from smqrt.cluster.clustered_broker import ClusteredBroker
 
 
 _CHECK_BITS = 32
@@ -122,7 +122,7 @@ class Counts:
         recounted: topics whose number of subscribers here has changed, which the other nodes are to be told.
     """
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: ClusteredBroker) -> None:
         self._member = member
         self._counts_all = False
         self.watching: dict[Key, dict[RemoteNode, int]] = {}
@@ -168,7 +168,7 @@ class Counts:
         """A topic has more or fewer subscribers here: tell the nodes that want to know, later in this turn."""
         if any(node.watched for node in self._member.remotes):
             if not self.recounted:
-                put_off(self._tell_changed())
+                run_in_background(self._tell_changed())
             self.recounted[topic] = None
 
     def _tell_changed(self) -> Iterator[None]:

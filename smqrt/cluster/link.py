@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from smqrt.broker.outbox import Drop, Outbox, put_off
+from smqrt.broker.outbox import Drop, Outbox, run_in_background
 from smqrt.broker.topics import Route
 from smqrt.cluster.channel import ChannelWay
 from smqrt.cluster.node_send_queue import count_messages
@@ -39,7 +39,7 @@ STRANGERS = Limit(
 )
 
 
-class Strangers:
+class UnauthenticatedLinks:
     """The links of a node whose other side is a stranger, in the order they came.
 
     When there are too many, the oldest of the address that has the most of them makes room. So whoever holds
@@ -135,7 +135,7 @@ class Receiver(Protocol):
         """Where messages to a destination go that is not among the routes."""
         ...
 
-    def several(self, destination: bytes, more: int) -> None:
+    def count_batch(self, destination: bytes, more: int) -> None:
         """Count `more` messages, which are in one run; it is delivered next."""
         ...
 
@@ -446,7 +446,7 @@ class Link:
         """Tell the other node that its number is another node's."""
         self._say(wire.numbers(Packet.TAKEN, [self.number, self.node.number, *self.node.numbers(self)]))
 
-    def come_up(self) -> None:
+    def complete_handshake(self) -> None:
         """The handshake is over."""
         self.state, self.via = LinkState.UP, self.transport.via
         for ability in self.node.abilities:
@@ -653,7 +653,7 @@ class Link:
             return
         self.state, self.why, self.code = LinkState.CLOSED, why, code
         unacked, self._unacked = self._unacked, deque()
-        put_off(_count_lost(unacked, self._acked_bytes, reason))
+        run_in_background(_count_lost(unacked, self._acked_bytes, reason))
         self._waiting.clear()
         for channel in list(self._channels.values()):
             self._leave(channel, why, reason)
@@ -670,7 +670,7 @@ class Link:
             for _, channel, runs in self._unacked:
                 if channel.theirs == theirs:
                     runs.clear()
-            put_off(_count_lost(unacked, self._acked_bytes, Drop.LINK_LOST))
+            run_in_background(_count_lost(unacked, self._acked_bytes, Drop.LINK_LOST))
 
 
 def _fitting(runs: list[bytes], room_bytes: int) -> tuple[list[bytes], list[bytes]]:

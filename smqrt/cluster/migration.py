@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from smqrt.broker.outbox import Drop, put_off
-from smqrt.cluster.node_send_queue import Way
+from smqrt.broker.outbox import Drop, run_in_background
+from smqrt.cluster.node_send_queue import NodeSendQueue
 from smqrt.wire import smq
 from smqrt.wire.cluster_packets import LinkType
 
 if TYPE_CHECKING:
-    from smqrt.cluster.clustered_broker import Member
+    from smqrt.cluster.clustered_broker import ClusteredBroker
     from smqrt.cluster.remote_node import RemoteNode
 
 MOVE_S = 10.0
@@ -38,7 +38,7 @@ _KEPT = frozenset((smq.Type.PUBLISH, LinkType.CLOCK, LinkType.END))
 class Passed(list[bytes]):
     """The queue of a way to a hub that has moved: what comes from routes that do not know it yet goes the new way."""
 
-    def __init__(self, way: Way) -> None:
+    def __init__(self, way: NodeSendQueue) -> None:
         self._way = way
 
     def append(self, run: bytes) -> None:
@@ -58,7 +58,7 @@ class Moving:
         awaits: whether this hub goes on for that of another process, which has the clients still.
     """
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: ClusteredBroker) -> None:
         self._member = member
         self.nodes: list[RemoteNode] = []
         self.awaits = False
@@ -113,7 +113,7 @@ class Moving:
                 self.nodes.append(before)
                 self._member.remotes.remove(before)
             node.way.say([bytes((LinkType.SUCCEEDED,))])
-            put_off(self._pass_kept(before, node))
+            run_in_background(self._pass_kept(before, node))
 
     def _pass_kept(self, before: RemoteNode, node: RemoteNode) -> Iterator[None]:
         kept, at = before.way.queue, 0

@@ -9,8 +9,8 @@ from hashlib import blake2b
 
 from smqrt.broker.broker import Broker
 from smqrt.cluster.channel import AppChannel, OnData, OnStatus
-from smqrt.cluster.clustered_broker import Member
-from smqrt.cluster.link import ACK_BYTES, MAX_NAME_BYTES, Carried, Link, LinkState, Strangers, Transport
+from smqrt.cluster.clustered_broker import ClusteredBroker
+from smqrt.cluster.link import ACK_BYTES, MAX_NAME_BYTES, Carried, Link, LinkState, Transport, UnauthenticatedLinks
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.settings.limit_register import Bucket, LineLimit
 from smqrt.wire.link_packets import (
@@ -172,11 +172,11 @@ class Node:
         fixed_id = blake2b(number.to_bytes(2, "big"), key=key, digest_size=ID_BYTES).digest()
         self.id = fixed_id if number else random(ID_BYTES)
         self.server, self.has_heard = OwnServer(self.id, self.epoch), False
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, ClusteredBroker] = {}
         self.channels: dict[bytes, AppChannel] = {}
         self.links: dict[bytes, Link] = {}
         self.all_links: set[Link] = set()
-        self.strangers = Strangers()
+        self.strangers = UnauthenticatedLinks()
         self.queue_bytes, self.unacked_bytes = queue_bytes, queue_bytes + max(queue_bytes, IN_FLIGHT_BYTES)
         self._renumberings = Bucket(RENUMBERINGS_PER_S, RENUMBERINGS_AT_ONCE, clock_s())
         self.refused: Counter[int] = Counter()
@@ -237,7 +237,7 @@ class Node:
 
     # ---- hubs
 
-    def join(self, broker: Broker, name: str) -> Member:
+    def join(self, broker: Broker, name: str) -> ClusteredBroker:
         """Take a hub into the cluster `name`.
 
         Raises:
@@ -249,7 +249,7 @@ class Node:
         if name in self.members:
             raise ArgumentError(f"name: another hub of this node is in the cluster {name!r}; give each hub its own")
         names_key = blake2b(name.encode(), key=self.key, digest_size=32).digest()
-        member = Member(broker, name, names_key, self.number, lambda: self._clock_ns() // 1_000_000)
+        member = ClusteredBroker(broker, name, names_key, self.number, lambda: self._clock_ns() // 1_000_000)
         member.epoch = self.epoch
         member.leave = lambda: self.leave(member)
         member.suspend = lambda: self._suspend(member)
@@ -257,20 +257,20 @@ class Node:
         self._resume(member)
         return member
 
-    def _resume(self, member: Member) -> None:
+    def _resume(self, member: ClusteredBroker) -> None:
         if self.members.get(member.name) is member:
             return
         self.members[member.name], member.events.is_off = member, False
         for link in self.links.values():
             link.open(member)
 
-    def _suspend(self, member: Member, text: bytes = b"") -> None:
+    def _suspend(self, member: ClusteredBroker, text: bytes = b"") -> None:
         del self.members[member.name]
         member.events.is_off = True
         for link in list(self.links.values()):
             link.close_channel(member, text)
 
-    def leave(self, member: Member, text: bytes = b"") -> None:
+    def leave(self, member: ClusteredBroker, text: bytes = b"") -> None:
         """Take a hub out of its cluster; it goes on alone."""
         if self.members.get(member.name) is member:
             self._suspend(member, text)
@@ -282,7 +282,7 @@ class Node:
         """There is a connection to another node, which this one has made or has accepted.
 
         Args:
-            stranger: the address of who has connected, see `Strangers`; None for a node that this one looks for.
+            stranger: the address of the remote side, see `UnauthenticatedLinks`; none for a node dialled here.
         """
         link = Link(self, transport, connects, self.clock_s())
         self.all_links.add(link)
@@ -429,7 +429,7 @@ class Node:
             self._replaced = None
         self.links[link.peer.id] = link
         self._at[link.peer.id] = link.transport.via  # a transport that is closed does not know it any more
-        link.come_up()
+        link.complete_handshake()
         if before is None and link.peer.id in self.links:
             was_lost = self._lost.pop(link.peer.id, self) is None
             self._say(logging.INFO, link, "is linked again" if was_lost else "is linked")

@@ -11,7 +11,7 @@ from smqrt.wire import smq
 from smqrt.wire.cluster_packets import rewritten
 
 
-class Way(Outbox):
+class NodeSendQueue(Outbox):
     """The outbox of another node; each engine has its own kind. It keeps the order of what is put.
 
     It never refuses a hub: an engine whose queue is over its limit leaves messages out, and in the end loses the node.
@@ -134,7 +134,11 @@ class PacedRoute:
     __slots__ = ("_deliver", "_deliver_view", "_full", "_peer", "_ways")
 
     def __init__(
-        self, route: Route, ways: tuple[Way, ...], peer: BrokerPeer, full: dict[Way, list[BrokerPeer]]
+        self,
+        route: Route,
+        ways: tuple[NodeSendQueue, ...],
+        peer: BrokerPeer,
+        full: dict[NodeSendQueue, list[BrokerPeer]],
     ) -> None:
         self._deliver, self._deliver_view = route.deliver, route.deliver_view
         self._ways, self._peer, self._full = ways, peer, full
@@ -172,7 +176,7 @@ class ForwardedRoute:
         self,
         route: Route | None,
         puts: Iterable[Callable[[bytes], object]],
-        ways: Iterable[Way],
+        ways: Iterable[NodeSendQueue],
         topic: Topic | None,
         traffic: Traffic,
     ) -> None:

@@ -12,7 +12,7 @@ from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.routes import HandledRoute
 from smqrt.broker.server_client import Arrived, ServerClient
 from smqrt.broker.topics import Route, Topic
-from smqrt.cluster.node_send_queue import ForwardedRoute, RenumberedRoute, Way, count_messages
+from smqrt.cluster.node_send_queue import ForwardedRoute, NodeSendQueue, RenumberedRoute, count_messages
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire import cluster_packets as wire
 from smqrt.wire import smq
@@ -21,7 +21,7 @@ from smqrt.wire.smq import LOCAL_BITS, server_of
 
 if TYPE_CHECKING:
     from smqrt.cluster.absent_nodes import AbsentNode
-    from smqrt.cluster.clustered_broker import Member
+    from smqrt.cluster.clustered_broker import ClusteredBroker
 
 MAX_ROUTES = 1 << 16
 """Entries of a node's route cache."""
@@ -105,7 +105,7 @@ class RemoteNode:
         is_held: whether what it sends only becomes last values: it is for the process that this one goes on for.
     """
 
-    def __init__(self, member: Member, number: int, bit: int, way: Way) -> None:
+    def __init__(self, member: ClusteredBroker, number: int, bit: int, way: NodeSendQueue) -> None:
         self.member, self.number, self.bit, self.way = member, number, bit, way
         self.routes: dict[bytes, Route] = {}
         self.numbers: dict[Key, int] = {}
@@ -200,7 +200,7 @@ class RemoteNode:
                 topic.cached.discard(self)
         self.routes.clear()
 
-    def several(self, destination: bytes, more: int) -> None:
+    def count_batch(self, destination: bytes, more: int) -> None:
         """Count `more` messages, which are in one run; it is delivered next."""
         topic = self.member.broker.topic_table.by_key.get(destination)
         if topic is not None and (topic.raw or topic.ws):

@@ -266,8 +266,8 @@ class Body:
             data = self._take()
             for start in range(0, len(data), size_bytes):
                 yield data[start : start + size_bytes]
-                turn.breathe()
-            turn.breathe()
+                turn.yield_if_due()
+            turn.yield_if_due()
 
     @property
     def is_here(self) -> bool:
@@ -562,7 +562,7 @@ class Form:
         if not request.has_body:
             self._files = []
         elif kind == URLENCODED:
-            self._pairs, self._files = parse_parameters(request.body(), Turn().breathe), []
+            self._pairs, self._files = parse_parameters(request.body(), Turn().yield_if_due), []
         elif kind == FORM_TYPE:
             self._files = [(file, b"".join(content)) for file, content in self._parts(_pieces(request.body()))]
         else:
@@ -612,7 +612,7 @@ def _pieces(body: bytes) -> Iterator[bytes]:
     turn = Turn()
     for start in range(0, len(body), _PARSED_BYTES):
         yield body[start : start + _PARSED_BYTES]
-        turn.breathe()
+        turn.yield_if_due()
 
 
 class Posted:

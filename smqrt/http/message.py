@@ -227,7 +227,7 @@ class Request(Head, Posted):
         """Give the parameters as `params` does, as bytes. Raises as `body`."""
         pairs = parse_parameters(self.query.encode("ascii"))
         if self.has_body and kind_of(self) == URLENCODED:
-            pairs += parse_parameters(self.body(), Turn().breathe)
+            pairs += parse_parameters(self.body(), Turn().yield_if_due)
         return pairs
 
     @property

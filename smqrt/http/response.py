@@ -20,7 +20,7 @@ class ResponseConnection(Protocol):
 
     is_https: bool
 
-    def may_stay(self, is_over: bool) -> bool:
+    def can_keep_alive(self, is_over: bool) -> bool:
         """Whether the connection can take another request behind this one; `is_over`: the response is complete."""
 
     def send(self, data: bytes) -> None:
@@ -256,7 +256,7 @@ class Response:
             for piece in () if self._is_head else pieces:  # they may have no end
                 self.write(piece)
                 self.flush()
-                turn.breathe()
+                turn.yield_if_due()
             self.end()
         finally:
             close = getattr(pieces, "close", None)
@@ -372,7 +372,9 @@ class Response:
         return b"".join((status, fields, framing, self._connection_line(), date, b"\r\n"))
 
     def _connection_line(self) -> bytes:
-        if not self._connection.may_stay(self.ended) or (self._headers and self._headers.says("connection", "close")):
+        if not self._connection.can_keep_alive(self.ended) or (
+            self._headers and self._headers.says("connection", "close")
+        ):
             self.close = True
         if self.close:
             return b"Connection: close\r\n"

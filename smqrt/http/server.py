@@ -146,7 +146,7 @@ class HttpServer:
         while True:
             for connection in [c for c in self._connections if not c.busy]:
                 in_hub(connection.leave)
-                turn.breathe()
+                turn.yield_if_due()
             if not self._connections or monotonic() > end:
                 return not self._connections
             gevent.sleep(0.02)
@@ -403,7 +403,7 @@ class HttpConnection:
 
     # Worker: what a handler needs
 
-    def may_stay(self, is_over: bool) -> bool:
+    def can_keep_alive(self, is_over: bool) -> bool:
         """Whether the connection can take another request behind the busy one.
 
         Args:

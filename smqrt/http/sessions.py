@@ -219,7 +219,7 @@ class HttpSessions:
         return True
 
     def expire(self, breathe: Callable[[], object] = bool) -> None:
-        """End what was unused for too long; `breathe` is called after each."""
+        """End what was unused for too long; `yield_if_due` is called after each."""
         now_s = self._now()
         for session in [session for session in self._by_id.values() if session.expired(now_s)]:
             if session.expired(now_s):  # it may have been used meanwhile
@@ -342,7 +342,7 @@ class RequestSessions(HttpSessions):
         """In a worker: functions of applications are started for each session that ends, and that takes time."""
         self._timer.stop()
         try:
-            self.expire(Turn().breathe)
+            self.expire(Turn().yield_if_due)
         finally:
             self._watching = bool(self)
             if self._watching:  # not `start`: a timer of libev that has fired fires again at once

@@ -336,11 +336,11 @@ class SharedSessions(RequestSessions):
             for _ in range(_TICK_PORTIONS):
                 if self._rows.is_complete:
                     break
-                turn.breathe()
+                turn.yield_if_due()
                 self.catch_up()
             changed = self._changed | self._held
             self._changed.clear()
-            self._tell_uses(changed, turn.breathe)
+            self._tell_uses(changed, turn.yield_if_due)
             for function in self.ticked:
                 function()
             self._rows.write()
@@ -362,7 +362,7 @@ class SharedSessions(RequestSessions):
         self._ticks += 1
         if self._ticks % _PURGE_TICKS == 0:
             while self._rows.purge():
-                turn.breathe()
+                turn.yield_if_due()
 
 
 def sessions_of(place: WorkerPlace, per_address: int, most: int) -> RequestSessions:

@@ -369,7 +369,7 @@ def _pieces(io: Io, name: str, file: IO[bytes], span: Span) -> Iterator[bytes]:
             return  # the file shrank: the connection ends, since the announced length is not reached
         left -= len(piece)
         yield piece
-        turn.breathe()
+        turn.yield_if_due()
 
 
 def _refuse_method(request: Request) -> None:

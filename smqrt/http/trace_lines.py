@@ -16,7 +16,7 @@ from gevent import get_hub
 from gevent.event import Event
 
 from smqrt.workers.fd_channel import Message
-from smqrt.workers.worker_rpc import Fleet, News
+from smqrt.workers.worker_rpc import News, WorkerRpc
 
 HOLD_S = 0.2
 """So long a line waits for older ones of other workers."""
@@ -266,7 +266,7 @@ class Gathering:
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: WorkerRpc,
         uri: Callable[[], str],
         claim: Claim,
         order: InOrder,

@@ -34,7 +34,7 @@ from smqrt.smq.handshake import websocket_key
 from smqrt.transport.stream import Stream
 from smqrt.wire import websocket
 from smqrt.workers.fd_channel import Message
-from smqrt.workers.worker_rpc import Fleet, News
+from smqrt.workers.worker_rpc import News, WorkerRpc
 
 NAME = "tracelogger.service"
 HELLO, LINES, TAKEN_OVER = b"\x01", b"\x02", b"\x03"
@@ -102,7 +102,7 @@ class TraceLogger(Directory):
         priority: int = 0,
         server: HttpServer | None = None,
         logger: str = "smqrt",
-        fleet: Fleet | None = None,
+        fleet: WorkerRpc | None = None,
     ) -> None:
         super().__init__(name, priority)
         self.options = TraceOptions()
@@ -258,7 +258,7 @@ class TraceLogger(Directory):
             self._gathering = self._gather(self._fleet, viewer)
         self._flush()
 
-    def _gather(self, fleet: Fleet, viewer: _Viewer) -> Gathering:
+    def _gather(self, fleet: WorkerRpc, viewer: _Viewer) -> Gathering:
         order = InOrder(self._give, HISTORY_BYTES, WAITING_BYTES)
         for line in self._history:
             order.add(line)

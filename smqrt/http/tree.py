@@ -54,7 +54,7 @@ class DispatchError(SmqrtError):
 
 
 @dataclass(slots=True)
-class Door:
+class HiddenPathRoute:
     """The way for a hidden name to a directory that has rules of its own for such names.
 
     Attributes:
@@ -127,7 +127,7 @@ class Branch:
             if relpath.startswith(child.prefix):
                 yield from child.guards(relpath[len(child.prefix) :])
 
-    def _open_door(self, children: list[Directory], relpath: str) -> Door | None:
+    def _open_door(self, children: list[Directory], relpath: str) -> HiddenPathRoute | None:
         """Give the way to the first directory that has rules of its own for hidden names."""
         ways = (child.door(relpath[len(child.prefix) :]) for child in children if relpath.startswith(child.prefix))
         return next(filter(None, ways), None)
@@ -231,7 +231,7 @@ class Directory(Branch):
             yield self.guard, relpath
         yield from self._guards(self._children, relpath)
 
-    def door(self, relpath: str) -> Door | None:
+    def door(self, relpath: str) -> HiddenPathRoute | None:
         """Give the way for the hidden name `relpath` to a directory below that has rules of its own for such names."""
         door = self._open_door(self._children, relpath)
         if door is not None and self.guard is not None:
@@ -319,7 +319,7 @@ class ResourceReader(Directory):
         if not relpath.startswith(PUBLIC):
             yield from super().guards(relpath)
 
-    def door(self, relpath: str) -> Door | None:
+    def door(self, relpath: str) -> HiddenPathRoute | None:
         """See `Directory.door`."""
         door = self._open_door(self._prologues, relpath)  # the guard stands behind them
         return door or (

@@ -118,7 +118,7 @@ class WebSocket:
         is_text = isinstance(message, str)
         data = message.encode() if isinstance(message, str) else bytes(message)
         self._write(self._codec.message(data, is_text), timeout_s)
-        Turn().breathe()
+        Turn().yield_if_due()
 
     def send_control(self, opcode: int, data: bytes = b"") -> None:
         """Send a ping or a pong. Raises as `send`.
@@ -163,7 +163,7 @@ class WebSocket:
 
     def _received(self, end_s: float | None) -> str | bytes | None:
         while True:
-            Turn().breathe()  # who always finds something lets the others run
+            Turn().yield_if_due()  # who always finds something lets the others run
             message = self._codec.next()
             self._reply()
             if message is not None:

@@ -571,7 +571,7 @@ class _Answer:
                 self._send(piece)
                 if not at_hand and not self._is_whole():
                     self._response.flush()
-                turn.breathe()
+                turn.yield_if_due()
         if not self._started and self._sock is not None:
             self._sock.close()  # gevent-websocket would have answered the handshake
         elif not self._started:

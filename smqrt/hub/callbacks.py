@@ -187,7 +187,7 @@ class Guard:
         kept: list[bytes] = []
         for count, frame in enumerate(wire.frames(run), 1):
             if not count % CALLED_BY_CLOCK:
-                Turn().breathe()
+                Turn().yield_if_due()
             tid, ptid, stid, data = wire.unpack_publish(frame)
             try:
                 if function(data, ptid, tid, stid, peer):

@@ -303,7 +303,7 @@ def _decoded(pieces: Iterable[bytes], grant: Grant) -> Iterator[OutRow]:
                 raise RequestRefused(413, f"There are more than {MOST_ROWS} rows; commit fewer at once.")
             _check_topic(grant, row[0])
             yield row
-            turn.breathe()
+            turn.yield_if_due()
     decoder.finish()
 
 

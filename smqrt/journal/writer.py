@@ -75,7 +75,7 @@ class Outgoing:
             if address is None:
                 address = known[topic, subtopic] = self._address(topic, subtopic)
             self._messages.append((address, payload))
-            turn.breathe()
+            turn.yield_if_due()
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -124,7 +124,7 @@ class Outgoing:
             has_hook = not topic.subscribers
             route.deliver(smq.publish_frame(topic.id, broker.server.etid, to.stid, payload))
             # Subscribers may come and go while others have their turn, or by `ondrop`, which is called here.
-            if turn.breathe() or has_hook:
+            if turn.yield_if_due() or has_hook:
                 routes.clear()
 
 

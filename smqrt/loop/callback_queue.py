@@ -116,7 +116,7 @@ class Callbacks:
                 if fn is _stop:
                     return True
                 fn(*args)
-                turn.breathe()
+                turn.yield_if_due()
             self._wake.clear()
 
 

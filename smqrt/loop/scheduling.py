@@ -84,14 +84,14 @@ def share() -> Share:
 
 
 class Turn:
-    """Keeps a busy greenlet from holding the loop: call `breathe` between pieces of work."""
+    """Keeps a busy greenlet from holding the loop: call `yield_if_due` between pieces of work."""
 
     __slots__ = ("_share",)
 
     def __init__(self) -> None:
         self._share = share()
 
-    def breathe(self) -> bool:
+    def yield_if_due(self) -> bool:
         """Let the others run when the share of this turn is spent; tells whether they did."""
         if not self._share.spent():
             return False

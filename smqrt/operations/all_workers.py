@@ -21,7 +21,7 @@ from smqrt.operations.topic_listener import FarListening, Listener, Listening, l
 from smqrt.smq.gevent_broker import all_brokers
 from smqrt.workers.fd_channel import Message
 from smqrt.workers.worker_identity import worker_of_hub
-from smqrt.workers.worker_rpc import END, Desk, Events, Fleet, News
+from smqrt.workers.worker_rpc import END, Events, News, WorkerRpc, WorkerRpcServer
 
 # ---- What several workers answer an operator, as one answer: rows side by side, counters summed up.
 
@@ -213,7 +213,7 @@ class Together:
         parts: see above.
     """
 
-    def __init__(self, parts: Parts, fleet: Fleet | None = None) -> None:
+    def __init__(self, parts: Parts, fleet: WorkerRpc | None = None) -> None:
         self.parts, self._fleet = parts, fleet
 
     def answer(self, words: Sequence[str], arguments: Arguments, body: Body | None = None) -> Answered:
@@ -371,7 +371,7 @@ def _answered(parts: Parts, asked: Sequence[Asked]) -> tuple[list[Answered], flo
     return found, thread_time() - begun_s
 
 
-def answer_others(desk: Desk, parts: Parts) -> None:
+def answer_others(desk: WorkerRpcServer, parts: Parts) -> None:
     """Have a worker answer what another one, which has the admin listener, asks about it.
 
     Args:

@@ -183,7 +183,7 @@ def _json(answer: Answer) -> Iterator[str]:
     yield '{"items": ['
     for number, item in enumerate(items):
         if not number % _ITEMS_AT_ONCE:
-            turn.breathe()
+            turn.yield_if_due()
         yield (",\n" if number else "\n") + _dumped(item)
     rest = {name: value for name, value in answer.items() if name != "items"}
     yield "\n]" + "".join(f", {_dumped(name)}: {_dumped(value)}" for name, value in rest.items()) + "}\n"

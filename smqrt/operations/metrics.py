@@ -13,9 +13,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 import smqrt
 from smqrt.auth import service as identity
 from smqrt.auth.identity import Method
-from smqrt.auth.service import IdentityService, Why
-from smqrt.broker.outbox import Held
-from smqrt.cluster.clustered_broker import Member
+from smqrt.auth.service import IdentityService, LoginFailure
+from smqrt.broker.outbox import QueuedMemory
+from smqrt.cluster.clustered_broker import ClusteredBroker
 from smqrt.cluster.engines.mesh import open_meshes
 from smqrt.cluster.link import Link
 from smqrt.journal import writer
@@ -104,7 +104,7 @@ def _links(value: Callable[[Link], float]) -> Callable[[Scrape], Samples]:
     ]
 
 
-def _members(value: Callable[[Member], float]) -> Callable[[Scrape], Samples]:
+def _members(value: Callable[[ClusteredBroker], float]) -> Callable[[Scrape], Samples]:
     return lambda _: [((*_hub_labels(broker), member.name), value(member)) for broker, member in members()]
 
 
@@ -343,7 +343,7 @@ FAMILIES = (
         "smqrt_logins_refused_total",
         ("reason",),
         "Logins that failed, of hubs and by users of the users file.",
-        _identity(lambda service: [((one.name.lower(),), service.refusals[one]) for one in Why]),
+        _identity(lambda service: [((one.name.lower(),), service.refusals[one]) for one in LoginFailure]),
     ),
     Family(
         "counter",
@@ -498,14 +498,14 @@ FAMILIES = (
         "smqrt_queued_bytes",
         (),
         "The same, of all hubs together.",
-        _one(lambda _: Held.total_bytes),
+        _one(lambda _: QueuedMemory.total_bytes),
     ),
     Family(
         "gauge",
         "smqrt_queued_limit_bytes",
         (),
         "What may wait of all hubs together.",
-        _one(lambda _: Held.limit_bytes),
+        _one(lambda _: QueuedMemory.limit_bytes),
     ),
     Family(
         "counter",
@@ -711,7 +711,7 @@ class Metrics:
         """Yields all metrics in the text format of Prometheus, a part after the other; others run in between."""
         scrape, turn = Scrape(self._parts), Turn()
         for row in FAMILIES:
-            turn.breathe()
+            turn.yield_if_due()
             yield generate_latest(_One(_family(row, scrape)))
 
 

@@ -106,7 +106,7 @@ def page(
     heap: list[tuple[_Reversed, int, T]] = []
     for number, item in enumerate(items):
         if not number % _LOOKED_AT:
-            turn.breathe()
+            turn.yield_if_due()
         if wanted is not None and not wanted(item):
             continue
         total += 1
@@ -137,7 +137,7 @@ def largest(
     def chosen() -> Iterable[T]:
         for number, item in enumerate(items):
             if not number % _LOOKED_AT:
-                turn.breathe()
+                turn.yield_if_due()
             if wanted is None or wanted(item):
                 counted[0] += 1
                 yield item

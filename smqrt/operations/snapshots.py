@@ -23,11 +23,11 @@ import gevent
 
 import smqrt
 from smqrt.apps.lua.applications import Application
-from smqrt.broker.outbox import Drop, Held, Outbox
+from smqrt.broker.outbox import Drop, Outbox, QueuedMemory
 from smqrt.broker.session import Session
 from smqrt.broker.topics import Topic, Traffic
 from smqrt.cluster.channel import AppChannel
-from smqrt.cluster.clustered_broker import Member
+from smqrt.cluster.clustered_broker import ClusteredBroker
 from smqrt.cluster.engines.mesh import Dialer, Mesh, Missing, open_meshes
 from smqrt.cluster.link import Link
 from smqrt.errors import ArgumentError
@@ -106,7 +106,7 @@ def _missing(mesh: Mesh, one: Missing) -> Snapshot:
     return {"to": one.to, "why": one.why, "for_s": round(mesh.node.clock_s() - one.since_s, 3)}
 
 
-def _hub(member: Member) -> Snapshot:
+def _hub(member: ClusteredBroker) -> Snapshot:
     broker: Any = member.broker
     return {
         "cluster": member.name,
@@ -126,9 +126,9 @@ def _channel(channel: AppChannel) -> Snapshot:
     return {"channel": name, "nodes": sorted(channel.nodes()), **channel.counts()}
 
 
-def members() -> Iterable[tuple[GeventBroker, Member]]:
+def members() -> Iterable[tuple[GeventBroker, ClusteredBroker]]:
     """Returns the hubs of this process that are in a cluster."""
-    return [(one, one.cluster) for one in all_brokers() if isinstance(one.cluster, Member)]
+    return [(one, one.cluster) for one in all_brokers() if isinstance(one.cluster, ClusteredBroker)]
 
 
 # ---- States of the queries of pipelines, which run in processes of their own: read from the files that these write.
@@ -276,7 +276,7 @@ def server(parts: Parts) -> Snapshot:
         "connections": open_connections.open,
         "hubs": len(brokers),
         "peers": sum(len(one.sessions) for one in brokers),
-        "queued_bytes": Held.total_bytes,
+        "queued_bytes": QueuedMemory.total_bytes,
         "lua_memory_bytes": parts.vm.memory_bytes(),
         "lua_activities": parts.vm.activities.blocked,
         "acme": parts.acme(),
@@ -356,7 +356,7 @@ def traffic(broker: GeventBroker) -> Traffic:
     turn = Turn()
     for number, topic in enumerate(list(broker.topic_table.by_key.values())):
         if not number % _TOPICS_AT_ONCE:
-            turn.breathe()
+            turn.yield_if_due()
         topic.count()
     return broker.topic_table.traffic
 
@@ -667,5 +667,5 @@ def _paged(found: Page[Any], shown: Callable[[Any], object], key: Callable[[Any]
 def _each(items: list[Any], shown: Callable[[Any], object]) -> Iterator[object]:
     turn = Turn()
     for item in items:
-        turn.breathe()
+        turn.yield_if_due()
         yield shown(item)

@@ -24,7 +24,7 @@ from smqrt.settings.limit_register import Limit
 from smqrt.smq.gevent_broker import GeventBroker, all_brokers
 from smqrt.wire import smq
 from smqrt.workers.fd_channel import Message
-from smqrt.workers.worker_rpc import END, Fleet, News
+from smqrt.workers.worker_rpc import END, News, WorkerRpc
 
 TOPICS = 20
 """At most so many topics of one page."""
@@ -126,7 +126,7 @@ class FarListening:
         destinations: see `Listening`.
     """
 
-    def __init__(self, fleet: Fleet, worker: int, hub: int, destinations: Sequence[str | int]) -> None:
+    def __init__(self, fleet: WorkerRpc, worker: int, hub: int, destinations: Sequence[str | int]) -> None:
         question: Message = {"do": QUESTION, "hub": hub, "topics": list(destinations)}
         self._kept: list[Snapshot] = []
         self._missed = self._number = 0

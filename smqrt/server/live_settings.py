@@ -19,7 +19,7 @@ from smqrt.http.body import HttpLimits
 from smqrt.http.forwarded import Proxies
 from smqrt.http.server import HttpServer
 from smqrt.server.listeners import Listeners
-from smqrt.settings.limits import bring_into_force
+from smqrt.settings.limits import apply_limits
 from smqrt.settings.options import options_of
 from smqrt.settings.settings import ClusterSettings, Settings
 from smqrt.settings.tree import Path as SettingPath
@@ -181,7 +181,7 @@ class _Applied:
         self._http.proxies = Proxies(trusted, settings.proxy.headers) if trusted else None
 
     def limits(self, settings: Settings) -> None:
-        bring_into_force(settings.limits, settings.topics)
+        apply_limits(settings.limits, settings.topics)
         self._http.limits = http_limits(settings)
 
 

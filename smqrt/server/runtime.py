@@ -64,7 +64,7 @@ from smqrt.server.side_processes import Compactions, Pipelines
 from smqrt.server.startable import acme_files
 from smqrt.server.systemd import Notifier
 from smqrt.server.worker import WorkerEnd
-from smqrt.settings.limits import bring_into_force
+from smqrt.settings.limits import apply_limits
 from smqrt.settings.settings import Settings
 from smqrt.smq import gevent_broker, session_migration
 from smqrt.smq.shutdown import close_clients, refuse_newcomers, wait_handled, wait_sent
@@ -72,7 +72,7 @@ from smqrt.transport.origins import is_loopback
 from smqrt.transport.server_tls import ListenerTls
 from smqrt.workers.fd_channel import FdChannel
 from smqrt.workers.worker_identity import worker_place
-from smqrt.workers.worker_rpc import Fleet
+from smqrt.workers.worker_rpc import WorkerRpc
 
 log = logging.getLogger("smqrt")
 
@@ -122,13 +122,13 @@ class Server:
         self.live = LiveSettings(settings, report)
         self._take_over, self._worker = take_over, worker
         self.place = worker_place()
-        self._fleet = Fleet(self.place) if worker else None
+        self._fleet = WorkerRpc(self.place) if worker else None
         restart = replace(settings.restart, socket="") if worker else settings.restart  # that is the supervisor's
         self._restarts = Restarts(self, restart, report, self._replaced)
         self._conf = conf
         self.root = Root()
         sessions = sessions_of(self.place, settings.sessions_per_address, (conf and conf.sessions) or MAX_SESSIONS)
-        bring_into_force(settings.limits, settings.topics)
+        apply_limits(settings.limits, settings.topics)
         cluster.follow(cluster_plan(settings.cluster))
         self.http = HttpServer(self.root, http_limits(settings), logins=Logins(sessions, self.place.secret))
         self._report = report
@@ -264,7 +264,7 @@ class Server:
         made = IdentityService(settings.auth, logins.throttle, fetched, list(filter(None, lists)))
         identity.serve(made)
         gevent_broker.follow(made)
-        made.changed.append(partial(logins.look_again, made.still))
+        made.changed.append(partial(logins.look_again, made.revalidate))
         return made
 
     def _mount_rtl(self) -> ResourceReader:

@@ -413,14 +413,14 @@ class Supervisor:
     def _look_after(self, worker: WorkerProcess, silent_s: float) -> None:
         is_held = silent_s > SILENT_S
         if not worker.is_ready or worker.ended.is_set() or is_held == worker.is_held:
-            self._bite(worker, silent_s)
+            self._kill_unresponsive(worker, silent_s)
             return
         worker.is_held = is_held
         if is_held:
             log.warning("%s (process %d) is held; others accept its connections", worker.name, worker.pid)
         self.spread()
 
-    def _bite(self, worker: WorkerProcess, silent_s: float) -> None:
+    def _kill_unresponsive(self, worker: WorkerProcess, silent_s: float) -> None:
         most_s = self._systemd.watchdog_s
         if worker.is_held and most_s and silent_s > most_s:
             log.error("%s (process %d) was held for %.0f s, and is killed", worker.name, worker.pid, silent_s)

@@ -194,7 +194,7 @@ def on_change(apply: Callable[[LimitSettings], None]) -> None:
     _watchers.append(apply)
 
 
-def bring_into_force(limits: LimitSettings, topics: Mapping[str, TopicSettings]) -> None:
+def apply_limits(limits: LimitSettings, topics: Mapping[str, TopicSettings]) -> None:
     """Let these settings hold, also for clients that are connected."""
     _now.limits, _now.topics = limits, topics
     for apply in _watchers:

@@ -15,7 +15,7 @@ from typing import Any, cast
 from gevent import Timeout, get_hub
 
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.outbox import BLOCKED, Drop, Held, Outbox, backlog
+from smqrt.broker.outbox import BLOCKED, Drop, Outbox, QueuedMemory, backlog
 from smqrt.broker.session import Session
 from smqrt.broker.slow import Backlog
 from smqrt.errors import CloseReason, ProtocolError
@@ -161,7 +161,7 @@ class RawConnection(Outbox):
                 self.lost(CloseReason.PEER_CLOSED)
             else:  # so many end together that this one does in the next turn
                 self.pause()
-                data_path.gave_way.append(_Ended(self))
+                data_path.deferred_reads.append(_Ended(self))
             return
         if got <= SMALL_READ_BYTES and not held and not self.websocket:
             data = chars[:got]
@@ -231,7 +231,7 @@ class RawConnection(Outbox):
                         cached = session.routes.get
                 if route is not None:
                     if count > 1:
-                        session.several(chars[at + 3 : at + 7], count - 1)
+                        session.count_batch(chars[at + 3 : at + 7], count - 1)
                     short = end - at < LARGE_RUN_BYTES
                     waits = route.deliver(chars[at:end]) if short else route.deliver_view(view[at:end])
                 if waits:
@@ -323,7 +323,7 @@ class RawConnection(Outbox):
     def give_way(self) -> None:
         """Go on in the next turn: this receive is a lot of work, and others wait."""
         self.pause()
-        data_path.gave_way.append(self)
+        data_path.deferred_reads.append(self)
 
     def resume(self) -> None:
         """Go on, in a turn of its own: the shared buffer may be in use right now."""
@@ -453,7 +453,7 @@ class RawConnection(Outbox):
     def _block(self) -> None:
         self.life = moved(self.life, BLOCKED)
         self.queued_bytes = sum(map(len, self.queue))
-        Held.total_bytes += self.queued_bytes
+        QueuedMemory.total_bytes += self.queued_bytes
         if self.writer is None:
             self.writer = get_hub().loop.io(self.watcher.fd, WRITE)
         self.writer.start(self.on_writable)
@@ -464,7 +464,7 @@ class RawConnection(Outbox):
         """What one turn queued beyond the budget goes the way of later messages: newest first."""
         first = 1 if self.torn else 0
         while len(self.queue) > first:
-            over_all = Held.total_bytes > Held.limit_bytes
+            over_all = QueuedMemory.total_bytes > QueuedMemory.limit_bytes
             before = self.queued_bytes
             if not over_all and before <= self.budget_bytes:
                 break
@@ -484,7 +484,7 @@ class RawConnection(Outbox):
         if self.life is not BLOCKED:
             self.life = moved(self.life, BLOCKED)
             self.queued_bytes = sum(map(len, self.queue))
-            Held.total_bytes += self.queued_bytes
+            QueuedMemory.total_bytes += self.queued_bytes
         if self.writer is not None:  # one for each would be most of what moving 500 clients takes
             self.writer.stop()
         data_path.unblocked(self)

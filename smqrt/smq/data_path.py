@@ -41,7 +41,7 @@ class TimedClient(Protocol):
     session: Session
 
 
-class PressingClient(TimedClient, Protocol):
+class BackpressureSource(TimedClient, Protocol):
     """A connection that publishers wait for."""
 
     def gives_up(self) -> None:
@@ -66,9 +66,9 @@ _shaking: dict[TimedClient, str] = {}
 unfinished: Counter[str] = Counter()
 """Handshakes under way, by address."""
 _blocked: dict[TimedClient, float] = {}
-_pressing: dict[PressingClient, float] = {}
+_pressing: dict[BackpressureSource, float] = {}
 """Clients whose publishers wait for them, and since when."""
-gave_way: deque[WaitingPublisher] = deque()
+deferred_reads: deque[WaitingPublisher] = deque()
 """Connections whose last receive was more work than their share of a turn; they go on in the next one."""
 still: set[WaitingPublisher] = set()
 """Connections that are not read again before they have gone on at another hub (`smq/session_migration.py`)."""
@@ -117,7 +117,7 @@ def _flush() -> None:
     """
     for turn_end in turn_ends:
         turn_end()
-    if (dirty and flush_dirty(time.monotonic)) or gave_way or _loop._callbacks:
+    if (dirty and flush_dirty(time.monotonic)) or deferred_reads or _loop._callbacks:
         _watchers[_AT_ONCE].start(_next_turn)
 
 
@@ -128,8 +128,8 @@ def _next_turn() -> None:
     global _turn_ends_s
     _turn_ends_s = time.time() + LEAST_TURN_S
     ends_s = max(_turn_ends_s, _loop.now() + TURN_S)
-    for _ in range(len(gave_way)):
-        gave_way.popleft().go_on()
+    for _ in range(len(deferred_reads)):
+        deferred_reads.popleft().go_on()
         if time.time() >= ends_s:
             return
 
@@ -181,12 +181,12 @@ def _give_up(connection: Any) -> None:
     connection.gives_up()
 
 
-def pressing_now(connection: PressingClient) -> None:
+def pressing_now(connection: BackpressureSource) -> None:
     """Publishers wait for the client from now on."""
     _pressing.setdefault(connection, time.monotonic())
 
 
-def presses_no_more(connection: PressingClient) -> None:
+def presses_no_more(connection: BackpressureSource) -> None:
     """Nobody waits for the client."""
     _pressing.pop(connection, None)
 

@@ -20,7 +20,7 @@ from smqrt.broker.broker import Name, check_size
 from smqrt.broker.last_values import LastValueLimits, LastValues, check_filters
 from smqrt.broker.last_values import clock as value_clock
 from smqrt.broker.meter import PublishLimits
-from smqrt.broker.outbox import Held, put_off
+from smqrt.broker.outbox import QueuedMemory, run_in_background
 from smqrt.broker.session import Session
 from smqrt.broker.slow import Pressure, Slow, SlowPolicies
 from smqrt.broker.state import Hooks
@@ -32,7 +32,7 @@ from smqrt.settings.options import NotThisError, Rule, choice, option, optional,
 from smqrt.smq import close_log, data_path, handshake, session_migration, wsgi
 from smqrt.smq.connection import RawConnection
 from smqrt.smq.handshake import KEEPALIVE_SECONDS, Admission, KeepAlive, Origin
-from smqrt.smq.hub_authentication import Gate
+from smqrt.smq.hub_authentication import HubAuthentication
 from smqrt.smq.hub_registry import HubFile, SucceedingBroker, succession
 from smqrt.smq.idle_clients import IdleClients
 from smqrt.smq.slow_consumers import police
@@ -222,14 +222,16 @@ def follow(service: IdentityService) -> None:
     """Look at the clients of all hubs again when users or rules of `service` change, and end those whose login
     expires; in portions.
     """
-    service.changed.append(lambda: _each_hub(service, lambda all_of: permissions.look_again(all_of, service.still)))
+    service.changed.append(
+        lambda: _each_hub(service, lambda all_of: permissions.look_again(all_of, service.revalidate))
+    )
     service.expiring.append(lambda: _each_hub(service, lambda all_of: permissions.end_expired(all_of, time.time())))
 
 
 def _each_hub(service: IdentityService, steps: Callable[[list[Session]], Iterator[None]]) -> None:
     for broker in list(_brokers):
         if broker.identities is service:
-            put_off(steps(list(broker.clients())))
+            run_in_background(steps(list(broker.clients())))
 
 
 def close_all() -> None:
@@ -283,7 +285,7 @@ class GeventBroker(SucceedingBroker):
         self._scope = scope
         self.identities = of_server() if options.auth else None
         if self.identities is not None:
-            Gate(self.identities, hooks)
+            HubAuthentication(self.identities, hooks)
         keep_alive = KeepAlive(options.keepidle_s, options.keepintv_s)
         self._options = options
         self.counts_of = options.observe
@@ -314,7 +316,7 @@ class GeventBroker(SucceedingBroker):
             self.on_end = partial(close_log.ended, self.number)
         self.measure = data_path.kernels.measure
         self.call_later = call_later
-        self.relimit(in_force())
+        self.apply_limits(in_force())
         self._filters = options.lastvalue
         self._values: LastValues | None = None
         try:
@@ -369,7 +371,7 @@ class GeventBroker(SucceedingBroker):
         for file in reversed(self._files):
             file.close()
 
-    def relimit(self, settings: LimitSettings) -> None:
+    def apply_limits(self, settings: LimitSettings) -> None:
         """Bring limits into force, for the clients that are connected too; the options of `create` go before them."""
         options, admission = self._options, self._admission
         names, own = options.maxnames or settings.names, options.clientnames
@@ -395,7 +397,7 @@ class GeventBroker(SucceedingBroker):
         for session in self.clients():
             session.outbox.budget_bytes = admission.budget_bytes
             if before != self.publish_limits:
-                session.remeter()
+                session.apply_publish_limits()
         by_filter = {name: Slow(one.slow) for name, one in topics_in_force().items() if one.slow}
         self.set_slow(Slow(options.slow or settings.slow), by_filter)
 
@@ -499,13 +501,13 @@ class GeventBroker(SucceedingBroker):
 
 
 def _relimit(settings: LimitSettings) -> None:
-    Held.limit_bytes = settings.queues_bytes
+    QueuedMemory.limit_bytes = settings.queues_bytes
     data_path.STALLED_AFTER_S, data_path.PRESSES_FOR_S = settings.stalled_s, settings.slow_wait_s
     data_path.AUTHENTICATE_S = settings.authenticate_s
     Pressure.lasts_s = settings.slow_wait_s
     handshake.MAX_UNFINISHED = settings.handshakes_per_address
     for broker in opened():
-        broker.relimit(settings)
+        broker.apply_limits(settings)
     if settings.idle_s is not None or _idle:
         _idle[:] = _idle or [IdleClients(_clients)]
         _idle[0].apply(settings)

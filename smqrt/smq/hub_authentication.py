@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from smqrt.auth.identity import Identity
-from smqrt.auth.service import IdentityService, LoginRefused, Shown, Why
+from smqrt.auth.service import IdentityService, LoginFailure, LoginRefused, PresentedCredentials
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.state import BrokerClient, Hooks, Verdict
 from smqrt.loop import greenlet_pool
@@ -27,15 +27,15 @@ MAX_HEADER_BYTES = 16 << 10
 TOKEN = re.compile(rb"eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*\Z")
 """A JSON Web Token: a colon, which stands behind every user name, is no part of it."""
 _CODES = {
-    Why.CERTIFICATE: ConnackCode.CERTIFICATE_REJECTED,
-    Why.BUSY: ConnackCode.SERVER_UNAVAILABLE,
-    Why.THROTTLED: ConnackCode.SERVER_UNAVAILABLE,
+    LoginFailure.CERTIFICATE: ConnackCode.CERTIFICATE_REJECTED,
+    LoginFailure.BUSY: ConnackCode.SERVER_UNAVAILABLE,
+    LoginFailure.THROTTLED: ConnackCode.SERVER_UNAVAILABLE,
 }
 
 _Authenticate = Callable[[bytes, BrokerClient], Verdict | Deferred[Verdict]]
 
 
-class Gate:
+class HubAuthentication:
     """Asks the identity service, then the application.
 
     Args:
@@ -68,7 +68,7 @@ class Gate:
             return _CODES.get(refused.why, ConnackCode.BAD_CREDENTIALS), str(refused).encode()
         client.identity = identity
         verdict = _asked(self._authenticate, credentials, client)
-        fault = self._service.still(identity)  # time has gone by
+        fault = self._service.revalidate(identity)  # time has gone by
         if not verdict[0] and fault is not None:
             verdict, client.identity = (ConnackCode.BAD_CREDENTIALS, fault.encode()), None
         if not self._keeps_origin:
@@ -85,7 +85,7 @@ def _asked(hook: _Authenticate | None, credentials: bytes, client: BrokerClient)
     return answer if isinstance(answer, tuple) else (ConnackCode.ACCESS_DENIED, b"")
 
 
-def shown_by(client: BrokerClient, credentials: bytes) -> Shown:
+def shown_by(client: BrokerClient, credentials: bytes) -> PresentedCredentials:
     """What a client shows."""
     origin = client.origin
     name, password, token = None, None, None
@@ -101,7 +101,7 @@ def shown_by(client: BrokerClient, credentials: bytes) -> Shown:
         elif scheme.lower() == "bearer":
             token = value.strip().encode("latin-1")
     certificate = _certificate(client)
-    return Shown(origin.address, client.uid, name, password, token, certificate, _login(origin.request))
+    return PresentedCredentials(origin.address, client.uid, name, password, token, certificate, _login(origin.request))
 
 
 def _name_and_password(credentials: bytes) -> tuple[str, bytes]:

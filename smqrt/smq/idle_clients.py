@@ -14,7 +14,7 @@ from typing import Any
 
 from gevent import get_hub
 
-from smqrt.broker.outbox import BLOCKED, put_off
+from smqrt.broker.outbox import BLOCKED, run_in_background
 from smqrt.broker.session import Session
 from smqrt.errors import CloseReason
 from smqrt.settings.limit_register import Limit
@@ -69,7 +69,7 @@ class IdleClients:
     def _look(self) -> None:
         if not self._is_looking:
             self._is_looking = True
-            put_off(self._steps(list(self._clients())))
+            run_in_background(self._steps(list(self._clients())))
 
     def _steps(self, clients: Iterable[Session]) -> Iterator[None]:
         try:

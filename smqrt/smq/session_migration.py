@@ -23,7 +23,7 @@ import gevent
 from gevent import get_hub, monkey
 
 from smqrt.broker import permissions, snapshot
-from smqrt.broker.outbox import Held, put_off
+from smqrt.broker.outbox import QueuedMemory, run_in_background
 from smqrt.broker.session import Session, SessionState
 from smqrt.broker.snapshot import Record, adopt_values, values_of
 from smqrt.broker.state import BrokerPeer
@@ -261,7 +261,7 @@ class MovingClient:
 def _close_quietly(connection: RawConnection) -> None:
     """End a connection whose transport is somebody else's from now on."""
     if connection.life is Life.BLOCKED:
-        Held.total_bytes -= connection.queued_bytes
+        QueuedMemory.total_bytes -= connection.queued_bytes
     connection.life = Life.CLOSED
     data_path.unblocked(connection)
     connection.watcher.stop()
@@ -295,7 +295,7 @@ def pause_others(broker: SucceedingBroker) -> Record:
     return {"node": broker.cluster.number, "others": list(broker.cluster.others)}
 
 
-class StandingHub:
+class FrozenHub:
     """A hub whose clients stand still from now on.
 
     Args:
@@ -427,7 +427,7 @@ class StandingHub:
         snapshot.forget_clients(self.broker, {one.session for one in self.clients})
 
 
-class ArrivingHub:
+class RestoredHub:
     """The clients of a hub as they are placed at the one that goes on for it.
 
     Args:
@@ -511,7 +511,7 @@ class ArrivingHub:
         if self.broker.identities is not None:
             for session in [one for one in sessions if one.identity is None]:
                 session.disconnect(CloseReason.RESTARTED)
-            put_off(permissions.look_again(sessions, self.broker.identities.still))
+            run_in_background(permissions.look_again(sessions, self.broker.identities.revalidate))
 
     def discard(self) -> None:
         """The old hub keeps its clients: forget them, and close this process's descriptors without touching the
@@ -601,7 +601,7 @@ def keep(broker: SucceedingBroker) -> None:
     other nodes of its cluster keep what is for it.
     """
     place = pause_others(broker)
-    standing = StandingHub(broker, with_tls=True)
+    standing = FrozenHub(broker, with_tls=True)
     standing.settle()
     record = standing.take()
     timer = get_hub().loop.timer(KEEP_S, ref=False)
@@ -627,7 +627,7 @@ def _give(broker: SucceedingBroker) -> None:
     kept = None if broker.closed else _take(broker.key)
     if kept is None:
         return
-    arriving = ArrivingHub(broker)
+    arriving = RestoredHub(broker)
     arriving.adopt(kept.record)
     for record, transport in kept.clients:
         arriving.place(record, transport)

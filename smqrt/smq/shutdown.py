@@ -64,7 +64,7 @@ def wait_handled(brokers: Sequence[GeventBroker], most_s: float) -> int:
         how many messages still wait after `most_s` seconds.
     """
     end_s = monotonic() + most_s
-    while (left := sum(broker.server.waiting() for broker in brokers)) or dirty or backlog or data_path.gave_way:
+    while (left := sum(broker.server.waiting() for broker in brokers)) or dirty or backlog or data_path.deferred_reads:
         if monotonic() >= end_s:
             break
         gevent.sleep(_LOOK_S)
@@ -124,7 +124,7 @@ def _spread(clients: Sequence[Any], over_s: float) -> list[Any]:
         wait_s = begin_s + over_s * number / len(clients) - monotonic()
         if wait_s > _LOOK_S:
             gevent.sleep(wait_s)
-        turn.breathe()
+        turn.yield_if_due()
         if not in_hub(_leave, session):
             late.append(session)
     return late

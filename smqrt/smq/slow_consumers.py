@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from smqrt.broker.outbox import BLOCKED, Held
+from smqrt.broker.outbox import BLOCKED, QueuedMemory
 from smqrt.broker.slow import Backlog
 from smqrt.smq import data_path
 from smqrt.smq.connection import RawConnection
@@ -27,7 +27,7 @@ class _Policed(_Base):
         """See `Outbox.held`."""
         size = len(run)
         self.queued_bytes += size
-        Held.total_bytes += size
+        QueuedMemory.total_bytes += size
         if self.backlog is not None and self.backlog.take(self, run):
             self.overloaded()
 

@@ -234,7 +234,7 @@ class Stream:
             StreamError: as `try_read`, and "timeout"; the stream stays usable then.
         """
         end_s = None if timeout_s is None else monotonic() + timeout_s
-        Turn().breathe()  # who always finds something lets the others run
+        Turn().yield_if_due()  # who always finds something lets the others run
         while (data := self.try_read(size_bytes)) is None:
             block(self.readable(None if end_s is None else end_s - monotonic()))
         return data
@@ -298,7 +298,7 @@ class Stream:
         if not self.push(data):
             block(self.writable(timeout_s))
         else:
-            Turn().breathe()
+            Turn().yield_if_due()
 
     def writable(self, timeout_s: float | None = None) -> Wait:
         """Wait until half of the queue is free.

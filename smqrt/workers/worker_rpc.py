@@ -43,7 +43,7 @@ News = Generator[Message, None, None]
 Events = Generator[Any, None, None]
 
 
-class Desk:
+class WorkerRpcServer:
     """Where a worker answers.
 
     Args:
@@ -124,7 +124,7 @@ def _end_when_gone(channel: FdChannel, telling: gevent.Greenlet[..., None]) -> N
     telling.kill(block=False)
 
 
-class Fleet:
+class WorkerRpc:
     """The workers of a server: the others, whom this one asks, and this one, which answers them.
 
     Args:
@@ -137,7 +137,7 @@ class Fleet:
 
     def __init__(self, place: WorkerPlace) -> None:
         self.place = place
-        self.desk = Desk(place)
+        self.desk = WorkerRpcServer(place)
         self._complaints = LineLimit()
         self._silent_until_s: dict[int, float] = {}
 

@@ -8,7 +8,16 @@ from collections.abc import Iterator
 import pytest
 
 from smqrt.broker import outbox as module
-from smqrt.broker.outbox import CONTROL_BUDGET_BYTES, Drop, Held, Outbox, backlog, dirty, flush_dirty, put_off
+from smqrt.broker.outbox import (
+    CONTROL_BUDGET_BYTES,
+    Drop,
+    Outbox,
+    QueuedMemory,
+    backlog,
+    dirty,
+    flush_dirty,
+    run_in_background,
+)
 from smqrt.wire import smq
 from smqrt.wire.connection_state import Life
 
@@ -49,13 +58,13 @@ class Ready(Outbox):
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    held_bytes = Held.total_bytes
+    held_bytes = QueuedMemory.total_bytes
     yield
     while flush_dirty():
         pass
     dirty.clear()
     backlog.clear()
-    Held.total_bytes = held_bytes
+    QueuedMemory.total_bytes = held_bytes
 
 
 def late_clock(step_s: float = 0.004) -> itertools.count[float]:
@@ -83,7 +92,7 @@ def test_past_the_budget_whole_messages_are_dropped_the_newest_first() -> None:
 
 
 def test_all_blocked_queues_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Held, "limit_bytes", Held.total_bytes + 150)
+    monkeypatch.setattr(QueuedMemory, "limit_bytes", QueuedMemory.total_bytes + 150)
     first, second = Slow(1000), Slow(1000)
     first.put(MESSAGE)
     second.put(MESSAGE)
@@ -158,8 +167,8 @@ def test_chores_are_done_in_order_a_portion_a_turn() -> None:
             done.append(name)
             yield
 
-    put_off(chore("a"))
-    put_off(chore("b"))
+    run_in_background(chore("a"))
+    run_in_background(chore("b"))
     turns = 1
     while flush_dirty(late_clock(0.001).__next__):
         turns += 1
@@ -178,8 +187,8 @@ def test_a_chore_that_fails_keeps_nobody(caplog: pytest.LogCaptureFixture) -> No
         done.append(1)
         yield
 
-    put_off(fails())
-    put_off(works())
+    run_in_background(fails())
+    run_in_background(works())
     while flush_dirty():
         pass
     assert done == [1]

@@ -21,7 +21,7 @@ import gevent
 from smqrt.broker.broker import Broker
 from smqrt.broker.session import Session
 from smqrt.broker.state import Hooks
-from smqrt.cluster.clustered_broker import Member
+from smqrt.cluster.clustered_broker import ClusteredBroker
 from smqrt.cluster.engines.mesh import Mesh
 from smqrt.cluster.engines.nats import NatsBackplane
 from smqrt.cluster.memory_links import MemoryNetwork
@@ -108,7 +108,7 @@ class Place:
         hub: its hub; member: that hub's part in the cluster.
     """
 
-    def __init__(self, engine: Engine, name: str, hub: Broker, member: Member) -> None:
+    def __init__(self, engine: Engine, name: str, hub: Broker, member: ClusteredBroker) -> None:
         self._engine, self.name, self.hub, self.member = engine, name, hub, member
 
     def client(self, uid: bytes | None = None, info: bytes = b"") -> Client:

@@ -63,7 +63,7 @@ def test_a_run_is_counted_whole(engine: Engine) -> None:
     number = publisher.number(b"topic")
     run = smq.publish_frame(number, publisher.etid, 0, b"in a run") * 5
     route = publisher.session.resolve(run[2:11])
-    publisher.session.several(run[3:7], 4)
+    publisher.session.count_batch(run[3:7], 4)
     route.deliver(run)
     engine.until(lambda: len(there.data) == 5, "five messages")
     assert counts(one)[0] == 5

@@ -11,7 +11,7 @@ from typing import Any
 from gevent import get_hub
 
 from smqrt.broker.broker import Broker
-from smqrt.broker.outbox import Held, Outbox, flush_dirty
+from smqrt.broker.outbox import Outbox, QueuedMemory, flush_dirty
 from smqrt.broker.session import Session
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import HubLimits
@@ -129,7 +129,7 @@ def _converse(kind: type[RawConnection], peer: Peer) -> None:
         connection.on_readable()
         settle()
         while connection.paused and not connection.life.over:
-            data_path.gave_way.clear()
+            data_path.deferred_reads.clear()
             begin_turn()
             connection.go_on()
             settle()
@@ -170,6 +170,6 @@ def settle() -> None:
 def _check_clean(broker: Broker) -> None:
     assert not broker.sessions, "a client is left behind"
     assert not broker.uids, "a uid is left behind"
-    assert Held.total_bytes == 0, f"{Held.total_bytes} bytes are held by nobody"
+    assert QueuedMemory.total_bytes == 0, f"{QueuedMemory.total_bytes} bytes are held by nobody"
     assert len(broker.topic_table.by_name) <= MAX_NAMES, "more names than there may be"
     assert sum(topic.name is None for topic in broker.topic_table.by_key.values()) == 1, "an ETID is left behind"

@@ -14,10 +14,10 @@ from typing import Any
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from smqrt.broker.broker import Broker
-from smqrt.broker.outbox import Held, Outbox
+from smqrt.broker.outbox import Outbox, QueuedMemory
 from smqrt.broker.state import Hooks
 from smqrt.broker.topics import HubLimits
-from smqrt.cluster.clustered_broker import Member
+from smqrt.cluster.clustered_broker import ClusteredBroker
 from smqrt.cluster.engines import nats as backplane
 from smqrt.cluster.engines.link_connection import LinkConnection
 from smqrt.cluster.engines.nats import NatsBackplane
@@ -51,7 +51,7 @@ def _draws() -> Callable[[int], bytes]:
     return lambda count: next(drawn).to_bytes(2, "big") if count == 2 else fixed.get(count, b"x" * count)
 
 
-def _node() -> tuple[Node, Member, Ear]:
+def _node() -> tuple[Node, ClusteredBroker, Ear]:
     """A node with a hub, a client that subscribes and observes, and a topic with a number of its own."""
     numbers = itertools.count(1000)
     broker = Broker(
@@ -109,14 +109,14 @@ def _converse(first: list[bytes], data: bytes) -> None:
             connection.on_readable()
             connections.settle()
             while connection.paused and not connection.life.over:
-                data_path.gave_way.clear()
+                data_path.deferred_reads.clear()
                 connections.begin_turn()
                 connection.go_on()
                 connections.settle()
         _end(link, node, member, ear)
 
 
-def _end(link: Link, node: Node, member: Member, ear: Ear) -> None:
+def _end(link: Link, node: Node, member: ClusteredBroker, ear: Ear) -> None:
     member.to_servers(b"to servers", member.broker.server.etid, 0)
     member.broker.publish(b"to all", b"news")
     for uid in list(member._holders)[:3]:
@@ -133,7 +133,7 @@ def _end(link: Link, node: Node, member: Member, ear: Ear) -> None:
         assert [packet[13:] for packet in ear.got if packet[0] == smq.Type.PUBLISH] == [b"still here"]
 
 
-def _check_clean(node: Node, member: Member) -> None:
+def _check_clean(node: Node, member: ClusteredBroker) -> None:
     left = {
         "links": node.all_links | set(node.links),
         "strangers": node.strangers,
@@ -147,7 +147,7 @@ def _check_clean(node: Node, member: Member) -> None:
     }
     assert not any(map(len, left.values())), left  # type: ignore[arg-type]
     assert member._bits == 0
-    assert Held.total_bytes == 0, f"{Held.total_bytes} bytes are held by nobody"
+    assert QueuedMemory.total_bytes == 0, f"{QueuedMemory.total_bytes} bytes are held by nobody"
     assert len(member.broker.topic_table.by_name) <= MAX_NAMES, "more names than there may be"
     assert len(member.broker.subtopic_table.by_name) <= MAX_NAMES, "more names than there may be"
     assert 1 <= node.number <= 1023

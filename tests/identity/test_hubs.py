@@ -13,7 +13,7 @@ import pytest
 
 from smqrt.auth.identity import Action, Method
 from smqrt.auth.passwords import new_hash
-from smqrt.auth.service import IdentityService, LoginRefused, Shown, Why
+from smqrt.auth.service import IdentityService, LoginFailure, LoginRefused, PresentedCredentials
 from smqrt.errors import CloseReason
 from smqrt.smq.close_log import closes
 from smqrt.wire import smq as wire
@@ -310,13 +310,15 @@ def test_a_thousand_wrong_logins_hold_nobody_up(guard: Callable[..., Guarded], m
         for name, times in took_s.items():
             began_s = monotonic()
             with pytest.raises(LoginRefused):
-                guarded.service.login(Shown("192.0.2.1", name=name, password=b"wrong%d" % at))
+                guarded.service.login(PresentedCredentials("192.0.2.1", name=name, password=b"wrong%d" % at))
             times.append(monotonic() - began_s)
     known_s, unknown_s = (sorted(times)[len(times) // 2] for times in took_s.values())
     assert 0.5 < known_s / unknown_s < 2
 
     crowd = [
-        gevent.spawn(refusal_of, guarded.service, Shown(f"192.0.2.{at % 250}", name=f"n{at}", password=b"wrong"))
+        gevent.spawn(
+            refusal_of, guarded.service, PresentedCredentials(f"192.0.2.{at % 250}", name=f"n{at}", password=b"wrong")
+        )
         for at in range(1000)
     ]
     waits_s = []
@@ -326,11 +328,11 @@ def test_a_thousand_wrong_logins_hold_nobody_up(guard: Callable[..., Guarded], m
         waits_s.append(monotonic() - began_s)
     assert sorted(waits_s)[len(waits_s) // 2] < 0.1
     outcomes = {one.get() for one in crowd}
-    assert outcomes == {Why.WRONG, Why.BUSY}
+    assert outcomes == {LoginFailure.WRONG, LoginFailure.BUSY}
     assert guarded.service._passwords.waiting == 0
 
 
-def refusal_of(service: IdentityService, shown: Shown) -> Why:
+def refusal_of(service: IdentityService, shown: PresentedCredentials) -> LoginFailure:
     with pytest.raises(LoginRefused) as caught:
         service.login(shown)
     return caught.value.why

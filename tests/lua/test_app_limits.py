@@ -15,7 +15,7 @@ from smqrt.apps.lua.watchdog import LUA_MEMORY, LoopWatchdog
 from smqrt.apps.python import directory
 from smqrt.apps.python.directory import APP_REQUESTS, RequestSlots
 from smqrt.http.headers import HttpError
-from smqrt.settings.limits import LimitSettings, bring_into_force
+from smqrt.settings.limits import LimitSettings, apply_limits
 from tests.conftest import Served
 from tests.waiting import wait_until
 
@@ -23,12 +23,12 @@ from tests.waiting import wait_until
 @pytest.fixture(autouse=True)
 def defaults() -> Iterator[None]:
     yield
-    bring_into_force(LimitSettings(), {})
+    apply_limits(LimitSettings(), {})
     directory.overload.clear()
 
 
 def test_requests_wait_for_a_slot_in_order_and_not_for_ever() -> None:
-    bring_into_force(LimitSettings(app_requests=2, app_requests_wait_s=0.2), {})
+    apply_limits(LimitSettings(app_requests=2, app_requests_wait_s=0.2), {})
     slots, order = RequestSlots("shop"), list[int]()
 
     def serve(number: int) -> None:
@@ -51,7 +51,7 @@ def test_requests_wait_for_a_slot_in_order_and_not_for_ever() -> None:
     killed.kill()
     slots.release()
     slots.take()
-    bring_into_force(LimitSettings(app_requests=None), {})
+    apply_limits(LimitSettings(app_requests=None), {})
     slots.take()
 
 

@@ -17,10 +17,10 @@ from smqrt.operations.all_workers import Together
 from smqrt.workers import worker_rpc
 from smqrt.workers.fd_channel import Message
 from smqrt.workers.worker_identity import WorkerPlace
-from smqrt.workers.worker_rpc import END, KIND, Fleet, News
+from smqrt.workers.worker_rpc import END, KIND, News, WorkerRpc
 from tests.waiting import wait_until
 
-Make = Callable[..., Fleet]
+Make = Callable[..., WorkerRpc]
 
 
 @pytest.fixture
@@ -33,10 +33,10 @@ def directory() -> Iterator[Path]:
 @pytest.fixture
 def make(directory: Path) -> Iterator[Make]:
     """Makes worker N of three."""
-    made: list[Fleet] = []
+    made: list[WorkerRpc] = []
 
-    def make_one(number: int, **answers: Callable[[Message], Message]) -> Fleet:
-        one = Fleet(WorkerPlace(number, 3, b"", directory))
+    def make_one(number: int, **answers: Callable[[Message], Message]) -> WorkerRpc:
+        one = WorkerRpc(WorkerPlace(number, 3, b"", directory))
         one.desk.answers.update(answers)
         made.append(one)
         return one

@@ -10,13 +10,13 @@ from typing import Any
 import gevent
 import pytest
 
-from smqrt.broker.outbox import Held, Outbox
+from smqrt.broker.outbox import Outbox, QueuedMemory
 from smqrt.broker.session import Session
 from smqrt.broker.topics import Topic
 from smqrt.smq import data_path
 from smqrt.smq.connection import RawConnection
 from smqrt.smq.connection_kinds import WsConnection
-from smqrt.smq.session_migration import ArrivingHub, SentAhead, StandingHub, address_of, is_at_rest
+from smqrt.smq.session_migration import FrozenHub, RestoredHub, SentAhead, address_of, is_at_rest
 from smqrt.transport.admission import open_connections
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
@@ -98,12 +98,12 @@ def test_everything_that_a_client_has_goes_along_or_is_rebuilt(kind: Any) -> Non
 # ---- moves within this process, as between two
 
 
-def move(site: Site, other: Site, settle_s: float = 0.02) -> StandingHub:
+def move(site: Site, other: Site, settle_s: float = 0.02) -> FrozenHub:
     """Moves the clients of one hub to the other, by way of text and descriptors."""
-    return arrive(StandingHub(site.state), ArrivingHub(other.state), settle_s)
+    return arrive(FrozenHub(site.state), RestoredHub(other.state), settle_s)
 
 
-def arrive(standing: StandingHub, arriving: ArrivingHub, settle_s: float = 0.02) -> StandingHub:
+def arrive(standing: FrozenHub, arriving: RestoredHub, settle_s: float = 0.02) -> FrozenHub:
     standing.settle(settle_s)
     arriving.adopt(sent(standing.take()))
     arriving.place_prepared([one.ahead.number for one in standing.clients if one.ahead and one.is_unchanged])
@@ -129,7 +129,7 @@ def duplicate(connection: Any) -> Any:
     return open_connections.adopt(os.dup(connection.transport.fileno()), address_of(connection))
 
 
-def send_ahead(site: Site, arriving: ArrivingHub) -> dict[Any, SentAhead]:
+def send_ahead(site: Site, arriving: RestoredHub) -> dict[Any, SentAhead]:
     """Sends those ahead who are at rest."""
     resting = [one for one in site.state.sessions.values() if is_at_rest(one)]
     ahead = {one: SentAhead(number, one) for number, one in enumerate(resting)}
@@ -158,16 +158,16 @@ def test_nothing_is_left_at_the_old_hub(make_site: Any, kind: str) -> None:
     assert other.state.stats.connects == 2
     one.disconnect()
     assert sorted(two.sync()) == sorted([wire.change(one.etid, 0), wire.change(topic, 0)])
-    assert Held.total_bytes == 0
+    assert QueuedMemory.total_bytes == 0
 
 
 def ahead_of_move(site: Site, other: Site, change: Callable[[], object]) -> set[bytes]:
     """Moves all; `change` comes between the records that are sent ahead and the move. Returns whose were still true."""
-    arriving = ArrivingHub(other.state)
+    arriving = RestoredHub(other.state)
     ahead = send_ahead(site, arriving)
     change()
     let_others_run()
-    standing = arrive(StandingHub(site.state, ahead=ahead), arriving)
+    standing = arrive(FrozenHub(site.state, ahead=ahead), arriving)
     return {one.session.uid for one in standing.clients if one.is_unchanged}
 
 
@@ -188,7 +188,7 @@ def test_whoever_changes_after_it_was_sent_ahead_is_sent_again(make_site: Any, k
     other.smq.publish(b"to b", "b")
     assert messages(busy) == [b"to b"]
     assert not leftovers(site.state)
-    assert Held.total_bytes == 0
+    assert QueuedMemory.total_bytes == 0
 
 
 def test_a_client_that_was_read_is_sent_again_though_it_looks_the_same(make_site: Any) -> None:
@@ -251,11 +251,11 @@ def test_records_that_were_sent_ahead_are_forgotten_with_the_attempt(make_site: 
     site, other = make_site(), make_site()
     device = site.device(b"device")
     before = open_connections.open
-    arriving = ArrivingHub(other.state)
+    arriving = RestoredHub(other.state)
     send_ahead(site, arriving)
     assert open_connections.open == before + 1
     arriving.discard()
-    assert (open_connections.open, Held.total_bytes) == (before, 0)
+    assert (open_connections.open, QueuedMemory.total_bytes) == (before, 0)
     device.sync()  # served on, and its mark goes with what it says
     assert device.subscribe(b"a")
 
@@ -291,7 +291,7 @@ def test_an_attempt_is_taken_back(make_site: Any) -> None:
     frame = wire.frame(publish(topic, raw.etid, b"half"))
     raw.send_bytes(frame[:5])
     let_others_run()
-    standing = StandingHub(site.state)
+    standing = FrozenHub(site.state)
     standing.settle(0.01)
     standing.take()
     site.smq.publish(b"held", "a")
@@ -301,7 +301,7 @@ def test_an_attempt_is_taken_back(make_site: Any) -> None:
     assert messages(ws) == [b"held", b"half"]
     assert messages(raw) == [b"held", b"half"]
     assert not data_path.still
-    assert Held.total_bytes == 0
+    assert QueuedMemory.total_bytes == 0
 
 
 @pytest.mark.parametrize("kind", [RAW, WS])
@@ -364,7 +364,7 @@ def test_the_queue_of_a_client_that_does_not_read_goes_along(make_site: Any) -> 
     got = messages(slow)
     assert got == sent[: len(got)]
     assert len(got) == len(sent) - dropped
-    assert Held.total_bytes == 0
+    assert QueuedMemory.total_bytes == 0
 
 
 def test_messages_for_handlers_go_along(make_site: Any) -> None:

@@ -16,7 +16,7 @@ from smqrt.broker.outbox import Drop
 from smqrt.broker.topics import USER_CONNECTIONS
 from smqrt.settings import limits as limit_settings
 from smqrt.settings.limit_register import Bucket
-from smqrt.settings.limits import LimitSettings, bring_into_force
+from smqrt.settings.limits import LimitSettings, apply_limits
 from smqrt.smq import idle_clients
 from smqrt.transport import admission
 from smqrt.wire import smq, websocket
@@ -32,10 +32,10 @@ def limits() -> Iterator[Set]:
     """Brings limits into force, as a file that was read again does."""
 
     def set_limits(**values: Any) -> None:
-        bring_into_force(replace(limit_settings.in_force(), **values), {})
+        apply_limits(replace(limit_settings.in_force(), **values), {})
 
     yield set_limits
-    bring_into_force(LimitSettings(), {})
+    apply_limits(LimitSettings(), {})
 
 
 def payloads(packets: list[bytes]) -> list[bytes]:

@@ -44,7 +44,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 def global_cap(monkeypatch: pytest.MonkeyPatch) -> int:
     """All queues together may hold 64 KB."""
     cap = 64 << 10
-    monkeypatch.setattr(outbox.Held, "limit_bytes", cap)
+    monkeypatch.setattr(outbox.QueuedMemory, "limit_bytes", cap)
     return cap
 
 
@@ -124,7 +124,7 @@ def test_ledger_of_a_stalled_subscriber(make_site: Callable[..., Site], kind: st
     assert len(got) + dropped == count
     assert got == list(range(len(got))), "newest first: what was kept is the beginning"
     assert connection.life is Life.OPEN
-    assert connection.queued_bytes == outbox.Held.total_bytes == 0
+    assert connection.queued_bytes == outbox.QueuedMemory.total_bytes == 0
     publisher.publish(tid, numbered(count, size)).expect_nothing()
     assert numbers(lazy.sync()) == [count], "it goes on where it can"
     assert drops(site) == dropped
@@ -284,7 +284,7 @@ def test_a_thousand_stalled_subscribers_share_memory(make_site: Callable[..., Si
     assert all(len(queue) > 20 for queue in queues)
     distinct = {id(run): len(run) for queue in queues for run in queue[2:]}
     assert sum(distinct.values()) < 150 * 3100
-    assert outbox.Held.total_bytes > 100 * 60_000
+    assert outbox.QueuedMemory.total_bytes > 100 * 60_000
     for device in lazy:
         device.close()
     expect_clean(site)
@@ -298,7 +298,9 @@ def test_the_global_cap(make_site: Callable[..., Site], global_cap: int) -> None
     tid = publisher.create(b"news")
     for number in range(100):
         publisher.publish(tid, numbered(number, 3000)).expect_nothing()
-        assert outbox.Held.total_bytes <= global_cap + 10 * 3100, "each may hold the rest of one message that began"
+        assert outbox.QueuedMemory.total_bytes <= global_cap + 10 * 3100, (
+            "each may hold the rest of one message that began"
+        )
     assert site.state.stats.drops[Drop.OVER_GLOBAL_BUDGET] > 0
     expect_clean(site)
 

@@ -111,7 +111,7 @@ def test_the_ledger(make_site: Callable[..., Site], kind: str, policy: str) -> N
             assert got[:-1] == list(range(len(got) - 1)), "what had left already, and the last"
         case "wait":
             assert dropped == 0
-    assert connection.queued_bytes == outbox.Held.total_bytes == 0
+    assert connection.queued_bytes == outbox.QueuedMemory.total_bytes == 0
     expect_clean(site)
 
 

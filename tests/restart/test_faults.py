@@ -17,7 +17,7 @@ import pytest
 from gevent import socket as gsocket
 
 from smqrt.server.restart.control_socket import VERSION
-from smqrt.smq.session_migration import StandingHub, address_of
+from smqrt.smq.session_migration import FrozenHub, address_of
 from smqrt.wire.smq import Type
 from smqrt.workers.fd_channel import FdChannel, Message
 from tests.device import Device, Site
@@ -185,9 +185,9 @@ class FakeOld:
         assert channel.receive(60)[0] == {"do": "ready", "hubs": [KEY], "relays": True, "succeeds": True}
         return channel
 
-    def give(self, channel: FdChannel) -> StandingHub:
+    def give(self, channel: FdChannel) -> FrozenHub:
         """Sends its clients; the new process says that it has them."""
-        standing = StandingHub(self.site.state)
+        standing = FrozenHub(self.site.state)
         standing.settle()
         channel.send({"do": "hub", "key": KEY, "record": standing.take(), "unchanged": []})
         clients = [[one.record, address_of(one.connection)] for one in standing.clients]

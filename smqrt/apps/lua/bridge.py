@@ -289,7 +289,7 @@ def _dump_fields(value: Any, parts: list[bytes]) -> None:
 
 
 def dump_list(values: Iterable[object], breathe: Callable[[], object] = bool) -> bytes:
-    """The same for a long list; `breathe` is called after each value."""
+    """The same for a long list; `yield_if_due` is called after each value."""
     parts: list[bytes] = [b""]
     count = 0
     for count, value in enumerate(values, 1):

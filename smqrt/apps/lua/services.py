@@ -18,7 +18,7 @@ from smqrt.http.server import HttpServer
 from smqrt.http.tree import ResourceReader, Root
 from smqrt.process.current_application import AppScope, current_app
 from smqrt.transport.tls_contexts import ClientTls, ServerTls
-from smqrt.workers.worker_rpc import Fleet
+from smqrt.workers.worker_rpc import WorkerRpc
 
 JSON_VALUES = 1 << 18
 
@@ -88,7 +88,7 @@ class Services:
     load_certificates: Callable[[bool], str | None] | None = None
     conf: Path | None = None
     tracelogger: bool = False
-    fleet: Fleet | None = None
+    fleet: WorkerRpc | None = None
 
     def known_application(self) -> int | bool | None:
         """The number of the application whose code this greenlet runs; None when it has no number, False when there is

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from smqrt.clients.mqtt.connect import OnStatus, connector
 from smqrt.clients.mqtt.options import WILL, MqttOptions, Will, check_qos, to_bytes
 from smqrt.clients.mqtt.queue import HEADER_BYTES, Delivery, OnSuback, SubscribeRequest
-from smqrt.clients.mqtt.reconnect import ConnectionKeeper
+from smqrt.clients.mqtt.reconnect import ReconnectingConnection
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.loop.callback_queue import Callbacks
 from smqrt.settings.options import make
@@ -23,7 +23,7 @@ log = logging.getLogger("smqrt.mqtt")
 _PUBLISH = 0x30
 
 
-class MqttClient(ConnectionKeeper):
+class MqttClient(ReconnectingConnection):
     """A client of an MQTT broker that connects at once, in the background, and comes back when the connection is lost.
 
     Everything may be called at any time: what needs a connection waits for one, in the order of the calls, in a queue

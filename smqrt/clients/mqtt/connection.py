@@ -114,7 +114,7 @@ class MqttConnection:
             if self._is_over:
                 if not data or self._close_reason is not None:
                     return
-                turn.breathe()  # DISCONNECT is sent: the broker closes when it has read it
+                turn.yield_if_due()  # DISCONNECT is sent: the broker closes when it has read it
                 continue
             if not data:
                 raise StreamError("socketreadfailed", "the broker closed the connection")
@@ -131,7 +131,7 @@ class MqttConnection:
         endpoint = self._endpoint
         try:
             while not self._is_over and endpoint.next():
-                turn.breathe()
+                turn.yield_if_due()
         except MqttError as error:
             self._endpoint.fail(error)
             self.end(violated(error.code, error))
@@ -172,7 +172,7 @@ class MqttConnection:
         while not self._is_over:
             if data := endpoint.take(monotonic()):
                 self._send(data)
-                turn.breathe()
+                turn.yield_if_due()
             if endpoint.state is ConnectionState.CLOSED:
                 self.end(None)
                 return

@@ -164,7 +164,7 @@ class PythonInbox(Inbox):
                 while (waiting := self.pop()) is not None:
                     call, arguments = waiting
                     call(*arguments)
-                    turn.breathe()
+                    turn.yield_if_due()
                 if self.word is not None and not self._calls:
                     return self.word
                 self._arrival.wait()

@@ -25,7 +25,7 @@ log = logging.getLogger("smqrt.mqtt")
 SHORT_DELAY_S = 0.1
 
 
-class ConnectionKeeper:
+class ReconnectingConnection:
     """The greenlet that makes the connections of one client, makes them again, and ends them.
 
     Args:

@@ -7,7 +7,7 @@ from typing import TypeVar, overload
 
 from smqrt.clients.smq.connection import SmqConnector, broker_url
 from smqrt.clients.smq.options import SmqClientOptions, SubscriptionOptions, message_handler, to_bytes
-from smqrt.clients.smq.reconnect import SmqConnectionKeeper
+from smqrt.clients.smq.reconnect import ReconnectingConnection
 from smqrt.clients.smq.session import subtopic_key, to_text, topic_key
 from smqrt.errors import ArgumentError, NoAnswer
 from smqrt.settings.options import make
@@ -33,7 +33,7 @@ class _Create:
         return owner if instance is None else instance._create
 
 
-class SmqClient(SmqConnectionKeeper):
+class SmqClient(ReconnectingConnection):
     """A client of an SMQ broker that connects at once, in the background, and comes back when the connection is lost.
 
     Everything may be called at any time: what needs a connection waits for one. After a reconnect topics are numbered

@@ -150,7 +150,7 @@ class ClientConnection:
         try:
             while True:
                 data = self._receive()
-                turn.breathe()  # there may always be more to read: the writer, and the others, have their turn
+                turn.yield_if_due()  # there may always be more to read: the writer, and the others, have their turn
                 for event in self.protocol.receive(data):
                     if isinstance(event, Ended):
                         return event.end

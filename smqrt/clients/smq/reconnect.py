@@ -31,7 +31,7 @@ _MOST_JOBS, _MOST_READS = 10 * ROOM_JOBS, 1000
 """So far the broker is read on, 16 KiB a time, while a callback itself waits for it, or while the client ends."""
 
 
-class SmqConnectionKeeper:
+class ReconnectingConnection:
     """The greenlet that makes the connections of one client, makes them again, and ends them.
 
     Args:
@@ -373,13 +373,13 @@ class SmqConnectionKeeper:
             event.token()
 
 
-_HANDLERS: dict[type[Event], Callable[[SmqConnectionKeeper, Any], None]] = {
-    Init: SmqConnectionKeeper._on_init,
-    Accepted: SmqConnectionKeeper._on_accepted,
-    Ack: SmqConnectionKeeper._on_ack,
-    Published: SmqConnectionKeeper._on_message,
-    Change: SmqConnectionKeeper._on_change,
-    Pong: SmqConnectionKeeper._on_pong,
+_HANDLERS: dict[type[Event], Callable[[ReconnectingConnection, Any], None]] = {
+    Init: ReconnectingConnection._on_init,
+    Accepted: ReconnectingConnection._on_accepted,
+    Ack: ReconnectingConnection._on_ack,
+    Published: ReconnectingConnection._on_message,
+    Change: ReconnectingConnection._on_change,
+    Pong: ReconnectingConnection._on_pong,
 }
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gevent import Timeout, get_hub
 
-from smqrt.broker.outbox import Drop, Held, backlog
+from smqrt.broker.outbox import Drop, QueuedMemory, backlog
 from smqrt.cluster.link import Link, LinkState
 from smqrt.cluster.node import QUEUE_BYTES
 from smqrt.errors import CloseReason, ProtocolError
@@ -224,7 +224,7 @@ class LinkConnection(RawConnection):
         destination = chars[at + 3 : at + 7]
         route = remote.routes.get(destination) or remote.resolve(destination)
         if count > 1:
-            remote.several(destination, count - 1)
+            remote.count_batch(destination, count - 1)
         if end - at < LARGE_RUN_BYTES:
             return route.deliver(chars[at:end])
         return route.deliver_view(view[at:end])
@@ -234,7 +234,7 @@ class LinkConnection(RawConnection):
     def held(self, run: bytes) -> None:
         """Account for what waits. Nothing is dropped of a link: over its limit all of it is given up."""
         self.queued_bytes += len(run)
-        Held.total_bytes += len(run)
+        QueuedMemory.total_bytes += len(run)
         self._shed()
 
     def _shed(self) -> None:

@@ -21,7 +21,7 @@ from gevent.event import Event
 from greenlet import getcurrent
 
 from smqrt.broker.broker import Broker
-from smqrt.cluster.clustered_broker import Member
+from smqrt.cluster.clustered_broker import ClusteredBroker
 from smqrt.cluster.engines.link_connection import connection_of
 from smqrt.cluster.engines.nats import NatsBackplane
 from smqrt.cluster.link import MAX_STRANGERS, Link
@@ -296,7 +296,7 @@ class Mesh:
         if self.has_begun:
             self.expected.look()
 
-    def join(self, broker: Broker, name: str) -> Member:
+    def join(self, broker: Broker, name: str) -> ClusteredBroker:
         """Take a hub into the cluster `name`. Raises as `Node.join`."""
         return self.node.join(broker, name)
 

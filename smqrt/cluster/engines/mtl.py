@@ -13,7 +13,7 @@ from ssl import SSLContext
 from smqrt.broker.broker import Name, check_size
 from smqrt.cluster import channel
 from smqrt.cluster.channel import AppChannel
-from smqrt.cluster.clustered_broker import Member
+from smqrt.cluster.clustered_broker import ClusteredBroker
 from smqrt.cluster.engines.mesh import PORT, Dialer, Mesh
 from smqrt.cluster.engines.process_cluster import cluster as process_cluster
 from smqrt.cluster.link import Link
@@ -344,7 +344,7 @@ class Cluster:
         mesh = mtl.mesh if mtl is not None else process_cluster.opened()
         self.name = name or f"SMQ-{next(_names)}"
         self._broker = broker
-        self._member: Member = mesh.join(broker, self.name)
+        self._member: ClusteredBroker = mesh.join(broker, self.name)
         self._node = mesh.node
         if (broker.counts_of or (process_cluster.observes() if mtl is None else None)) == "cluster":
             self._member.counts.count_all()

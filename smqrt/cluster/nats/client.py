@@ -376,7 +376,7 @@ class NatsClient:
         for subscription in list(self._subscriptions.values()):
             if not subscription.is_over:
                 lines.append(subscription.line)
-                turn.breathe()
+                turn.yield_if_due()
         late, self._late_lines = self._late_lines, None
         return lines + late
 

@@ -309,7 +309,7 @@ class NatsConnection:
     def _give_way(self) -> None:
         self._is_paused = True
         self._watcher.stop()
-        data_path.gave_way.append(self)
+        data_path.deferred_reads.append(self)
 
     def go_on(self) -> None:
         """Go on where it gave way."""

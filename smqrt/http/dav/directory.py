@@ -21,7 +21,7 @@ from smqrt.http.message import Request
 from smqrt.http.resources import Io, IoError, Stat
 from smqrt.http.sessions import HttpSession
 from smqrt.http.static_files import StaticFiles, content_type
-from smqrt.http.tree import DAV_FIELDS, Branch, Directory, Door
+from smqrt.http.tree import DAV_FIELDS, Branch, Directory, HiddenPathRoute
 from smqrt.http.wsgi import answer
 from smqrt.loop.scheduling import Turn
 
@@ -87,9 +87,9 @@ class DavDirectory(Directory):
         """See `Directory.refuse`: a page for browsers, plain text for programs (spec: bas-api §17)."""
         _error(request, 403)
 
-    def door(self, relpath: str) -> Door | None:
+    def door(self, relpath: str) -> HiddenPathRoute | None:
         """See `Directory.door`: the share decides which names it shows."""
-        return Door(self, relpath, [])
+        return HiddenPathRoute(self, relpath, [])
 
     def _own(self, request: Request, relpath: str) -> bool:
         base, rest = self._without_session(request, relpath)
@@ -449,7 +449,7 @@ class WfsDirectory(DavDirectory):
         turn = Turn()
         for piece in self._page(asked, found):
             response.write(piece.encode("utf-8", "replace"))
-            turn.breathe()
+            turn.yield_if_due()
         return True
 
     def _page(self, asked: Asked, found: list[tuple[str, Stat]]) -> Iterator[str]:

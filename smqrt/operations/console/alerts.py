@@ -38,7 +38,7 @@ class Looked:
     errors_lately: int
 
 
-def things(looked: Looked) -> list[Snapshot]:
+def find_alerts(looked: Looked) -> list[Snapshot]:
     """Returns what to look at, the urgent first; empty when all is well."""
     found = [*_server(looked), *_certificates(looked), *_applications(looked), *_data(looked), *_limits(looked)]
     return sorted(found, key=lambda thing: thing["level"] != "bad")[:_MOST]

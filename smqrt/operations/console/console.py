@@ -10,7 +10,7 @@ from typing import Any
 import gevent
 
 from smqrt.operations.all_workers import Together
-from smqrt.operations.console.alerts import Looked, things
+from smqrt.operations.console.alerts import Looked, find_alerts
 from smqrt.operations.console.gauges import NAMES, STEP_S, Gauges, Growth, History, Seen, hub_name
 from smqrt.operations.console.workers import over_workers
 from smqrt.operations.snapshots import Snapshot
@@ -109,7 +109,7 @@ class Console:
         return [{**one, "lately": self._limits.of(str(one["name"]), reached(one))} for one in seen.also["limits"]]
 
     def _attention(self, seen: Seen) -> list[Snapshot]:
-        return things(
+        return find_alerts(
             Looked(
                 server=seen.server,
                 listeners=_listeners(seen),

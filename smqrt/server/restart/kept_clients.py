@@ -28,14 +28,14 @@ from gevent.event import Event
 
 from smqrt.auth.identity import ANONYMOUS, Identity, Method
 from smqrt.broker.broker import Broker
-from smqrt.broker.outbox import Drop, Outbox, put_off
+from smqrt.broker.outbox import Drop, Outbox, run_in_background
 from smqrt.broker.session import Session, SessionState
 from smqrt.broker.snapshot import Record
 from smqrt.broker.topics import Topic
 from smqrt.server.restart.control_socket import STEP_S
 from smqrt.settings.limit_register import LineLimit
 from smqrt.smq.hub_registry import SucceedingBroker, succession
-from smqrt.smq.session_migration import OTHERS_TURN_S, StandingHub
+from smqrt.smq.session_migration import OTHERS_TURN_S, FrozenHub
 from smqrt.wire import smq
 from smqrt.wire.cluster_packets import rewritten
 from smqrt.workers.fd_channel import ChannelError, FdChannel, Message
@@ -53,7 +53,7 @@ _CHANGES_S = 0.005
 # ---- the old process
 
 
-class Staying:
+class KeptClients:
     """What the old process keeps, and what comes for it.
 
     Args:
@@ -77,7 +77,7 @@ class Staying:
             theirs.close()
         self._greenlets = [gevent.spawn(self._tell), gevent.spawn(self._deliver)]
 
-    def keep(self, hub: StandingHub) -> Record:
+    def keep(self, hub: FrozenHub) -> Record:
         """What stays of a hub whose clients stand still. From now on its changes are noted."""
         broker = hub.broker
         staying = [one for one in hub.others if not one.closed]
@@ -299,7 +299,7 @@ class Relay(Outbox):
         """The hub is this process's: its changes are told to observers, and to other nodes."""
         self._is_live = True
         if self._broker.cluster is not None:
-            put_off(self._announce_all())
+            run_in_background(self._announce_all())
 
     def _announce_all(self) -> Iterator[None]:
         for session in list(self._clients.values()):
@@ -395,7 +395,7 @@ class Relays:
             relay.lose(Drop.CLOSED, smq.count_frames(run))
         self._waiting.clear()
         for relay in self._relays.values():
-            put_off(relay.end())
+            run_in_background(relay.end())
         self._channel.close()
 
     def end(self) -> None:

@@ -14,7 +14,7 @@ from smqrt.http.server import HttpServer
 from smqrt.server.restart.control_socket import ENVIRONMENT, HELLO_S, VERSION, Refused, check_socket_path
 from smqrt.server.restart.kept_clients import Relays, numbered_here
 from smqrt.smq.hub_registry import succession
-from smqrt.smq.session_migration import ArrivingHub
+from smqrt.smq.session_migration import RestoredHub
 from smqrt.transport.admission import open_connections
 from smqrt.transport.listener import inherited
 from smqrt.workers.fd_channel import ChannelError, FdChannel, Message
@@ -39,8 +39,8 @@ class TakeOver:
     def __init__(self, channel: FdChannel) -> None:
         self._channel = channel
         self.moved = 0
-        self._prepared: dict[str, ArrivingHub] = {}  # by key
-        self._arriving: ArrivingHub | None = None
+        self._prepared: dict[str, RestoredHub] = {}  # by key
+        self._arriving: RestoredHub | None = None
         self._has_all = False
         self._greeted: set[int] = set()
         self._place_in_cluster: Record = {}
@@ -192,7 +192,7 @@ class TakeOver:
         if broker is None:  # `hub` says so
             _close_all(fds)
             return
-        arriving = self._prepared.setdefault(key, ArrivingHub(broker))
+        arriving = self._prepared.setdefault(key, RestoredHub(broker))
         for fd, (number, record, address) in zip(fds, message["clients"], strict=True):
             arriving.prepare(number, record, open_connections.adopt(fd, address))
 
@@ -203,7 +203,7 @@ class TakeOver:
                 raise ArgumentError(f"the hub {message['key']} was closed meanwhile")
             self._greeted = valued_topics(broker)
             broker.open_files()
-            self._arriving = self._prepared.pop(message["key"], None) or ArrivingHub(broker)
+            self._arriving = self._prepared.pop(message["key"], None) or RestoredHub(broker)
             self._arriving.adopt(message["record"])
             self._arriving.place_prepared(message["unchanged"])
             self._place_in_cluster = {one: message[one] for one in ("node", "others") if one in message}

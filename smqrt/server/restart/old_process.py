@@ -21,13 +21,13 @@ from smqrt.broker.snapshot import names_of, values_of
 from smqrt.cluster.engines.mesh import open_meshes
 from smqrt.http.server import HttpServer
 from smqrt.server.restart.control_socket import BYTES_AT_ONCE, FDS_AT_ONCE, STEP_S, VERSION, expect
-from smqrt.server.restart.kept_clients import Staying, late
+from smqrt.server.restart.kept_clients import KeptClients, late
 from smqrt.smq.hub_registry import SucceedingBroker, succession
 from smqrt.smq.session_migration import (
     OTHERS_TURN_S,
+    FrozenHub,
     MovingClient,
     SentAhead,
-    StandingHub,
     address_of,
     is_at_rest,
     pause_others,
@@ -86,10 +86,10 @@ class HandOver:
         self.longest_s = 0.0
         self._numbers = itertools.count(1)
         self._ahead: dict[Session, SentAhead] = {}
-        self._given: list[StandingHub] = []
+        self._given: list[FrozenHub] = []
         self._runs: list[tuple[SucceedingBroker, tuple[int, int, bytes]]] = []
         self._late: gevent.Greenlet[..., None] | None = None
-        self._staying: Staying | None = None
+        self._staying: KeptClients | None = None
         self._succeeds = False
 
     def run(self) -> None:
@@ -170,7 +170,7 @@ class HandOver:
         if not isinstance(hubs, list):
             raise ChannelError("the new process does not say which hubs it has")
         if ready.get("relays") is True:  # older ones do not say it
-            self._staying = Staying(self._channel)
+            self._staying = KeptClients(self._channel)
         self._succeeds = ready.get("succeeds") is True
         return [key for key in hubs if isinstance(key, str)]
 
@@ -205,7 +205,7 @@ class HandOver:
         if broker.cluster is not None and self._succeeds:
             more = pause_others(broker)
         began_s = time.monotonic()
-        hub = StandingHub(broker, ahead=self._ahead)
+        hub = FrozenHub(broker, ahead=self._ahead)
         try:
             hub.settle()
             broker.close_files()

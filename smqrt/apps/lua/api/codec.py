@@ -69,7 +69,7 @@ def _pieces(data: bytes, size_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
     """`data` in portions, with turns for the others in between; blocks."""
     view, turn = memoryview(data), Turn()
     for at in range(0, len(data), size_bytes):
-        turn.breathe()
+        turn.yield_if_due()
         yield view[at : at + size_bytes]
 
 

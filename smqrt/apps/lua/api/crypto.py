@@ -72,7 +72,7 @@ class SymmetricBinding:
 
     def encrypt_large(self, handle: int, data: bytes, padded: bool) -> LuaResult:
         """The same with turns for the others; blocks."""
-        return self._encrypted(handle, data, padded, Turn().breathe)
+        return self._encrypted(handle, data, padded, Turn().yield_if_due)
 
     def _encrypted(self, handle: int, data: bytes, padded: bool, breathe: ciphers.Breathe) -> LuaResult:
         sealed, tag = self._ciphers[handle].encrypt(data, padded, breathe)
@@ -83,7 +83,7 @@ class SymmetricBinding:
 
     def decrypt_large(self, handle: int, data: bytes, tag: bytes | None, padded: bool) -> LuaResult:
         """The same with turns for the others; blocks."""
-        return self._ciphers[handle].decrypt(data, tag, padded, Turn().breathe)
+        return self._ciphers[handle].decrypt(data, tag, padded, Turn().yield_if_due)
 
 
 def _go_on() -> None: ...

@@ -14,7 +14,7 @@ from smqrt.apps.lua.bridge import LuaResult, methods
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.auth.identity import Action, Identity
-from smqrt.auth.service import IdentityService, LoginRefused, Shown, Why, of_server
+from smqrt.auth.service import IdentityService, LoginFailure, LoginRefused, PresentedCredentials, of_server
 from smqrt.errors import ArgumentError, MqttError
 from smqrt.smq.hub_authentication import TOKEN
 from smqrt.wire.mqtt.decode import connect_version, decode
@@ -177,11 +177,11 @@ class MqttIdentities:
         is the password of any user name, as brokers of MQTT have it."""
         token = password if password is not None and TOKEN.match(password) else None
         user = None if name is None or token is not None else name.decode("utf-8", "replace")
-        shown = Shown(address.decode("ascii", "replace"), client_id, user, password, token)
+        shown = PresentedCredentials(address.decode("ascii", "replace"), client_id, user, password, token)
         try:
             identity = self._service().login(shown)
         except LoginRefused as refused:
-            return None, refused.why in (Why.BUSY, Why.THROTTLED), str(refused).encode()
+            return None, refused.why in (LoginFailure.BUSY, LoginFailure.THROTTLED), str(refused).encode()
         number = next(self._numbers)
         self._known[number] = identity
         return number
@@ -201,7 +201,7 @@ class MqttIdentities:
 
     def fault(self, number: int) -> bytes | None:
         """Why a client may not stay."""
-        fault = self._service().still(self._known[number])
+        fault = self._service().revalidate(self._known[number])
         return None if fault is None else fault.encode()
 
     def leave(self, number: int) -> None:

@@ -84,10 +84,10 @@ def install(vm: Vm, services: Services) -> None:
     """Give Lua the encoder and the decoder."""
 
     def encode_long(fields: bytes) -> LuaValue:
-        return encode(fields, Turn().breathe)
+        return encode(fields, Turn().yield_if_due)
 
     def decode_long(data: bytes) -> LuaValues:
-        return decode(data, Turn().breathe)
+        return decode(data, Turn().yield_if_due)
 
     names = tuple(map(utf8, TYPES))
     direct: dict[str, Function] = {
