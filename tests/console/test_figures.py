@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.operations.console.alerts import Looked, things
+from smqrt.operations.console.alerts import Looked, find_alerts
 from smqrt.operations.console.gauges import Growth, History, Rates
 
 
@@ -79,7 +79,7 @@ TROUBLES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("view", TROUBLES)
 def test_each_trouble_is_told_with_a_remedy(view: str) -> None:
-    (thing,) = things(looked(**TROUBLES[view]))
+    (thing,) = find_alerts(looked(**TROUBLES[view]))
     assert thing["view"] == view
     assert str(thing["what"]).endswith((".", "no"))
     assert str(thing["remedy"]).endswith(".")
@@ -89,34 +89,34 @@ def test_each_trouble_is_told_with_a_remedy(view: str) -> None:
 def test_a_query_that_does_not_go_on_is_told_of(state: str) -> None:
     """Though the process that runs it, and others, is well."""
     queries = [{"name": "means", "state": state, "error": "a.py:3: no\nmore"}, {"name": "out", "state": "running"}]
-    (thing,) = things(looked(pipelines=[{"path": "/srv/a", "state": "running", "queries": queries}]))
+    (thing,) = find_alerts(looked(pipelines=[{"path": "/srv/a", "state": "running", "queries": queries}]))
     assert (thing["level"], thing["view"]) == ("bad", "journals")
     assert str(thing["what"]).startswith("The query means of /srv/a ")
     assert str(thing["what"]).endswith(": a.py:3: no")
 
 
 def test_nothing_needs_attention_when_all_is_well() -> None:
-    assert things(looked()) == []
+    assert find_alerts(looked()) == []
 
 
 @pytest.mark.parametrize(("days", "level"), [(40, None), (20, "warn"), (3, "bad"), (-1, "bad")])
 def test_certificates_are_told_of_in_time(days: int, level: str | None) -> None:
     listeners = [{"name": "https", "certificate_days": days, "certificate_fault": None}]
-    assert [thing["level"] for thing in things(looked(listeners=listeners))] == ([level] if level else [])
+    assert [thing["level"] for thing in find_alerts(looked(listeners=listeners))] == ([level] if level else [])
 
 
 def test_a_certificate_that_could_not_be_ordered_is_told_of() -> None:
     acme = {"names": ["example.com", "www.example.com"], "fault": "the authority is down."}
-    (thing,) = things(looked(server=CALM | {"acme": acme}))
+    (thing,) = find_alerts(looked(server=CALM | {"acme": acme}))
     assert thing["level"] == "bad"
     assert (
         thing["what"] == "The certificate of example.com, www.example.com could not be ordered: the authority is down."
     )
-    assert things(looked(server=CALM | {"acme": acme | {"fault": None}})) == []
+    assert find_alerts(looked(server=CALM | {"acme": acme | {"fault": None}})) == []
 
 
 def test_the_urgent_comes_first() -> None:
-    both = things(
+    both = find_alerts(
         looked(errors_lately=1, listeners=[{"name": "https", "certificate_days": 1, "certificate_fault": None}])
     )
     assert [thing["level"] for thing in both] == ["bad", "warn"]
