@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smqrt.cluster.engines import mtl
-from smqrt.hub import binding
+from smqrt.hub import conversions
 from smqrt.hub.mtl import Mtl
 from smqrt.hub.mtl import create as create_mtl
 from smqrt.hub.smq import Smq
@@ -42,23 +42,23 @@ class Cluster:
         Raises:
             ArgumentError: data over 0xFFF0 bytes.
         """
-        sub = None if subtopic is None else binding.destination("subtopic", subtopic)
+        sub = None if subtopic is None else conversions.as_destination("subtopic", subtopic)
         return self._cluster.publish(payload(data), sub, ptid)
 
     def pubon(
         self, data: Payload, ptid: int, topic: str | bytes | int, subtopic: str | bytes | int | None = None
     ) -> bool:
         """Publish on behalf of a client of any node; false when there is no such client. Raises as `publish`."""
-        sub = None if subtopic is None else binding.destination("subtopic", subtopic)
-        return self._cluster.pubon(payload(data), ptid, binding.destination("topic", topic), sub)
+        sub = None if subtopic is None else conversions.as_destination("subtopic", subtopic)
+        return self._cluster.pubon(payload(data), ptid, conversions.as_destination("topic", topic), sub)
 
     def shutdown(self, msg: str | bytes | None = None) -> None:
         """End the clients of all nodes; `msg` goes out in a Disconnect packet."""
-        self._cluster.shutdown(None if msg is None else binding.text("msg", msg))
+        self._cluster.shutdown(None if msg is None else conversions.as_text("msg", msg))
 
     def close(self, msg: str | bytes = b"") -> None:
         """Take the hub out of the cluster: it goes on alone, with its clients. A second call does nothing."""
-        self._cluster.close(binding.text("msg", msg))
+        self._cluster.close(conversions.as_text("msg", msg))
 
     def __enter__(self) -> Cluster:
         return self

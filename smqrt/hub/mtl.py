@@ -11,7 +11,7 @@ from smqrt.cluster.channel import AppChannel
 from smqrt.cluster.engines import mtl
 from smqrt.cluster.engines.process_cluster import cluster
 from smqrt.errors import ArgumentError, QueueFullError
-from smqrt.hub import binding
+from smqrt.hub import conversions
 from smqrt.hub.callbacks import Guard, calling_line
 from smqrt.loop import greenlet_pool
 from smqrt.process import current_application
@@ -72,7 +72,7 @@ class Channel:
     @property
     def name(self) -> str | bytes:
         """The same at all nodes; bytes when it is not UTF-8."""
-        return binding.text_of(self._channel.name)
+        return conversions.text_of(self._channel.name)
 
     def send(self, data: Payload, node: int | None = None) -> int:
         """Send a message to all other nodes that have the channel open, or to one.
@@ -90,7 +90,7 @@ class Channel:
             ClosedError: the channel is closed.
             QueueFullError: somebody is there, and nobody of them has handled enough of what was sent before.
         """
-        sent = self._channel.send(payload(data), None if node is None else binding.number("node", node))
+        sent = self._channel.send(payload(data), None if node is None else conversions.as_number("node", node))
         if sent.full and not sent.nodes:
             raise QueueFullError(f"the channel {self.name!r} is full: the other side has not handled what was sent yet")
         return sent.nodes
@@ -115,7 +115,7 @@ class Channel:
         Raises:
             ArgumentError: `msg` is too long.
         """
-        self._channel.close(binding.text("msg", msg))
+        self._channel.close(conversions.as_text("msg", msg))
 
     def __enter__(self) -> Channel:
         return self
@@ -167,13 +167,13 @@ class Mtl:
             ClosedError: the links were shut down.
         """
         guard = Guard(f"the channel {name!r} opened at {calling_line()}")
-        status = partial(guard.call, "on_status", binding.function("on_status", on_status))
-        data = partial(guard.call, "on_data", binding.function("on_data", on_data))
-        return Channel(self.links.open(binding.text("name", name), status, data))
+        status = partial(guard.call, "on_status", conversions.as_function("on_status", on_status))
+        data = partial(guard.call, "on_data", conversions.as_function("on_data", on_data))
+        return Channel(self.links.open(conversions.as_text("name", name), status, data))
 
     def isopen(self, name: str | bytes) -> bool:
         """Whether such a channel is open, or a hub is in the cluster `name`."""
-        return self.links.isopen(binding.text("name", name))
+        return self.links.isopen(conversions.as_text("name", name))
 
     def hascon(self, host: str) -> bool:
         """Whether there is a link to a node at that address."""
@@ -200,7 +200,7 @@ class Mtl:
         if name is None:
             self.shutdown()
             return True
-        return self.links.close_named(binding.text("name", name), binding.text("msg", msg))
+        return self.links.close_named(conversions.as_text("name", name), conversions.as_text("msg", msg))
 
     def __enter__(self) -> Mtl:
         return self
@@ -250,7 +250,7 @@ def create(
     functions = {"onstatus": onstatus, "on_round_trip": on_round_trip, "log": log}
     told, timed, logged = (later(what, function) for what, function in functions.items())
     options = mtl.MtlOptions(ping_s, silence_s, node, told, timed, logged)
-    return Mtl(mtl.Mtl(binding.text("password", password), options))
+    return Mtl(mtl.Mtl(conversions.as_text("password", password), options))
 
 
 def server() -> Mtl:
@@ -266,5 +266,5 @@ def later(what: str, function: Callable[..., Any] | None) -> Callable[..., objec
     """Returns `function` in a greenlet of its own: who tells it something must not wait. Its errors are logged."""
     if function is None:
         return mtl.nobody
-    call = partial(Guard(f"the links made at {calling_line()}").call, what, binding.function(what, function))
+    call = partial(Guard(f"the links made at {calling_line()}").call, what, conversions.as_function(what, function))
     return partial(greenlet_pool.start, call)

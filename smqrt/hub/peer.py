@@ -13,7 +13,7 @@ from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.cluster.remote_node import Phantom
 from smqrt.errors import ArgumentError, CloseReason, SmqrtError
 from smqrt.http.headers import joined_fields
-from smqrt.hub.binding import is_number, text_of
+from smqrt.hub.conversions import is_number, text_of
 from smqrt.smq.handshake import page_user
 from smqrt.transport import certificates
 from smqrt.transport.stream import set_option

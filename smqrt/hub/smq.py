@@ -1,8 +1,5 @@
 """The broker object of the Python hub API, and the function that makes it."""
 
-# mypy: disable-error-code="empty-body"
-# `bound` makes the bodies.
-
 from __future__ import annotations
 
 import logging
@@ -16,8 +13,6 @@ from smqrt.broker.state import BrokerClient, BrokerPeer, Hooks, Verdict
 from smqrt.broker.topics import Topic as HubTopic
 from smqrt.cluster.engines.process_cluster import cluster
 from smqrt.errors import ArgumentError, CloseReason, NoAnswer
-from smqrt.hub import binding
-from smqrt.hub.binding import Name, Text, bound, is_number, text_of
 from smqrt.hub.callbacks import (
     Authenticate,
     Given,
@@ -35,11 +30,24 @@ from smqrt.hub.callbacks import (
     renamed,
     takes_reason,
 )
+from smqrt.hub.conversions import (
+    Name,
+    Text,
+    as_destination,
+    as_function,
+    as_number,
+    as_text,
+    is_number,
+    name_or_none,
+    text_names,
+    text_of,
+)
 from smqrt.hub.peer import Info, Peer, PeerSocket, Refused, info_of, peer_of
 from smqrt.journal.writer import HubJournal, JournalWriter
 from smqrt.process import current_application
 from smqrt.settings.limit_register import LineLimit
-from smqrt.settings.options import function, make
+from smqrt.settings.options import function as function_rule
+from smqrt.settings.options import make
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from smqrt.smq.handshake import NOT_SMQ, is_smq
 from smqrt.smq.messages import Message, Payload, Requests, json_value, payload
@@ -48,9 +56,6 @@ from smqrt.wire.smq import ConnackCode
 log = logging.getLogger("smqrt.hub")
 
 Topic = str | bytes | int
-CALLBACKS = (
-    "authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "onmsg", "onnode", "log"
-)  # fmt: skip
 SUBSCRIBE_OPTIONS = ("onmsg", "subtopic", "json", "once")
 JournalOption = bool | str | os.PathLike[str] | Mapping[str, object] | None
 """True, a folder or settings (help: journal)."""
@@ -125,14 +130,25 @@ def create(
         JournalError: a journal that can't be used, or that another process writes to.
         TypeError: there is no option of that name.
     """
-    given = {name: value for name, value in locals().items() if value is not None}
-    if given.pop("options", None) is not None:
+    callbacks = {
+        "authenticate": authenticate, "permittop": permittop, "permitsubtop": permitsubtop, "onconnect": onconnect,
+        "onclose": onclose, "onpublish": onpublish, "ondrop": ondrop, "onmsg": onmsg, "onnode": onnode, "log": log,
+    }  # fmt: skip
+    settings = {
+        "keepidle": keepidle, "keepintv": keepintv, "readtmo": readtmo, "queuesize": queuesize, "budget": budget,
+        "maxnames": maxnames, "clientnames": clientnames, "auth": auth, "name": name, "keep": keep, "rndtid": rndtid,
+        "persist": persist, "slow": slow, "lastvalue": lastvalue, "origins": origins, "cluster": cluster,
+        "observe": observe,
+    }  # fmt: skip
+    if options is not None:
         if not isinstance(options, Mapping):
             raise ArgumentError(f"options: a dict is needed, not {type(options).__name__}")
-        return create(**{**options, **given})
-    given.pop("journal", None)
-    callbacks = {name: function().check(name, given.pop(name)) for name in CALLBACKS if name in given}
-    return Smq(callbacks, make(HubOptions, given), journal)
+        keywords = {**callbacks, **settings, "journal": journal}
+        return create(**{**options, **{name: value for name, value in keywords.items() if value is not None}})
+    rule = function_rule()
+    checked = {name: rule.check(name, value) for name, value in callbacks.items() if value is not None}
+    given = {name: value for name, value in settings.items() if value is not None}
+    return Smq(checked, make(HubOptions, given), journal)
 
 
 class _Leaving:
@@ -281,28 +297,32 @@ class Smq:
 
     def etid2peer(self, etid: int) -> Peer | None:
         """The peer with this ETID."""
-        session = self._broker.etid2peer(binding.number("etid", etid))
+        session = self._broker.etid2peer(as_number("etid", etid))
         return peer_of(session) if session else None
 
-    @bound
     def drops(self) -> dict[str, int]:
         """How many copies of messages were not delivered so far, by reason (help: data-path)."""
+        return self._broker.drops()
 
-    @bound
     def refused(self) -> dict[str, int]:
         """How often each limit was reached so far (help: limits)."""
+        return self._broker.refused()
 
     @renamed(idle="time")
-    @bound
     def setkeepalive(self, time: int, intv: int = 0) -> None:
         """TCP keep-alive of new connections, in seconds; the interval is that of `idle` by default."""
+        self._broker.setkeepalive(as_number("time", time), as_number("intv", intv))
 
-    @bound
     def shutdown(self, msg: Text | None = None, etid: int | None = None, everywhere: bool = True) -> None:
         """Send Disconnect with `msg` to the client `etid`, or to all of the cluster and of all workers, and close;
         without `msg` just close. With `everywhere` false, and while the application is being unloaded, only to those of
         this hub.
         """
+        self._broker.shutdown(
+            None if msg is None else as_text("msg", msg),
+            None if etid is None else as_number("etid", etid),
+            bool(everywhere),
+        )
 
     def close(self) -> None:
         """End the hub: its clients are closed without a word, so that they come back when there is a hub again, and
@@ -328,48 +348,49 @@ class Smq:
 
     # ---- names
 
-    @bound
     def create(self, topic: Text, tid: int = 0) -> int:
         """Get or create a topic and give its id; a new one gets `tid` when that is free."""
+        return self._broker.create(as_text("topic", topic), as_number("tid", tid))
 
-    @bound
     def createsub(self, subtopic: Text | None, stid: int = 0) -> int:
         """Get or create a sub-topic and give its id; 0 for None."""
+        return self._broker.createsub(
+            None if subtopic is None else as_text("subtopic", subtopic), as_number("stid", stid)
+        )
 
-    @bound
     def gettid(self) -> int:
         """The server's own ETID."""
+        return self._broker.gettid()
 
-    @bound
     def tid2topic(self, tid: int) -> Name | None:
         """The name of a topic id; None when there is none."""
+        return name_or_none(self._broker.tid2topic(as_number("tid", tid)))
 
     @renamed(name="topic")
-    @bound
     def topic2tid(self, topic: Text) -> int | None:
         """The id of a topic name; None when it does not exist."""
+        return self._broker.topic2tid(as_text("topic", topic))
 
     @renamed(stid="tid")
-    @bound
     def tid2subtopic(self, tid: int) -> Name | None:
         """The name of a sub-topic id; None when there is none."""
+        return name_or_none(self._broker.tid2subtopic(as_number("tid", tid)))
 
     @renamed(name="subtopic")
-    @bound
     def subtopic2tid(self, subtopic: Text) -> int | None:
         """The id of a sub-topic name; None when it does not exist."""
+        return self._broker.subtopic2tid(as_text("subtopic", subtopic))
 
-    @bound
     def topics(self) -> Iterator[tuple[int, Name]]:
         """`(tid, name)` of every named topic."""
+        return text_names(self._broker.topics())
 
-    @bound
     def subtopics(self) -> Iterator[tuple[int, Name]]:
         """`(stid, name)` of every sub-topic."""
+        return text_names(self._broker.subtopics())
 
     # ---- publish and subscribe
 
-    @bound
     def publish(self, data: Payload, topic: Topic, subtopic: Topic | None = None, ptid: int | None = None) -> int:
         """Publish to a topic name, an id, an ETID or `"self"`; gives the number of messages that wait in the server's
         queue.
@@ -377,8 +398,14 @@ class Smq:
         Raises:
             ArgumentError: data over 0xFFF0 bytes, or an argument of the wrong kind.
         """
+        # What needs no conversion costs no call: this is on the path of every message.
+        return self._broker.publish(
+            data if data.__class__ is bytes else payload(data),
+            topic if topic.__class__ is int else as_destination("topic", topic),
+            None if subtopic is None else as_destination("subtopic", subtopic),
+            None if ptid is None else as_number("ptid", ptid),
+        )
 
-    @bound
     def publish_threadsafe(
         self, data: Payload, topic: Topic, subtopic: Topic | None = None, ptid: int | None = None
     ) -> bool:
@@ -393,9 +420,14 @@ class Smq:
             ArgumentError: as `publish`; what only the hub's thread can know is logged there.
             ClosedError: the hub has been closed.
         """
+        return self._broker.publish_threadsafe(
+            payload(data),
+            as_destination("topic", topic),
+            None if subtopic is None else as_destination("subtopic", subtopic),
+            None if ptid is None else as_number("ptid", ptid),
+        )
 
     @renamed(subtid="subtopic")
-    @bound
     def pubon(self, data: Payload, totid: int, fromtid: int, subtopic: int = 0) -> bool:
         """Send to one client on behalf of another (specification: smq.md §2.4).
 
@@ -412,6 +444,9 @@ class Smq:
             ArgumentError: data over 0xFFF0 bytes, or an argument of the wrong kind.
             ClosedError: the hub has been closed.
         """
+        return self._broker.pubon(
+            payload(data), as_number("totid", totid), as_number("fromtid", fromtid), as_number("subtopic", subtopic)
+        )
 
     def subscribe(
         self,
@@ -443,9 +478,9 @@ class Smq:
             onmsg = options.get("onmsg")
             subtopic = options.get("subtopic") if subtopic is None else subtopic
             json, once = json or bool(options.get("json")), once or bool(options.get("once"))
-        sub = None if subtopic is None else binding.destination("subtopic", subtopic)
-        handler = None if onmsg is None else self._handler("onmsg", binding.function("onmsg", onmsg), json)
-        return self._broker.subscribe(binding.destination("topic", topic), handler, sub, bool(once))
+        sub = None if subtopic is None else as_destination("subtopic", subtopic)
+        handler = None if onmsg is None else self._handler("onmsg", as_function("onmsg", onmsg), json)
+        return self._broker.subscribe(as_destination("topic", topic), handler, sub, bool(once))
 
     def _handler(self, what: str, function: Callable[..., object], json: bool = False) -> Handler:
         no_json = LineLimit()
@@ -483,7 +518,7 @@ class Smq:
             def onmsg(data: bytes, ptid: int, tid: int, subtid: int) -> object:
                 return function(Message(data, ptid, tid, subtid, topic, self._reply))
 
-            binding.function("function", function)
+            as_function("function", function)
             self.subscribe(topic, onmsg, subtopic, once=once)
             return function
 
@@ -507,7 +542,7 @@ class Smq:
             ArgumentError: as `publish`.
         """
         body = payload(data)
-        topic = self._broker.topic_table.get(binding.number("etid", etid))
+        topic = self._broker.topic_table.get(as_number("etid", etid))
         if topic is None or topic.name is not None:
             raise NoAnswer(f"no answer from {etid}: there is no such client")
         leaving = _Leaving(self._requests)
@@ -518,14 +553,14 @@ class Smq:
             topic.unobserve(leaving)
         return Message(answer, etid, self.gettid(), number, etid, self._reply)
 
-    @bound
     def unsubscribe(self, topic: Topic) -> None:
         """Stop receiving a topic and forget its handlers; nothing happens when it is unknown."""
+        self._broker.unsubscribe(as_destination("topic", topic))
 
     @renamed(function="onmsg")
     def onmsg(self, onmsg: OnMessage | None) -> None:
         """Set the global handler `f(data, ptid, tid, subtid)`; None removes it."""
-        self._broker.onmsg(None if onmsg is None else self._handler("onmsg", binding.function("onmsg", onmsg)))
+        self._broker.onmsg(None if onmsg is None else self._handler("onmsg", as_function("onmsg", onmsg)))
 
     @renamed(function="onchange")
     def observe(self, topic: Topic, onchange: Callable[[int, Given], object]) -> bool | None:
@@ -535,20 +570,20 @@ class Smq:
         Returns:
             None for the server's own ETID and for unknown ids, true otherwise.
         """
-        binding.function("onchange", onchange)
+        as_function("onchange", onchange)
 
         def changed(count: int, name: bytes | int) -> object:
             return self._guard.call("observe", onchange, count, name if isinstance(name, int) else text_of(name))
 
-        return self._broker.observe(binding.destination("topic", topic), changed)
+        return self._broker.observe(as_destination("topic", topic), changed)
 
-    @bound
     def unobserve(self, topic: Topic) -> None:
         """Stop observing a topic."""
+        self._broker.unobserve(as_destination("topic", topic))
 
-    @bound
     def queuesize(self) -> tuple[int, int]:
         """`(free, used)` places of the publish queue."""
+        return self._broker.queuesize()
 
 
 _nonsense = LineLimit()
@@ -560,4 +595,4 @@ def _verdict(answer: Any) -> Verdict:
         if answer is not None and (others := _nonsense.others()) is not None:
             log.error("authenticate: a code from 0 to 6, or a code and a reason, is needed, not %r%s", answer, others)
         return ConnackCode.ACCESS_DENIED, b""
-    return code, binding.text("reason", text or b"") if code else b""
+    return code, as_text("reason", text or b"") if code else b""

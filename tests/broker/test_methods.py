@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from inspect import Parameter, signature
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from smqrt import hub
 from smqrt.broker.broker import METHODS, REQUIRED, Kind
 from smqrt.errors import ArgumentError
-from smqrt.hub.binding import bound
 from smqrt.smq.gevent_broker import GeventBroker
 
 TABLE = pytest.mark.parametrize("method", METHODS.values(), ids=lambda method: method.name)
@@ -58,13 +56,3 @@ def test_an_argument_of_the_wrong_kind_is_named(method: Any) -> None:
             with pytest.raises(ArgumentError) as caught:
                 getattr(smq, method.name)(**values)
             assert str(caught.value).startswith((f"{argument.name}: ", f"{method.name}: "))
-
-
-def test_a_declaration_that_differs_from_the_table_is_an_error() -> None:
-    def gettid(self: object, more: int) -> int:
-        """More than the table has."""
-        return more
-
-    declaration: Callable[..., int] = gettid
-    with pytest.raises(TypeError, match="gettid"):
-        bound(declaration)

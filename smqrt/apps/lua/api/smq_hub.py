@@ -30,7 +30,7 @@ from smqrt.broker.state import BrokerClient, BrokerPeer, Hooks
 from smqrt.cluster.engines.process_cluster import cluster
 from smqrt.cluster.remote_node import Phantom
 from smqrt.errors import CloseReason
-from smqrt.hub.binding import text_of
+from smqrt.hub.conversions import text_of
 from smqrt.hub.peer import peer_of
 from smqrt.hub.smq import Smq
 from smqrt.journal.writer import HubJournal, JournalWriter
