@@ -1,5 +1,5 @@
 """Access rules of a server: the Host names it answers to, the pages whose requests it takes, who is shown errors
-(design: reliability §5)."""
+(help: security)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Private files: what no client is shown though it lies in a folder that is served (design: reliability §5).
+"""Private files: what no client is shown though it lies in a folder that is served (help: security).
 
 Source code, keys, databases, settings, the journals of hubs and the code of pipelines. What begins with a dot is hidden
 everywhere, see `hidden`.

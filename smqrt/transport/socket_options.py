@@ -1,4 +1,4 @@
-"""Options of sockets by the names of `sock:setoption` (specification: bas-api.md §8.2)."""
+"""Options of sockets by the names of `sock:setoption` (spec: bas-api §8.2)."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def open_unless_untrusted(address: object, options: MqttOptions) -> Stream:
     """Make the connection of `mqtt3c.connect`, or take a ready one.
 
     A certificate that is not trusted is refused when there are credentials to send; without them it is a warning in
-    the log (smq.md §9).
+    the log (spec: smq §9).
 
     Args:
         address: a name, see `parse_address`, or a connected socket, see `stream_of`. Credentials in the name are put

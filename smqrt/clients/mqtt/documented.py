@@ -1,4 +1,4 @@
-"""The documented MQTT interface, which `smqrt.mqttc` and `smqrt.mqtt3c` share (smq.md §8, §9).
+"""The documented MQTT interface, which `smqrt.mqttc` and `smqrt.mqtt3c` share (spec: smq §8, §9).
 
 It has the names, argument order, options and results of the Lua modules, and uses `MqttClient`. What differs from Lua:
 a full queue raises QueueFullError, a wrong argument raises ArgumentError, and `nil, error` is `(None, error)`.

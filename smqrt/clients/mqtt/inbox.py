@@ -1,4 +1,4 @@
-"""Callbacks of a client that its application runs: they wait until `run` takes them (smq.md §9)."""
+"""Callbacks of a client that its application runs: they wait until `run` takes them (spec: smq §9)."""
 
 from __future__ import annotations
 

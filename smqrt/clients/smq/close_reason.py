@@ -14,7 +14,7 @@ REFUSALS = {
     ConnackCode.CERTIFICATE_REJECTED: "client certificate not accepted",
     ConnackCode.ACCESS_DENIED: "access denied",
 }
-"""What each Connack code says in words (specification: smq.md §1.2)."""
+"""What each Connack code says in words (spec: smq §1.2)."""
 _SENTENCES = {
     "sslnottrusted": "certificate not trusted",
     "sslhandshake": "TLS handshake failed",
@@ -30,7 +30,7 @@ class ConnectionEnd(SmqrtError):
     """A connection ended, or could not be made.
 
     Attributes:
-        word: what `onclose` receives: an error word of bas-api §15, `nonsmq`, `protocolerror`, `pong`, `onauth`,
+        word: what `onclose` receives: an error word (spec: bas-api §15), `nonsmq`, `protocolerror`, `pong`, `onauth`,
             `failed` (a function of the application), the words of a refusal, the text of the broker's Disconnect, or
             None for a Disconnect without text.
         code: the Connack code of a refusal, else 0.

@@ -4,7 +4,7 @@
 
 Each state takes one kind of packet, except OPEN, whose packets are in the table `_HANDLERS`. Whatever arrives,
 `receive` never raises: a broken rule is the event `Ended`. In HTTP the client sends its request and waits for the head
-of the answer (specification: smq.md §1.1). Behind it everything to send is a *frame* (see `smqrt.wire.smq`), everything
+of the answer (spec: smq §1.1). Behind it everything to send is a *frame* (see `smqrt.wire.smq`), everything
 received a *packet*, whatever the framing.
 """
 
