@@ -22,7 +22,7 @@ SECTION = r"§\d+(?:\.\d+)*[a-z]?\b(?: [A-Z]\d+)?"
 PAGE = r"\b(?!and |to )[a-z][a-z-]*(?:\.md)?"
 ITEM = rf"(?:{PAGE} )?{SECTION}"
 LIST = rf"{ITEM}(?:(?:, | and | to ){ITEM}| to [A-Z]\d+)*"
-SPEC = re.compile(rf"\b[Ss]pec: ({LIST})")
+SPEC = re.compile(rf"\bspec: ({LIST})")
 PARTS = re.compile(rf"({PAGE}) (?=§)|(§\d+(?:\.\d+)*[a-z]?\b)|\b([A-Z]\d+)\b")
 OTHER_FORMS = re.compile(
     r"\b(?!and |to |in |by |of )[a-z][a-z-]*(?:\.md)? §\d"  # a document without "spec:"
