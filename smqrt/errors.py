@@ -61,7 +61,7 @@ class CloseReason(Enum):
     @property
     def word(self) -> str:
         """What `onclose` gets as the error: the word of the original, empty for a good-bye and for errors of protocol
-        (specification: smq.md §2.2).
+        (spec: smq §2.2).
         """
         return _WORDS.get(self, "")
 

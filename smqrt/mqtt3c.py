@@ -1,4 +1,4 @@
-"""MQTT 3.1.1 clients under the documented names of the Lua module `mqtt3c` (smq.md §9).
+"""MQTT 3.1.1 clients under the documented names of the Lua module `mqtt3c` (spec: smq §9).
 
     from smqrt import mqtt3c
 
@@ -31,7 +31,7 @@ def connect(
     """Connect to a broker, and wait until it has accepted. The callbacks are called in `mqtt.run()`.
 
     Over TLS the certificate of the broker must be trusted if credentials are given. Without them an untrusted broker is
-    connected to, with a warning in the log. Source: smq.md §9.
+    connected to, with a warning in the log. (spec: smq §9)
 
     Args:
         addr: a host name, `host:port`, or a connected socket: `socket.socket`, `ssl.SSLSocket`, those of gevent, or a
@@ -64,18 +64,18 @@ def create(
     """Make a client that connects in the background, and again when the connection is lost. Never blocks.
 
     The callbacks run one after the other in a greenlet of their own, while the program waits in gevent's way. What is
-    published and subscribed without a connection waits for one. Source: smq.md §9.
+    published and subscribed without a connection waits for one. (spec: smq §9)
 
     Args:
         addr: as in `connect`; or a function `f(mqtt, op)` that returns a connected socket, or `(None, error)`, each
             time a connection is needed.
         onstatus: `f(type, code, status)`, called after each attempt to connect and at the end of each connection. On
             success a true answer keeps the connection. Otherwise a false answer gives up, True tries again after 5
-            seconds, a number after so many seconds. See the manual, mqtt-python.
+            seconds, a number after so many seconds. (help: mqtt-python)
         onpub: `f(topic, payload)`; the payload is bytes. By default messages are logged only. May be left out: a dict
             here is `op`.
         op: a dict of options, also as keywords: those of `connect`, with `keepalive` in seconds as it is (60; 0 for
-            none), and `queuesize`, `queuebytes`, `queuefull`, `maxpacketsize`, `inflight`: see the manual, mqtt-python.
+            none), and `queuesize`, `queuebytes`, `queuefull`, `maxpacketsize`, `inflight` (help: mqtt-python).
             The certificate is always checked, unless `nocheck` is set.
 
     Returns:

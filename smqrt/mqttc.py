@@ -1,4 +1,4 @@
-"""MQTT 5 clients under the documented names of the Lua module `mqttc` (smq.md §8).
+"""MQTT 5 clients under the documented names of the Lua module `mqttc` (spec: smq §8).
 
     import gevent
     from smqrt import mqttc
@@ -46,14 +46,14 @@ def create(
 
     The callbacks run one after the other in a greenlet of their own, while the program waits in gevent's way. What is
     published and subscribed without a connection waits for one. Subscriptions are not repeated after a reconnect:
-    subscribe in `onstatus`. Source: smq.md §8.
+    subscribe in `onstatus`. (spec: smq §8)
 
     Args:
         addr: a host name, `host:port`, a connected socket (see `smqrt.mqtt3c.connect`), or a function `f(mqtt, op)`
             that returns a connected socket, or `(None, error)`, each time a connection is needed.
         onstatus: `f(type, code, status)`, called after each attempt to connect and at the end of each connection. On
             success a true answer keeps the connection. Otherwise a false answer gives up, True tries again after 5
-            seconds, a number after so many seconds. See the manual, mqtt-python.
+            seconds, a number after so many seconds. (help: mqtt-python)
         onpub: `f(topic, payload, prop, cpt)`; the payload is a bytearray, with `recbta=False` bytes. By default
             messages are logged only. May be left out: a dict here is `op`, and the next argument `prop`.
         op: a dict of options, also as keywords: `port` (1883, with TLS 8883); `secure` or `shark` (True, or a
@@ -61,7 +61,7 @@ def create(
             (milliseconds, 5000); `intf` (local address); `ipv6`; `id` or `clientidentifier` (random); `keepalive`
             (seconds, 60; 0 for none); `uname` or `username`, `passwd` or `password`; `will` (`{"topic", "payload" or
             "message", "qos", "retain", "properties"}`); `recbta` (True); `queuesize`, `queuebytes`, `queuefull`,
-            `maxpacketsize`, `inflight`, `topicalias`: see the manual, mqtt-python. An unknown option is a warning in
+            `maxpacketsize`, `inflight`, `topicalias` (help: mqtt-python). An unknown option is a warning in
             the log.
         prop: properties of CONNECT, such as `{"sessionexpiryinterval": 3600}` (seconds). Without that one each
             connection starts with a new session.
@@ -84,6 +84,6 @@ def connect(
 ) -> tuple[Mqtt3, None] | tuple[None, str | int]:
     """Connect with MQTT 3.1.1, the older form: `smqrt.mqtt3c.connect`, with its arguments, results and errors.
 
-    Source: smq.md §8.
+    (spec: smq §8)
     """
     return mqtt3c.connect(addr, onpub, op, **options)

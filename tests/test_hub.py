@@ -1,4 +1,4 @@
-"""The Python API of the broker, method by method (specification: smq.md §2)."""
+"""The Python API of the broker, method by method (spec: smq §2)."""
 
 from __future__ import annotations
 
@@ -623,7 +623,7 @@ def test_onpublish_sees_every_message_and_decides(make_site: Callable[..., Site]
 
 
 def test_the_recipe_against_messages_between_clients(make_site: Callable[..., Site]) -> None:
-    """specification: smq.md §3: `1 ~= ptid and 1 ~= tid -> false`."""
+    """spec: smq §3: `1 ~= ptid and 1 ~= tid -> false`."""
     site = make_site(onpublish=lambda data, ptid, tid, subtid, peer: ptid == 1 or tid == 1)
     one, two, got = site.device(b"one-11"), site.device(b"two-22"), Calls()
     site.smq.subscribe("self", onmsg=got)

@@ -74,7 +74,7 @@ def test_unknown_options_of_subscribe_are_named(caplog: pytest.LogCaptureFixture
 
 # ---- names of arguments
 
-DOCUMENTED: dict[str, dict[str, Any]] = {  # the signatures of smq.md §2.3 to §2.5, each with values that are accepted
+DOCUMENTED: dict[str, dict[str, Any]] = {  # signatures (spec: smq §2.3 to §2.5), each with values that are accepted
     "create": {"topic": "t", "tid": 7},
     "createsub": {"subtopic": "s", "stid": 8},
     "gettid": {},

@@ -1,5 +1,5 @@
-"""Statements of the documents about a hub (smq.md §2, §12) that no other test of Python holds; tests/conformance lists
-all."""
+"""Statements of the documents about a hub (spec: smq §2, §12) that no other test of Python holds; tests/conformance
+lists all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broker: the methods that Python and Lua share, over names as bytes, ids and payloads (specification: smq.md §2).
+"""A broker: the methods that Python and Lua share, over names as bytes, ids and payloads (spec: smq §2).
 
 `METHODS` is the table from which the objects of Python (`smqrt.hub`) and Lua (`smq.hub`) derive: a binding converts
 each argument from its language's values by its kind, and the result back; what a value may be is checked here, once.

@@ -1,5 +1,5 @@
-"""The server's own client: a loopback outbox whose drain calls the application's message handlers (specification:
-smq.md §2.4).
+"""The server's own client: a loopback outbox whose drain calls the application's message handlers (spec:
+smq §2.4).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     WAITING ──Connect──▶ ASKING ──accepted──▶ CONNECTED ──any end──────▶ CLOSED
        └────────bad Connect, timeout───────┴──refused──────────────────────┘
 
-`HANDLERS` is the table of what a connected client may send, one handler per packet type, named after it (specification:
-smq.md §2.6, §12). A handler that asks a hook may have to wait: `control` then returns true, the connection stops
+`HANDLERS` is the table of what a connected client may send, one handler per packet type, named after it (spec:
+smq §2.6, §12). A handler that asks a hook may have to wait: `control` then returns true, the connection stops
 reading, and goes on when the outbox's `resume` is called. So one client's requests are worked off and acknowledged
 strictly in order.
 """

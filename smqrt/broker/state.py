@@ -88,7 +88,7 @@ Verdict = tuple[int, bytes]
 
 @dataclass(slots=True)
 class Hooks:
-    """Every extension point of a broker (specification: smq.md §2.2). An unset hook costs nothing.
+    """Every extension point of a broker (spec: smq §2.2). An unset hook costs nothing.
 
     A hook may answer with `Deferred`; the client's input waits meanwhile. A hook does not raise: the bindings (Python,
     Lua) catch and log what the application's function raises, and answer in its place.

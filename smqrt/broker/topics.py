@@ -1,7 +1,7 @@
 """Topics: numbers, names, who subscribes, who observes. The routing structure, on its own.
 
 Topic ids and ETIDs share one number space; sub-topic ids have their own. Numbers are random, non-zero and kept for the
-broker's life (specification: smq.md §12.6), or made from the names in a cluster. ETIDs carry the node's number.
+broker's life (spec: smq §12.6), or made from the names in a cluster. ETIDs carry the node's number.
 """
 
 from __future__ import annotations

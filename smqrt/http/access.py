@@ -1,5 +1,5 @@
 """Access rules of a server: the Host names it answers to, the pages whose requests it takes, who is shown errors
-(design: reliability §5).
+(help: security).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from smqrt.http.response import Response
 from smqrt.settings.limit_register import Limit
 from smqrt.transport.origins import Hosts, Origins, host_name, is_loopback, same_origin
 
-# ---- Private files: what no client is shown though it lies in a folder that is served (design: reliability §5).
+# ---- Private files: what no client is shown though it lies in a folder that is served (help: security).
 #
 # Source code, keys, databases, settings, the journals of hubs and the code of pipelines. What begins with a dot is
 # hidden

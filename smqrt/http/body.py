@@ -1,5 +1,5 @@
 """The body of a request, taken off the connection only when somebody asks for it; and what a client may take: the
-limits of times, sizes and memory (design: reliability §5).
+limits of times, sizes and memory (help: limits).
 """
 
 from __future__ import annotations

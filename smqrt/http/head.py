@@ -1,6 +1,6 @@
 """The head of a request: a strict grammar first, llhttp (httptools) second, our framing rules third.
 
-Whatever two servers could understand differently is refused with 400 and not repaired (design: reliability §5). The
+Whatever two servers could understand differently is refused with 400 and not repaired (decision 0001). The
 grammar below lets no bare CR or LF, NUL, folded line, or blank before a colon through, and no target but the origin
 form and the absolute form of http and https. Two liberties of RFC 9112 are taken, and end here: an absolute target
 becomes an origin target and the Host (§3.2.2), and raw UTF-8 in a target becomes percent-encoded.

@@ -330,8 +330,7 @@ class Request(Head, Posted):
 
     def report_failure(self, language: str, failure: str) -> None:
         """Log a failure of a page or a directory function under a number, and put it into the response, which is open;
-        `Access.shows_errors` decides whether the client sees more than the number (spec: runtime §4; design:
-        reliability §5).
+        `Access.shows_errors` decides whether the client sees more than the number (spec: runtime §4).
 
         Nothing sent yet: status 500 and plain text, or `{"error": "lua", "emsg": ...}` for a request by script. Already
         under way: a block of HTML behind what was sent.

@@ -1,6 +1,6 @@
 """SMQ brokers for Python applications: `from smqrt import hub; smq = hub.create()`.
 
-The names and meanings are those of the Lua module `smq.hub` (specification: smq.md §2). Topic names are `str` or
+The names and meanings are those of the Lua module `smq.hub` (spec: smq §2). Topic names are `str` or
 `bytes` and come back as `str` (bytes that are no UTF-8 as `bytes`); payloads are `bytes` when they come, and go out as
 `smqrt.smq.messages.payload` says. Callbacks may block in gevent's way.
 """

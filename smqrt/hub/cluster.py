@@ -1,4 +1,4 @@
-"""Hubs that work as one: `cluster.create(smq, links, name="chat")` (specification: smq.md §6)."""
+"""Hubs that work as one: `cluster.create(smq, links, name="chat")` (spec: smq §6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where links come from: `from smqrt.hub import conn; conn.create(links, 1900)` (specification: smq.md §6)."""
+"""Where links come from: `from smqrt.hub import conn; conn.create(links, 1900)` (spec: smq §6)."""
 
 from __future__ import annotations
 

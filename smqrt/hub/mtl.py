@@ -1,4 +1,4 @@
-"""Links to other nodes: `from smqrt.hub import mtl; links = mtl.create("password")` (specification: smq.md §6)."""
+"""Links to other nodes: `from smqrt.hub import mtl; links = mtl.create("password")` (spec: smq §6)."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class PeerSocket:
         return self.tls is not None and self.tls.resumed()
 
     def setoption(self, name: str, on: bool, *values: int) -> bool:
-        """Set an option of the socket by the name that it has in Lua (specification: bas-api.md §8.2).
+        """Set an option of the socket by the name that it has in Lua (spec: bas-api §8.2).
 
             peer.sock.setoption("keepalive", True, 60, 10)
 
@@ -134,7 +134,7 @@ class Refused(SmqrtError):
     """Raised by `authenticate` instead of returning a code: the client may not come in.
 
     Args:
-        code: 1 to 6 (specification: smq.md §1.2).
+        code: 1 to 6 (spec: smq §1.2).
         reason: a text for the client.
 
     Raises:

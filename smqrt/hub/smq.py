@@ -63,7 +63,7 @@ OnMessageObject = TypeVar("OnMessageObject", bound=Callable[[Message], object])
 
 
 def isSMQ(request: object) -> bool:
-    """Whether `request` (of smqrt, or a WSGI environ) asks for SMQ or a WebSocket (specification: smq.md §2.1)."""
+    """Whether `request` (of smqrt, or a WSGI environ) asks for SMQ or a WebSocket (spec: smq §2.1)."""
     return is_smq(request)
 
 
@@ -100,7 +100,7 @@ def create(
     observe: str | None = None,
     journal: JournalOption = None,
 ) -> Smq:
-    """Create a broker (specification: smq.md §2.2).
+    """Create a broker (spec: smq §2.2).
 
     Args:
         options: a dict of the options below, as Lua's table of options. A keyword argument that is not None replaces
@@ -254,7 +254,7 @@ class Smq:
 
     @renamed(request="cmd")
     def connect(self, cmd: object, arg: object = None) -> bool:
-        """Turn an HTTP request into an SMQ connection (specification: smq.md §2.3).
+        """Turn an HTTP request into an SMQ connection (spec: smq §2.3).
 
         Args:
             cmd: the request of a directory function, or a WSGI environ (help: wsgi).
@@ -429,7 +429,7 @@ class Smq:
 
     @renamed(subtid="subtopic")
     def pubon(self, data: Payload, totid: int, fromtid: int, subtopic: int = 0) -> bool:
-        """Send to one client on behalf of another (specification: smq.md §2.4).
+        """Send to one client on behalf of another (spec: smq §2.4).
 
         Args:
             data: the message.
@@ -456,7 +456,7 @@ class Smq:
         json: bool = False,
         once: bool = False,
     ) -> int:
-        """Receive a topic and return its id (specification: smq.md §2.4).
+        """Receive a topic and return its id (spec: smq §2.4).
 
         Args:
             topic: name, id, or `"self"` for the server's own ETID.
@@ -565,7 +565,7 @@ class Smq:
     @renamed(function="onchange")
     def observe(self, topic: Topic, onchange: Callable[[int, Given], object]) -> bool | None:
         """Call `onchange(subscribers, topic)` when the number of subscribers of a topic has changed; for an ETID once,
-        with 0, when its client has disconnected (specification: smq.md §2.4).
+        with 0, when its client has disconnected (spec: smq §2.4).
 
         Returns:
             None for the server's own ETID and for unknown ids, true otherwise.

@@ -30,6 +30,7 @@ _PARTS = {
         "journal pipelines pipeline-rules pipeline-state exactly-once pipeline-commands format-smq "
         "declarative-pipelines pipeline-cluster duckdb"
     ),
+    "Specification": "specification specification/smq specification/bas-api specification/runtime",
 }
 _OTHERS = "More"
 _POLICY = "default-src 'none'; style-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"

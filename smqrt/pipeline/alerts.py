@@ -4,7 +4,7 @@ A key has up to three alarms: `when` (a condition), `absent` (silence) and `rate
 raised and cleared in turn, never twice in a row, and decided by the times of the messages alone. So a stream, the same
 rows in one batch, and a stream that was interrupted tell the same. Only silence that still lasts needs a clock.
 
-Source: design of the pipeline §7 (help/pipeline-rules.md is the page for users).
+(help: pipeline-rules)
 """
 
 from __future__ import annotations

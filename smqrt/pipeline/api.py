@@ -3,7 +3,7 @@
 A decorated function stays what it was, so it can be called and tested with any DataFrame. What the decorator said is
 kept beside it: `declaration_of(function)`. `smqrt.pipeline.discover` collects the declarations of a folder.
 
-Source: design of the pipeline §8 (help/pipelines.md is the page for users).
+(help: pipelines)
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ more as batches, half of them at a time, until each row that fails by itself is 
 <state>/<query>/left_out.json    {"rows": {node: [seq]}, "letters": [[topic, text]] that are yet to be published,
                                  "key", "number": of the commit that they are published with}
 
-Source: decisions/0037-failing-rows.md (help/pipeline-rules.md is the page for users).
+(help: pipeline-rules, decision 0037)
 """
 
 from __future__ import annotations

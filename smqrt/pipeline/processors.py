@@ -6,7 +6,7 @@ fired between the rows that they lie between (`ByRows`): a stream, a backfill an
 processing time have the clock of the computer in a stream; a backfill and a test go by the times when the hub got the
 rows.
 
-Source: design of the pipeline §1 and §7 (help/pipeline-state.md is the page for users).
+(help: pipeline-state)
 """
 
 from __future__ import annotations

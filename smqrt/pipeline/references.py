@@ -4,7 +4,7 @@ So workers on other machines need no access to the file, and a micro-batch reads
 `ReferenceWatch` tells so, and the queries that use it start anew from their checkpoints: that takes about a second and
 loses nothing.
 
-Source: design of the pipeline §7 (help/pipeline-rules.md is the page for users).
+(help: pipeline-rules)
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Spark itself counts what fails while the rows pass (`DataFrame.observe`), so counting costs no pass of its own and
 replayed micro-batches are not counted twice in one progress.
 
-Source: design of the pipeline §7 (help/pipeline-rules.md is the page for users).
+(help: pipeline-rules)
 """
 
 from __future__ import annotations

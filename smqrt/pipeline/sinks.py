@@ -3,7 +3,7 @@
 The hub keeps (query, number of the micro-batch) in the same write as the rows. When a pipeline dies between that and
 Spark's own note of it, Spark does the micro-batch again, and the hub sees that it has it already.
 
-Source: design of the pipeline §5 (help/exactly-once.md is the page for users).
+(help: exactly-once)
 """
 
 from __future__ import annotations

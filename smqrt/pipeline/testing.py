@@ -3,7 +3,7 @@
 Each query runs as the stream that it is, in one micro-batch over the whole slice. So what it gives depends on the slice
 alone: an update tells each group once, and the silence that an alert waits for goes by the times of the messages.
 
-Source: design of the pipeline §7 (help/pipeline-rules.md is the page for users).
+(help: pipeline-rules)
 """
 
 from __future__ import annotations

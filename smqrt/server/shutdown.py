@@ -76,7 +76,7 @@ def prepare() -> None:
     """Suits the process to many connections and large messages."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    # Without this, malloc maps and unmaps every large message: 34 against 20 us for one of 60 KB (design: broker §8).
+    # Without this, malloc maps and unmaps every large message: 34 against 20 us for one of 60 KB.
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)

@@ -1,4 +1,4 @@
-"""The data path: a connected SMQ client as callbacks of the event loop (design in help/data-path.md).
+"""The data path: a connected SMQ client as callbacks of the event loop (help: data-path).
 
 One shared receive buffer, runs instead of messages, one dictionary lookup per run, unchanged bytes forwarded, one flush
 per loop turn. `RawConnection` speaks the framing of raw sockets; `smq/connection_kinds.py` adds WebSocket and TLS.

@@ -24,7 +24,7 @@ unmask = data_path.kernels.unmask
 
 class WsConnection(RawConnection):
     """A client on a WebSocket: frames are turned into raw frames in the receive buffer and take the same path
-    (specification: smq.md §12.11).
+    (spec: smq §12.11).
 
     `decoded` holds raw frames that were unmasked already when a hook made the connection wait.
     """

@@ -63,7 +63,7 @@ _ORIGINS = Rule("a text, or a list of texts", _origins)
 
 @dataclass(slots=True)
 class HubOptions:
-    """The options of `create` that are neither callbacks nor the journal (specification: smq.md §2.2)."""
+    """The options of `create` that are neither callbacks nor the journal (spec: smq §2.2)."""
 
     keepidle_s: int = option(
         KEEPALIVE_IDLE_S, KEEPALIVE_SECONDS, "TCP keep-alive of clients: seconds of silence before", name="keepidle"
@@ -455,7 +455,7 @@ class GeventBroker(SucceedingBroker):
             self.cluster.pressed(key, presses)
 
     def connect(self, request: object, arg: object = None) -> bool:
-        """Turn an HTTP request into an SMQ connection; blocks until the handshake ended (specification: smq.md §2.3).
+        """Turn an HTTP request into an SMQ connection; blocks until the handshake ended (spec: smq §2.3).
 
         A request that is not SMQ gets 404, one of a page of another host 403, any when this broker is closed 503.
         Returns false when nothing was answered, because the WSGI server hands no connections over.

@@ -1,4 +1,4 @@
-"""From an HTTP request to a connected SMQ client: the three bootstraps (specification: smq.md §1.1, §12.1)."""
+"""From an HTTP request to a connected SMQ client: the three bootstraps (spec: smq §1.1, §12.1)."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class BootstrapRequest(Protocol):
 
 
 def is_smq(request: object) -> bool:
-    """Whether a request is SMQ: it has the header `SimpleMQ` or `Sec-WebSocket-Key` (specification: smq.md §2.1).
+    """Whether a request is SMQ: it has the header `SimpleMQ` or `Sec-WebSocket-Key` (spec: smq §2.1).
 
     Raises:
         ArgumentError: it is no request.

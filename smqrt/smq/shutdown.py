@@ -36,7 +36,7 @@ log = logging.getLogger("smqrt")
 
 FEW_CLIENTS = 100
 COME_BACK_PER_S = 2000
-"""What a server takes of clients that come back, with something left for those who work (design: reliability §6)."""
+"""What a server takes of clients that come back, with something left for those who work."""
 LONGEST_WINDOW_S = 5.0
 """`docker stop` waits for 10 s in all."""
 _READS = 16

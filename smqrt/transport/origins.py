@@ -1,5 +1,5 @@
 """Web origins and Host names: which pages may talk to a server, and under which names it answers (RFC 6454, RFC 9110
-§7.2; design: reliability §5)."""
+§7.2; help: security)."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from smqrt.transport.graceful_close import send_and_close
 from smqrt.transport.tls import Buffer, TlsTransport, Transport
 from smqrt.wire.connection_state import Life, moved
 
-# ---- Options of sockets by the names of `sock:setoption` (specification: bas-api.md §8.2).
+# ---- Options of sockets by the names of `sock:setoption` (spec: bas-api §8.2).
 
 
 class OptionSocket(Protocol):

@@ -1,6 +1,6 @@
 """TLS contexts: one's own certificates, what to speak (ALPN), and whether the other side may be trusted.
 
-A client of smqrt shakes hands with anybody and then asks: spec bas-api §8.2 leaves the decision to the application.
+A client of smqrt shakes hands with anybody and then asks: the application decides (spec: bas-api §8.2).
 The chain that was presented is verified by OpenSSL itself, by the rules that every other TLS client follows.
 """
 

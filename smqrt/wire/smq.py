@@ -1,4 +1,4 @@
-"""SMQ packets: the numbers, the builders and the one parser that needs care (specification: smq.md §1).
+"""SMQ packets: the numbers, the builders and the one parser that needs care (spec: smq §1).
 
 A *packet* is `u8 type` and a body. A *frame* is a packet behind `u16 length` (which counts its own two bytes): that is
 what raw sockets carry, and what the broker forwards unchanged. A *run* is one or more whole Publish frames that share
@@ -244,7 +244,7 @@ def name(packet: bytes) -> bytes:
 
 
 def parse_connect(packet: bytes) -> Connect:
-    """Parse a Connect packet, version 1 or 2 (specification: smq.md §1.2).
+    """Parse a Connect packet, version 1 or 2 (spec: smq §1.2).
 
     Raises:
         ProtocolError: wrong type or version, a uid under 6 bytes, or a length that points beyond the packet. A packet

@@ -1,4 +1,4 @@
-"""From an HTTP request to a connected client: the shapes that clients in the field use (smq.md §1.1, §12)."""
+"""From an HTTP request to a connected client: the shapes that clients in the field use (spec: smq §1.1, §12)."""
 
 from __future__ import annotations
 

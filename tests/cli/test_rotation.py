@@ -117,7 +117,7 @@ def rotate(rotation: Rotation, rotations: int, clients: int) -> list[ssl.SSLSock
 
 
 def test_nobody_is_disconnected_by_new_certificates(serve: Serve, tmp_path: Path) -> None:
-    """Fault F8 of the reliability plan."""
+    """Certificates change under traffic."""
     rotation = Rotation(serve, tmp_path)
     clients = rotate(rotation, *SHORT)
     assert len(clients) >= SHORT[1]

@@ -1,4 +1,4 @@
-"""`SMQClient` under its documented names: each option, callback and method does what is said of it (smq.md §3, §7)."""
+"""`SMQClient` under its documented names: each option, callback and method does what it says (spec: smq §3, §7)."""
 
 from __future__ import annotations
 

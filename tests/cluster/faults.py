@@ -1,5 +1,4 @@
-"""Three real servers at cables, with clients and a ledger, under the faults of a network and of processes (design:
-reliability, F10).
+"""Three real servers at cables, with clients and a ledger, under the faults of a network and of processes.
 
 Each message between two nodes that are well must arrive once and in order. What a fault may cost is what was published
 between its begin and the moment from which both sides say that they are joined again.

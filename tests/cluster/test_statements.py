@@ -1,4 +1,4 @@
-"""Python's `hub.mtl`, `hub.conn` and `hub.cluster`: what the documents say of their options and methods (smq.md §6)."""
+"""Python's `hub.mtl`, `hub.conn` and `hub.cluster`: documented options and methods (spec: smq §6)."""
 
 from __future__ import annotations
 

@@ -82,5 +82,5 @@ _HEAD = """# Conformance: documented statements and their tests
 What the documents of SMQ and of its MQTT modules say, statement by statement, with the tests that hold it in Lua and
 in Python: {count} statements, {tests} tests. The paths are below `tests/`; the same test in both columns runs once with
 a hub or a client of each language, or tests what lies below both. What other Barracuda products do differently is told
-in [Moving a Barracuda application here](moving.md).
+in [Moving a Barracuda application here](moving.md), the facts themselves in the [specification](specification/smq.md).
 """

@@ -1,5 +1,5 @@
 """Clients that come, stall, are cut and return in any order: whatever was published is delivered, in order and once,
-or counted as dropped (reliability §6, the ledger rule)."""
+or counted as dropped."""
 
 from __future__ import annotations
 

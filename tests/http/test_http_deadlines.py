@@ -1,4 +1,4 @@
-"""Nobody holds a connection by being slow, and being slow costs the others nothing (design: reliability §5)."""
+"""Nobody holds a connection by being slow, and being slow costs the others nothing (help: limits)."""
 
 from __future__ import annotations
 

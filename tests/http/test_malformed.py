@@ -1,4 +1,4 @@
-"""Requests that two servers could read differently: 400, a close, and nobody sees them (design: reliability §5)."""
+"""Requests that two servers could read differently: 400, a close, and nobody sees them (decision 0001)."""
 
 from __future__ import annotations
 

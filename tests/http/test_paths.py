@@ -1,4 +1,4 @@
-"""No spelling of a path leaves the root or shows what is hidden, from a folder or a ZIP archive (reliability §5)."""
+"""No spelling of a path leaves the root or shows what is hidden, from a folder or a ZIP archive (help: security)."""
 
 from __future__ import annotations
 

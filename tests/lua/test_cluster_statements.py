@@ -1,4 +1,4 @@
-"""`require"smq.mtl"`, `smq.conn` and `smq.cluster`: what the documents say of their options and methods (smq.md §6)."""
+"""`require"smq.mtl"`, `smq.conn` and `smq.cluster`: documented options and methods (spec: smq §6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages as a server runs them: environments, errors, includes and forwards (spec: bas-api §1, §2.2; runtime §3, §4)."""
+"""Pages as a server runs them: environments, errors, includes and forwards (spec: bas-api §1, §2.2, runtime §3, §4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mqttc` and `mqtt3c`: sessions, ways to a broker, and ends as the documents state them (smq.md §8, §9)."""
+"""`mqttc` and `mqtt3c`: sessions, ways to a broker, and ends as the documents state them (spec: smq §8, §9)."""
 
 from __future__ import annotations
 

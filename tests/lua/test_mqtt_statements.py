@@ -1,4 +1,4 @@
-"""`mqttc` and `mqtt3c`: packets, callbacks and methods as the documents state them (smq.md §8, §9)."""
+"""`mqttc` and `mqtt3c`: packets, callbacks and methods as the documents state them (spec: smq §8, §9)."""
 
 from __future__ import annotations
 

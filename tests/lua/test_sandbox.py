@@ -1,4 +1,4 @@
-"""The sandbox: all that an application can't get hold of (design: lua.md rule 9, reliability.md §5)."""
+"""The sandbox: all that an application can't get hold of (help: security)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`require"smq.client"`: what the documents say of each option, callback and method (smq.md §3)."""
+"""`require"smq.client"`: what the documents say of each option, callback and method (spec: smq §3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`require"smq.hub"`, `smq.broker` and `smqbroker`: the broker as Lua applications use it (smq.md §2)."""
+"""`require"smq.hub"`, `smq.broker` and `smqbroker`: the broker as Lua applications use it (spec: smq §2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements of the documents about a hub (smq.md §2, §12) that no other test of Lua holds; tests/conformance lists
+"""Statements of the documents about a hub (spec: smq §2, §12) that no other test of Lua holds; tests/conformance lists
 all."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`require"smq.mtl"`, `smq.conn` and `smq.cluster` (smq.md §6): called rightly, wrongly, twice, and after the end. Two
-nodes are two sets of links in one process, with real sockets between them.
+"""`require"smq.mtl"`, `smq.conn` and `smq.cluster` (spec: smq §6): called rightly, wrongly, twice, and after the end.
+Two nodes are two sets of links in one process, with real sockets between them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The data path: order, runs, many topics, the largest messages, over every transport (design: broker.md)."""
+"""The data path: order, runs, many topics, the largest messages, over every transport (help: data-path)."""
 
 from __future__ import annotations
 

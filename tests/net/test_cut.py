@@ -1,4 +1,4 @@
-"""A client that is cut at any byte of a session leaves nothing behind (design: reliability §7, F3)."""
+"""A client that is cut at any byte of a session leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a hub's clients under traffic: nothing that was accepted is lost without being counted (design: F2)."""
+"""The end of a hub's clients under traffic: nothing that was accepted is lost without being counted."""
 
 from __future__ import annotations
 

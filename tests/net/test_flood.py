@@ -1,4 +1,4 @@
-"""One client that sends as fast as it can holds the loop up for a bounded time only (design: reliability §6, L12)."""
+"""One client that sends as fast as it can holds the loop up for a bounded time only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Subscribers that do not read: nobody else notices, and every copy they do not get is counted (design: broker.md)."""
+"""Subscribers that do not read: no other client notices, lost copies are counted (help: slow-consumers)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random and mutated input never raises past the session, never hangs, and leaves nothing behind (reliability §8)."""
+"""Random and mutated input never raises past the session, never hangs, and leaves nothing behind."""
 
 from __future__ import annotations
 

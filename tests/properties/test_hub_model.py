@@ -1,4 +1,4 @@
-"""The hub against a model of plain dictionaries, compared after every step (design: reliability §7)."""
+"""The hub against a model of plain dictionaries, compared after every step."""
 
 from __future__ import annotations
 

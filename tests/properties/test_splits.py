@@ -1,4 +1,4 @@
-"""Any split of the byte stream gives the same packets (specification: smq.md §1; design: broker.md)."""
+"""Any split of the byte stream gives the same packets (spec: smq §1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shutdown` of all clients: it reaches every worker, except while its application ends (specification: smq.md §6a)."""
+"""`shutdown` of all clients: it reaches every worker, except while its application ends (spec: smq §6a)."""
 
 from __future__ import annotations
 

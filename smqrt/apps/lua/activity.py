@@ -1,4 +1,4 @@
-"""Activities: Lua functions that run in pooled coroutines and may block (design: lua.md, "blocking calls are yields").
+"""Activities: Lua functions that run in pooled coroutines and may block (help: cosockets).
 
 An activity is started inline. As long as it doesn't block it costs about a microsecond and no greenlet. When it
 blocks, it has yielded an `Op`: the Lua frames are off the C stack, and the op's answer resumes the activity.

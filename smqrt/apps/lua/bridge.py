@@ -1,7 +1,7 @@
 """The crossing between Lua and Python: values, texts, errors, and the guard around every function that Lua may call.
 
 A Python exception must never travel through lupa's C frames. The guard catches it, and the Lua shim around the
-function raises it again as a Lua error at the line of the application that made the call (design: lua.md, rule 4).
+function raises it again as a Lua error at the line of the application that made the call (decision 0003).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from smqrt.settings.options import Rule
 log = logging.getLogger("smqrt.lua")
 
 LuaValue = None | bool | int | float | bytes
-"""All that crosses, in both directions (design: lua.md, rule 3)."""
+"""All that crosses, in both directions (decision 0003)."""
 
 LuaValues = tuple[LuaValue, ...]
 
@@ -83,8 +83,7 @@ def encoded(value: LuaValue | str) -> LuaValue:
 
 
 def fail(word: str, *more: LuaValue | str) -> LuaValues:
-    """Return what Lua sees as `nil, word, ...`: how the API reports what the world did (spec: bas-api, conventions
-    and §15)."""
+    """Return what Lua sees as `nil, word, ...`: how the API reports what the world did (spec: bas-api §15)."""
     return (None, *map(encoded, (word, *more)))
 
 

@@ -1,4 +1,4 @@
-"""The Lua runtime of a server: Lua 5.4 or 5.5 (decision 0040), made safe under gevent (design: lua.md).
+"""The Lua runtime of a server: Lua 5.4 or 5.5 (decision 0040), made safe under gevent (decision 0003).
 
 Lua functions and tables never cross to Python: they stay in a table on the Lua side, and Python knows them by an
 integer reference. From Python to Lua cross only None, bool, int, float and bytes.

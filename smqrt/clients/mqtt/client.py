@@ -1,4 +1,4 @@
-"""`MqttClient`: the application's side of an MQTT client, and the greenlet that keeps its connection (smq.md §8)."""
+"""`MqttClient`: the application's side of an MQTT client, and the greenlet that keeps its connection (spec: smq §8)."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from smqrt.transport.tls_contexts import CertStore, ClientTls, Identity, Trust
 from smqrt.wire.mqtt.reasons import Reason, reason_words
 from smqrt.wire.url import split_url
 
-# ---- Close reasons of connections to a broker, and what `onstatus` wants to be done then (smq.md §8).
+# ---- Close reasons of connections to a broker, and what `onstatus` wants to be done then (spec: smq §8).
 
 log = logging.getLogger("smqrt.mqtt")
 
@@ -67,7 +67,7 @@ class MqttCloseReason:
     Attributes:
         type: "mqtt" or "sock".
         code: with "mqtt": "connect" (refused), "disconnect", "protocolerror", "pingtimeout"; with "sock": an error word
-            (bas-api §15) or the trust status of a certificate: "cn", "cert", "certcn", "none".
+            (spec: bas-api §15) or the trust status of a certificate: "cn", "cert", "certcn", "none".
         status: with "connect" `{"sessionpresent", "reasoncode", "properties"}`, with "disconnect" the latter two.
         detail: one sentence for a log.
     """
@@ -114,7 +114,7 @@ def violated(code: int, error: Exception) -> MqttCloseReason:
 
 
 def connect_error(end: MqttCloseReason | None) -> tuple[str | int, str | bool]:
-    """Return how `mqtt3c.connect` failed: the error, and its kind (smq.md §9).
+    """Return how `mqtt3c.connect` failed: the error, and its kind (spec: smq §9).
 
     Returns:
         A CONNACK number and True, "invalidresp" and "mqtt", or a socket or trust word and "sock".
@@ -127,7 +127,7 @@ def connect_error(end: MqttCloseReason | None) -> tuple[str | int, str | bool]:
 
 
 def run_word(end: MqttCloseReason | None) -> str:
-    """Return the word with which `run` ends (smq.md §9): "disconnect" when this side asked for it."""
+    """Return the word with which `run` ends (spec: smq §9): "disconnect" when this side asked for it."""
     if end is None:
         return "disconnect"
     if end.code == "pingtimeout":
@@ -372,7 +372,7 @@ def open_unless_untrusted(address: object, options: MqttOptions) -> Stream:
     """Make the connection of `mqtt3c.connect`, or take a ready one.
 
     A certificate that is not trusted is refused when there are credentials to send; without them it is a warning in
-    the log (smq.md §9).
+    the log (spec: smq §9).
 
     Args:
         address: a name, see `parse_address`, or a connected socket, see `stream_of`. Credentials in the name are put

@@ -1,4 +1,4 @@
-"""The documented MQTT interface, which `smqrt.mqttc` and `smqrt.mqtt3c` share (smq.md §8, §9).
+"""The documented MQTT interface, which `smqrt.mqttc` and `smqrt.mqtt3c` share (spec: smq §8, §9).
 
 It has the names, argument order, options and results of the Lua modules, and uses `MqttClient`. What differs from Lua:
 a full queue raises QueueFullError, a wrong argument raises ArgumentError, and `nil, error` is `(None, error)`.
@@ -34,7 +34,7 @@ from smqrt.transport.stream import Stream
 from smqrt.transport.tls_contexts import ClientTls
 from smqrt.wire.mqtt.properties import Props
 
-# ---- Callbacks of a client that its application runs: they wait until `run` takes them (smq.md §9).
+# ---- Callbacks of a client that its application runs: they wait until `run` takes them (spec: smq §9).
 
 log = logging.getLogger("smqrt.mqtt")
 

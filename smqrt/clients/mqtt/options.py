@@ -1,4 +1,4 @@
-"""The options of a client, with their defaults (smq.md §8)."""
+"""The options of a client, with their defaults (spec: smq §8)."""
 
 from __future__ import annotations
 

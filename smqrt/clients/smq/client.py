@@ -1,4 +1,4 @@
-"""`SmqClient`: what applications call (smq.md §7)."""
+"""`SmqClient`: what applications call (spec: smq §7)."""
 
 from __future__ import annotations
 

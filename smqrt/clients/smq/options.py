@@ -57,7 +57,7 @@ def _random_uid() -> str:
 
 @dataclass(kw_only=True)
 class SmqClientOptions:
-    """What a client can be told (specification: smq.md §7). Times are seconds."""
+    """What a client can be told (spec: smq §7). Times are seconds."""
 
     uid: str | bytes = option(
         _random_uid,

@@ -4,7 +4,7 @@
 
 Each state takes one kind of packet, except OPEN, whose packets are in the table `_HANDLERS`. Whatever arrives,
 `receive` never raises: a broken rule is the event `Ended`. In HTTP the client sends its request and waits for the head
-of the answer (specification: smq.md §1.1). Behind it everything to send is a *frame* (see `smqrt.wire.smq`), everything
+of the answer (spec: smq §1.1). Behind it everything to send is a *frame* (see `smqrt.wire.smq`), everything
 received a *packet*, whatever the framing.
 """
 
@@ -33,7 +33,7 @@ REFUSALS = {
     ConnackCode.CERTIFICATE_REJECTED: "client certificate not accepted",
     ConnackCode.ACCESS_DENIED: "access denied",
 }
-"""What each Connack code says in words (specification: smq.md §1.2)."""
+"""What each Connack code says in words (spec: smq §1.2)."""
 _SENTENCES = {
     "sslnottrusted": "certificate not trusted",
     "sslhandshake": "TLS handshake failed",
@@ -49,7 +49,7 @@ class ConnectionEnd(SmqrtError):
     """A connection ended, or could not be made.
 
     Attributes:
-        word: what `onclose` receives: an error word of bas-api §15, `nonsmq`, `protocolerror`, `pong`, `onauth`,
+        word: what `onclose` receives: an error word (spec: bas-api §15), `nonsmq`, `protocolerror`, `pong`, `onauth`,
             `failed` (a function of the application), the words of a refusal, the text of the broker's Disconnect, or
             None for a Disconnect without text.
         code: the Connack code of a refusal, else 0.

@@ -1,5 +1,5 @@
 """The greenlet that keeps a client's connection: it connects, hands on what the broker sends, comes back when the
-connection is lost, and ends (smq.md §7). What `onauth` and `onclose` answer is checked here.
+connection is lost, and ends (spec: smq §7). What `onauth` and `onclose` answer is checked here.
 """
 
 from __future__ import annotations

@@ -24,12 +24,12 @@ from smqrt.wire.smq import MAX_PACKET_BYTES, Type
 
 # ---- Topics and sub-topics of a client: their names and ids, and the handlers of its subscriptions, registered by name
 # and
-# found by id (specification: smq.md §2.4, delivery rules).
+# found by id (spec: smq §2.4, delivery rules).
 #
 # Topics and sub-topics are two separate spaces of names; ids are those of one connection.
 
 SELF = b"self"
-"""The topic name that means one's own ETID (specification: smq.md §3)."""
+"""The topic name that means one's own ETID (spec: smq §3)."""
 
 Topic = bytes | int
 """A name, `SELF`, or an id."""

@@ -170,7 +170,7 @@ class Expected:
 
 
 PORT = 1900
-"""Of links, by custom (specification: smq.md §6)."""
+"""Of links, by custom (spec: smq §6)."""
 RETRY_S = 2.5
 """So long a node waits at most before it tries an address again: after any outage all are linked within 5 s, also when
 the system was just trying by itself, which it does at 1 and 3 of `CONNECT_S`.

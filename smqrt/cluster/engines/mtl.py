@@ -1,5 +1,5 @@
 """The documented cluster API: links to other nodes (`Mtl`) with channels of the application's own, where they come from
-(`Conn`), and a hub that uses them (`Cluster`). Specification: smq.md §6.
+(`Conn`), and a hub that uses them (`Cluster`) (spec: smq §6).
 """
 
 from __future__ import annotations

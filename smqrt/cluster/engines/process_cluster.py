@@ -107,7 +107,7 @@ class ProcessCluster:
 
     def observes(self) -> str:
         """Whose subscribers `observe` counts in hubs that don't say it: workers alone are one server, and so count as
-        one; nodes are asked for their own (specification: smq.md §6).
+        one; nodes are asked for their own (spec: smq §6).
         """
         has_nodes = self.plan.listen or self.plan.nodes or self._met_through
         return "cluster" if self.plan.workers and not has_nodes else "node"

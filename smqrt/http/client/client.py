@@ -92,7 +92,7 @@ class Released:
 class HttpConversation:
     """A client for one request at a time. All calls that wait block the greenlet; `close` may come from any.
 
-    Every call raises StreamError (words: spec bas-api §15): what `Stream` raises, "invalidresponse", "sslnottrusted",
+    Every call raises StreamError (spec: bas-api §15): what `Stream` raises, "invalidresponse", "sslnottrusted",
     "incorrectuse" (nothing was asked), and what `open_through` raises.
     """
 

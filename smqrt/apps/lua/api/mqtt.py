@@ -1,4 +1,4 @@
-"""`require"mqttc"` and `require"mqtt3c"`: MQTT for Lua applications (specification: smq.md §8, §9).
+"""`require"mqttc"` and `require"mqtt3c"`: MQTT for Lua applications (spec: smq §8, §9).
 
 Lua knows a client by an integer; the other half is lib/ba/mqtt.lua. Callbacks run either in the greenlet of the client
 (`create`), or in the activity that calls `run` (`connect`), which takes them from a `LuaInbox`.

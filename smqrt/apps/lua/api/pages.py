@@ -36,7 +36,7 @@ def to_lua(text: bytes, raw: bool = False) -> bytes:
 
     text: the page as it lies in its file. raw: leave out the five-argument prologue.
     Line n of the source is line n of the page. Raises LspError for a start tag that nothing ends.
-    Source: spec bas-api §1.
+    (spec: bas-api §1)
     """
     text = _NEWLINE.sub(b"\n", text)
     parts = [] if raw else [PROLOGUE]

@@ -1,4 +1,4 @@
-"""`require"smq.client"`: SMQ clients for Lua applications (specification: smq.md §3). The other half is
+"""`require"smq.client"`: SMQ clients for Lua applications (spec: smq §3). The other half is
 lib/smq/client.lua.
 
 Lua knows a client by an integer. Its callbacks run one after the other in the greenlet of the client's dispatcher, so

@@ -1,5 +1,5 @@
 """`require"smq.mtl"`, `require"smq.conn"` and `require"smq.cluster"`: hubs of several processes that work as one
-(specification: smq.md §6). The other halves are lib/smq/mtl.lua, conn.lua and cluster.lua.
+(spec: smq §6). The other halves are lib/smq/mtl.lua, conn.lua and cluster.lua.
 
 Lua knows links, the places where they come from, clusters and channels by integers. They live until the application
 ends, channels until they are closed.

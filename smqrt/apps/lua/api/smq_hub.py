@@ -1,4 +1,4 @@
-"""`require"smq.hub"`: brokers for Lua applications (specification: smq.md §2). The other half is lib/smq/hub.lua.
+"""`require"smq.hub"`: brokers for Lua applications (spec: smq §2). The other half is lib/smq/hub.lua.
 
 Lua knows a broker and a client by integers. A client gets one the first time a callback or `peers()` shows it.
 """

@@ -1,4 +1,4 @@
--- require "SparkplugB": payloads of Sparkplug B, and an edge node (Eclipse Sparkplug 3.0; spec: bas-api 12).
+-- require "SparkplugB": payloads of Sparkplug B, and an edge node (Eclipse Sparkplug 3.0; spec: bas-api §12).
 local core = ...
 
 local arg, format, ipairs, isyieldable, pairs, raise, rawtype, setmetatable, xpcall =

@@ -1,4 +1,4 @@
--- require "httpc": HTTP clients (spec: bas-api 9). A client is an object with an integer; its calls block the caller only.
+-- require "httpc": HTTP clients (spec: bas-api §9). A client is an object with an integer; its calls block the caller only.
 local core, py = ...
 
 local arg, concat, ipairs, pack, pairs = core.arg, table.concat, ipairs, string.pack, pairs

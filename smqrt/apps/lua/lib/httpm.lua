@@ -1,4 +1,4 @@
--- require "httpm": the clients of http with calls for whole exchanges: forms, JSON, files (spec: bas-api 9).
+-- require "httpm": the clients of http with calls for whole exchanges: forms, JSON, files (spec: bas-api §9).
 local core = ...
 
 local arg, pairs = core.arg, pairs

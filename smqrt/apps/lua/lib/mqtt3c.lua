@@ -1,4 +1,4 @@
--- require "mqtt3c": the MQTT 3.1.1 client (specification: smq.md 9).
+-- require "mqtt3c": the MQTT 3.1.1 client (spec: smq §9).
 local core = ...
 
 local arg, dispatch, format, max, mqtt, select, setmetatable = core.arg, core.mqtt.dispatch, string.format, math.max, core.mqtt, select, setmetatable

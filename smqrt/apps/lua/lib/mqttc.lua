@@ -1,4 +1,4 @@
--- require "mqttc": the MQTT 5 client (specification: smq.md 8).
+-- require "mqttc": the MQTT 5 client (spec: smq §8).
 local core = ...
 
 local arg, mqtt = core.arg, core.mqtt

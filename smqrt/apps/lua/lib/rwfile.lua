@@ -1,4 +1,4 @@
--- require "rwfile": whole files in one call (spec: bas-api 6).
+-- require "rwfile": whole files in one call (spec: bas-api §6).
 local core = ...
 
 local arg = core.arg

@@ -1,4 +1,4 @@
--- require "xmlrpc": functions that are called by XML-RPC over HTTP POST (xmlrpc.com/spec.md; spec: bas-api 12).
+-- require "xmlrpc": functions that are called by XML-RPC over HTTP POST (xmlrpc.com/spec.md; spec: bas-api §12).
 local core = ...
 
 local arg, concat, describe, find, format, gsub, ipairs, isyieldable, match, mathtype, pairs, rawget, rawtype, setmetatable =

@@ -1,4 +1,4 @@
--- require "acme/engine": certificates by ACME, RFC 8555 (spec: bas-api 17.1). Orders are made one after the other, by HTTP-01.
+-- require "acme/engine": certificates by ACME, RFC 8555 (spec: bas-api §17.1). Orders are made one after the other, by HTTP-01.
 local core = ...
 
 local arg, py, raise, setmetatable, xpcall = core.arg, core.acme, core.raise, setmetatable, xpcall

@@ -1,4 +1,4 @@
--- Applications: each has a table that is the environment of its .preload (spec: runtime 2, 3).
+-- Applications: each has a table that is the environment of its .preload (spec: runtime §2, §3).
 local core, py = ...
 
 local collectgarbage, pairs, pcall, rawget, select = collectgarbage, pairs, pcall, rawget, select

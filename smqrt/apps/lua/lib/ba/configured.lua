@@ -1,5 +1,5 @@
 -- Parts of mako.conf beside ports and applications: users, the file server, the trace logger, and what it says of single
--- applications (spec: runtime 1.2).
+-- applications (spec: runtime §1.2).
 local core = ...
 
 local error, ipairs, pairs, require, tostring, type, xpcall = error, ipairs, pairs, require, tostring, core.type, xpcall

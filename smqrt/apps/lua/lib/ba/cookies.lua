@@ -1,4 +1,4 @@
--- Cookies of a request and a response (spec: bas-api 2.1, 2.2).
+-- Cookies of a request and a response (spec: bas-api §2.1, §2.2).
 local core, py = ...
 
 local exchange = core.exchange

@@ -1,4 +1,4 @@
--- Deferred responses: a page makes one and returns, another activity writes and closes it (spec: bas-api 2.2).
+-- Deferred responses: a page makes one and returns, another activity writes and closes it (spec: bas-api §2.2).
 local core, py = ...
 
 local arg, exchange = core.arg, core.exchange

@@ -1,4 +1,4 @@
--- Virtual directories and resource readers (spec: bas-api 4). The tree is Python's; here live the objects and their functions.
+-- Virtual directories and resource readers (spec: bas-api §4). The tree is Python's; here live the objects and their functions.
 local core, py = ...
 
 local error, getmetatable, ipairs, math, pairs, rawget, setmetatable, table, tostring, type =

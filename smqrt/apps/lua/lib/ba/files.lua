@@ -1,4 +1,4 @@
--- io objects and the files they open (spec: bas-api 6). An io is a handle on a folder or a ZIP file; names are relative to it.
+-- io objects and the files they open (spec: bas-api §6). An io is a handle on a folder or a ZIP file; names are relative to it.
 local core, py = ...
 
 local isyieldable, sub, unpack = core.isyieldable, string.sub, string.unpack

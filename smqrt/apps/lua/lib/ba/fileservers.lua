@@ -1,4 +1,4 @@
--- File servers: WebDAV, and the web file manager with it (spec: bas-api 4). require "wfs" adds ba.create.wfs.
+-- File servers: WebDAV, and the web file manager with it (spec: bas-api §4). require "wfs" adds ba.create.wfs.
 local core, py = ...
 
 local ipairs, pairs, setmetatable, tostring = ipairs, pairs, setmetatable, tostring

@@ -1,4 +1,4 @@
--- mako.conf: a Lua file whose globals are the configuration (spec: runtime 1.2).
+-- mako.conf: a Lua file whose globals are the configuration (spec: runtime §1.2).
 local core, py = ...
 
 local load, mathtype, next, pcall, rawget, rawtype, setmetatable, xpcall =

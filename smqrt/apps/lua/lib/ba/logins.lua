@@ -1,4 +1,4 @@
--- Logins: user databases, authenticators, authorizers, and the user of a request (spec: bas-api 5).
+-- Logins: user databases, authenticators, authorizers, and the user of a request (spec: bas-api §5).
 -- Python asks; here live the objects and the functions of applications.
 local core, py = ...
 

@@ -1,4 +1,4 @@
--- Ios that applications implement (spec: bas-api 4, 6). The callbacks are called without self and may block. Lua calls them directly, Python
+-- Ios that applications implement (spec: bas-api §4, §6). The callbacks are called without self and may block. Lua calls them directly, Python
 -- by way of `serve`.
 local core, py = ...
 

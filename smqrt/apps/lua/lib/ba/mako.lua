@@ -1,4 +1,4 @@
--- The `mako` table: what applications ask the server process (spec: bas-api 3).
+-- The `mako` table: what applications ask the server process (spec: bas-api §3).
 local core, py = ...
 
 local env = {py.environment()}

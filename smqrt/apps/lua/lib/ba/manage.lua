@@ -1,4 +1,4 @@
--- Management of applications by applications (spec: bas-api 3, runtime 2.1).
+-- Management of applications by applications (spec: bas-api §3, runtime §2.1).
 local core, py = ...
 
 local format, pack, rawequal, rawtype, type = string.format, table.pack, rawequal, core.rawtype, core.type

@@ -1,4 +1,4 @@
--- MQTT clients, of which the modules mqttc and mqtt3c are made (specification: smq.md 8 and 9). A client is an object with an integer.
+-- MQTT clients, of which the modules mqttc and mqtt3c are made (spec: smq §8 and §9). A client is an object with an integer.
 local core, py = ...
 
 local arg, format, ref, dump, load, getmetatable, rawtype, setmetatable, tostring, xpcall =

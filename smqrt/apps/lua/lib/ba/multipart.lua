@@ -1,4 +1,4 @@
--- Forms with files (spec: bas-api 2.1).
+-- Forms with files (spec: bas-api §2.1).
 local core, py = ...
 
 local exchange = core.exchange

@@ -1,4 +1,4 @@
--- Lua Server Pages, compiled (spec: bas-api 1). A reader's `pages` holds what belongs to each of its pages.
+-- Lua Server Pages, compiled (spec: bas-api §1). A reader's `pages` holds what belongs to each of its pages.
 local core, py = ...
 
 local load = load

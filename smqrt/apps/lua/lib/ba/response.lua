@@ -1,4 +1,4 @@
--- Response: the outgoing half of the object that pages know as `request` and `response` (spec: bas-api 2.2).
+-- Response: the outgoing half of the object that pages know as `request` and `response` (spec: bas-api §2.2).
 local core, py = ...
 
 local exchange = core.exchange

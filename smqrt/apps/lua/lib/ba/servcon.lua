@@ -1,4 +1,4 @@
--- ba.create.servcon: more ports for the server (spec: bas-api 10). A port is served while its object is there.
+-- ba.create.servcon: more ports for the server (spec: bas-api §10). A port is served while its object is there.
 local core, py = ...
 
 local arg, setmetatable = core.arg, setmetatable

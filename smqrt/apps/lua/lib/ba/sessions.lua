@@ -1,4 +1,4 @@
--- Sessions (spec: bas-api 5). A session is a table to which applications give attributes by indexing.
+-- Sessions (spec: bas-api §5). A session is a table to which applications give attributes by indexing.
 local core, py = ...
 
 local exchange, shared = core.exchange, core.shared_attributes -- the latter in a worker of several

@@ -1,4 +1,4 @@
--- Sparkplug B: payloads as tables (spec: bas-api 12).
+-- Sparkplug B: payloads as tables (spec: bas-api §12).
 local core, py = ...
 
 local ipairs, isyieldable = ipairs, core.isyieldable

@@ -1,4 +1,4 @@
--- TLS objects (spec: bas-api 10): whom to trust, one's own certificates, and the clients and servers made of them.
+-- TLS objects (spec: bas-api §10): whom to trust, one's own certificates, and the clients and servers made of them.
 local core, py = ...
 
 local arg, find, gsub, match, setmetatable = core.arg, string.find, string.gsub, string.match, setmetatable

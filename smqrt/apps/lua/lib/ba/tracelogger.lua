@@ -1,4 +1,4 @@
--- The trace logger: a directory that shows the server's trace in a browser (spec: bas-api 4, 17).
+-- The trace logger: a directory that shows the server's trace in a browser (spec: bas-api §4, §17).
 local core, py = ...
 
 local tracelogger = {}

@@ -1,4 +1,4 @@
--- Uploads: the body of a request goes to a file while the application does something else (spec: bas-api 4, 17).
+-- Uploads: the body of a request goes to a file while the application does something else (spec: bas-api §4, §17).
 local core, py = ...
 
 local arg, exchange = core.arg, core.exchange

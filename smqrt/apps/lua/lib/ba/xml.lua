@@ -1,4 +1,4 @@
--- XML: a parser that takes chunks and calls functions, or makes a table of the document (spec: bas-api 13).
+-- XML: a parser that takes chunks and calls functions, or makes a table of the document (spec: bas-api §13).
 local core, py = ...
 
 local concat, find, unpack = table.concat, string.find, string.unpack

@@ -1,4 +1,4 @@
--- require "smq.client": SMQ clients (specification: smq.md 3). A client is an object with an integer.
+-- require "smq.client": SMQ clients (spec: smq §3). A client is an object with an integer.
 --
 -- Applications assign the callbacks onauth, onconnect, onreconnect, onclose and onmsg to it. Nothing outlives a lost connection:
 -- subscribe in onconnect, which is also called after a reconnect when there is no onreconnect.

@@ -1,4 +1,4 @@
--- require "smq.cluster": a hub that works as one with those of the same name at other nodes (specification: smq.md 6).
+-- require "smq.cluster": a hub that works as one with those of the same name at other nodes (spec: smq §6).
 local core, py = ...
 require "smq.hub"
 local mtls = require "smq.mtl"

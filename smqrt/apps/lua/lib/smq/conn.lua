@@ -1,4 +1,4 @@
--- require "smq.conn": takes links of other nodes at a port, and makes them to a list of nodes (specification: smq.md 6).
+-- require "smq.conn": takes links of other nodes at a port, and makes them to a list of nodes (spec: smq §6).
 local core, py = ...
 require "smq.mtl"
 

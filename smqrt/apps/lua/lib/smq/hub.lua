@@ -1,4 +1,4 @@
--- require "smq.hub": SMQ brokers (specification: smq.md 2). A broker is an object with an integer; so is every client.
+-- require "smq.hub": SMQ brokers (spec: smq §2). A broker is an object with an integer; so is every client.
 local core, py = ...
 
 local arg, ref, exchange = core.arg, core.ref, core.exchange

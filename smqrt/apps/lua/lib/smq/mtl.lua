@@ -1,5 +1,5 @@
 -- require "smq.mtl": links to other nodes, which the hubs of this process share, and channels of the application's own over them
--- (specification: smq.md 6).
+-- (spec: smq §6).
 local core, py = ...
 
 local arg, ref = core.arg, core.ref

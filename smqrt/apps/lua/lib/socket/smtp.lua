@@ -1,4 +1,4 @@
--- require "socket.smtp": LuaSocket's SMTP (RFC 5321), over LuaSocket's sockets (spec: bas-api 12, 17). `socket.mail` is the simpler way.
+-- require "socket.smtp": LuaSocket's SMTP (RFC 5321), over LuaSocket's sockets (spec: bas-api §12, §17). `socket.mail` is the simpler way.
 local core = ...
 
 local arg, char, concat, find, format, gsub, ipairs, lower, match, pairs, raise, rawtype, sub, upper =

@@ -1,0 +1,164 @@
+"""References lead somewhere: to sections of the specification, pages and decisions of the manual, and files.
+
+One form each, in code, comments and documents: `spec: bas-api §7, §8.1, runtime §6`, `help: identity`, `decision 0033`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+HELP = REPOSITORY / "smqrt" / "help"
+SPECIFICATION = HELP / "specification"
+SUFFIXES = {".py", ".lua", ".lsp", ".js", ".md", ".toml", ".cfg", ""}  # "": .preload, and the scripts
+
+SECTION = r"§\d+(?:\.\d+)*[a-z]?\b(?: [A-Z]\d+)?"
+PAGE = r"\b(?!and |to )[a-z][a-z-]*(?:\.md)?"
+ITEM = rf"(?:{PAGE} )?{SECTION}"
+LIST = rf"{ITEM}(?:(?:, | and | to ){ITEM}| to [A-Z]\d+)*"
+SPEC = re.compile(rf"\bspec: ({LIST})")
+PARTS = re.compile(rf"({PAGE}) (?=§)|(§\d+(?:\.\d+)*[a-z]?\b)|\b([A-Z]\d+)\b")
+OTHER_FORMS = re.compile(
+    r"\b(?!and |to |in |by |of )[a-z][a-z-]*(?:\.md)? §\d"  # a document without "spec:"
+    r"|\b[Ss]pec(?:ification)?:? (?:smq|bas-api|runtime)\b(?:\.md)?"  # without a section, or with another spelling
+    r"|\(design: [a-z]|\bdesign of the [a-z]+ §"
+    r"|[./]*\bshared/(?:spec|design)\b"
+)
+HELP_PAGE = re.compile(
+    r"\((?:[\w ]+; )?help: ([a-z0-9/-]+(?:, (?!decision)[a-z0-9/-]+)*)|\bsmqrt help ([a-z0-9][a-z0-9/-]+)"
+)
+HELP_FILE = re.compile(r"\bhelp/([a-z0-9/-]+\.md)\b")
+DECISION = re.compile(r"\b[Dd]ecisions?[ /](\d{4})\b")
+LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
+
+
+def files() -> list[Path]:
+    """Return the files whose references are followed."""
+    found = list(REPOSITORY.glob("*"))
+    for folder in ("smqrt", "tests", "app_preload", "scripts"):
+        found += (REPOSITORY / folder).rglob("*")
+    found = [path.resolve() for path in found if path.is_file() and path.suffix in SUFFIXES]
+    return sorted(path for path in set(found) if path != Path(__file__) and "__pycache__" not in path.parts)
+
+
+@cache
+def texts() -> dict[str, str]:
+    """Return the text of each file by its name, with references that span lines on one line."""
+    found = {}
+    for path in files():
+        try:
+            text = path.read_text("utf-8")
+        except UnicodeDecodeError:
+            continue
+        found[str(path.relative_to(REPOSITORY))] = re.sub(r"\s*\n\s*(?:(?:#|--|//|\*)\s+)?", " ", text)
+    return found
+
+
+@cache
+def sections(page: str) -> frozenset[str]:
+    """Return the numbers of a page's headings, such as "§8.2" or "A4"; empty when there is no such page."""
+    path = SPECIFICATION / f"{page}.md"
+    if not path.is_file():
+        return frozenset()
+    headings = re.findall(r"^#+ (?:(\d[\d.]*[a-z]?)\.? |([A-Z]\d+) )", path.read_text("utf-8"), re.MULTILINE)
+    return frozenset(f"§{number.rstrip('.')}" if number else label for number, label in headings)
+
+
+def cited(reference: str) -> Iterator[tuple[str, str]]:
+    """Yield page and section of each item of a reference, such as ("bas-api", "§8.1")."""
+    page = ""
+    for named, number, label in PARTS.findall(reference):
+        page = named or page
+        if number or label:
+            yield page, number or label
+
+
+def broken(text: str) -> list[str]:
+    """Return what is wrong with the references to the specification in a text."""
+    wrong = [
+        f"no section {section} of {page!r}: {reference}"
+        for reference in SPEC.findall(text)
+        for page, section in cited(reference)
+        if section not in sections(page)
+    ]
+    return wrong + [f"not the form of references: {other}" for other in OTHER_FORMS.findall(SPEC.sub("", text))]
+
+
+def anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.strip("# ").lower()).replace(" ", "-")
+
+
+def test_sections_that_are_cited_exist() -> None:
+    wrong = {name: found for name, text in texts().items() if (found := broken(text))}
+    assert wrong == {}
+    assert sum(len(SPEC.findall(text)) for text in texts().values()) > 200
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(spec: bas-api §8.9)", "no section §8.9 of 'bas-api'"),
+        ("(spec: bas-api §5, §77)", "no section §77 of 'bas-api'"),
+        ("(spec: bas-api §5, runtime §99)", "no section §99 of 'runtime'"),
+        ("(spec: bas-api §17 A1 to A9)", "no section A9 of 'bas-api'"),
+        ("(spec: smq §2.3 to §2.9)", "no section §2.9 of 'smq'"),
+        ("(spec: lua §4)", "no section §4 of 'lua'"),
+        ("(spec: smq.md §2)", "no section §2 of 'smq.md'"),
+        ("(specification: smq.md §2)", "not the form"),
+        ("(smq §2)", "not the form"),
+        ("(spec: bas-api 4)", "not the form"),
+        ("(design: reliability)", "not the form"),
+    ],
+)
+def test_a_broken_reference_is_found(text: str, message: str) -> None:
+    assert any(found.startswith(message) for found in broken(text)), broken(text)
+
+
+def test_references_in_all_forms_are_read() -> None:
+    text = "spec: bas-api §7, §8.1, runtime §6 and §7, smq §6a, bas-api §17 A1 to A5"
+    assert broken(text) == []
+    assert list(cited(SPEC.findall(text)[0])) == [
+        *(("bas-api", "§7"), ("bas-api", "§8.1"), ("runtime", "§6"), ("runtime", "§7"), ("smq", "§6a")),
+        *(("bas-api", "§17"), ("bas-api", "A1"), ("bas-api", "A5")),
+    ]
+
+
+def test_section_numbers_are_unique() -> None:
+    for path in SPECIFICATION.glob("*.md"):
+        numbers = re.findall(r"^#+ (\d[\d.]*[a-z]?|[A-Z]\d+)\b", path.read_text("utf-8"), re.MULTILINE)
+        assert len(numbers) == len(set(numbers)) > 10, path.name
+
+
+def test_pages_and_decisions_that_are_named_exist() -> None:
+    decisions = {path.name[:4] for path in (HELP / "decisions").glob("*.md")}
+    wrong, count = [], 0
+    for name, text in texts().items():
+        pages = [page for names in HELP_PAGE.findall(text) for page in "".join(names).split(", ")]
+        pages += [page.removesuffix(".md") for page in HELP_FILE.findall(text)]
+        wrong += [f"{name}: no page {page}" for page in pages if not (HELP / f"{page}.md").is_file()]
+        wrong += [f"{name}: no decision {one}" for one in DECISION.findall(text) if one not in decisions]
+        count += len(pages)
+    assert wrong == []
+    assert count > 80
+
+
+def headings(page: Path) -> set[str]:
+    return set(map(anchor, re.findall(r"^#+ .*$", page.read_text("utf-8"), re.MULTILINE)))
+
+
+def test_links_of_all_documents_lead_somewhere() -> None:
+    wrong = []
+    for path in files():
+        if path.suffix != ".md":
+            continue
+        for target, fragment in LINK.findall(re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.DOTALL)):
+            file = (path.parent / target).resolve()
+            if not file.exists() or (fragment and fragment[1:] not in headings(file)):
+                wrong.append(f"{path.relative_to(REPOSITORY)}: {target}{fragment}")
+    assert wrong == []
