@@ -1,4 +1,4 @@
-"""The callbacks of a hub: their types, and how each is called so that its errors stay in the log."""
+"""Callbacks of a hub: their types, and calls whose exceptions are logged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from smqrt.loop.log_limits import ErrorLimit
 from smqrt.loop.scheduling import Turn
 from smqrt.wire import smq as wire
 
-# ---- Former names of arguments: they work, and the log names each once.
+# ---- former names of arguments
 
 log = logging.getLogger("smqrt.hub")
 
@@ -55,85 +55,85 @@ def renamed(**names: str) -> Callable[[F], F]:
 
 
 CALLED_BY_CLOCK = 4
-"""So many messages of a run are asked about before the clock is looked at: a function may take a millisecond."""
+"""The time slice is checked after this many messages of a batch, since one call may take a millisecond."""
 Given = Any
-"""What a function may declare as the type it expects: a name is a str, or bytes when it is not UTF-8; a payload is
-bytes, or a value that JSON knows; `err` is a word, or 0."""
+"""Values of several types: a name is str, or bytes when it is not UTF-8; a payload is bytes, or a JSON value; `err` is
+a word or 0."""
 _PACKAGE = str(Path(__file__).parents[1])
 
 
 class Authenticate(Protocol):
-    """May this client come in?"""
+    """Decides whether a client is accepted."""
 
     def __call__(self, credentials: bytes, info: Info, /) -> int | tuple[int, str | bytes] | None:
-        """Returns 0 for yes, or a code from 1 to 6, alone or with a reason; may raise `Refused`."""
+        """Return 0 to accept, or a code from 1 to 6, alone or with a reason. May raise `Refused`."""
 
 
 class PermitTop(Protocol):
-    """May this client subscribe to a topic (`issub`), or publish to it by name?"""
+    """Decides whether a client may subscribe to a topic (`issub`), or publish to it by name."""
 
     def __call__(self, topic: Given, issub: bool, peer: Peer, /) -> object:
-        """Returns whether it may."""
+        """Return whether it may."""
 
 
 class PermitSubtop(Protocol):
-    """May this client bring in a new sub-topic name?"""
+    """Decides whether a client may create a sub-topic."""
 
     def __call__(self, subtopic: Given, peer: Peer, /) -> object:
-        """Returns whether it may."""
+        """Return whether it may."""
 
 
 class OnConnect(Protocol):
-    """A client is connected."""
+    """Called when a client is connected."""
 
     def __call__(self, etid: int, info: Info, peer: Peer, /) -> object:
-        """Returns nothing."""
+        """The result is ignored."""
 
 
 class OnClose(Protocol):
-    """A client is gone."""
+    """Called when a client is disconnected."""
 
     def __call__(self, etid: int, sock: PeerSocket, peer: Peer, err: Given, /) -> object:
-        """Returns nothing. `err` is a word, or 0."""
+        """The result is ignored. `err` is a word, or 0."""
 
 
 class OnCloseWithReason(Protocol):
-    """The same, told more finely why."""
+    """Called when a client is disconnected, with the close reason."""
 
     def __call__(self, etid: int, sock: PeerSocket, peer: Peer, err: Given, reason: str, /) -> object:
-        """Returns nothing. `reason` is the value of a `CloseReason`."""
+        """The result is ignored. `reason` is the value of a `CloseReason`."""
 
 
 class OnPublish(Protocol):
-    """A message is about to be delivered (`onpublish`), or nobody has received it (`ondrop`)."""
+    """Called before a message is delivered (`onpublish`), or when it had no receiver (`ondrop`)."""
 
     def __call__(self, data: bytes, ptid: int, tid: int, subtid: int, peer: Peer, /) -> object:
-        """Returns whether it shall be delivered."""
+        """Return whether to deliver it."""
 
 
 class OnMessage(Protocol):
-    """A message to the server."""
+    """Called with a message to the server."""
 
     def __call__(self, data: Given, ptid: int, tid: int, subtid: int, /) -> object:
-        """Returns nothing."""
+        """The result is ignored."""
 
 
 class OnNode(Protocol):
-    """Another node of the cluster has come or gone."""
+    """Called when another node of the cluster joins, is lost, returns or leaves."""
 
     def __call__(self, node: int, event: str, why: str, /) -> object:
-        """Returns nothing. `event` is "joined", "lost", "back" or "left"."""
+        """The result is ignored. `event` is "joined", "lost", "back" or "left"."""
 
 
 class Log(Protocol):
-    """What an operator may want to know."""
+    """Called with events for operators."""
 
     def __call__(self, sock: PeerSocket | None, text: str, /) -> object:
-        """Returns nothing."""
+        """The result is ignored."""
 
 
 def takes_reason(onclose: Callable[..., object] | None) -> bool:
-    """Whether the function takes a fifth argument: the original's has four."""
+    """Return whether `onclose` takes a fifth argument, the reason. The documented function has four."""
     try:
         return onclose is not None and bool(signature(onclose).bind(*range(5)))
     except (TypeError, ValueError):
@@ -141,7 +141,7 @@ def takes_reason(onclose: Callable[..., object] | None) -> bool:
 
 
 def calling_line() -> str:
-    """Where the application called the library, as `file:line`."""
+    """Return where the application called the library, as `file:line`."""
     frame: FrameType | None = sys._getframe(1)
     while frame and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
@@ -149,11 +149,11 @@ def calling_line() -> str:
 
 
 class Guard:
-    """Calls an application's functions: what they raise is logged, with the name of the callback and of its hub, and
-    counts as None.
+    """Calls functions of an application. Exceptions are logged with the names of the callback and the hub; the result
+    is None then.
 
     Args:
-        hub: what the log calls the hub.
+        hub: name of the hub in the log.
     """
 
     def __init__(self, hub: str) -> None:
@@ -161,7 +161,7 @@ class Guard:
         self._limit = ErrorLimit()
 
     def call(self, what: str, function: Callable[..., object], *arguments: object) -> object:
-        """The answer of `function`, or `Deferred` of it when it blocks in the Hub greenlet."""
+        """Return the result of `function`; a `Deferred` when it blocks while called on the loop's greenlet."""
         try:
             answer = _call(function, *arguments)
         except Exception:
@@ -172,7 +172,7 @@ class Guard:
         return answer
 
     def log_error(self, what: str, error: BaseException | bool = True) -> None:
-        """Log an error of a callback with its traceback, within the limit of such errors."""
+        """Log an exception of a callback with its traceback, within the rate limit of such errors."""
         if (others := self._limit.others()) is not None:
             log.error("error in %s of %s%s", what, self._hub, others, exc_info=error)
 
@@ -181,8 +181,9 @@ class Guard:
             self.log_error(what, error)
 
     def each(self, what: str, function: OnPublish, run: bytes, peer: Peer) -> list[bytes]:
-        """Call `function` for each message of `run`; gives the frames for which it answered yes. An error of its
-        counts as no for that message only.
+        """Call `function` for each message of a batch, and return the frames for which it returned true.
+
+        An exception counts as false for that message only.
         """
         kept: list[bytes] = []
         for count, frame in enumerate(wire.frames(run), 1):
@@ -197,11 +198,11 @@ class Guard:
         return kept
 
     def passing(self, function: OnPublish, run: bytes, peer: Peer) -> bytes:
-        """The frames of `run` that the `onpublish` function lets pass."""
+        """Return the frames of a batch that `onpublish` accepts."""
         kept = self.each("onpublish", function, run, peer)
         return run if sum(map(len, kept)) == len(run) else b"".join(kept)
 
 
 def _call(function: Callable[..., object], *arguments: object) -> object:
-    """Call what may block: in the Hub greenlet, which may not, in a worker."""
+    """Call a function that may block: on a pooled greenlet when this is the loop's greenlet."""
     return greenlet_pool.call(function, *arguments) if getcurrent() is get_hub() else function(*arguments)

@@ -1,4 +1,4 @@
-"""Hubs that work as one: `cluster.create(smq, links, name="chat")` (spec: smq §6)."""
+"""Clustered hubs: `cluster.create(smq, links, name="chat")` (spec: smq §6)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Cluster:
     """A hub in a cluster; see `create`.
 
     Attributes:
-        links: to the other nodes; None for those of the server's settings.
+        links: the links to the other nodes; None for those of the server's settings.
     """
 
     def __init__(self, made: mtl.Cluster, links: Mtl | None) -> None:
@@ -24,20 +24,20 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """Of the cluster, the same at all nodes."""
+        """The name of the cluster, the same at all nodes."""
         return self._cluster.name
 
     @property
     def number(self) -> int:
-        """This node's number, 1 to 1023."""
+        """The number of this node, 1 to 1023."""
         return self._cluster.number
 
     def nodes(self) -> dict[int, int]:
-        """The numbers of the other nodes whose subscriptions are known here, and how many clients each has."""
+        """Return the numbers of the other nodes whose subscriptions are known here, with their numbers of clients."""
         return self._cluster.nodes()
 
     def publish(self, data: Payload, subtopic: str | bytes | int | None = None, ptid: int | None = None) -> int:
-        """Send a message to the servers of all other nodes; gives how many there are.
+        """Send a message to the servers of all other nodes, and return how many there are.
 
         Raises:
             ArgumentError: data over 0xFFF0 bytes.
@@ -48,16 +48,16 @@ class Cluster:
     def pubon(
         self, data: Payload, ptid: int, topic: str | bytes | int, subtopic: str | bytes | int | None = None
     ) -> bool:
-        """Publish on behalf of a client of any node; false when there is no such client. Raises as `publish`."""
+        """Publish on behalf of a client of any node; return False when there is no such client. Raises as `publish`."""
         sub = None if subtopic is None else conversions.as_destination("subtopic", subtopic)
         return self._cluster.pubon(payload(data), ptid, conversions.as_destination("topic", topic), sub)
 
     def shutdown(self, msg: str | bytes | None = None) -> None:
-        """End the clients of all nodes; `msg` goes out in a Disconnect packet."""
+        """Close the clients of all nodes; `msg` is sent in a Disconnect packet."""
         self._cluster.shutdown(None if msg is None else conversions.as_text("msg", msg))
 
     def close(self, msg: str | bytes = b"") -> None:
-        """Take the hub out of the cluster: it goes on alone, with its clients. A second call does nothing."""
+        """Leave the cluster. The hub keeps its clients. A second call does nothing."""
         self._cluster.close(conversions.as_text("msg", msg))
 
     def __enter__(self) -> Cluster:
@@ -68,15 +68,15 @@ class Cluster:
 
 
 def create(smq: Smq, links: Mtl | str | bytes | None = None, *, name: str = "") -> Cluster:
-    """Let a hub work as one with those of the same name at other nodes.
+    """Join a hub with the hubs of the same name at other nodes.
 
     Args:
         smq: the hub.
-        links: to other nodes, or the password for links of its own; None for those of the server's settings.
-        name: the same at all nodes; by default SMQ-1, SMQ-2, … in the order of the calls.
+        links: links to other nodes, or a password to create them; None for those of the server's settings.
+        name: the same at all nodes; by default SMQ-1, SMQ-2, … in order of the calls.
 
     Raises:
-        ArgumentError: another hub of this process is in that cluster, the password is empty, or the name is none.
+        ArgumentError: another hub of this process is in that cluster, the password is empty, or the name is invalid.
         ClosedError: the links were shut down.
     """
     if isinstance(links, str | bytes):

@@ -1,4 +1,4 @@
-"""Where links come from: `from smqrt.hub import conn; conn.create(links, 1900)` (spec: smq §6)."""
+"""Ports for links: `from smqrt.hub import conn; conn.create(links, 1900)` (spec: smq §6)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from smqrt.transport.tls_contexts import ClientTls
 
 
 class Conn:
-    """Takes links at a port and makes them to a list of nodes; see `create`.
+    """Accepts links at a port and connects to a list of nodes; see `create`.
 
     Attributes:
-        port: where it listens.
+        port: the port it listens on.
     """
 
     def __init__(self, made: mtl.Conn) -> None:
@@ -26,31 +26,33 @@ class Conn:
         current_application.close_with_app(self)
 
     def setlist(self, nodes: Iterable[str] | Mapping[str, int]) -> bool:
-        """Connect to these nodes, and no others: names or addresses, or their ports by name. One may be this node
-        itself.
+        """Connect to these nodes and close the links to others.
+
+        Args:
+            nodes: names or addresses, or a mapping of these to ports. This node may be among them.
 
         Raises:
-            ArgumentError: a port is none.
+            ArgumentError: invalid port.
             ClosedError: after `shutdown`.
         """
         self._conn.setlist(mtl.address_list(nodes))
         return True
 
     def add(self, name: str, port: int = 0) -> bool:
-        """Connect to one node more; at this one's own port when none is given. Raises as `setlist`."""
+        """Connect to one more node, by default at the port of this node. Raises as `setlist`."""
         self._conn.add(name, port)
         return True
 
     def status(self) -> dict[str, bool]:
-        """By address, whether there is a link."""
+        """Return for each address whether there is a link."""
         return self._conn.status()
 
     def shutdown(self) -> None:
-        """Take and make no more links; those that are up stay. A second call does nothing."""
+        """Stop accepting and making links; established links stay. A second call does nothing."""
         self._conn.shutdown()
 
     def close(self) -> None:
-        """As `shutdown`."""
+        """Do the same as `shutdown`."""
         self.shutdown()
 
     def __enter__(self) -> Conn:
@@ -70,17 +72,17 @@ def create(
     sshark: SSLContext | None = None,
     onstatus: Callable[[str, bool, str], object] | None = None,
 ) -> Conn:
-    """Take links at a port.
+    """Accept links at a port.
 
     Args:
-        links: which get them; a cluster stands for its links.
+        links: the links to add to; a cluster stands for its links.
         port: 0 picks a free one.
-        intf: the address to listen at; all when not given, with `ipv6` those of IPv6.
-        shark, sshark: TLS of links that this side makes, and of those that come; both or none.
-        onstatus: told of every node of the list.
+        intf: the address to listen on; by default all of IPv4, with `ipv6` all of IPv6.
+        shark, sshark: TLS of outgoing and of incoming links; both or neither.
+        onstatus: `f(address, up, why)`, called when the link to a node of the list opens or closes.
 
     Raises:
-        ArgumentError: only one of the TLS contexts is given, or these are the server's links.
+        ArgumentError: only one of the TLS contexts is given, or the links are those of the server.
         ClosedError: the links were shut down.
         StartError: the address can't be bound.
     """

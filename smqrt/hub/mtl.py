@@ -33,14 +33,14 @@ _SECONDS = number(0, mtl.LONGEST_S, "seconds", above=True)
 
 @dataclass(frozen=True, kw_only=True)
 class PingOptions:
-    """The option `ping` of `create`."""
+    """Option `ping` of `create`."""
 
-    timespan: float = option(8.0, _SECONDS, "How often another node is asked whether it is there.")
-    timeout: float = option(_LEAST_TIMEOUT_S, _SECONDS, "How long its answer may take.")
-    roundtripCB: OnRoundTrip | None = option(None, optional(function()), "Told of each ping.")
+    timespan: float = option(8.0, _SECONDS, "Interval of pings to each node.")
+    timeout: float = option(_LEAST_TIMEOUT_S, _SECONDS, "Time limit for an answer.")
+    roundtripCB: OnRoundTrip | None = option(None, optional(function()), "Called after each ping.")
 
     def times(self) -> tuple[float, float]:
-        """Returns `ping_s` and `silence_s`."""
+        """Return `ping_s` and `silence_s`."""
         timespan, timeout = self.timespan, self.timeout
         if not (timeout >= _LEAST_TIMEOUT_S and _TIMEOUTS_IN_TIMESPAN * timeout <= timespan <= mtl.LONGEST_S - timeout):
             raise ArgumentError(
@@ -51,7 +51,7 @@ class PingOptions:
 
 
 def _keepalive_times(keepalive: float | None, keepintv: float | None) -> tuple[float, float]:
-    """Returns `ping_s` and `silence_s` for the documented options."""
+    """Return `ping_s` and `silence_s` for the documented options."""
     ping_s = _SECONDS.check("keepintv", 2.0 if keepintv is None else keepintv)
     silence_s = _SECONDS.check("keepalive", 20.0 if keepalive is None else keepalive)
     if not mtl.LEAST_PING_S <= ping_s < silence_s:
@@ -63,7 +63,7 @@ def _keepalive_times(keepalive: float | None, keepintv: float | None) -> tuple[f
 
 
 class Channel:
-    """A channel of an application's own between nodes; see `Mtl.open`."""
+    """A channel between applications at several nodes; see `Mtl.open`."""
 
     def __init__(self, made: AppChannel) -> None:
         self._channel = made
@@ -71,46 +71,49 @@ class Channel:
 
     @property
     def name(self) -> str | bytes:
-        """The same at all nodes; bytes when it is not UTF-8."""
+        """The name, the same at all nodes; bytes when it is not UTF-8."""
         return conversions.text_of(self._channel.name)
 
     def send(self, data: Payload, node: int | None = None) -> int:
         """Send a message to all other nodes that have the channel open, or to one.
 
         Args:
-            data: as `Smq.publish` takes it; it arrives as bytes.
+            data: any payload that `Smq.publish` accepts; it arrives as bytes.
             node: the number of a node.
 
         Returns:
-            To how many nodes it is on its way: 0 when nobody is there. Of several nodes, those that don't keep up are
-            left out, and counted as `refused`.
+            The number of nodes it is sent to; 0 when no other node has the channel open. Of several nodes, those
+            whose queue is full are skipped and counted as `refused`.
 
         Raises:
             ArgumentError: data over 0xFFF0 bytes.
             ClosedError: the channel is closed.
-            QueueFullError: somebody is there, and nobody of them has handled enough of what was sent before.
+            QueueFullError: the queues of all nodes that have the channel open are full.
         """
         sent = self._channel.send(payload(data), None if node is None else conversions.as_number("node", node))
         if sent.full and not sent.nodes:
-            raise QueueFullError(f"the channel {self.name!r} is full: the other side has not handled what was sent yet")
+            raise QueueFullError(f"the channel {self.name!r} is full: send again when the other nodes have caught up")
         return sent.nodes
 
     def nodes(self) -> dict[int, str]:
-        """The numbers of the nodes that have the channel open, and where the links to them go."""
+        """Return the numbers of the nodes that have the channel open, with the addresses of their links."""
         return self._channel.nodes()
 
     def counts(self) -> dict[str, int]:
-        """How many messages were sent (counted for each node), received, refused because a node does not keep up, lost
-        (sent, but a link broke or the other side closed), and dropped (came, and were handed to nobody).
+        """Return the counters of messages.
+
+        `sent` counts each node. `refused`: the queue of a node was full. `lost`: the link or the channel closed before
+        delivery. `dropped`: received after this side closed.
         """
         return self._channel.counts()
 
     def close(self, msg: str | bytes = b"") -> None:
-        """Close this side; what was sent still arrives, and no function is called here any more. A second call does
-        nothing.
+        """Close this side. Messages sent before still arrive; no callback is called here from now on.
+
+        A second call does nothing.
 
         Args:
-            msg: why, for the other nodes; 1000 bytes at most.
+            msg: reason for the other nodes, at most 1000 bytes.
 
         Raises:
             ArgumentError: `msg` is too long.
@@ -125,24 +128,24 @@ class Channel:
 
 
 class Mtl:
-    """Links that the hubs of this process share; see `create`."""
+    """Links to other nodes, shared by the hubs of this process; see `create`."""
 
     def __init__(self, links: mtl.Links) -> None:
         self.links = links
         current_application.close_with_app(links)
 
     def commence(self, sock: Stream, status: OnStatus | None = None) -> bool:
-        """Make a link of a connection to another node.
+        """Turn a connection to another node into a link.
 
         Args:
-            sock: the connection; it is the link's from now on.
-            status: told when the link is up, and when it ends.
+            sock: the connection, which belongs to the link from now on.
+            status: `f(address, up, why)`, called when the link opens and when it closes.
 
         Returns:
-            False when that can't be: this was shut down.
+            False after `shutdown`.
 
         Raises:
-            ArgumentError: these are the server's links.
+            ArgumentError: the links are those of the server.
         """
         links = mtl.own(self.links)
         host, port = sock.peername()
@@ -151,19 +154,19 @@ class Mtl:
         return links.commence(transport, data, True, f"{host}:{port}", told)
 
     def open(self, name: str | bytes, on_status: OnNode, on_data: OnData) -> Channel:
-        """Open a channel of the application's own: it leads to the channels of the same name at other nodes.
+        """Open a channel to the channels of the same name at other nodes.
 
         Args:
-            name: 1 to 1000 bytes. A hub of that name is another thing.
-            on_status: `f(node, up, why)`, told when another node has the channel open, and when it has no more or the
-                link to it is lost; `node` is its number.
-            on_data: `f(data, node)`, gets each message as bytes; those of one node in the order they were sent in.
+            name: 1 to 1000 bytes. Names of channels and of clusters are independent.
+            on_status: `f(node, up, why)`, called when node number `node` opens the channel, and when it closes it or
+                its link is lost.
+            on_data: `f(data, node)`, called with each message as bytes, in order for each node.
 
-        Both may block: what comes later waits for them. What they raise is logged.
+        Both may block; later calls wait. Exceptions are logged.
 
         Raises:
-            ArgumentError: the channel is open already, or it is no name; 400 channels are open, or they are opened more
-                than 4 times a second.
+            ArgumentError: the channel is already open, the name is invalid, 400 channels are open, or more than 4 are
+                opened in a second.
             ClosedError: the links were shut down.
         """
         guard = Guard(f"the channel {name!r} opened at {calling_line()}")
@@ -172,27 +175,28 @@ class Mtl:
         return Channel(self.links.open(conversions.as_text("name", name), status, data))
 
     def isopen(self, name: str | bytes) -> bool:
-        """Whether such a channel is open, or a hub is in the cluster `name`."""
+        """Return whether a channel `name` is open, or a hub is in a cluster `name`."""
         return self.links.isopen(conversions.as_text("name", name))
 
     def hascon(self, host: str) -> bool:
-        """Whether there is a link to a node at that address."""
+        """Return whether there is a link to a node at an address."""
         return self.links.hascon(host)
 
     def shutdown(self) -> None:
-        """Leave all clusters, close all channels and end all links; of the server's links, close the channels that were
-        opened through this. A second call does nothing.
+        """Leave all clusters, close all channels and close all links.
+
+        For the links of the server, only close the channels opened through this object. A second call does nothing.
         """
         self.links.shutdown()
 
     def close(self, name: str | bytes | None = None, msg: str | bytes = b"") -> bool:
-        """Close the channel `name`; where none is open, the hub leaves that cluster. Without a name, as `shutdown`.
+        """Close the channel `name`, or leave the cluster `name`. Without a name, do the same as `shutdown`.
 
         Args:
-            msg: why, for the other nodes; 1000 bytes at most.
+            msg: reason for the other nodes, at most 1000 bytes.
 
         Returns:
-            False when there is neither.
+            False when neither exists.
 
         Raises:
             ArgumentError: `msg` is too long.
@@ -222,24 +226,24 @@ def create(
     silence_s: float = 5.0,
     node: int = 0,
 ) -> Mtl:
-    """Links to other nodes with the same password.
+    """Create links to other nodes with the same password.
 
     Args:
-        password: takes 50 ms to make a key of.
-        onstatus: told of every link.
-        ping: `timespan` and `timeout` in seconds: another node is asked each `timespan` (8) whether it is there, and
-            lost after both together without a word. `timeout` is 2 at least, `timespan` four times as long.
-            `roundtripCB` is `on_round_trip`.
-        keepalive, keepintv: without `ping`: asked each `keepintv` (2 s), lost after `keepalive` (20 s) without a word.
-        on_round_trip: `f(address, ms)`, told of each ping: the milliseconds until its answer; None when that has not
-            come within `silence_s - ping_s`, or the link has ended before.
-        log: `f(text, is_urgent)`, told of what happens to links; what is urgent is in the server's log, too.
-        ping_s: how often other nodes are asked whether they are there, 0.05 to 3600; without `ping` and `keepalive`.
-        silence_s: after so long without a word one is lost; more than `ping_s`, 3600 at most.
-        node: a fixed number of this node, 1 to 1023; 0 draws one.
+        password: shared by all nodes. Deriving the key takes 50 ms.
+        onstatus: `f(address, up, why)`, called when a link opens or closes.
+        ping: `timespan` and `timeout` in seconds. Each node is pinged every `timespan` (8) and is lost after `timespan`
+            plus `timeout` without data. `timeout` is at least 2, `timespan` at least four times as long.
+            `roundtripCB` is the same as `on_round_trip`.
+        keepalive, keepintv: without `ping`: pinged every `keepintv` (2 s), lost after `keepalive` (20 s) without data.
+        on_round_trip: `f(address, ms)`, called after each ping with the round-trip time; None when there was no answer
+            within `silence_s - ping_s`, or the link closed before.
+        log: `f(text, is_urgent)`, called with events of links. Urgent ones are also in the log of the server.
+        ping_s: interval of pings without `ping` and `keepalive`, 0.05 to 3600 s.
+        silence_s: a node is lost after this time without data; more than `ping_s`, at most 3600 s.
+        node: fixed number of this node, 1 to 1023; 0 picks a random one.
 
     Raises:
-        ArgumentError: the password is empty, the number is none, or a time is none.
+        ArgumentError: the password is empty, or the number or a time is out of range.
     """
     if ping is not None:
         pings = make(PingOptions, ping)
@@ -254,16 +258,16 @@ def create(
 
 
 def server() -> Mtl:
-    """The links of this server, which its settings or its workers make: to open channels over them.
+    """Return the links of this server, made by its settings or its workers, to open channels over them.
 
     Raises:
-        ArgumentError: the settings can't be followed.
+        ArgumentError: the cluster settings are invalid.
     """
     return Mtl(mtl.Links(cluster.opened()))
 
 
 def later(what: str, function: Callable[..., Any] | None) -> Callable[..., object]:
-    """Returns `function` in a greenlet of its own: who tells it something must not wait. Its errors are logged."""
+    """Return a function that runs `function` in a new greenlet, so that its caller does not wait. Errors are logged."""
     if function is None:
         return mtl.nobody
     call = partial(Guard(f"the links made at {calling_line()}").call, what, conversions.as_function(what, function))

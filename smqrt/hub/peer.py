@@ -1,4 +1,4 @@
-"""Clients as applications see them: the peer with its socket, and what `authenticate` and `onconnect` are told."""
+"""Peers: the clients of a hub as its application sees them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from smqrt.wire.smq import ConnackCode
 
 
 class PeerSocket:
-    """What an application may know of a client's socket, and do with it. The broker reads and writes it.
+    """The socket of a client, for inspection and options. The broker reads from it and writes to it.
 
-    That of the server's own client answers None everywhere.
+    The methods of the server's own client return None.
     """
 
     __slots__ = ("_session",)
@@ -37,15 +37,15 @@ class PeerSocket:
 
     @property
     def etid(self) -> int:
-        """The client's ETID, 0 before it is connected."""
+        """The ETID of the client; 0 before it is connected."""
         return self._session.etid
 
     def peername(self) -> tuple[str, int] | None:
-        """Returns address and port of the other side; None when there is no connection any more."""
+        """Return the address and port of the remote side; None when the connection is closed."""
         return self._name("getpeername")
 
     def sockname(self) -> tuple[str, int] | None:
-        """Returns address and port of this side; None when there is no connection any more."""
+        """Return the address and port of the local side; None when the connection is closed."""
         return self._name("getsockname")
 
     def _name(self, method: str) -> tuple[str, int] | None:
@@ -57,12 +57,12 @@ class PeerSocket:
 
     @property
     def tls(self) -> TlsTransport | None:
-        """The TLS connection; None when there is none."""
+        """The TLS connection; None without TLS."""
         transport = self.transport
         return transport if isinstance(transport, TlsTransport) else None
 
     def certificate(self) -> dict[str, object] | None:
-        """Returns what the client's certificate says; None when it showed none.
+        """Return the contents of the client certificate; None when the client sent none.
 
         Keys: subject and issuer (dicts of commonname, country, ...), commonname, subjectaltnames, tzfrom and tzto (ISO
         8601), serial.
@@ -70,8 +70,9 @@ class PeerSocket:
         return certificates.describe(self._certificate())
 
     def trusted(self) -> bool:
-        """Returns whether the client showed a certificate of one of the authorities of the listener. One of somebody
-        else never gets here: OpenSSL ends the TLS handshake.
+        """Return whether the client sent a certificate of an authority of the listener.
+
+        OpenSSL rejects certificates of other authorities during the TLS handshake.
         """
         return self._certificate() is not None
 
@@ -86,59 +87,59 @@ class PeerSocket:
         return found[:2] if found else None
 
     def isresumed(self) -> bool:
-        """Return whether the TLS session was begun by an earlier connection; false without TLS."""
+        """Return whether the TLS session was resumed; False without TLS."""
         return self.tls is not None and self.tls.resumed()
 
     def setoption(self, name: str, on: bool, *values: int) -> bool:
-        """Set an option of the socket by the name that it has in Lua (spec: bas-api §8.2).
+        """Set a socket option by its name in Lua (spec: bas-api §8.2).
 
             peer.sock.setoption("keepalive", True, 60, 10)
 
         Args:
             name: "keepalive", "nodelay" (or "tcp-nodelay"), "broadcast", "dontroute".
             on: whether it is switched on.
-            values: of "keepalive": the silence before the first probe and the time between probes, 1 to 32767 seconds.
+            values: for "keepalive", the idle time before the first probe and the probe interval, 1 to 32767 seconds.
 
         Returns:
-            False when there is no connection any more.
+            False when the connection is closed.
 
         Raises:
-            ArgumentError: there is no option of that name, or a value is wrong.
-            OSError: the system refuses it.
+            ArgumentError: unknown option, or invalid value.
+            OSError: the operating system rejects it.
         """
         set_option(self, name, on, *values)
         return self.transport is not None and self.transport.fileno() >= 0
 
     def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
-        """Set an option of the socket; nothing happens when there is no connection any more.
+        """Set a socket option. Do nothing when the connection is closed.
 
         Raises:
-            OSError: the system refuses it.
+            OSError: the operating system rejects it.
         """
         if self.transport is not None and self.transport.fileno() >= 0:
             self.transport.setsockopt(level, option, value)
 
     def close(self) -> None:
-        """Close the client's connection without a word; well-behaved clients come back."""
+        """Close the connection without a Disconnect packet; clients usually reconnect."""
         if isinstance(self._session, Session):
             self._session.disconnect(CloseReason.PEER_CLOSED)
 
     @property
     def transport(self) -> socket.socket | TlsTransport | None:
-        """The socket or `TlsTransport` below, for what has no method here; None when there is none."""
+        """The underlying socket or `TlsTransport`; None when there is none."""
         found: socket.socket | TlsTransport | None = getattr(self._session.outbox, "transport", None)
         return found
 
 
 class Refused(SmqrtError):
-    """Raised by `authenticate` instead of returning a code: the client may not come in.
+    """Raised by `authenticate` to reject a client, instead of returning a code.
 
     Args:
         code: 1 to 6 (spec: smq §1.2).
-        reason: a text for the client.
+        reason: text sent to the client.
 
     Raises:
-        ArgumentError: the code is none.
+        ArgumentError: the code is not a number from 1 to 6.
     """
 
     def __init__(self, code: int = ConnackCode.ACCESS_DENIED, reason: str | bytes = "") -> None:
@@ -149,8 +150,9 @@ class Refused(SmqrtError):
 
 
 class HeaderFields(dict[str, str]):
-    """The fields of a request's head; names are found in any case. Lines of one name are joined by ",", cookies by
-    "; ".
+    """The header fields of a request, with case-insensitive names.
+
+    Fields of the same name are joined by ",", cookies by "; ".
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
@@ -163,13 +165,14 @@ class HeaderFields(dict[str, str]):
         return isinstance(name, str) and super().__contains__(name.lower())
 
     def get(self, name: str, default: str | None = None) -> str | None:  # type: ignore[override]
-        """The value of a field, `default` when there is none."""
+        """Return the value of a field, or `default`."""
         return super().get(name.lower(), default)
 
 
 class Info(dict[str, Any]):
-    """What `authenticate` and `onconnect` are told of a client: the same object for both. `info.uid` and `info["uid"]`
-    are the same value; an application may add entries.
+    """What is known of a client, passed to `authenticate` and `onconnect`: the same object for both.
+
+    `info.uid` and `info["uid"]` are the same value. An application may add entries.
     """
 
     __slots__ = ()
@@ -177,26 +180,25 @@ class Info(dict[str, Any]):
     arg: Any
     """The second argument of `connect`."""
     seed: int
-    """The number that the client was sent, for hashing its password."""
+    """The random number that the client received, for hashing its password."""
     uid: str | bytes
     """As the client sent it: str, or bytes when it is not UTF-8."""
     info: str | bytes
-    """What the client says about itself: str, or bytes when it is not UTF-8."""
+    """The description that the client sent: str, or bytes when it is not UTF-8."""
     sock: PeerSocket
     request: Any
     """The request, or the WSGI environ."""
     url: str
     """The path of the request."""
     data: dict[str, str]
-    """The parameters of the query."""
+    """The query parameters."""
     header: HeaderFields
     restored: bool
-    """Whether the client was connected before this process, or this application, began: then nothing is known of its
-    request."""
+    """Whether the client was connected before this process or application started. Its request is unknown then."""
     session: Any
-    """The browser's session (`smqrt.http.sessions.Session`), None without one."""
+    """The session of the browser (`smqrt.http.sessions.Session`); None without one."""
     uname: str | None
-    """The user it has logged in as (help: identity), or who has logged in at the page; under WSGI `REMOTE_USER`."""
+    """The user of the client (help: identity), or the user logged in at the page; under WSGI `REMOTE_USER`."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -210,15 +212,15 @@ class Info(dict[str, Any]):
 
 @dataclass(eq=False)
 class Peer:
-    """A connected client, as callbacks see it; `data` is free for the application. May be a key of dicts.
+    """A connected client. Peers are hashable, and `data` is free for the application.
 
     Attributes:
         tid: the ETID.
         uid: as the client sent it: str, or bytes when it is not UTF-8.
         info: the client's own description, likewise.
-        sock: its socket; `sock.peername()` tells the address.
-        phantom: true for one that is connected to another node of a cluster, and has no socket here; None for others.
-        node: the number of that node; 0 for a client of this one.
+        sock: its socket; `sock.peername()` returns the address.
+        phantom: True for a client of another node of the cluster, which has no socket here; None for others.
+        node: the number of that node; 0 for a client of this node.
     """
 
     tid: int
@@ -232,7 +234,7 @@ class Peer:
 
     @property
     def user(self) -> str | None:
-        """The user it has logged in as (help: identity); None when nobody asked, and when it did not say."""
+        """The user of the client (help: identity); None for anonymous clients."""
         identity = self._session.identity
         return (identity.user or None) if identity is not None else None
 
@@ -244,31 +246,31 @@ class Peer:
 
     @property
     def topics(self) -> dict[int, PeerSocket] | None:
-        """The topics it subscribes to: id to its socket; None when there are none."""
+        """The subscribed topics, as a dict of id to socket; None without subscriptions."""
         return dict.fromkeys(self._session.topics or (), self.sock) or None
 
     @property
     def dropped(self) -> int:
-        """How many messages it missed because it did not read."""
+        """The number of messages dropped because the client is a slow consumer."""
         return self._session.outbox.dropped
 
 
 def peer_of(session: BrokerPeer) -> Peer:
-    """The peer of a session or of the server's own client: the same one every time."""
+    """Return the peer of a session or of the server's own client: the same object for each call."""
     peer = session.extra
     if not isinstance(peer, Peer):
         node = session.node.number if isinstance(session, Phantom) else 0
         uid, info, sock = text_of(session.uid), text_of(session.info), PeerSocket(session)
         peer = session.extra = Peer(session.etid, uid, info, sock, session, node=node)
         peer.phantom = True if node else None
-    elif not peer.tid:  # it was asked for before the client had said who it is
+    elif not peer.tid:  # requested before the client sent its uid and info
         peer.uid, peer.info = text_of(session.uid), text_of(session.info)
     peer.tid = session.etid
     return peer
 
 
 def info_of(session: BrokerClient) -> Info:
-    """What is known of the request that opened a connection: the same object every time."""
+    """Return what is known of the request that opened a connection: the same object for each call."""
     origin = session.origin
     if origin.info is None:
         request = origin.request

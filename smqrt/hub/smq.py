@@ -1,4 +1,4 @@
-"""The broker object of the Python hub API, and the function that makes it."""
+"""The hub of the Python API: `create` and `Smq`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ OnMessageObject = TypeVar("OnMessageObject", bound=Callable[[Message], object])
 
 
 def isSMQ(request: object) -> bool:
-    """Whether `request` (of smqrt, or a WSGI environ) asks for SMQ or a WebSocket (spec: smq §2.1)."""
+    """Return whether `request` (of smqrt, or a WSGI environ) asks for SMQ or a WebSocket (spec: smq §2.1)."""
     return is_smq(request)
 
 
@@ -103,32 +103,32 @@ def create(
     """Create a broker (spec: smq §2.2).
 
     Args:
-        options: a dict of the options below, as Lua's table of options. A keyword argument that is not None replaces
-            the entry of the same name.
-        authenticate: `f(credentials: bytes, info: Info) -> code | (code, reason)`; 0 accepts, 1 to 6 refuse, None is 6.
+        options: a dict of the options below, like Lua's option table. A keyword argument that is not None replaces the
+            entry of the same name.
+        authenticate: `f(credentials: bytes, info: Info) -> code | (code, reason)`; 0 accepts, 1 to 6 reject, None is 6.
             It may raise `Refused(code, reason)` instead.
         permittop: `f(topic, issub: bool, peer) -> bool`.
         permitsubtop: `f(subtopic, peer) -> bool`.
         onconnect: `f(etid, info, peer)`; `info` is the object that `authenticate` got.
-        onclose: `f(etid, sock, peer, err[, reason])`; `err` is a word, `"reconnect"` after a take-over, 0 when there is
-            none; `reason` says it more finely.
+        onclose: `f(etid, sock, peer, err[, reason])`; `err` is a word, `"reconnect"` after a take-over, or 0; `reason`
+            is the close reason.
         onpublish: `f(data, ptid, tid, subtid, peer) -> bool`, before each message is routed.
-        ondrop: `f(data, ptid, tid, subtid, peer)` for messages that nobody received.
+        ondrop: `f(data, ptid, tid, subtid, peer)` for messages without a receiver.
         onmsg: `f(data, ptid, tid, subtid)`, the first global message handler.
-        onnode: `f(node, event, why)`: another node of the cluster has "joined", is "lost", is "back", or has "left".
+        onnode: `f(node, event, why)`; another node of the cluster has "joined", is "lost", is "back", or has "left".
         log: `f(sock, text)`; `sock` may be None.
         keepidle, keepintv, readtmo, queuesize, budget, maxnames, clientnames, auth, name, keep, rndtid: see
             `smqrt.smq.gevent_broker.HubOptions` (help: hub-api).
         slow, lastvalue, persist, origins: see there.
-        cluster: name of the cluster that the hub is in (help: cluster).
-        observe: "node" or "cluster": which subscribers are counted.
-        journal: true, a folder or a dict of settings: what is published is recorded (help: journal).
+        cluster: name of the cluster that the hub joins (help: cluster).
+        observe: "node" or "cluster": whose subscribers are counted.
+        journal: True, a folder or a dict of settings: published messages are recorded (help: journal).
 
     Raises:
-        ArgumentError: a callback that can't be called, a number out of range, a `persist` file that can't be used,
-            `options` that are no dict.
-        JournalError: a journal that can't be used, or that another process writes to.
-        TypeError: there is no option of that name.
+        ArgumentError: a callback is not callable, a number is out of range, the `persist` file can't be used, or
+            `options` is not a dict.
+        JournalError: the journal can't be used, or another process writes to it.
+        TypeError: unknown option.
     """
     callbacks = {
         "authenticate": authenticate, "permittop": permittop, "permitsubtop": permitsubtop, "onconnect": onconnect,
@@ -152,7 +152,7 @@ def create(
 
 
 class _Leaving:
-    """Observer of the ETID that a request went to."""
+    """Ends requests to a client when it disconnects."""
 
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
@@ -163,7 +163,7 @@ class _Leaving:
 
 
 class Smq:
-    """A broker; see `create`. Close to the Lua object in names and meaning."""
+    """A hub; see `create`. Its methods have the names and meanings of the Lua object."""
 
     def __init__(
         self, callbacks: Mapping[str, Callable[..., Any]], options: HubOptions, journal: JournalOption = None
@@ -178,7 +178,7 @@ class Smq:
             cluster.join(self._broker, options)
             self._journal = HubJournal(self._broker, journal)
         except BaseException:
-            self._broker.abandon()  # its `persist` file may be wanted by the next
+            self._broker.abandon()  # releases the `persist` file for the next hub
             raise
         self._broker.server.answers = self._requests.take
         if "onmsg" in callbacks:
@@ -187,12 +187,12 @@ class Smq:
 
     @property
     def journal(self) -> JournalWriter | None:
-        """What writes the journal; None without one, and while another process has it."""
+        """The writer of the journal; None without a journal, and while another process writes it."""
         return self._journal.writer
 
     @property
     def broker(self) -> GeventBroker:
-        """The broker behind it."""
+        """The broker of the hub."""
         return self._broker
 
     # ---- hooks
@@ -236,7 +236,7 @@ class Smq:
             return refusal.code, refusal.reason
 
     def _onconnect(self, session: BrokerClient) -> None:
-        info, session.origin = info_of(session), None  # nobody needs the request's head any more
+        info, session.origin = info_of(session), None  # frees the request
         self._call("onconnect", session.etid, info, peer_of(session))
 
     def _onclose(self, session: BrokerClient, reason: CloseReason) -> None:
@@ -258,22 +258,22 @@ class Smq:
 
         Args:
             cmd: the request of a directory function, or a WSGI environ (help: wsgi).
-            arg: is found as `info["arg"]` in `authenticate` and `onconnect`.
+            arg: available as `info["arg"]` in `authenticate` and `onconnect`.
 
-        Blocks until the handshake ended (under gevent-websocket: until the connection ends). A request that is not SMQ
-        gets 404.
+        Blocks until the handshake has ended (under gevent-websocket, until the connection is closed). A request that is
+        not SMQ gets 404.
 
         Returns:
-            False when nothing was answered: the WSGI server hands no connections over, see `wsgi` and `smqrt.wsgi`.
+            False when the WSGI server can't hand connections over, and nothing was sent; see `wsgi` and `smqrt.wsgi`.
         """
         return self._broker.connect(cmd, arg)
 
     def wsgi(self, environ: dict[str, Any], start_response: Callable[..., object]) -> list[bytes]:
-        """Answer as a WSGI application, which is mounted or returned by a view: `connect`, under every server.
+        """Run `connect` as a WSGI application, mounted or returned by a view.
 
-        A request that is not SMQ gets 404. An SMQ client gets 501 where the server hands no connections over.
+        A request that is not SMQ gets 404. An SMQ client gets 501 when the WSGI server can't hand connections over.
         """
-        status, text = "200 OK", ""  # of no importance: `connect` has answered
+        status, text = "200 OK", ""  # ignored: `connect` has sent the response
         if not self._broker.connect(environ):
             status, text = "404 Not Found", NOT_SMQ
             if is_smq(environ):
@@ -283,40 +283,45 @@ class Smq:
         return [body]
 
     def peers(self, phantoms: bool = False) -> Iterator[tuple[PeerSocket, Peer]]:
-        """`(sock, peer)` of every client and of the server's own client; then, when asked for, of the clients of other
-        nodes of the cluster, whose sockets answer None everywhere.
+        """Iterate over `(sock, peer)` of all clients and of the server's own client.
+
+        Args:
+            phantoms: also include the clients of other nodes of the cluster; the methods of their sockets return None.
         """
         for session in self._broker.peers(phantoms):
             peer = peer_of(session)
             yield peer.sock, peer
 
     def sock2peer(self, sock: object) -> Peer | None:
-        """The peer that has this socket."""
+        """Return the peer with this socket, or None."""
         peer = self.etid2peer(sock.etid) if isinstance(sock, PeerSocket) else None
         return peer if peer and peer.sock is sock else None
 
     def etid2peer(self, etid: int) -> Peer | None:
-        """The peer with this ETID."""
+        """Return the peer with this ETID, or None."""
         session = self._broker.etid2peer(as_number("etid", etid))
         return peer_of(session) if session else None
 
     def drops(self) -> dict[str, int]:
-        """How many copies of messages were not delivered so far, by reason (help: data-path)."""
+        """Return the numbers of undelivered copies of messages, by reason (help: data-path)."""
         return self._broker.drops()
 
     def refused(self) -> dict[str, int]:
-        """How often each limit was reached so far (help: limits)."""
+        """Return how often each limit was reached (help: limits)."""
         return self._broker.refused()
 
     @renamed(idle="time")
     def setkeepalive(self, time: int, intv: int = 0) -> None:
-        """TCP keep-alive of new connections, in seconds; the interval is that of `idle` by default."""
+        """Set TCP keep-alive of new connections, in seconds; the interval is `time` by default."""
         self._broker.setkeepalive(as_number("time", time), as_number("intv", intv))
 
     def shutdown(self, msg: Text | None = None, etid: int | None = None, everywhere: bool = True) -> None:
-        """Send Disconnect with `msg` to the client `etid`, or to all of the cluster and of all workers, and close;
-        without `msg` just close. With `everywhere` false, and while the application is being unloaded, only to those of
-        this hub.
+        """Close clients, with a Disconnect packet when `msg` is given.
+
+        Args:
+            msg: text of the Disconnect packet.
+            etid: close this client only; by default all clients, of all workers and nodes of the cluster.
+            everywhere: False closes the clients of this hub only, as while the application is being unloaded.
         """
         self._broker.shutdown(
             None if msg is None else as_text("msg", msg),
@@ -325,18 +330,17 @@ class Smq:
         )
 
     def close(self) -> None:
-        """End the hub: its clients are closed without a word, so that they come back when there is a hub again, and
-        the journal is written to its end, for which this blocks.
+        """Close the hub. Blocks until the journal is written.
 
-        From then on what would begin something (`publish`, `subscribe`, …) raises ClosedError. A second call does
-        nothing. A hub that an application made is closed when the application ends.
+        Clients are closed without a Disconnect packet, so that they reconnect. `publish`, `subscribe` and the like
+        raise ClosedError from now on. A second call does nothing. A hub is closed when its application ends.
         """
         self._broker.close()
         self._requests.give_up("no answer: the hub has been closed")
         self._journal.close()
 
     def _end_with_app(self) -> None:
-        """Close, because the application ends; with `keep` its clients wait for it to start again."""
+        """Close the hub at the end of its application; with `keep` its clients stay connected for a reload."""
         self._broker.keep_clients()
         self.close()
 
@@ -349,54 +353,53 @@ class Smq:
     # ---- names
 
     def create(self, topic: Text, tid: int = 0) -> int:
-        """Get or create a topic and give its id; a new one gets `tid` when that is free."""
+        """Return the id of a topic, which is created when missing; a new topic gets the id `tid` when it is free."""
         return self._broker.create(as_text("topic", topic), as_number("tid", tid))
 
     def createsub(self, subtopic: Text | None, stid: int = 0) -> int:
-        """Get or create a sub-topic and give its id; 0 for None."""
+        """Return the id of a sub-topic, which is created when missing; 0 for None."""
         return self._broker.createsub(
             None if subtopic is None else as_text("subtopic", subtopic), as_number("stid", stid)
         )
 
     def gettid(self) -> int:
-        """The server's own ETID."""
+        """Return the ETID of the server."""
         return self._broker.gettid()
 
     def tid2topic(self, tid: int) -> Name | None:
-        """The name of a topic id; None when there is none."""
+        """Return the name of a topic id, or None."""
         return name_or_none(self._broker.tid2topic(as_number("tid", tid)))
 
     @renamed(name="topic")
     def topic2tid(self, topic: Text) -> int | None:
-        """The id of a topic name; None when it does not exist."""
+        """Return the id of a topic, or None."""
         return self._broker.topic2tid(as_text("topic", topic))
 
     @renamed(stid="tid")
     def tid2subtopic(self, tid: int) -> Name | None:
-        """The name of a sub-topic id; None when there is none."""
+        """Return the name of a sub-topic id, or None."""
         return name_or_none(self._broker.tid2subtopic(as_number("tid", tid)))
 
     @renamed(name="subtopic")
     def subtopic2tid(self, subtopic: Text) -> int | None:
-        """The id of a sub-topic name; None when it does not exist."""
+        """Return the id of a sub-topic, or None."""
         return self._broker.subtopic2tid(as_text("subtopic", subtopic))
 
     def topics(self) -> Iterator[tuple[int, Name]]:
-        """`(tid, name)` of every named topic."""
+        """Iterate over `(tid, name)` of all named topics."""
         return text_names(self._broker.topics())
 
     def subtopics(self) -> Iterator[tuple[int, Name]]:
-        """`(stid, name)` of every sub-topic."""
+        """Iterate over `(stid, name)` of all sub-topics."""
         return text_names(self._broker.subtopics())
 
     # ---- publish and subscribe
 
     def publish(self, data: Payload, topic: Topic, subtopic: Topic | None = None, ptid: int | None = None) -> int:
-        """Publish to a topic name, an id, an ETID or `"self"`; gives the number of messages that wait in the server's
-        queue.
+        """Publish to a topic name, an id, an ETID or `"self"`, and return the length of the server's publish queue.
 
         Raises:
-            ArgumentError: data over 0xFFF0 bytes, or an argument of the wrong kind.
+            ArgumentError: data over 0xFFF0 bytes, or an argument of the wrong type.
         """
         # What needs no conversion costs no call: this is on the path of every message.
         return self._broker.publish(
@@ -409,16 +412,16 @@ class Smq:
     def publish_threadsafe(
         self, data: Payload, topic: Topic, subtopic: Topic | None = None, ptid: int | None = None
     ) -> bool:
-        """Publish from any thread: the one method of a hub that other threads may call.
+        """Publish from any thread. No other method of a hub may be called from other threads.
 
-        The loop's thread publishes soon, in the order of the calls; at the latest `close` does.
+        The loop publishes in the order of the calls, at the latest in `close`.
 
         Returns:
-            False when 10,000 messages, or 16 MiB of them, wait for the loop already: this one was not taken.
+            False when the message was rejected because 10,000 messages, or 16 MiB, are waiting for the loop.
 
         Raises:
-            ArgumentError: as `publish`; what only the hub's thread can know is logged there.
-            ClosedError: the hub has been closed.
+            ArgumentError: as `publish`; errors found later by the loop are logged.
+            ClosedError: the hub is closed.
         """
         return self._broker.publish_threadsafe(
             payload(data),
@@ -433,16 +436,16 @@ class Smq:
 
         Args:
             data: the message.
-            totid: the ETID of the receiver.
-            fromtid: the ETID that the receiver sees as the publisher's.
+            totid: ETID of the receiver.
+            fromtid: ETID of the publisher, as the receiver sees it.
             subtopic: the id of a sub-topic, see `createsub`; 0 for none.
 
         Returns:
-            False unless both are connected clients, or the server itself.
+            False unless both are connected clients or the server.
 
         Raises:
-            ArgumentError: data over 0xFFF0 bytes, or an argument of the wrong kind.
-            ClosedError: the hub has been closed.
+            ArgumentError: data over 0xFFF0 bytes, or an argument of the wrong type.
+            ClosedError: the hub is closed.
         """
         return self._broker.pubon(
             payload(data), as_number("totid", totid), as_number("fromtid", fromtid), as_number("subtopic", subtopic)
@@ -456,20 +459,20 @@ class Smq:
         json: bool = False,
         once: bool = False,
     ) -> int:
-        """Receive a topic and return its id (spec: smq §2.4).
+        """Subscribe to a topic and return its id (spec: smq §2.4).
 
         Args:
-            topic: name, id, or `"self"` for the server's own ETID.
-            onmsg: `f(data, ptid, tid, subtid)`; without it the global handler gets the messages. Or a dict of this
-                argument and the following ones, as Lua's table of options: `{"onmsg": f, "json": True}`. Arguments
-                that are given beside it replace its entries. The log names entries that mean nothing.
-            subtopic: only messages with this sub-topic; without it the handler is the topic's catch-all.
-            json: decode the payload; what is no JSON goes to the global handler, as bytes.
-            once: of several workers, or nodes of a cluster, that subscribe so, one handles each message.
+            topic: name, id, or `"self"` for the ETID of the server.
+            onmsg: `f(data, ptid, tid, subtid)`; by default the global handler gets the messages. Or a dict of this and
+                the following arguments, like Lua's option table: `{"onmsg": f, "json": True}`. Other arguments replace
+                its entries. Unknown entries are logged.
+            subtopic: only messages with this sub-topic; by default those without a handler for their sub-topic.
+            json: decode the payload. Invalid JSON goes to the global handler, as bytes.
+            once: of several workers or nodes that subscribe with `once`, one handles each message.
 
         Raises:
-            ArgumentError: an argument of the wrong kind, or a number that is no topic's.
-            ClosedError: the hub has been closed.
+            ArgumentError: an argument of the wrong type, or an unknown topic id.
+            ClosedError: the hub is closed.
         """
         if isinstance(onmsg, Mapping):
             options = onmsg
@@ -490,7 +493,7 @@ class Smq:
             if json:
                 try:
                     value = json_value(data)
-                except (ValueError, RecursionError):  # the latter: nested without end
+                except (ValueError, RecursionError):  # RecursionError: nested too deeply
                     no_json.warn(f"a message to {tid} is no JSON: it goes to the global onmsg")
                     self._broker.server.deliver_default(data, ptid, tid, stid)
                     return None
@@ -501,7 +504,7 @@ class Smq:
     def on(
         self, topic: Topic, subtopic: Topic | None = None, once: bool = False
     ) -> Callable[[OnMessageObject], OnMessageObject]:
-        """Decorator of a function that gets the messages to a topic, each as a `Message`; see `subscribe`.
+        """Decorate a function that is called with each message to a topic, as a `Message`; see `subscribe`.
 
             @smq.on("lamp")
             def switched(message):
@@ -509,7 +512,7 @@ class Smq:
                 message.reply({"done": True})
 
         Args:
-            topic: name, id, or `"self"` for the server's own ETID.
+            topic: name, id, or `"self"` for the ETID of the server.
             subtopic: only messages with this sub-topic.
             once: see `subscribe`.
         """
@@ -528,17 +531,17 @@ class Smq:
         self.publish(data, etid, subtid or None)
 
     def request(self, etid: int, data: Payload, timeout_s: float = 10.0) -> Message:
-        """Send a message to a client and wait for its answer; blocks.
+        """Send a message to a client and return its answer. Blocks.
 
-        The answer is what the client sends to the server's ETID with the same sub-topic id: `Message.reply` does that,
-        and in Lua `smq:publish(answer, ptid, subtid)`.
+        The answer is a message to the ETID of the server with the same sub-topic id, as sent by `Message.reply`, or in
+        Lua by `smq:publish(answer, ptid, subtid)`.
 
         Args:
-            etid: the client's ETID.
-            timeout_s: how long to wait.
+            etid: ETID of the client.
+            timeout_s: maximum time to wait.
 
         Raises:
-            NoAnswer: none came in time, the client is not connected, or it went away meanwhile.
+            NoAnswer: no answer in time, or the client is not connected any more.
             ArgumentError: as `publish`.
         """
         body = payload(data)
@@ -554,21 +557,22 @@ class Smq:
         return Message(answer, etid, self.gettid(), number, etid, self._reply)
 
     def unsubscribe(self, topic: Topic) -> None:
-        """Stop receiving a topic and forget its handlers; nothing happens when it is unknown."""
+        """Unsubscribe from a topic and remove its handlers. Do nothing for an unknown topic."""
         self._broker.unsubscribe(as_destination("topic", topic))
 
     @renamed(function="onmsg")
     def onmsg(self, onmsg: OnMessage | None) -> None:
-        """Set the global handler `f(data, ptid, tid, subtid)`; None removes it."""
+        """Set the global message handler `f(data, ptid, tid, subtid)`; None removes it."""
         self._broker.onmsg(None if onmsg is None else self._handler("onmsg", as_function("onmsg", onmsg)))
 
     @renamed(function="onchange")
     def observe(self, topic: Topic, onchange: Callable[[int, Given], object]) -> bool | None:
-        """Call `onchange(subscribers, topic)` when the number of subscribers of a topic has changed; for an ETID once,
-        with 0, when its client has disconnected (spec: smq §2.4).
+        """Call `onchange(subscribers, topic)` when the number of subscribers of a topic changes (spec: smq §2.4).
+
+        For an ETID it is called once, with 0, when the client disconnects.
 
         Returns:
-            None for the server's own ETID and for unknown ids, true otherwise.
+            None for the ETID of the server and for unknown ids, else True.
         """
         as_function("onchange", onchange)
 
@@ -582,7 +586,7 @@ class Smq:
         self._broker.unobserve(as_destination("topic", topic))
 
     def queuesize(self) -> tuple[int, int]:
-        """`(free, used)` places of the publish queue."""
+        """Return the numbers of free and used places of the publish queue."""
         return self._broker.queuesize()
 
 
