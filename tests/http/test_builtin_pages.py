@@ -11,7 +11,8 @@ import gevent
 import pytest
 
 from smqrt.manual import pages as manual
-from smqrt.manual.web import Manual, parts, slug, to_html
+from smqrt.manual.render import to_html
+from smqrt.manual.web import Manual
 from tests.http.http_bench import Bench
 
 
