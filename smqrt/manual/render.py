@@ -98,7 +98,7 @@ def render_page(pages: Mapping[str, str], name: str, site: Site) -> str:
         body = _COLUMNS.format(body=to_html(pages[name], site.suffix), navigation=_navigation(pages, name, site))
         links = f'<a class="to-pages" href="#pages">Pages</a> {site.links}'
     else:
-        body = f"<main>\n{_list_of_pages(pages, site)}\n</main>"
+        body = f'<main class="parts">\n{_list_of_pages(pages, site)}\n</main>'
         links = site.links
     return _PAGE.format(
         title=f"{escape(manual.title(pages[name]) if name else 'Manual')} · smqrt",
@@ -208,7 +208,7 @@ def _list_of_pages(pages: Mapping[str, str], site: Site) -> str:
 
 
 def _about(page: str) -> str:
-    about = manual.title(page).partition(": ")[2] or manual.first_sentence(page)
+    about = manual.title(page).partition(": ")[2] or manual.first_sentence(page).rstrip(":")
     return escape(about[:1].upper() + about[1:])
 
 

@@ -202,5 +202,3 @@ def excerpt(line: str, query: str, width: int) -> str:
     if rest:
         part = part.rpartition(" ")[0] or part
     return ("…" if begin else "") + part.strip() + ("…" if rest else "")
-
-

@@ -57,8 +57,7 @@ class Manual(Directory):
 
     def service(self, request: Request, relpath: str) -> bool:
         """See `Directory.service`."""
-        if not self._pages:
-            self._pages = manual.pages()
+        self._load()
         is_index = relpath == _INDEX
         if relpath and not is_index and relpath not in self._pages:
             return False
@@ -76,6 +75,11 @@ class Manual(Directory):
                 body = get_hub().threadpool.apply(gzip.decompress, (body,))
         request.response.write(body)
         return True
+
+    def _load(self) -> None:
+        with self._making:
+            if not self._pages:
+                self._pages = get_hub().threadpool.apply(manual.pages)
 
     def _once(self, name: str, make: Callable[[dict[str, str], str], bytes]) -> bytes:
         with self._making:  # one after the other, so that rendering takes one thread of the pool

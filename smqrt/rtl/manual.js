@@ -240,6 +240,26 @@
         frame.append(block, button);
     }
 
+    // ---- what is wider than the screen can be scrolled with the keyboard
+
+    const reachable = () => {
+        for (const box of document.querySelectorAll("main pre, .wide")) {
+            if (box.scrollWidth > box.clientWidth) box.tabIndex = 0;
+            else box.removeAttribute("tabindex");
+        }
+    };
+    addEventListener("resize", reachable);
+    reachable();
+
+    // ---- the list of pages: the current one is in sight
+
+    const list = document.getElementById("pages");
+    const current = list?.querySelector("[aria-current]");
+    if (current && list.scrollHeight > list.clientHeight) {
+        const offset = current.getBoundingClientRect().top - list.getBoundingClientRect().top;
+        if (offset > list.clientHeight - 60) list.scrollTop = offset - list.clientHeight / 2;
+    }
+
     // ---- the contents list: open where it has a column of its own, and shows where the reader is
 
     const contents = document.querySelector("details.contents");
