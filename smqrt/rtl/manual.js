@@ -39,7 +39,7 @@
     // ---- which sections fit
 
     function pattern(word, flags) {
-        const escaped = word.replace(/[\\^$.*+?()[\]{}|\/-]/g, "\\$&");
+        const escaped = word.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
         return new RegExp(`(?<!${WORD})${escaped}(${WORD_OR_LINE})?`, flags);
     }
 

@@ -44,7 +44,9 @@ def expected(query: str, base: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("query", ["hot restart", "setkeepalive", "LOG", "queue_bytes", "c++", "journal compact"])
+@pytest.mark.parametrize(
+    "query", ["hot restart", "setkeepalive", "LOG", "queue_bytes", "--port", "c++ ({[|.", "journal compact"]
+)
 def test_search_finds_the_same_as_the_command(served_demos: Served, new_page: NewPage, query: str) -> None:
     page = new_page(f"{served_demos.url}/help/")
     page.get_by_role("searchbox").fill(query)
