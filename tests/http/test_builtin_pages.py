@@ -15,7 +15,7 @@ from smqrt.manual import pages as manual
 from smqrt.manual.render import to_html
 from smqrt.manual.search import Slugs, index_script
 from smqrt.manual.web import Manual
-from tests.http.http_bench import Bench
+from tests.http.http_bench import Answer, Bench
 
 
 class _Page(HTMLParser):
@@ -104,8 +104,13 @@ def test_rendering_holds_nobody(bench: Bench) -> None:
             gevent.sleep(0)
             late.append(time.thread_time() - begin)
 
+    def ask(path: str) -> Answer:
+        wire = bench.connect()
+        wire.sock.settimeout(60)  # the last page waits until all others are rendered, beside the busy `look`
+        return wire.ask(path)
+
     watch = gevent.spawn(look)
-    asking = [gevent.spawn(bench.connect().ask, f"/help/{name}") for name in ("search-index.js", *manual.pages())]
+    asking = [gevent.spawn(ask, f"/help/{name}") for name in ("search-index.js", *manual.pages())]
     gevent.joinall(asking, raise_error=True)
     watch.kill()
     assert all(one.value.status == 200 for one in asking)
