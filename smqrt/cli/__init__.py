@@ -109,21 +109,75 @@ def new(folder: Path, python: bool) -> None:
 
 
 @click.command("help")
-@click.argument("topic", required=False)
-def help_(topic: str | None) -> None:
-    """Print the page TOPIC of the manual; without TOPIC, tell which pages there are."""
+@click.argument("words", nargs=-1, metavar="[PAGE | WORD...]")
+def help_(words: tuple[str, ...]) -> None:
+    """Print a PAGE of the manual, or search it for each WORD; without either, list the pages.
+
+    \b
+    smqrt help                  lists the pages
+    smqrt help settings         prints the page "settings"
+    smqrt help send queue       lists the sections that have both words
+    """
     from smqrt.manual import pages as manual
 
     pages = manual.pages()
-    if topic is None:
-        width = max(map(len, pages))
-        for name, page in pages.items():
-            click.echo(f"{name:{width}}  {manual.title(page)}")
-        return
-    name = topic.removesuffix(".md")
-    if name not in pages:
-        raise click.UsageError(f"There is no page {topic!r}. The pages are: {', '.join(pages)}.")
-    _show(pages[name])
+    query = " ".join(words).strip()
+    name = query.lower().removesuffix(".md").replace(" ", "-")
+    if not query:
+        _list(pages)
+    elif name in pages:
+        _show(pages[name])
+    else:
+        _search(pages, query)
+
+
+def _list(pages: dict[str, str]) -> None:
+    from smqrt.manual.pages import groups, title
+
+    width = max(len(name) for name in pages if "/" not in name)
+    for group in groups(pages):
+        click.echo(f"{group.part}{': ' if group.title else ''}{group.title}")
+        for name in group.names:
+            click.echo(f"  {name:{width}}  {title(pages[name])}")
+        click.echo()
+    click.echo("`smqrt help PAGE` prints a page, `smqrt help WORD` searches all.")
+
+
+_MOST_PAGES, _MOST_SECTIONS = 12, 3
+
+
+def _search(pages: dict[str, str], query: str) -> None:
+    """Print the sections that have the words of a query, by page; fail when there is none."""
+    from shutil import get_terminal_size
+
+    from smqrt.manual import search
+    from smqrt.manual.pages import title
+
+    near = search.near_names(pages, query)
+    hint = f"Did you mean: {', '.join(near)}?" if near else ""
+    by_page: dict[str, list[search.Found]] = {}
+    for found in search.find(search.all_sections(pages), query):
+        by_page.setdefault(found.section.page, []).append(found)
+    if not by_page:
+        raise click.UsageError(
+            f"No page of the manual is called {query!r}, and none contains it. "
+            + (hint or "`smqrt help` lists the pages, such as quick-start.")
+        )
+    if hint:
+        click.echo(f"{hint}\n")
+    width = min(100, get_terminal_size().columns)
+    for name, all_found in list(by_page.items())[:_MOST_PAGES]:
+        click.echo(f"{name}: {title(pages[name])}")
+        for found in all_found[:_MOST_SECTIONS]:
+            if found.section.anchor:
+                click.echo(f"  {found.section.heading}")
+            if found.line:
+                click.echo(f"    {search.excerpt(found.line, query, width - 4)}")
+        if len(all_found) > _MOST_SECTIONS:
+            click.echo(f"  and {len(all_found) - _MOST_SECTIONS} more sections")
+    if len(by_page) > _MOST_PAGES:
+        click.echo(f"\n{len(by_page) - _MOST_PAGES} more pages contain {query!r}. Another word makes the list shorter.")
+    click.echo("\n`smqrt help PAGE` prints a page.")
 
 
 def _show(page: str) -> None:

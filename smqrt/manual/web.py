@@ -4,69 +4,37 @@ applications.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+import gzip
+from collections.abc import Callable, Iterable
 from html import escape
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from urllib.parse import quote
 
 from gevent import get_hub
 from gevent.lock import BoundedSemaphore
 
 from smqrt.http.message import Request
+from smqrt.http.static_files import accepts_gzip
 from smqrt.http.tree import Directory
 from smqrt.manual import pages as manual
-
-if TYPE_CHECKING:
-    from markdown_it.token import Token
+from smqrt.manual.search import index_script
 
 LAST = -127  # applications come first, also one of the name "help"
-_PARTS = {
-    "Begin": "quick-start application python-api hub-api clients wsgi command-line protocol",
-    "Serve": "serving mako-conf trace-logger security logins limits data-path metrics troubleshooting",
-    "Lua": "lua-api file-servers cosockets sockets http-client tls xml-lua",
-    "MQTT": "mqtt-lua mqtt-python mqtt-bridge mqtt-broker sparkplug",
-    "Record and compute": (
-        "journal pipelines pipeline-rules pipeline-state exactly-once pipeline-commands format-smq "
-        "declarative-pipelines pipeline-cluster duckdb"
-    ),
-    "Specification": "specification specification/smq specification/bas-api specification/runtime",
-}
-_OTHERS = "More"
-_POLICY = "default-src 'none'; style-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
-_HEAD = """<!doctype html>
+_INDEX = "search-index.js"
+_HTML, _SCRIPT = "text/html; charset=utf-8", "text/javascript; charset=utf-8"
+_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
+_APPLICATIONS_PAGE = """<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
+<title>Applications · smqrt</title>
 <link rel="icon" href="data:,">
 <link rel="stylesheet" href="/rtl/page.css">
 <link rel="stylesheet" href="/rtl/manual.css">
 </head>
 <body>
-"""
-_MANUAL_PAGE = (
-    _HEAD
-    + """<header>
-<h1><a href="/help/">smqrt manual</a></h1>
-<p><a class="to-pages" href="#pages">Pages</a> <a href="/">Applications</a></p>
-</header>
-<div class="columns">
-<main>
-{body}
-</main>
-<nav id="pages" aria-label="Pages of the manual">
-{navigation}
-</nav>
-</div>
-</body>
-</html>
-"""
-)
-_APPLICATIONS_PAGE = (
-    _HEAD
-    + """<header><h1>Applications</h1><p><a href="/help/">Manual</a></p></header>
+<header><h1>Applications</h1><p><a href="/help/">Manual</a></p></header>
 <main>
 <p class="soft">{count} on this server.</p>
 <ul class="applications">
@@ -76,8 +44,6 @@ _APPLICATIONS_PAGE = (
 </body>
 </html>
 """
-)
-_NOT_IN_A_SLUG = re.compile(r"[^\w\- ]")
 
 
 class Manual(Directory):
@@ -86,104 +52,51 @@ class Manual(Directory):
     def __init__(self) -> None:
         super().__init__("help", LAST)
         self._pages: dict[str, str] = {}
-        self._rendered: dict[str, bytes] = {}
-        self._rendering = BoundedSemaphore()
+        self._made: dict[str, bytes] = {}
+        self._making = BoundedSemaphore()
 
     def service(self, request: Request, relpath: str) -> bool:
         """See `Directory.service`."""
-        if not self._pages:
-            self._pages = manual.pages()
-        if relpath and relpath not in self._pages:
+        self._load()
+        is_index = relpath == _INDEX
+        if relpath and not is_index and relpath not in self._pages:
             return False
-        response = request.response
-        response.headers.set("Content-Type", "text/html; charset=utf-8")
-        response.headers.set("Cache-Control", "max-age=300")
-        response.headers.set("Content-Security-Policy", _POLICY)
-        response.headers.set("X-Content-Type-Options", "nosniff")
-        response.write(self._html(relpath))
+        body = self._once(relpath, _packed_index if is_index else _html)
+        headers = request.response.headers
+        headers.set("Content-Type", _SCRIPT if is_index else _HTML)
+        headers.set("Cache-Control", "max-age=300")
+        headers.set("Content-Security-Policy", _POLICY)
+        headers.set("X-Content-Type-Options", "nosniff")
+        if is_index:
+            headers.set("Vary", "Accept-Encoding")
+            if accepts_gzip(request.get("accept-encoding") or ""):
+                headers.set("Content-Encoding", "gzip")
+            else:
+                body = get_hub().threadpool.apply(gzip.decompress, (body,))
+        request.response.write(body)
         return True
 
-    def _html(self, name: str) -> bytes:
-        with self._rendering:  # one after the other: nobody keeps all threads busy
-            if name not in self._rendered:
-                self._rendered[name] = get_hub().threadpool.apply(_html, (self._pages, name))
-        return self._rendered[name]
+    def _load(self) -> None:
+        with self._making:
+            if not self._pages:
+                self._pages = get_hub().threadpool.apply(manual.pages)
 
-
-def parts(pages: dict[str, str]) -> dict[str, list[str]]:
-    """Returns the names of the pages by part of the manual; those of no other part are in the last one."""
-    found = {part: [name for name in names.split() if name in pages] for part, names in _PARTS.items()}
-    known = {name for names in found.values() for name in names}
-    return found | {_OTHERS: [name for name in pages if name not in known and "/" not in name]}
+    def _once(self, name: str, make: Callable[[dict[str, str], str], bytes]) -> bytes:
+        with self._making:  # one after the other, so that rendering takes one thread of the pool
+            if name not in self._made:
+                self._made[name] = get_hub().threadpool.apply(make, (self._pages, name))
+        return self._made[name]
 
 
 def _html(pages: dict[str, str], name: str) -> bytes:
-    body = to_html(pages[name]) if name else _contents(pages)
-    title = manual.title(pages[name]) if name else "Manual"
-    navigation = _navigation(pages, name)
-    return _MANUAL_PAGE.format(title=f"{escape(title)} · smqrt", body=body, navigation=navigation).encode()
+    from smqrt.manual.render import Site, render_page  # loading it takes as long as ten pages
+
+    site = Site("/help/", "", "/rtl/", "/help/", f"/help/{_INDEX}", '<a href="/">Applications</a>')
+    return render_page(pages, name, site).encode()
 
 
-def _contents(pages: dict[str, str]) -> str:
-    lines = ["<h1>Manual</h1>"]
-    for part, names in parts(pages).items():
-        entries = "\n".join(f"<dt>{_link(pages, name)}</dt><dd>{_about(pages[name])}</dd>" for name in names)
-        lines.append(f"<h2>{escape(part)}</h2>\n<dl>\n{entries}\n</dl>")
-    return "\n".join(lines)
-
-
-def _about(page: str) -> str:
-    about = manual.title(page).partition(": ")[2] or manual.first_sentence(page)
-    return escape(about[:1].upper() + about[1:])
-
-
-def _navigation(pages: dict[str, str], current: str) -> str:
-    lines = []
-    for part, names in parts(pages).items():
-        entries = "".join(f"<li>{_link(pages, name, name == current)}</li>" for name in names)
-        lines.append(f"<h2>{escape(part)}</h2><ul>{entries}</ul>")
-    return "\n".join(lines)
-
-
-def _link(pages: dict[str, str], name: str, is_current: bool = False) -> str:
-    mark = ' aria-current="page"' if is_current else ""
-    return f'<a href="/help/{escape(name)}"{mark}>{escape(manual.title(pages[name]).partition(": ")[0])}</a>'
-
-
-def to_html(text: str) -> str:
-    """Returns the HTML of a page in Markdown (CommonMark with tables): no raw HTML passes, headings have anchors, links
-    lead to other pages."""
-    from markdown_it import MarkdownIt  # when it is wanted: loading it takes as long as ten pages
-
-    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
-    tokens = markdown.parse(text)
-    slugs: dict[str, int] = {}
-    for token, following in zip(tokens, [*tokens[1:], None], strict=True):
-        if token.type == "heading_open" and following is not None:
-            token.attrSet("id", _unused(slug(following.content), slugs))
-        for child in token.children or ():
-            _lead_to_page(child)
-    return str(markdown.renderer.render(tokens, markdown.options, {}))
-
-
-def slug(heading: str) -> str:
-    """Returns the anchor of a heading, the same as on GitHub: `## TLS, and more` is `tls-and-more`."""
-    return _NOT_IN_A_SLUG.sub("", heading.lower()).replace(" ", "-")
-
-
-def _unused(name: str, slugs: dict[str, int]) -> str:
-    count = slugs[name] = slugs.get(name, -1) + 1
-    return f"{name}-{count}" if count else name
-
-
-def _lead_to_page(token: Token) -> None:
-    """Have a link lead to the page, and not to its source."""
-    href = str(token.attrGet("href") or "") if token.type == "link_open" else ""
-    page, mark, anchor = href.partition("#")
-    if "://" in href:
-        token.attrSet("rel", "noopener noreferrer")
-    elif page.endswith(".md"):
-        token.attrSet("href", page.removesuffix(".md") + mark + anchor)
+def _packed_index(pages: dict[str, str], _: str) -> bytes:
+    return gzip.compress(index_script(pages).encode(), 6)
 
 
 class ListedApplication(Protocol):
@@ -224,7 +137,7 @@ class ApplicationList(Directory):
         shows_errors = request.access.shows_errors(request)
         items = [_item(one, shows_errors) for one in self._applications if one.running or one.error]
         count = f"{len(items)} application{'s' if len(items) != 1 else ''}"
-        page = _APPLICATIONS_PAGE.format(title="Applications", count=count, items="\n".join(items))
+        page = _APPLICATIONS_PAGE.format(count=count, items="\n".join(items))
         response = request.response
         response.headers.set("Content-Type", "text/html; charset=utf-8")
         response.headers.set("Cache-Control", "no-store")

@@ -58,7 +58,7 @@ def test_the_list_leads_to_every_application_and_back(served_demos: Served, new_
 def test_the_manual(served_demos: Served, new_page: Callable[..., Any]) -> None:
     page = new_page(served_demos.url)
     page.get_by_role("link", name="Manual").click()
-    page.get_by_role("navigation").get_by_role("link", name="Security").click()
+    page.get_by_role("main").get_by_role("link", name="Security").click()
     expect(page.get_by_role("heading", level=1, name="Security")).to_be_visible()
     page.get_by_role("main").get_by_role("link", name="Settings").click()
     expect(page).to_have_url(served_demos.url + "/help/settings")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import time
 from html.parser import HTMLParser
@@ -11,8 +12,10 @@ import gevent
 import pytest
 
 from smqrt.manual import pages as manual
-from smqrt.manual.web import Manual, parts, slug, to_html
-from tests.http.http_bench import Bench
+from smqrt.manual.render import to_html
+from smqrt.manual.search import Slugs, index_script
+from smqrt.manual.web import Manual
+from tests.http.http_bench import Answer, Bench
 
 
 class _Page(HTMLParser):
@@ -32,7 +35,7 @@ class _Page(HTMLParser):
             self.links.append(fields["href"] or "")
         if fields.get("id"):
             self.anchors.add(fields["id"] or "")
-        if tag not in ("meta", "link", "br", "hr", "img"):
+        if tag not in ("meta", "link", "br", "hr", "img", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -63,7 +66,7 @@ def test_every_page_is_there(shown: dict[str, _Page]) -> None:
         assert manual.title(text) in page.text
         assert not page.open
     listed = {link for link in shown["/help/"].links if link.startswith("/help/")}
-    assert listed == {f"/help/{name}" for name in manual.pages() if not name.startswith("decisions/")} | {"/help/"}
+    assert listed == {f"/help/{name}" for name in manual.pages()} | {"/help/"}
 
 
 def test_every_link_leads_somewhere(shown: dict[str, _Page]) -> None:
@@ -101,8 +104,13 @@ def test_rendering_holds_nobody(bench: Bench) -> None:
             gevent.sleep(0)
             late.append(time.thread_time() - begin)
 
+    def ask(path: str) -> Answer:
+        wire = bench.connect()
+        wire.sock.settimeout(60)  # the last page waits until all others are rendered, beside the busy `look`
+        return wire.ask(path)
+
     watch = gevent.spawn(look)
-    asking = [gevent.spawn(bench.connect().ask, f"/help/{name}") for name in manual.pages()]
+    asking = [gevent.spawn(ask, f"/help/{name}") for name in ("search-index.js", *manual.pages())]
     gevent.joinall(asking, raise_error=True)
     watch.kill()
     assert all(one.value.status == 200 for one in asking)
@@ -116,7 +124,7 @@ def test_no_html_and_no_scripts_pass() -> None:
 
 
 def test_anchors() -> None:
-    assert slug("TLS, and `more`") == "tls-and-more"
+    assert Slugs().add("TLS, and `more`") == "tls-and-more"
     assert re.findall('id="([^"]*)"', to_html("# A b\n## A b\n### `c_d`-e")) == ["a-b", "a-b-1", "c_d-e"]
 
 
@@ -126,11 +134,15 @@ def test_links_lose_their_ending_and_others_stay() -> None:
     assert html.count("noopener") == 1
 
 
-def test_parts_have_every_page_once() -> None:
-    pages = manual.pages() | {"new-page": "# New"}
-    names = [name for part in parts(pages).values() for name in part]
-    assert sorted(names) == sorted(name for name in pages if not name.startswith("decisions/"))
-    assert "new-page" in parts(pages)["More"]
+def test_the_index_of_the_search_comes_compressed_or_not(bench: Bench) -> None:
+    bench.root.insert(Manual())
+    plain = bench.connect().ask("/help/search-index.js")
+    packed = bench.connect().ask("/help/search-index.js", headers="Accept-Encoding: gzip\r\n")
+    assert (plain.status, plain.fields["content-type"]) == (200, "text/javascript; charset=utf-8")
+    assert plain.body.decode() == index_script(manual.pages())
+    assert (packed.fields["content-encoding"], packed.fields["vary"]) == ("gzip", "Accept-Encoding")
+    assert gzip.decompress(packed.body) == plain.body
+    assert "content-encoding" not in plain.fields
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,236 @@
+"""Pages of the manual as HTML: Markdown, highlighted code, contents lists, and the frame around them.
+
+Loading this module takes as long as ten pages, so it is imported when a page is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from pygments import highlight
+from pygments.formatters.html import HtmlFormatter
+from pygments.lexer import Lexer, bygroups, inherit, using
+from pygments.lexers import get_lexer_by_name
+from pygments.lexers.html import HtmlLexer
+from pygments.lexers.scripting import LuaLexer
+from pygments.token import Comment
+from pygments.util import ClassNotFound
+
+from smqrt.manual import pages as manual
+from smqrt.manual.search import Slugs
+
+_LONG_PAGE = 4  # headings from which a page has a contents list
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="{assets}page.css">
+<link rel="stylesheet" href="{assets}manual.css">
+<script src="{assets}manual.js" defer></script>
+</head>
+<body class="manual">
+<header>
+<h1><a href="{home}">smqrt manual</a></h1>
+<form class="search" role="search" data-pages="{pages}" data-suffix="{suffix}" data-index="{index}" hidden>
+<input type="search" name="q" placeholder="Search (press /)" aria-label="Search the manual" autocomplete="off">
+<div class="results" hidden></div>
+</form>
+<p>{links}</p>
+</header>
+{body}
+</body>
+</html>
+"""
+_COLUMNS = """<div class="columns">
+<main>
+{body}
+</main>
+<nav id="pages" aria-label="Pages of the manual">
+{navigation}
+</nav>
+</div>"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where the pages of a site find each other, as a page of it writes it.
+
+    Args:
+        pages: what stands before the name of a page.
+        suffix: what stands behind it.
+        assets: the folder of styles and scripts.
+        home: the page with the list of pages.
+        index: the script with the index of the search.
+        links: HTML of further links at the top.
+    """
+
+    pages: str
+    suffix: str
+    assets: str
+    home: str
+    index: str
+    links: str = ""
+
+
+class _LspLexer(HtmlLexer):  # type: ignore[misc]  # Pygments has no types
+    """Lua Server Pages: HTML with Lua between `<?lsp` and `?>`."""
+
+    tokens = {"root": [(r"(<\?lsp=?)(.*?)(\?>)", bygroups(Comment.Preproc, using(LuaLexer), Comment.Preproc)), inherit]}
+
+
+def render_page(pages: Mapping[str, str], name: str, site: Site) -> str:
+    """Return a page of the manual as a document.
+
+    Args:
+        pages: all pages, as `pages()` returns them.
+        name: of the page; empty for the list of all pages.
+        site: where the document will be.
+    """
+    if name:
+        body = _COLUMNS.format(body=to_html(pages[name], site.suffix), navigation=_navigation(pages, name, site))
+        links = f'<a class="to-pages" href="#pages">Pages</a> {site.links}'
+    else:
+        body = f'<main class="parts">\n{_list_of_pages(pages, site)}\n</main>'
+        links = site.links
+    return _PAGE.format(
+        title=f"{escape(manual.title(pages[name]) if name else 'Manual')} · smqrt",
+        body=body,
+        links=links.strip(),
+        **{key: escape(getattr(site, key)) for key in ("pages", "suffix", "assets", "home", "index")},
+    )
+
+
+def to_html(text: str, suffix: str = "") -> str:
+    """Return the HTML of a page in Markdown (CommonMark with tables).
+
+    No raw HTML passes. Headings have anchors, long pages a contents list, and links lead to other pages.
+
+    Args:
+        text: the page.
+        suffix: what links to pages have instead of ".md".
+    """
+    markdown = MarkdownIt("commonmark", {"html": False, "highlight": _highlighted}).enable("table")
+    tokens = markdown.parse(text)
+    slugs, headings = Slugs(), list[tuple[int, str, str]]()
+    for token, following in zip(tokens, [*tokens[1:], None], strict=True):
+        if token.type == "heading_open" and following is not None:
+            anchor = slugs.add(following.content)
+            token.attrSet("id", anchor)
+            if token.tag in ("h2", "h3"):
+                headings.append((int(token.tag[1]), anchor, manual.plain(following.content)))
+                following.children = [*(following.children or ()), *_anchor_link(anchor)]
+        for child in token.children or ():
+            _lead_to_page(child, suffix)
+    markdown.add_render_rule("table_open", _table_open)
+    markdown.add_render_rule("table_close", _table_close)
+    after_title = 3 if tokens and tokens[0].tag == "h1" else 0
+    before, rest = tokens[:after_title], tokens[after_title:]
+    contents = _contents(headings) if len(headings) >= _LONG_PAGE else ""
+    render = markdown.renderer.render
+    return f"{render(before, markdown.options, {})}{contents}{render(rest, markdown.options, {})}"
+
+
+def _table_open(renderer: Any, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+    return '<div class="wide"><table>\n'
+
+
+def _table_close(renderer: Any, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+    return "</table></div>\n"
+
+
+def _anchor_link(anchor: str) -> list[Token]:
+    """Return a link to a heading, to copy; the contents list has the same for the keyboard and screen readers."""
+    fields = {"class": "anchor", "href": f"#{anchor}", "aria-hidden": "true", "tabindex": "-1"}
+    opening = Token("link_open", "a", 1, attrs=dict(fields))
+    return [opening, Token("text", "", 0, content="#"), Token("link_close", "a", -1)]
+
+
+def _contents(headings: list[tuple[int, str, str]]) -> str:
+    items = "".join(
+        f'<li class="level-{level}"><a href="#{anchor}">{escape(heading)}</a></li>'
+        for level, anchor, heading in headings
+    )
+    return (
+        '<details class="contents"><summary>On this page</summary>'
+        f'<nav aria-label="On this page"><ul>{items}</ul></nav></details>\n'
+    )
+
+
+def _highlighted(code: str, language: str, attributes: str) -> str:
+    """Return the HTML of a block of code; empty when it has no language that Pygments knows."""
+    lexer = _lexer(language, "<?lsp" in code)
+    return str(highlight(code, lexer, HtmlFormatter(nowrap=True))) if lexer else ""
+
+
+def _lexer(language: str, is_lsp: bool) -> Lexer | None:
+    if language == "html" and is_lsp:
+        return _LspLexer(stripnl=False)
+    try:
+        return get_lexer_by_name(language, stripnl=False) if language else None
+    except ClassNotFound:
+        return None
+
+
+def _lead_to_page(token: Token, suffix: str) -> None:
+    """Have a link lead to the page, and not to its source."""
+    href = str(token.attrGet("href") or "") if token.type == "link_open" else ""
+    page, mark, anchor = href.partition("#")
+    if "://" in href:
+        token.attrSet("rel", "noopener noreferrer")
+    elif page.endswith(".md"):
+        token.attrSet("href", page.removesuffix(".md") + suffix + mark + anchor)
+
+
+def _list_of_pages(pages: Mapping[str, str], site: Site) -> str:
+    lines, part = ["<h1>Manual</h1>"], ""
+    for group in manual.groups(pages):
+        if group.part != part:
+            lines += ["</section>"] * bool(part) + [f'<section class="part"><h2>{escape(group.part)}</h2>']
+            part = group.part
+        own = [name for name in group.names if "/" not in name]
+        inner = [name for name in group.names if "/" in name]
+        entries = "\n".join(f"<dt>{_link(pages, name, site)}</dt><dd>{_about(pages[name])}</dd>" for name in own)
+        title = f"<h3>{escape(group.title)}</h3>\n" if group.title else ""
+        listed = f"<dl>\n{entries}\n</dl>" if own else ""
+        if inner:
+            items = "\n".join(f"<li>{_link(pages, name, site)}</li>" for name in inner)
+            listed += f"<details><summary>All {len(inner)} pages</summary>\n<ul>\n{items}\n</ul></details>"
+        lines.append(f'<div class="group">{title}{listed}</div>')
+    return "\n".join([*lines, "</section>"])
+
+
+def _about(page: str) -> str:
+    about = manual.title(page).partition(": ")[2] or manual.first_sentence(page).rstrip(":")
+    return escape(about[:1].upper() + about[1:])
+
+
+def _navigation(pages: Mapping[str, str], current: str, site: Site) -> str:
+    """Return the list beside a page: the part of the page is open; pages of folders are listed beside each other."""
+    parts: dict[str, list[str]] = {}
+    is_open: set[str] = set()
+    for group in manual.groups(pages):
+        inside = current in group.names
+        names = [name for name in group.names if "/" not in name or inside]
+        items = "".join(f"<li>{_link(pages, name, site, name == current)}</li>" for name in names)
+        title = f"<h3>{escape(group.title)}</h3>" if group.title else ""
+        if names:
+            parts.setdefault(group.part, []).append(f"{title}<ul>{items}</ul>")
+        if inside:
+            is_open.add(group.part)
+    return "\n".join(
+        f"<details{' open' * (part in is_open)}><summary>{escape(part)}</summary>{''.join(lists)}</details>"
+        for part, lists in parts.items()
+    )
+
+
+def _link(pages: Mapping[str, str], name: str, site: Site, is_current: bool = False) -> str:
+    mark = ' aria-current="page"' if is_current else ""
+    return f'<a href="{escape(site.pages + name + site.suffix)}"{mark}>{escape(manual.short_title(pages[name]))}</a>'

@@ -1,0 +1,164 @@
+"""Pages of the manual as HTML: contents lists, highlighted code, wide tables; the static site."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from smqrt.manual import pages as manual
+from smqrt.manual.render import to_html
+from smqrt.manual.site import main, write_site
+from tests.conftest import REPOSITORY
+
+LONG = "# Title\n\nText.\n\n## One & `two`\n\n### Deep\n\n## Three\n\n#### No entry\n\n## Four\n"
+
+
+def test_long_pages_have_a_contents_list_below_their_title() -> None:
+    html = to_html(LONG)
+    assert html.index("</h1>") < html.index('<details class="contents">') < html.index("<p>Text.")
+    assert re.findall(r'<li class="level-(\d)"><a href="#([^"]*)">([^<]*)<', html) == [
+        ("2", "one--two", "One &amp; two"),
+        ("3", "deep", "Deep"),
+        ("2", "three", "Three"),
+        ("2", "four", "Four"),
+    ]
+
+
+def test_short_pages_have_no_contents_list() -> None:
+    assert "contents" not in to_html("# Title\n\n## One\n\n## Two\n\n## Three\n")
+
+
+def test_headings_link_to_themselves() -> None:
+    assert '<h2 id="a-b">A b<a class="anchor" href="#a-b" aria-hidden="true" tabindex="-1">#</a></h2>' in to_html(
+        "# T\n\n## A b\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("language", "code", "marked"),
+    [
+        ("lua", "local x = 1", '<span class="kd">local</span>'),
+        ("python", "def f(): pass", '<span class="k">def</span>'),
+        ("console", "$ ls", '<span class="gp">$ </span>'),
+        ("sh", "echo $HOME", '<span class="nb">echo</span>'),
+        ("toml", "a = 1", '<span class="mi">1</span>'),
+        ("ini", "a = 1", '<span class="na">a</span>'),
+        ("json", '{"a": 1}', '<span class="mi">1</span>'),
+        ("js", "const a = 1", '<span class="kd">const</span>'),
+        ("sql", "SELECT 1", '<span class="k">SELECT</span>'),
+        ("html", "<b>x</b>", '<span class="nt">b</span>'),
+        ("html", "<p><?lsp= local x ?></p>", '<span class="kd">local</span>'),
+    ],
+)
+def test_code_is_highlighted(language: str, code: str, marked: str) -> None:
+    html = to_html(f"```{language}\n{code}\n```\n")
+    assert marked in html
+    assert f'<code class="language-{language}">' in html
+
+
+@pytest.mark.parametrize("language", ["", "text", "nosuchlanguage"])
+def test_other_code_stays_as_it_is(language: str) -> None:
+    assert "a &lt;b&gt;\n</code></pre>" in to_html(f"```{language}\n\na <b>\n```\n")
+
+
+def test_code_keeps_its_text() -> None:
+    for name, page in manual.pages().items():
+        blocks = re.findall(r"^```\w+\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+        shown = Text(to_html(page)).code
+        assert [block for block in blocks if block not in shown] == [], name
+
+
+def test_tables_scroll_in_a_box_of_their_own() -> None:
+    assert to_html("| a |\n|---|\n| b |\n").startswith('<div class="wide"><table>')
+
+
+class Text(HTMLParser):
+    """The text of blocks of code, and what a page refers to."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.code: list[str] = []
+        self.references: list[str] = []
+        self.anchors: set[str] = set()
+        self._inside = False
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        fields = dict(attrs)
+        self.references += [fields[key] or "" for key in ("href", "src", "data-index") if key in fields]
+        self.anchors.add(fields.get("id") or "")
+        if tag == "pre":
+            self._inside = True
+            self.code.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = self._inside and tag != "pre"
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.code[-1] += data
+
+
+# ---- the static site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("site") / "a b"
+    assert write_site(folder) == len(manual.pages())
+    return folder
+
+
+def test_every_link_of_the_site_is_relative_and_leads_to_a_file(site: Path) -> None:
+    documents = {path: Text(path.read_text("utf-8")) for path in site.rglob("*.html")}
+    assert len(documents) == len(manual.pages()) + 1
+    lost = []
+    for path, document in documents.items():
+        for reference in document.references:
+            if "://" in reference or reference.startswith("data:"):
+                continue
+            target, _, anchor = reference.partition("#")
+            file = Path(os.path.normpath(path.parent / target)) if target else path
+            is_there = file.is_file() and site in file.parents and not target.startswith("/")
+            if not is_there or (anchor and unquote(anchor) not in documents[file].anchors):
+                lost.append((str(path), reference))
+    assert lost == []
+
+
+def test_the_index_of_the_site_leads_to_every_page(site: Path) -> None:
+    linked = {link for link in Text((site / "index.html").read_text("utf-8")).references if "assets" not in link}
+    assert linked >= {f"{name}.html" for name in manual.pages()}
+
+
+def test_the_site_is_written_anew_over_an_old_one(site: Path) -> None:
+    (site / "settings.html").write_text("old")
+    (site / "mine.txt").write_text("mine")
+    write_site(site)
+    assert (site / "settings.html").read_text("utf-8")[:3] != "old"
+    assert (site / "mine.txt").read_text() == "mine"
+
+
+def test_the_command_tells_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit, match="cannot be written"):
+        main([str(tmp_path / "file" / "site")])
+    for words in (["--nonsense"], ["a", "b"]):
+        with pytest.raises(SystemExit, match=r"Usage: scripts/docs \[FOLDER\]"):
+            main(words)
+
+
+def test_the_script_takes_a_folder_from_where_it_is_called(tmp_path: Path) -> None:
+    """`scripts/docs site`, with the part of the script that finds the folder and a Python that shows its arguments."""
+    script = (REPOSITORY / "scripts/docs").read_text("utf-8")
+    assert os.access(REPOSITORY / "scripts/docs", os.X_OK)
+    shown = re.sub(r"^\. .*$|^python_env$", "", script, flags=re.MULTILINE).replace("exec .venv/bin/python", "echo")
+    answer = subprocess.run(
+        ["bash", "-c", shown, "docs", "site"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.split() == ["-m", "smqrt.manual.site", str(tmp_path / "site")]
