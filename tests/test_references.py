@@ -30,9 +30,7 @@ OTHER_FORMS = re.compile(
     r"|\(design: [a-z]|\bdesign of the [a-z]+ §"
     r"|[./]*\bshared/(?:spec|design)\b"
 )
-HELP_PAGE = re.compile(
-    r"\((?:[\w ]+; )?help: ([a-z0-9/-]+(?:, (?!decision)[a-z0-9/-]+)*)|\bsmqrt help ([a-z0-9][a-z0-9/-]+)"
-)
+HELP_PAGE = re.compile(r"\((?:[\w ]+; )?help: ([a-z0-9/-]+(?:, (?!decision)[a-z0-9/-]+)*)")
 HELP_FILE = re.compile(r"\bhelp/([a-z0-9/-]+\.md)\b")
 DECISION = re.compile(r"\b[Dd]ecisions?[ /](\d{4})\b")
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
@@ -139,7 +137,7 @@ def test_pages_and_decisions_that_are_named_exist() -> None:
     decisions = {path.name[:4] for path in (HELP / "decisions").glob("*.md")}
     wrong, count = [], 0
     for name, text in texts().items():
-        pages = [page for names in HELP_PAGE.findall(text) for page in "".join(names).split(", ")]
+        pages = [page for names in HELP_PAGE.findall(text) for page in names.split(", ")]
         pages += [page.removesuffix(".md") for page in HELP_FILE.findall(text)]
         wrong += [f"{name}: no page {page}" for page in pages if not (HELP / f"{page}.md").is_file()]
         wrong += [f"{name}: no decision {one}" for one in DECISION.findall(text) if one not in decisions]
