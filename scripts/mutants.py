@@ -39,9 +39,17 @@ import hypothesis
 import pytest
 
 IN_PROCESS = ["tests/properties", "tests/conformance"]
+OF_HUBS = [str(path) for path in sorted(Path("tests").glob("test_hub*.py"))]
+OF_CONNECTIONS = "connection last_values moving namestore publish_limits slow slow_policies".split()
 GROUPS = {
-    "broker": (["smqrt/broker"], ["tests/broker", *IN_PROCESS, *map(str, sorted(Path("tests").glob("test_hub*.py")))]),
-    "wire": (["smqrt/wire"], ["tests/wire", "tests/mqtt", *IN_PROCESS]),
+    "broker": (
+        ["smqrt/broker"],
+        ["tests/broker", *IN_PROCESS, *OF_HUBS, *(f"tests/net/test_{name}.py" for name in OF_CONNECTIONS)],
+    ),
+    "wire": (
+        ["smqrt/wire"],
+        ["tests/wire", "tests/mqtt", *IN_PROCESS, "tests/net/test_proxy.py", "tests/cluster/test_channels.py"],
+    ),
     "journal": (
         [
             f"smqrt/journal/{name}.py"
