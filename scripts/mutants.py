@@ -481,10 +481,22 @@ def run_cold(path: str, number: int) -> int:
         return pytest.main(["-x", *pytest_options(folder), *sys.stdin.read().split("\n")], plugins=[Quick()])
 
 
-def equivalent() -> set[str]:
-    """Return the mutants that change nothing that can be observed, as `path: old -> new`."""
-    lines = EQUIVALENT.read_text("utf-8").splitlines() if EQUIVALENT.exists() else []
-    return {line for line in lines if line and not line.startswith("#")}
+class Equivalent:
+    """The mutants that change nothing which a test could observe, from the file beside this one.
+
+    A line is `path | line of the source | old -> new`, with a star for all mutants of that line of the source.
+    """
+
+    def __init__(self) -> None:
+        lines = EQUIVALENT.read_text("utf-8").splitlines() if EQUIVALENT.exists() else []
+        self.entries = {line for line in lines if line and not line.startswith("#")}
+        self.sources: dict[str, list[str]] = {}
+
+    def __contains__(self, mutant: Mutant) -> bool:
+        if mutant.path not in self.sources:
+            self.sources[mutant.path] = Path(mutant.path).read_text("utf-8").splitlines()
+        beginning = f"{mutant.path} | {self.sources[mutant.path][mutant.line - 1].strip()} | "
+        return beginning + "*" in self.entries or beginning + mutant.text in self.entries
 
 
 def all_mutants(sources: list[str]) -> list[Mutant]:
@@ -511,8 +523,8 @@ def main() -> int:
     tests = options.tests or [test for name in options.what for test in GROUPS.get(name, ([], []))[1]]
     files = [str(file) for name in sources for file in sorted(Path(name).rglob("*.py") if Path(name).is_dir() else [Path(name)])]
     found = all_mutants(files)
-    without = equivalent()
-    candidates = [mutant for mutant in found if f"{mutant.path}: {mutant.text}" not in without]
+    without = Equivalent()
+    candidates = [mutant for mutant in found if mutant not in without]
     sample = random.Random(options.seed).sample(candidates, min(options.sample, len(candidates)))
     sample.sort(key=lambda mutant: (mutant.path, mutant.number))
     check = Check(options, files, sample)
