@@ -150,6 +150,18 @@ def test_what_waits_for_a_handler_has_a_limit(monkeypatch: pytest.MonkeyPatch) -
     assert len(lost) == 3, "what was taken takes no room"
 
 
+def test_a_message_that_a_handler_missed_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HANDLER_BUDGET_BYTES", 0)
+    lines: list[str] = []
+    crowd = Crowd(Hooks(log=lambda peer, text: lines.append(text)))
+    topic, server = crowd.broker.topic_table.named(b"t"), crowd.broker.server
+    server.subscribe(topic, Handler(waits=True))
+    deliver(topic, *(message(topic, b"x") for _ in range(4)))
+    assert server.dropped == 2
+    assert crowd.broker.stats.drops[Drop.OVER_BUDGET] == 2
+    assert [line.split(":")[0] for line in lines] == ["slow consumer"]
+
+
 # ---- which handler
 
 

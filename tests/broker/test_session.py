@@ -11,6 +11,7 @@ import pytest
 from smqrt.auth.identity import Action, Identity
 from smqrt.broker import session as module
 from smqrt.broker.deferred import Deferred
+from smqrt.broker.last_values import LastValueLimits, LastValues
 from smqrt.broker.meter import MeteredRoute, PublishLimits
 from smqrt.broker.outbox import Drop, dirty
 from smqrt.broker.permissions import DeniedRoute
@@ -33,9 +34,12 @@ from tests.broker.crowd import Crowd, Ear, heard, observe, settle, subscribe
 
 
 class CountingEar(Ear):
-    """Counts how often its client was to be read again."""
+    """Counts how often its client was to be read again, and was accepted."""
 
-    resumed = 0
+    resumed = accepted = 0
+
+    def settled(self) -> None:
+        self.accepted += 1
 
     def resume(self) -> None:
         self.resumed += 1
@@ -128,6 +132,8 @@ def test_connect_is_answered_with_an_etid() -> None:
     assert told == [session]
     assert session.topic is not None
     assert session.topic.raw == (session.outbox,)
+    assert isinstance(session.outbox, CountingEar)
+    assert session.outbox.accepted == 1
 
 
 def test_the_largest_frame_of_version_2_is_heeded() -> None:
@@ -381,6 +387,28 @@ def test_subscribing_is_answered_and_repeated() -> None:
     assert (topic.subscribers, crowd.broker.stats.subscriptions, session.topics) == (1, 1, {})
 
 
+def test_a_subscriber_is_greeted_with_last_values_once() -> None:
+    crowd = Crowd()
+    crowd.broker.last_values = LastValues(["#"], LastValueLimits())
+    topic = crowd.broker.topic_table.named(b"t")
+    value = smq.publish_frame(topic.id, 7, 0, b"newest")
+    crowd.broker.last_values.of(topic).take_frame(value, None)
+    session = connected(crowd)
+    subscribe(session, b"t")
+    subscribe(session, b"t")
+    answer = smq.ack(Type.SUBACK, topic.id, b"t")
+    assert came(session) == [answer, value[2:], answer]
+
+
+def test_routes_of_two_clients_are_their_own() -> None:
+    crowd = Crowd()
+    first, second = connected(crowd), connected(crowd, b"device-2")
+    number = crowd.broker.create(b"t")
+    first.publish(smq.publish_frame(number, first.etid, 0, b"x"))
+    first.publish(smq.publish_frame(crowd.broker.create(b"u"), first.etid, 0, b"x"))
+    assert (len(first.routes), second.routes) == (2, {})
+
+
 def test_an_application_denies_names() -> None:
     asked: list[tuple[Any, ...]] = []
     denied = Hooks(permittop=lambda *call: asked.append(call), permitsubtop=lambda *call: asked.append(call))
@@ -443,7 +471,7 @@ def test_rights_decide_over_names() -> None:
     session = connected(crowd, identity=Identity("ann", rights=rights))
     for kind in (Type.SUBSCRIBE, Type.CREATE):
         for name in (b"r", b"w", b"o", b"new"):
-            session.control(smq.with_name(kind, name))
+            assert session.control(smq.with_name(kind, name)) is False
     assert [packet[1] for packet in came(session)] == [0, 1, 1, 1, 1, 0, 0, 1]
     rights.permitted.add((Action.CREATE, b"new"))
     session.control(smq.with_name(Type.SUBSCRIBE, b"new"))
@@ -542,6 +570,7 @@ def test_an_observer_gets_the_present_number_first() -> None:
     session.control(smq.with_id(Type.UNOBSERVE, topic.id))
     session.control(smq.with_id(Type.UNOBSERVE, topic.id))
     session.control(smq.with_id(Type.UNOBSERVE, 12345))
+    assert session.observed == set()
     subscribe(connected(crowd, b"device-4"), b"t")
     assert came(session) == []
     assert topic.observers == {}
@@ -646,8 +675,13 @@ def test_routes_know_rights_hooks_and_limits() -> None:
     meter = session.meter
     assert isinstance(route(hidden.id), MeteredRoute)
     assert session.meter is meter is not None
+    session.partitions = "derived"
+    crowd.broker.publish_limits = PublishLimits(per_s=5.0, message_bytes=10)
     session.remeter()
     assert session.routes == {}
+    assert session.partitions is None
+    assert meter.admits(smq.publish_frame(topic.id, session.etid, 0, bytes(10)))
+    assert not meter.admits(smq.publish_frame(topic.id, session.etid, 0, bytes(11)))
     crowd.broker.publish_limits = None
     session.remeter()
     assert session.meter is meter
