@@ -40,7 +40,13 @@ import pytest
 
 IN_PROCESS = ["tests/properties", "tests/conformance"]
 OF_HUBS = [str(path) for path in sorted(Path("tests").glob("test_hub*.py"))]
-OF_CONNECTIONS = "connection last_values moving namestore publish_limits slow slow_policies".split()
+OF_CONNECTIONS = ["connection", "last_values", "moving", "namestore", "publish_limits", "slow", "slow_policies"]
+STORAGE = [
+    *("arrow", "columns", "commit", "committed", "compact", "durability", "files", "index", "json_column"),
+    *("locations", "manifest", "numbers", "parquet_files", "record", "recovery", "retention", "segment"),
+    *("timestamps", "verify", "writer"),
+]
+"""The modules of the journal that write, read and check its files."""
 GROUPS = {
     "broker": (
         ["smqrt/broker"],
@@ -50,16 +56,9 @@ GROUPS = {
         ["smqrt/wire"],
         ["tests/wire", "tests/mqtt", *IN_PROCESS, "tests/net/test_proxy.py", "tests/cluster/test_channels.py"],
     ),
-    "journal": (
-        [
-            f"smqrt/journal/{name}.py"
-            for name in "arrow columns commit committed compact durability files index json_column locations manifest "
-            "numbers parquet_files record recovery retention segment timestamps verify writer".split()
-        ],
-        ["tests/journal"],
-    ),
+    "journal": ([f"smqrt/journal/{name}.py" for name in STORAGE], ["tests/journal"]),
 }
-"""Name: (sources, tests). The journal's storage is what writes, reads and checks its files."""
+"""Name: (sources, tests)."""
 EQUIVALENT = Path(__file__).with_suffix(".equivalent")
 LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical", "log"}
 MEMORY_BYTES = 8 << 30
@@ -484,7 +483,7 @@ def run_cold(path: str, number: int) -> int:
 class Equivalent:
     """The mutants that change nothing which a test could observe, from the file beside this one.
 
-    A line is `path | line of the source | old -> new`, with a star for all mutants of that line of the source.
+    A line is `path || line of the source || old -> new`, with a star for all mutants of that line of the source.
     """
 
     def __init__(self) -> None:
@@ -495,7 +494,7 @@ class Equivalent:
     def __contains__(self, mutant: Mutant) -> bool:
         if mutant.path not in self.sources:
             self.sources[mutant.path] = Path(mutant.path).read_text("utf-8").splitlines()
-        beginning = f"{mutant.path} | {self.sources[mutant.path][mutant.line - 1].strip()} | "
+        beginning = f"{mutant.path} || {self.sources[mutant.path][mutant.line - 1].strip()} || "
         return beginning + "*" in self.entries or beginning + mutant.text in self.entries
 
 
@@ -506,6 +505,12 @@ def all_mutants(sources: list[str]) -> list[Mutant]:
         mutator.visit(ast.parse(Path(path).read_text("utf-8")))
         mutants += mutator.mutants
     return mutants
+
+
+def drawn(mutants: list[Mutant], size: int, seed: int) -> list[Mutant]:
+    """Return a random sample, in the order of the source."""
+    sample = random.Random(seed).sample(mutants, min(size, len(mutants)))
+    return sorted(sample, key=lambda mutant: (mutant.path, mutant.number))
 
 
 def main() -> int:
@@ -521,17 +526,18 @@ def main() -> int:
     options = parser.parse_args()
     sources = [source for name in options.what for source in GROUPS.get(name, ([name], []))[0]]
     tests = options.tests or [test for name in options.what for test in GROUPS.get(name, ([], []))[1]]
-    files = [str(file) for name in sources for file in sorted(Path(name).rglob("*.py") if Path(name).is_dir() else [Path(name)])]
+    paths = map(Path, sources)
+    files = [str(file) for path in paths for file in (sorted(path.rglob("*.py")) if path.is_dir() else [path])]
     found = all_mutants(files)
     without = Equivalent()
     candidates = [mutant for mutant in found if mutant not in without]
-    sample = random.Random(options.seed).sample(candidates, min(options.sample, len(candidates)))
-    sample.sort(key=lambda mutant: (mutant.path, mutant.number))
+    sample = drawn(candidates, options.sample, options.seed)
     check = Check(options, files, sample)
     with tempfile.TemporaryDirectory(prefix="mutants") as folder:
         status = pytest.main([*pytest_options(folder), *tests], plugins=[check])
     killed = len(sample) - len(check.survivors)
-    print(f"{len(found)} mutants, {len(found) - len(candidates)} of them equivalent; {len(sample)} tried (seed {options.seed})")
+    without_effect = len(found) - len(candidates)
+    print(f"{len(found)} mutants, {without_effect} of them equivalent; {len(sample)} tried (seed {options.seed})")
     print(f"killed: {killed} of {len(sample)}, {100 * killed / max(len(sample), 1):.0f} %")
     return int(status)
 

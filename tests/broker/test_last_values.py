@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -63,11 +62,11 @@ def of_topic(values: LastValues, topic: Topic) -> TopicValues:
 
 
 @pytest.fixture(autouse=True)
-def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def now(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The stamp of what is published now, as a list to change it."""
     stamp = [1_000_000]
     monkeypatch.setattr(module, "clock", type("Clock", (), {"now": staticmethod(lambda: stamp[0])}))
-    yield stamp
+    return stamp
 
 
 def frame(topic: Topic, payload: bytes, sub: int = 0) -> bytes:
@@ -251,7 +250,7 @@ def test_removed_values_beyond_the_limit_are_forgotten(
     monkeypatch.setattr(module, "MAX_GONE", 2)
     for sub in (1, 2, 1, 3):
         of_topic.take_frame(frame(topic, b"", sub), None)
-    assert list(of_topic.gone) == [1 .to_bytes(4, "big"), stid(3)], "1 was removed again"
+    assert list(of_topic.gone) == [(1).to_bytes(4, "big"), stid(3)], "1 was removed again"
     of_topic.take_frame(frame(topic, b"x", 3), None)
     of_topic.take_frame(frame(topic, b"", 4), None)
     assert list(of_topic.gone) == [stid(1), stid(4)], "3 is no longer among those removed"
@@ -378,9 +377,7 @@ def test_what_the_disk_rejects_is_tried_again(
     assert values.take_changes(10) == {**taken, (other.key, stid(5)): None}
 
 
-def test_a_restored_value_does_not_replace_a_newer_one(
-    values: LastValues, of_topic: TopicValues, topic: Topic
-) -> None:
+def test_a_restored_value_does_not_replace_a_newer_one(values: LastValues, of_topic: TopicValues, topic: Topic) -> None:
     values.restore(topic, frame(topic, b"disk", 1), ANN, 7)
     assert of_topic.newest[stid(1)] == (frame(topic, b"disk", 1), ANN)
     assert values.stamp_at((topic.key, stid(1))) == 7

@@ -737,9 +737,7 @@ def test_fragments_become_one_message() -> None:
     assert came(other) == [smq.publish_frame(number, session.etid, 9, b"")[2:]]
 
 
-@pytest.mark.parametrize(
-    ("limits", "most"), [(None, smq.MAX_PAYLOAD_BYTES), (PublishLimits(message_bytes=1000), 1000)]
-)
+@pytest.mark.parametrize(("limits", "most"), [(None, smq.MAX_PAYLOAD_BYTES), (PublishLimits(message_bytes=1000), 1000)])
 def test_fragments_together_have_a_limit(limits: PublishLimits | None, most: int) -> None:
     for size, closed in ((most, False), (most + 1, True)):
         crowd = Crowd()
@@ -891,5 +889,3 @@ def test_new_topics_begin_without_old_answers() -> None:
     disk.pending[0].resolve()
     assert len(came(session)) == 2
     assert crowd.broker.stats.subscriptions == 1
-
-

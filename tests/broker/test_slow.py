@@ -224,9 +224,7 @@ def test_a_full_queue_disconnects_by_policy(table: Topics) -> None:
 
 
 @pytest.mark.parametrize("policy", [Slow.DISCONNECT, Slow.WAIT])
-def test_full_memory_drops_messages_by_any_policy(
-    monkeypatch: pytest.MonkeyPatch, table: Topics, policy: Slow
-) -> None:
+def test_full_memory_drops_messages_by_any_policy(monkeypatch: pytest.MonkeyPatch, table: Topics, policy: Slow) -> None:
     monkeypatch.setattr(Held, "total_bytes", 0)
     monkeypatch.setattr(Held, "limit_bytes", 200)
     outbox, topic = blocked(table, policy, 150), table.named(b"t")

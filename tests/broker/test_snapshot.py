@@ -18,9 +18,7 @@ from smqrt.broker.topics import CLIENT_NAMES, NAMES, Topic
 from smqrt.wire import smq
 from tests.broker.crowd import Crowd, Ear, heard, observe, settle, subscribe
 
-ANN = Identity(
-    "ann", ("staff", "night"), Method.PASSWORD, b"client", "192.0.2.7", expires_s=12.5, proof="hash"
-)
+ANN = Identity("ann", ("staff", "night"), Method.PASSWORD, b"client", "192.0.2.7", expires_s=12.5, proof="hash")
 
 
 @pytest.fixture(autouse=True)
