@@ -81,7 +81,7 @@ def stid(sub: int) -> bytes:
 
 
 def test_one_frame_of_each_subtopic_is_newest(topic: Topic) -> None:
-    frames = [frame(topic, b"a", 1), frame(topic, b"bb", 2), frame(topic, b"ccc", 1), frame(topic, b"d" * 300, 3)]
+    frames = [frame(topic, b"a", 1), frame(topic, b"b" * 300, 2), frame(topic, b"ccc", 1), frame(topic, b"d" * 600, 3)]
     assert sorted(module.newest_frames(b"".join(frames))) == sorted(frames[1:])
 
 
@@ -195,6 +195,13 @@ def test_what_another_node_has_wins_when_newer(
     assert of_topic.stamp(stid(0)) == known
 
 
+def test_another_node_may_have_removed_what_never_was(of_topic: TopicValues, topic: Topic) -> None:
+    of_topic.take_told(frame(topic, b""), 5)
+    assert of_topic.gone == {stid(0): 5}
+    of_topic.take_told(frame(topic, b"first", 1), 6)
+    assert of_topic.newest[stid(1)] == (frame(topic, b"first", 1), None)
+
+
 def test_another_node_may_say_that_nothing_is_left(of_topic: TopicValues, topic: Topic) -> None:
     of_topic.take_frame(frame(topic, b"mine", 4), None, 100)
     of_topic.take_told(frame(topic, b"", 4), 101)
@@ -302,9 +309,9 @@ def test_remembered_filter_decisions_have_a_limit(
     monkeypatch: pytest.MonkeyPatch, values: LastValues, table: Topics
 ) -> None:
     monkeypatch.setattr(module, "MAX_CACHED", 2)
-    topics = [table.named(b"site/%d" % n) for n in range(3)]
-    assert all(values.selects(one) for one in topics)
-    assert list(values._selected) == [topics[2].key]
+    for number, size in ((0, 1), (1, 2), (2, 1)):
+        assert values.selects(table.named(b"site/%d" % number))
+        assert len(values._selected) == size
 
 
 def test_what_is_no_filter_is_refused(values: LastValues) -> None:
@@ -326,6 +333,11 @@ def test_a_subscriber_gets_what_its_publishers_may_still_say(
     assert values.greeting(topic) == frames[0] + frames[2] + frames[3]
     assert asked == [(ANN, b"site/a"), (BOB, b"site/a")], "once each"
     assert values.greeting(table.named(b"site/none")) == b""
+
+
+def test_any_publisher_is_heard_by_default(values: LastValues, of_topic: TopicValues, topic: Topic) -> None:
+    of_topic.take_frame(frame(topic, b"x"), ANN)
+    assert values.greeting(topic) == frame(topic, b"x")
 
 
 # ---- the disk

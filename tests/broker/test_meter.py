@@ -262,6 +262,23 @@ def test_control_packets_pass_and_are_charged() -> None:
     assert metered.send(1) is False
 
 
+def test_tokens_come_before_a_control_packet_is_charged() -> None:
+    metered = Metered(per_s=10.0)
+    metered.send(10)
+    metered.now_s += 5
+    metered.meter.charge(10)
+    assert metered.send(9) is False
+    assert metered.send(1) is True
+
+
+def test_a_long_message_waits_for_all_its_bytes() -> None:
+    metered = Metered(bytes_per_s=1000.0)
+    metered.send(1, size=1000)
+    assert metered.send(1, size=600) is True
+    assert metered.tick() == pytest.approx(0.6)
+    assert metered.sink.count == 2
+
+
 # ---- policies
 
 
@@ -296,6 +313,7 @@ def test_disconnecting_ends_the_client_with_a_text() -> None:
     assert metered.session.closed
     assert metered.ear.got == [smq.disconnect(CloseReason.PUBLISH_RATE.value.encode())]
     assert metered.broker.stats.ends[CloseReason.PUBLISH_RATE] == 1
+    assert module.PUBLISH_RATE.count == 1
     assert metered.sink.runs == []
 
 
