@@ -238,12 +238,12 @@ def test_many_answers_let_others_have_a_turn() -> None:
 
 def test_small_portions_are_flushed_between_looks_at_the_clock() -> None:
     order: list[str] = []
-    for number in range(6):
+    for number in range(8):
         Ready(order, str(number)).put(MESSAGE)
     times = iter([0.0, 0.001, module.FLUSH_S, 1.0, 1.0, 1.0 + module.FLUSH_S])
     assert flush_dirty(times.__next__)
     assert order == ["0", "1", "2", "3", "4", "5"]
-    assert len(backlog) == 0
+    assert len(backlog) == 2
 
 
 def test_the_frame_of_a_message_tells_topic_and_subtopic() -> None:
