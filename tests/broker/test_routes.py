@@ -227,3 +227,113 @@ def test_messages_wait_in_the_publish_queue_while_onpublish_does() -> None:
     for data in (b"1", b"2", b"3"):
         answers[-1].resolve(smq.publish_frame(broker.topic2tid(b"lamp") or 0, 1, 0, data))
     assert [run[-1:] for run in outbox.queue] == [b"1", b"2", b"3"]
+
+
+def test_a_hook_answered_late_resumes_unless_others_wait() -> None:
+    pending: list[Deferred[bytes]] = []
+
+    def onpublish(run: bytes, tid: int, ptid: int, peer: Any) -> Deferred[bytes]:
+        pending.append(Deferred())
+        return pending[-1]
+
+    journal = Journal(waits_for_disk=True)
+    way = Way(Hooks(onpublish=onpublish), journal)
+    resumed: list[int] = []
+    way.publisher.outbox.resume = lambda: resumed.append(1)  # type: ignore[method-assign]
+    for answer, count in ((way.run, 0), (b"", 1), (None, 2)):
+        assert way.publisher.publish(way.run) is True
+        assert way.publisher.pending == way.run
+        pending[-1].resolve(answer)
+        assert way.publisher.pending is None
+        assert len(resumed) == count, "the disk resumes it"
+
+
+def test_a_route_that_fails_late_resumes_the_publisher(caplog: pytest.LogCaptureFixture) -> None:
+    pending: Deferred[bytes] = Deferred()
+    way = Way(Hooks(onpublish=lambda run, tid, ptid, peer: pending))
+    resumed: list[int] = []
+    way.publisher.outbox.resume = lambda: resumed.append(1)  # type: ignore[method-assign]
+    assert way.publisher.publish(way.run) is True
+
+    def fail(topic: Any) -> bool:
+        raise ValueError("broken")
+
+    way.broker.record(journal := Journal())
+    journal.selects = fail  # type: ignore[method-assign]
+    pending.resolve(way.run)
+    assert resumed == [1]
+    assert "it is lost" in caplog.text
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+def test_a_full_journal_holds_who_does_not_wait_already(as_view: bool) -> None:
+    journal = Journal()
+    way = Way(None, journal)
+
+    class Waits:
+        answer = False
+
+        def deliver(self, run: bytes | memoryview) -> bool:
+            return self.answer
+
+        deliver_view = deliver
+
+    target = Waits()
+    route = RecordedRoute(journal, target, way.publisher, True)  # type: ignore[arg-type]
+
+    def send() -> Any:
+        return route.deliver_view(memoryview(way.run)) if as_view else route.deliver(way.run)
+
+    assert send() is False
+    assert journal.held == []
+    journal.full = True
+    assert send() is True
+    assert journal.held == [way.publisher]
+    target.answer = True
+    assert send() is True
+    assert len(journal.held) == 1
+    assert [name for name, _ in journal.calls] == ["large" if as_view else "record"] * 3
+
+
+def test_a_recorded_topic_shows_its_sole_subscriber() -> None:
+    journal = Journal()
+    route = Way(None, journal).route()
+    assert isinstance(route.sole_raw, Ear)
+    journal.full = True
+    assert route.sole_raw is None
+    durable = Way(None, Journal(waits_for_disk=True)).route()
+    assert durable.sole_raw is None
+
+
+def test_routes_through_hooks_take_views() -> None:
+    seen: list[bytes] = []
+
+    def onpublish(run: bytes, tid: int, ptid: int, peer: Any) -> bytes:
+        seen.append(run)
+        return run
+
+    way = Way(Hooks(onpublish=onpublish))
+    route = way.publisher.resolve(way.run[2:11])
+    memory = bytearray(way.run)
+    route.deliver_view(memoryview(memory))
+    memory[:] = bytes(len(memory))
+    settle()
+    assert seen == [way.run]
+    assert way.subscriber.got == [way.run[2:]]
+
+
+def test_what_a_hook_swallows_is_counted_once() -> None:
+    way = Way(Hooks(onpublish=lambda run, tid, ptid, peer: run[: len(run) // 3]))
+    traffic = way.broker.topic_table.traffic
+    way.publisher.several(way.topic.key, 2)
+    way.publisher.publish(way.run * 3)
+    way.topic.count()
+    assert (traffic.messages, traffic.copies) == (3, 1)
+    assert traffic.bytes == 3 * len(way.run)
+    assert way.broker.stats.drops[Drop.SWALLOWED] == 2
+    way.broker.hooks.onpublish = lambda run, tid, ptid, peer: b""
+    way.publisher.several(way.topic.key, 2)
+    way.publisher.publish(way.run * 3)
+    way.topic.count()
+    assert (traffic.messages, traffic.copies) == (6, 1)
+    assert way.broker.stats.drops[Drop.SWALLOWED] == 5
