@@ -411,9 +411,9 @@ class Check:
 
     def reliable(self, path: str, tests: list[str]) -> list[str]:
         """Leave out the tests that fail in a new process without a mutant."""
-        failed = self.run_cold(Mutant(path, -1, 0, 0, ""), tests)
+        failed = self.run_cold(Mutant(path, -1, 0, 0, ""), tests) if tests else None
         if isinstance(failed, str):  # it did not end
-            return self.reliable(path, tests[: len(tests) // 2]) if tests else []
+            return self.reliable(path, tests[: len(tests) // 2])
         return [test for test in tests if test not in (failed or ())]
 
     def run_cold(self, mutant: Mutant, tests: list[str]) -> list[str] | str | None:
