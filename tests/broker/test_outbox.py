@@ -13,6 +13,7 @@ from smqrt.broker.outbox import (
     Drop,
     Outbox,
     QueuedMemory,
+    ahead,
     backlog,
     dirty,
     flush_dirty,
@@ -154,6 +155,112 @@ def test_a_blocked_outbox_is_left_alone() -> None:
     slow.put(MESSAGE)
     assert not flush_dirty()
     assert slow.queue == [MESSAGE]
+
+
+class NodeSendQueue(Ready):
+    """An outbox that hands its queue to another one."""
+
+    __slots__ = ("over",)
+
+    def __init__(self, order: list[str], name: str, over: Outbox) -> None:
+        super().__init__(order, name)
+        self.over = over
+
+    def flush(self) -> None:
+        self.over.put(b"".join(self.queue))
+        super().flush()
+
+    @property
+    def carrier(self) -> Outbox | None:
+        return self.over
+
+
+def test_ways_to_other_nodes_are_flushed_first() -> None:
+    order: list[str] = []
+    client, link = Ready(order, "client"), Ready(order, "link")
+    ways = [NodeSendQueue(order, name, link) for name in ("way", "second way")]
+    for outbox in (client, *ways):
+        outbox.put(MESSAGE)
+    ahead.update(dict.fromkeys(ways))
+    flush_dirty()
+    assert order == ["way", "second way", "link", "client"]
+    assert not ahead
+    ways[0].put(MESSAGE)
+    client.put(MESSAGE)
+    flush_dirty()
+    assert order[4:] == ["way", "client", "link"], "nothing is ahead any more"
+
+
+def test_a_blocked_way_is_left_alone() -> None:
+    order: list[str] = []
+    blocked, idle = Ready(order, "blocked"), Ready(order, "idle")
+    blocked.queue.append(MESSAGE)
+    blocked.life = Life.BLOCKED
+    ahead.update({blocked: None, idle: None})
+    flush_dirty()
+    assert order == []
+    assert not ahead
+
+
+@pytest.mark.parametrize("count", [2, 90])
+def test_blocked_and_empty_outboxes_are_not_flushed(count: int) -> None:
+    order: list[str] = []
+    outboxes = [Ready(order, str(number)) for number in range(count)]
+    for outbox in outboxes:
+        outbox.put(MESSAGE)
+    outboxes[0].life = Life.BLOCKED
+    outboxes[1].queue.clear()
+    late = outboxes[-1] if count > 2 else None
+    if late:
+        late.life = Life.BLOCKED
+    while flush_dirty():
+        pass
+    assert sorted(order, key=int) == [str(number) for number in range(2, count - (late is not None))]
+
+
+def test_what_handlers_write_is_sent_in_the_turn() -> None:
+    order: list[str] = []
+    answer = Ready(order, "answer")
+
+    class Asks(Ready):
+        def flush(self) -> None:
+            super().flush()
+            answer.put(MESSAGE)
+
+    Asks(order, "question").put(MESSAGE)
+    assert not flush_dirty()
+    assert order == ["question", "answer"]
+
+
+def test_many_answers_let_others_have_a_turn() -> None:
+    order: list[str] = []
+
+    class Again(Ready):
+        def flush(self) -> None:
+            super().flush()
+            if len(order) < 100:
+                self.put(MESSAGE)
+
+    Again(order, "again").put(MESSAGE)
+    assert flush_dirty()
+    assert 1 < len(order) <= 1 + module.ROUNDS_PER_TURN
+
+
+def test_small_portions_are_flushed_between_looks_at_the_clock() -> None:
+    order: list[str] = []
+    for number in range(8):
+        Ready(order, str(number)).put(MESSAGE)
+    times = iter([0.0, 0.001, module.FLUSH_S, 1.0, 1.0, 1.0 + module.FLUSH_S])
+    assert flush_dirty(times.__next__)
+    assert order == ["0", "1", "2", "3", "4", "5"]
+    assert len(backlog) == 2
+
+
+def test_the_frame_of_a_message_tells_topic_and_subtopic() -> None:
+    assert Outbox.topic_key(MESSAGE) == b"\0\0\0\7"
+    run = smq.publish_frame(0x01020304, 8, 0x05060708, b"")
+    assert Outbox.latest_key(run) == bytes(range(1, 9))
+    assert Outbox.frame_bytes(b"\x01\x02", 0) == 0x102
 
 
 # ---- chores

@@ -73,7 +73,7 @@ def clean() -> Iterator[None]:
     dirty.clear()
 
 
-class Way:
+class NodeSendQueue:
     """From a client to a topic with one subscriber."""
 
     def __init__(self, hooks: Hooks | None = None, journal: Journal | None = None) -> None:
@@ -91,13 +91,13 @@ class Way:
 
 
 def test_the_route_to_a_topic_is_the_topic() -> None:
-    way = Way()
+    way = NodeSendQueue()
     assert way.route() is way.topic
 
 
 def test_what_nobody_receives_is_counted_and_shown_to_ondrop() -> None:
     shown: list[tuple[Any, ...]] = []
-    way = Way(Hooks(ondrop=lambda *call: shown.append(call)))
+    way = NodeSendQueue(Hooks(ondrop=lambda *call: shown.append(call)))
     route = way.route(4711)
     assert isinstance(route, UnroutedRoute)
     route.deliver_view(memoryview(way.run * 2))
@@ -107,7 +107,7 @@ def test_what_nobody_receives_is_counted_and_shown_to_ondrop() -> None:
 
 def test_a_run_is_recorded_before_it_is_delivered() -> None:
     journal = Journal()
-    way = Way(journal=journal)
+    way = NodeSendQueue(journal=journal)
     route = way.route()
     assert type(route) is RecordedRoute
     assert not route.deliver(way.run)
@@ -120,14 +120,14 @@ def test_a_run_is_recorded_before_it_is_delivered() -> None:
 
 def test_what_nobody_receives_is_recorded_as_that() -> None:
     journal = Journal()
-    way = Way(journal=journal)
+    way = NodeSendQueue(journal=journal)
     way.route(4711).deliver(way.run)
     assert journal.calls == [("unrouted", way.run)]
 
 
 def test_what_the_journal_does_not_want_is_counted_by_it() -> None:
     journal = Journal(selected=False)
-    way = Way(journal=journal)
+    way = NodeSendQueue(journal=journal)
     route = way.route()
     assert isinstance(route, SkippedRoute)
     route.deliver(way.run)
@@ -136,7 +136,7 @@ def test_what_the_journal_does_not_want_is_counted_by_it() -> None:
 
 def test_nobody_receives_what_the_disk_has_not() -> None:
     journal = Journal(waits_for_disk=True)
-    way = Way(journal=journal)
+    way = NodeSendQueue(journal=journal)
     route = way.route()
     assert isinstance(route, DurableRoute)
     assert route.deliver(way.run)
@@ -147,7 +147,7 @@ def test_nobody_receives_what_the_disk_has_not() -> None:
 
 
 def test_who_publishes_to_handlers_that_are_behind_waits() -> None:
-    way = Way()
+    way = NodeSendQueue()
     server = way.broker.server
     server.subscribe(way.topic, None)
     route = way.route()
@@ -164,7 +164,7 @@ def test_who_publishes_to_handlers_that_are_behind_waits() -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_onpublish_says_which_messages_pass(late: bool) -> None:
     answer: Deferred[bytes] = Deferred()
-    way = Way(Hooks(onpublish=lambda run, *_: answer if late else run[: len(run) // 2]))
+    way = NodeSendQueue(Hooks(onpublish=lambda run, *_: answer if late else run[: len(run) // 2]))
     route = GuardedRoute(way.broker, way.topic.id, way.publisher.etid, way.publisher)
     assert route.deliver(way.run * 2) is late
     if late:
@@ -177,7 +177,7 @@ def test_onpublish_says_which_messages_pass(late: bool) -> None:
 def test_onpublish_that_fails_lets_nothing_pass() -> None:
     answer: Deferred[bytes] = Deferred()
     answer.reject(RuntimeError("on purpose"))
-    way = Way(Hooks(onpublish=lambda *_: answer))
+    way = NodeSendQueue(Hooks(onpublish=lambda *_: answer))
     assert not GuardedRoute(way.broker, way.topic.id, way.publisher.etid, way.publisher).deliver(way.run)
     assert way.broker.stats.drops[Drop.SWALLOWED] == 1
 
@@ -227,3 +227,113 @@ def test_messages_wait_in_the_publish_queue_while_onpublish_does() -> None:
     for data in (b"1", b"2", b"3"):
         answers[-1].resolve(smq.publish_frame(broker.topic2tid(b"lamp") or 0, 1, 0, data))
     assert [run[-1:] for run in outbox.queue] == [b"1", b"2", b"3"]
+
+
+def test_a_hook_answered_late_resumes_unless_others_wait() -> None:
+    pending: list[Deferred[bytes]] = []
+
+    def onpublish(run: bytes, tid: int, ptid: int, peer: Any) -> Deferred[bytes]:
+        pending.append(Deferred())
+        return pending[-1]
+
+    journal = Journal(waits_for_disk=True)
+    way = NodeSendQueue(Hooks(onpublish=onpublish), journal)
+    resumed: list[int] = []
+    way.publisher.outbox.resume = lambda: resumed.append(1)  # type: ignore[method-assign]
+    for answer, count in ((way.run, 0), (b"", 1), (None, 2)):
+        assert way.publisher.publish(way.run) is True
+        assert way.publisher.pending == way.run
+        pending[-1].resolve(answer)
+        assert way.publisher.pending is None
+        assert len(resumed) == count, "the disk resumes it"
+
+
+def test_a_route_that_fails_late_resumes_the_publisher(caplog: pytest.LogCaptureFixture) -> None:
+    pending: Deferred[bytes] = Deferred()
+    way = NodeSendQueue(Hooks(onpublish=lambda run, tid, ptid, peer: pending))
+    resumed: list[int] = []
+    way.publisher.outbox.resume = lambda: resumed.append(1)  # type: ignore[method-assign]
+    assert way.publisher.publish(way.run) is True
+
+    def fail(topic: Any) -> bool:
+        raise ValueError("broken")
+
+    way.broker.record(journal := Journal())
+    journal.selects = fail  # type: ignore[method-assign]
+    pending.resolve(way.run)
+    assert resumed == [1]
+    assert "it is lost" in caplog.text
+
+
+@pytest.mark.parametrize("as_view", [False, True])
+def test_a_full_journal_holds_who_does_not_wait_already(as_view: bool) -> None:
+    journal = Journal()
+    way = NodeSendQueue(None, journal)
+
+    class Waits:
+        answer = False
+
+        def deliver(self, run: bytes | memoryview) -> bool:
+            return self.answer
+
+        deliver_view = deliver
+
+    target = Waits()
+    route = RecordedRoute(journal, target, way.publisher, True)  # type: ignore[arg-type]
+
+    def send() -> Any:
+        return route.deliver_view(memoryview(way.run)) if as_view else route.deliver(way.run)
+
+    assert send() is False
+    assert journal.held == []
+    journal.full = True
+    assert send() is True
+    assert journal.held == [way.publisher]
+    target.answer = True
+    assert send() is True
+    assert len(journal.held) == 1
+    assert [name for name, _ in journal.calls] == ["large" if as_view else "record"] * 3
+
+
+def test_a_recorded_topic_shows_its_sole_subscriber() -> None:
+    journal = Journal()
+    route = NodeSendQueue(None, journal).route()
+    assert isinstance(route.sole_raw, Ear)
+    journal.full = True
+    assert route.sole_raw is None
+    durable = NodeSendQueue(None, Journal(waits_for_disk=True)).route()
+    assert durable.sole_raw is None
+
+
+def test_routes_through_hooks_take_views() -> None:
+    seen: list[bytes] = []
+
+    def onpublish(run: bytes, tid: int, ptid: int, peer: Any) -> bytes:
+        seen.append(run)
+        return run
+
+    way = NodeSendQueue(Hooks(onpublish=onpublish))
+    route = way.publisher.resolve(way.run[2:11])
+    memory = bytearray(way.run)
+    route.deliver_view(memoryview(memory))
+    memory[:] = bytes(len(memory))
+    settle()
+    assert seen == [way.run]
+    assert way.subscriber.got == [way.run[2:]]
+
+
+def test_what_a_hook_swallows_is_counted_once() -> None:
+    way = NodeSendQueue(Hooks(onpublish=lambda run, tid, ptid, peer: run[: len(run) // 3]))
+    traffic = way.broker.topic_table.traffic
+    way.publisher.count_batch(way.topic.key, 2)
+    way.publisher.publish(way.run * 3)
+    way.topic.count()
+    assert (traffic.messages, traffic.copies) == (3, 1)
+    assert traffic.bytes == 3 * len(way.run)
+    assert way.broker.stats.drops[Drop.SWALLOWED] == 2
+    way.broker.hooks.onpublish = lambda run, tid, ptid, peer: b""
+    way.publisher.count_batch(way.topic.key, 2)
+    way.publisher.publish(way.run * 3)
+    way.topic.count()
+    assert (traffic.messages, traffic.copies) == (6, 1)
+    assert way.broker.stats.drops[Drop.SWALLOWED] == 5

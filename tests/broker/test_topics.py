@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from smqrt.broker import topics as module
-from smqrt.broker.outbox import FLUSHED_AT_ONCE, Outbox, dirty
+from smqrt.broker.outbox import FLUSHED_AT_ONCE, Outbox, QueuedMemory, dirty
 from smqrt.broker.topics import HubLimits, SubTopics, Topic, Topics
+from smqrt.wire.connection_state import Life
 from smqrt.wire.smq import LOCAL_MASK, TOPIC_BIT, node_of
 
 
@@ -195,6 +196,194 @@ def test_routes_are_forgotten_when_somebody_joins_or_leaves(table: Topics) -> No
     assert cache.forgotten == [topic.key, topic.key]
 
 
+def test_many_leave_at_once(table: Topics) -> None:
+    topic, cache = table.named(b"lamp"), Cache()
+    raw, web = [Outbox() for _ in range(3)], [WebSocketOutbox() for _ in range(2)]
+    observers = [Observer() for _ in range(2)]
+    for outbox in raw + web:
+        topic.add(outbox)
+    for observer in observers:
+        topic.observe(observer)
+    topic.cached = {cache}
+    topic.forget({raw[0], web[0], Outbox()}, {observers[0]})
+    assert topic.cached is None
+    assert (topic.raw, topic.ws, topic.subscribers) == (tuple(raw[1:]), (web[1],), 3)
+    assert list(topic.observers) == observers[1:]
+    topic.forget({raw[1], web[1]}, set())
+    assert topic.sole_raw is raw[2]
+    topic.discard(raw[2])
+    assert topic.subscribers == 0
+    topic.forget(set(), {observers[1]})
+    other = table.named(b"other")
+    topic.observe(observers[0])
+    assert not other.observers
+
+
+def test_what_is_delivered_is_counted_for_each_subscriber(table: Topics) -> None:
+    topic, traffic = table.named(b"lamp"), table.traffic
+    outboxes = [Outbox(), WebSocketOutbox(), Outbox()]
+    for outbox in outboxes:
+        topic.add(outbox)
+    topic.settle()
+    topic.deliver(b"12345")
+    topic.deliver_view(memoryview(b"123"))
+    topic.arrived, topic.arrived_bytes = 1, 3
+    topic.discard(outboxes[0])
+    topic.settle()
+    assert traffic == module.Traffic(messages=1, bytes=5, copies=6, copied_bytes=24, arrived=1)
+    topic.deliver(b"1")
+    topic.discard(outboxes[1])
+    topic.settle()
+    topic.deliver(b"22")
+    topic.discard(outboxes[2])
+    assert traffic == module.Traffic(messages=3, bytes=8, copies=9, copied_bytes=28, arrived=1)
+    topic.count()
+    assert traffic.messages == 3
+
+
+def test_what_goes_to_other_nodes_has_no_copies_here(table: Topics) -> None:
+    topic = table.named(b"lamp")
+    assert not topic.is_delivered
+    topic.leads_away = True
+    assert topic.is_delivered
+    topic.deliver(b"123")
+    topic.add(Outbox())
+    assert not topic.leads_away
+    assert table.traffic == module.Traffic(messages=1, bytes=3)
+    assert topic.is_delivered
+
+
+def test_views_go_to_many_as_messages(table: Topics) -> None:
+    topic, outboxes = table.named(b"lamp"), [Outbox() for _ in range(FLUSHED_AT_ONCE + 1)]
+    for outbox in (*outboxes, web := WebSocketOutbox()):
+        topic.add(outbox)
+    topic.settle()
+    for sent in (1, 2):
+        topic.deliver_view(memoryview(b"run"))
+        assert (topic.messages, topic.bytes) == (sent, 3 * sent)
+        topic.forget({outboxes[0]}, set())
+    assert web.queue == [b"ws:run"] * 2
+    assert outboxes[1].queue == [b"run"] * 2
+
+
+def test_a_slow_client_is_accounted_for_each_run(table: Topics) -> None:
+    topic, slow, fast = table.named(b"lamp"), Outbox(), Outbox()
+    slow.life = Life.BLOCKED
+    for outbox in (slow, fast):
+        topic.add(outbox)
+    topic.settle()
+    before = QueuedMemory.total_bytes
+    topic.deliver(b"12345")
+    topic.deliver(b"12345")
+    assert (slow.queued_bytes, fast.queued_bytes, QueuedMemory.total_bytes - before) == (10, 0, 10)
+    assert dirty == [slow, fast]
+    slow.released(10)
+
+
+# ---- numbers that are made of names
+
+
+class Numbers:
+    """A name's number is its length."""
+
+    def topic_number(self, name: bytes) -> int:
+        return TOPIC_BIT | len(name)
+
+    def subtopic_number(self, name: bytes) -> int:
+        return len(name)
+
+
+def test_numbers_are_made_of_names_in_a_cluster(table: Topics) -> None:
+    otherwise: list[bytes | None] = []
+    table.numbers = Numbers()  # type: ignore[assignment]
+    table.named_otherwise = lambda topic: otherwise.append(topic.name)
+    assert table.named(b"abc").id == TOPIC_BIT | 3
+    assert otherwise == []
+    assert table.named(b"xyz").id == TOPIC_BIT | 1000
+    assert otherwise == [b"xyz"]
+    assert table.named(b"of a node", LOCAL_MASK + 1).id == TOPIC_BIT | 1001
+    assert table.named(b"small", LOCAL_MASK).id == LOCAL_MASK
+    assert table.named(b"large", TOPIC_BIT).id == TOPIC_BIT
+    assert otherwise == [b"xyz", b"of a node", b"small", b"large"]
+    assert table.ephemeral().id < TOPIC_BIT
+
+
+def test_subtopic_numbers_are_made_of_names() -> None:
+    new: list[tuple[int, bytes]] = []
+    subtopics = SubTopics(itertools.count(100).__next__)
+    subtopics.numbers = Numbers()  # type: ignore[assignment]
+    subtopics.on_new = lambda number, name: new.append((number, name))
+    assert [subtopics.named(name) for name in (b"abc", b"xyz", b"abc")] == [3, 100, 3]
+    assert subtopics.named(b"w", 77) == 77
+    assert new == [(3, b"abc"), (100, b"xyz"), (77, b"w")]
+    assert subtopics.names_bytes == 7
+
+
+def test_a_topic_may_get_another_number(table: Topics) -> None:
+    topic, cache = table.named(b"lamp"), Cache()
+    old = topic.key
+    topic.cached = {cache}
+    table.renumber(topic, 77)
+    assert cache.forgotten == [old]
+    assert table.get(77) is topic
+    assert table.at(old) is None
+    assert table.at(topic.key) is topic
+
+
+def test_a_subtopic_may_get_another_number() -> None:
+    subtopics = SubTopics(itertools.count(100).__next__)
+    subtopics.named(b"a")
+    assert subtopics.renumber(b"a", 100) is False
+    assert subtopics.renumber(b"a", 7) is True
+    assert subtopics.renumber(b"bc", 8) is False
+    assert subtopics.by_id == {7: b"a", 8: b"bc"}
+    assert subtopics.by_name == {b"a": 7, b"bc": 8}
+    assert subtopics.names_bytes == 3
+
+
+def test_a_store_that_comes_later_gets_and_gives_names(table: Topics) -> None:
+    kept = table.named(b"kept", 42)
+    new = table.named(b"new")
+    store = Store(topic={b"kept": 42, b"taken": 42, b"stored": 43}, subtopic={b"a": 1, b"b": 2})
+    table.keep_in(store)
+    assert table.named(b"stored").id == 43
+    assert b"taken" not in table.by_name
+    assert store.added == [("topic", b"new", new.id)]
+    assert table.named(b"later").id
+    assert len(store.added) == 2
+    assert table.get(42) is kept
+    subtopics = SubTopics(itertools.count(100).__next__)
+    subtopics.named(b"a", 2)
+    subtopics.named(b"c", 3)
+    store.added.clear()
+    subtopics.keep_in(store)
+    assert subtopics.by_id == {2: b"a", 3: b"c"}
+    assert store.added == [("subtopic", b"c", 3)]
+    subtopics.named(b"d")
+    assert len(store.added) == 2
+
+
+def test_etids_of_other_nodes_lead_there(table: Topics) -> None:
+    way = Outbox()
+    topic = table.foreign(0x0200_0005, way)
+    assert topic.raw == (way,)
+    assert table.get(0x0200_0005) is topic
+    asked: list[int] = []
+    table.absent = lambda number: asked.append(number)
+    assert table.get(5) is None
+    assert table.at(b"\0\0\0\6") is None
+    assert asked == [5, 6]
+    assert table.ephemeral(0x0200_0005) is not topic
+    assert table.ephemeral(0x0200_0006).id == 0x0200_0006
+
+
+def test_names_have_bytes(table: Topics) -> None:
+    table.named(b"abc")
+    table.named(b"de")
+    table.ephemeral()
+    assert table.names_bytes == 5
+
+
 # ---- who observes
 
 
@@ -210,6 +399,18 @@ def test_an_observer_is_told_a_number_once(table: Topics) -> None:
     topic.add(Outbox())
     topic.tell(observer)
     assert observer.told == [1]
+
+
+def test_observers_hear_of_subscribers_elsewhere(table: Topics) -> None:
+    topic, observer = table.named(b"lamp"), Observer()
+    topic.elsewhere = 2
+    topic.add(Outbox())
+    topic.observe(observer)
+    topic.elsewhere = 3
+    topic.tell(observer)
+    topic.tell(Observer())
+    assert observer.told == [4]
+    assert len(topic.observers) == 1
 
 
 def test_observers_of_one_topic_are_not_those_of_another(table: Topics) -> None:

@@ -127,3 +127,24 @@ def test_a_proof_is_of_one_key_one_direction_and_both_hellos(
     assert not link_packets.is_proof(proof, key, connects, hellos + b"x")
     assert not link_packets.is_proof(proof, bytes(32) if any(key) else b"k" * 32, connects, hellos)
     assert not link_packets.is_proof(other, key, connects, hellos)
+
+
+def test_packet_types_keep_their_numbers() -> None:
+    """Nodes of two versions talk to each other while a cluster is upgraded."""
+    assert [kind.value for kind in LinkType] == list(range(0x41, 0x41 + len(LinkType)))
+    some = [LinkType.INTEREST, LinkType.NUMBERED, LinkType.END, LinkType.PRESSED, LinkType.ONCE]
+    assert some == [0x41, 0x43, 0x4B, 0x50, 0x52]
+    assert sorted(kind.value for kind in Packet) == list(range(0x60, 0x60 + len(Packet)))
+
+
+def test_the_key_of_a_password_stays() -> None:
+    key = link_packets.key_of(b"secret", b"c")
+    assert key.hex() == "83d6e07f4637a07e6f15c7001f8815b3413e1d158c8aa1c42fe750f469d4b17c"
+    assert link_packets.key_of(b"secret", b"d") != key
+
+
+def test_one_frame_is_rewritten_as_several_are() -> None:
+    frames = [smq.publish_frame(1, 2, 3, b"x" * size) for size in (1, 300)]
+    expected = [smq.publish_frame(7, 8, 3, b"x" * size) for size in (1, 300)]
+    for run, rewritten in ((frames[:1], expected[:1]), (frames[1:], expected[1:]), (frames[::-1], expected[::-1])):
+        assert cluster_packets.rewritten(b"".join(run), 7, 8) == b"".join(rewritten)

@@ -257,3 +257,22 @@ def test_limits() -> None:
 def test_what_mqtt_cannot_carry_is_named(packet: Packet) -> None:
     with pytest.raises(ArgumentError, match=r"identifier|filter"):
         encode(packet, 5)
+
+
+def _subscribe(topic: bytes, options: int, version: int) -> Any:
+    properties = b"\0" if version == 5 else b""
+    body = b"\0\x01" + properties + len(topic).to_bytes(2, "big") + topic + bytes((options,))
+    return decode(0x82, body, version, True)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_only_known_options_of_a_subscription_pass(version: int) -> None:
+    for options in range(256):
+        known = options < (0x40 if version == 5 else 4)
+        allowed = known and options & 3 != 3 and options & 0x30 != 0x30
+        for topic, may in ((b"a/b", allowed), (b"$share/g/a", allowed and not options & 4)):
+            if may:
+                assert _subscribe(topic, options, version).subscriptions[0].options == options
+            else:
+                with pytest.raises(MqttError):
+                    _subscribe(topic, options, version)
