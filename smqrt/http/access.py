@@ -58,14 +58,14 @@ class Private:
         self._served = tuple(word.strip().lower() for word in words if word.strip())
 
     def name(self, path: str) -> bool:
-        """Whether a path is private: absolute on a disk, relative to its top in an archive."""
+        """Return whether a path is private: absolute on a disk, relative to its top in an archive."""
         if _is_pipeline(f"/{path.lower()}") or (path.startswith("/") and _in_journal(path)):
             return True
         name = _plain(path)
         return not self._is_served(name) and _is_private(name)
 
     def content(self, path: str, beginning: bytes) -> bool:
-        """Whether a file that begins so is private under any name: databases may be called anything."""
+        """Return whether a file that begins so is private under any name: databases may be called anything."""
         return beginning.startswith(MAGICS) and not self._is_served(_plain(path))
 
     def _is_served(self, name: str) -> bool:
@@ -85,18 +85,18 @@ class NothingPrivate(Private):
 
 
 def disguised(name: str, real: str) -> bool:
-    """Whether a link shows something hidden, or a page's source, under another kind of name."""
+    """Return whether a link shows something hidden, or a page's source, under another kind of name."""
     return hidden(real) > hidden(name) or (is_page(real) and not is_page(name))
 
 
 def hidden(path: str) -> bool:
-    """Whether a path is closed to clients: it has a part that begins with a dot, or is an include file (spec: runtime
-    §5.5)."""
+    """Return whether a path is closed to clients: it has a part that begins with a dot, or is an include file (spec:
+    runtime §5.5)."""
     return "/." in path or path[:1] == "." or path[-6:].lower() == ".shtml"
 
 
 def is_page(path: str) -> bool:
-    """Whether a path names a Lua Server Page, in any letter case."""
+    """Return whether a path names a Lua Server Page, in any letter case."""
     return path[-4:].lower() == ".lsp"
 
 
@@ -124,7 +124,7 @@ def _is_pipeline(path: str) -> bool:
 
 
 def _in_journal(path: str) -> bool:
-    """Whether an absolute path is inside a journal: `journal.path` may be a folder that no dot hides."""
+    """Return whether an absolute path is inside a journal: `journal.path` may be a folder that no dot hides."""
     start = 1
     for part in path[1:].split("/"):
         if (part in _JOURNAL or part.startswith(_TRANSACTIONS)) and _is_journal(path[:start]):
@@ -201,7 +201,7 @@ class Cors:
         self._credentials = credentials is not False
 
     def say(self, request: CorsRequest, origins: Origins) -> bool:
-        """Have the answer to a request say which page may read it; tells whether the page that has sent it may.
+        """Have the answer to a request say which page may read it; return whether the page that has sent it may.
 
         Args:
             origins: those of the server, or of the hub that is asked.
@@ -214,7 +214,7 @@ class Cors:
         return bool(allowed) and origin is not None
 
     def takes(self, method: str) -> bool:
-        """Tells whether pages of other hosts may use a method."""
+        """Return whether pages of other hosts may use a method."""
         return self._methods is None or method in self._methods
 
     def _allowed(self, origins: Origins, origin: str | None) -> dict[str, str]:
@@ -254,14 +254,14 @@ class Finisher:
         self._fields, self._differs = fields, differs
 
     def __call__(self, lines: bytes) -> bytes:
-        """Give the header lines with those that are missing."""
+        """Return the header lines with those that are missing."""
         if _ALLOWS.search(lines):
             return lines
         return completed(_varied(lines) if self._differs else lines, self._fields)
 
 
 def is_preflight(request: CorsRequest) -> bool:
-    """Whether a browser asks what a page of another origin may send."""
+    """Return whether a browser asks what a page of another origin may send."""
     return request.method == "OPTIONS" and None not in (request.get("origin"), request.get(_ASKS_FOR_METHOD))
 
 
@@ -311,7 +311,7 @@ class CheckedRequest(CorsRequest, Protocol):
         """Address and port the client connected to."""
 
     def has_any(self, names: frozenset[str]) -> bool:
-        """Whether a header field of these names is there."""
+        """Return whether a header field of these names is there."""
 
 
 class Access:
@@ -341,7 +341,7 @@ class Access:
         self._known: set[str] = set()  # Host headers that were found good
 
     def check(self, request: CheckedRequest) -> bool:
-        """Refuses a request for another host, and one that changes something for a page of another host. Browsers are
+        """Reject a request for another host, and one that changes something for a page of another host. Browsers are
         told which pages may read the answer.
 
         Returns:
@@ -360,7 +360,7 @@ class Access:
         return request.method == "OPTIONS" and is_preflight(request) and self._answers(request, is_allowed)
 
     def check_origin(self, request: CheckedRequest, more: Origins | None = None) -> None:
-        """Refuses a request of a page of another host that is in no list; one without an Origin is not from a page.
+        """Reject a request of a page of another host that is in no list; one without an Origin is not from a page.
 
         Args:
             request: the request.
@@ -384,7 +384,7 @@ class Access:
         self._refuse(request, ORIGINS, what, setting, f"Pages of other origins may not do this; {where}.")
 
     def shows_errors(self, request: CheckedRequest) -> bool:
-        """Tells whether the client may see what went wrong inside the server."""
+        """Return whether the client may see what went wrong inside the server."""
         if self._debug is not None:
             return self._debug
         at_home = self._loopback and _is_local(request) and is_loopback(host_name(request.get("host") or ""))
@@ -435,6 +435,6 @@ class Access:
 
 
 def _is_local(request: CheckedRequest) -> bool:
-    """Whether it came to an address of loopback."""
+    """Return whether it came to an address of loopback."""
     address = ip_address(request.local[0].partition("%")[0])
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback

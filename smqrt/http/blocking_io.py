@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 def read_mounts() -> dict[str, bool]:
-    """Returns where something is mounted, and whether that is local; empty when the system has no such table."""
+    """Return where something is mounted, and whether that is local; empty when the system has no such table."""
     try:
         with open(_MOUNTS, "rb") as table:
             lines = os.fsdecode(table.read()).splitlines()
@@ -46,7 +46,7 @@ def read_mounts() -> dict[str, bool]:
 
 
 def mount_of(path: str, mounts: dict[str, bool]) -> str:
-    """Returns the mount that an absolute path without links leads to."""
+    """Return the mount that an absolute path without links leads to."""
     while path not in mounts and path not in ("", "/"):
         path = path.rpartition("/")[0]
     return path or "/"
@@ -66,13 +66,13 @@ class Disks:
         self._threads: dict[str, DiskThreads] = {}
 
     def is_near(self, path: str) -> bool:
-        """Tell whether the folder of `path` is known to be local, so that looking at the name in it takes no time. The
-        name itself may be a link that leads elsewhere."""
+        """Return whether the folder of `path` is known to be local, so that looking at the name in it takes no time.
+        The name itself may be a link that leads elsewhere."""
         known = self._folders.get(path[: path.rfind("/")])
         return known is not None and known[2] and monotonic() < known[0]
 
     def is_near_tree(self, root: str) -> bool:
-        """Tell whether everything below a folder is local; `root` has no links in it."""
+        """Return whether everything below a folder is local; `root` has no links in it."""
         known = self._trees.get(root)
         if known is None or monotonic() > known[0]:
             mounts = self._mounts()
@@ -114,7 +114,7 @@ class Disks:
         return call
 
     def call(self, path: str, function: Callable[..., T], *args: object) -> T:
-        """Give what a function gives that waits for the disk where `path` lies: it is called in a thread, and this
+        """Return what a function gives that waits for the disk where `path` lies: it is called in a thread, and this
         greenlet waits. Raises what it raises, and TimeoutError."""
         return self.threads(path).call(self.doing(path, function), *args)
 
@@ -129,7 +129,7 @@ disks = Disks()
 
 
 def reach(io: Io, name: str, function: Callable[..., T], *args: object) -> T:
-    """Give what `function(*args)` gives, which does something with the file `name` of `io` and may take long: in a
+    """Return what `function(*args)` gives, which does something with the file `name` of `io` and may take long: in a
     thread, and this greenlet waits; an io of the loop blocks the greenlet itself.
 
     Raises:

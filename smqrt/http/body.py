@@ -85,7 +85,7 @@ class BodyMemory:
         self._limit_bytes = limit_bytes
 
     def take(self, count: int) -> None:
-        """Takes `count` bytes.
+        """Take `count` bytes.
 
         Raises:
             HttpError: 503, they are not there.
@@ -97,7 +97,7 @@ class BodyMemory:
         self.held_bytes += count
 
     def give_back(self, count: int) -> None:
-        """Gives `count` bytes back."""
+        """Return `count` bytes back."""
         self.held_bytes -= count
 
 
@@ -275,13 +275,13 @@ class Body:
         return self.complete or (self._left is not None and self._left <= len(self._source.data))
 
     def skip_buffered(self) -> bool:
-        """Throw away what has arrived, without waiting; tell whether that was the whole rest."""
+        """Throw away what has arrived, without waiting; return whether that was the whole rest."""
         while not self.complete and self._source.data:
             self._take()
         return self.complete
 
     def whole(self, limit_bytes: int) -> bytes:
-        """Give the whole body; blocks the greenlet. It counts as held until `forget`.
+        """Return the whole body; blocks the greenlet. It counts as held until `forget`.
 
         Raises:
             HttpError: 413 when it is longer than `limit_bytes`, 503 when there is no room for it; and as `pieces`.
@@ -392,7 +392,7 @@ class BodySource(Protocol):
 
 
 def kind_of(request: BodySource) -> str:
-    """Give the type of the body without its parameters, in lower case."""
+    """Return the type of the body without its parameters, in lower case."""
     return (request.get("content-type") or "").partition(";")[0].strip().lower()
 
 
@@ -439,7 +439,7 @@ class Upload:
         return f"<upload {self.name!r}, {self.filename!r}, {self.content_type}>"
 
     def read(self, limit_bytes: int = 4 << 20) -> bytes:
-        """Give what is left of its content; blocks the greenlet until all has come.
+        """Return what is left of its content; blocks the greenlet until all has come.
 
         Raises:
             HttpError: 413, it has more than `limit_bytes`.
@@ -524,7 +524,7 @@ class Form:
         self._done = False
 
     def fields(self) -> Fields:
-        """Give the fields: of a form without files all of them. Of one with files all, with the files in memory, or,
+        """Return the fields: of a form without files all of them. Of one with files all, with the files in memory, or,
         when they are being read as they arrive, those that came until now.
 
         Raises:
@@ -538,7 +538,7 @@ class Form:
         return decoded(self._pairs)
 
     def files(self, limit_bytes: int) -> Iterator[Upload]:
-        """Give the files as they arrive. What was not read of one is skipped when the next one is asked for.
+        """Return the files as they arrive. What was not read of one is skipped when the next one is asked for.
 
         Args:
             limit_bytes: the longest that they may be together.
@@ -626,7 +626,7 @@ class Posted:
         return cookies_of(self.get("cookie") or "")
 
     def json(self: BodySource) -> Any:
-        """Give the value that the body is in JSON, whatever its Content-Type says.
+        """Return the value that the body is in JSON, whatever its Content-Type says.
 
         Raises:
             HttpError: 400, it is no JSON; 413, it has too many values; and as `body`.
@@ -634,7 +634,7 @@ class Posted:
         return parse_json(self.body())
 
     def form(self) -> Fields:
-        """Give the fields of the form in the body, urlencoded or multipart; none without a body. The files of a form
+        """Return the fields of the form in the body, urlencoded or multipart; none without a body. The files of a form
         are in memory then, and `files` gives them; larger ones are for `files` alone.
 
         Raises:

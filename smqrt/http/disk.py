@@ -150,7 +150,7 @@ class DiskIo(Io):
             return _stat_of(name.rpartition("/")[2], os.fstat(file.fileno())), file.read(limit_bytes)
 
     def version(self, name: str) -> Hashable:
-        """Give the version a `Stat` of the name would have, with one cheap call; None when there is nothing.
+        """Return the version a `Stat` of the name would have, with one cheap call; None when there is nothing.
 
         Follows links: only good to tell whether what was `published` before is still the same.
         """

@@ -50,7 +50,7 @@ class Fields(dict[str, str]):
         raise MissingFieldError(name)
 
     def getall(self, name: str) -> list[str]:
-        """Give all values of that name, in their order."""
+        """Return all values of that name, in their order."""
         return [value for key, value in self.pairs if key == name]
 
 
@@ -73,19 +73,19 @@ class QueryText(str):
     @overload
     def get(self, name: str, default: str) -> str: ...
     def get(self, name: str, default: str | None = None) -> str | None:
-        """Give the first parameter of that name. Raises as `fields`."""
+        """Return the first parameter of that name. Raises as `fields`."""
         return self.fields.get(name, default)
 
     def getall(self, name: str) -> list[str]:
-        """Give all parameters of that name. Raises as `fields`."""
+        """Return all parameters of that name. Raises as `fields`."""
         return self.fields.getall(name)
 
     def keys(self) -> Iterable[str]:
-        """Give the names of the parameters, each once. Raises as `fields`."""
+        """Return the names of the parameters, each once. Raises as `fields`."""
         return self.fields.keys()
 
     def items(self) -> Iterable[tuple[str, str]]:
-        """Give names and values, the first of each name. Raises as `fields`."""
+        """Return names and values, the first of each name. Raises as `fields`."""
         return self.fields.items()
 
     def __getitem__(self, key: SupportsIndex | slice | str) -> str:
@@ -96,12 +96,12 @@ class QueryText(str):
 
 
 def decoded(pairs: Iterable[tuple[bytes, bytes]]) -> Fields:
-    """Give the fields of names and values as they were sent; bytes that are no UTF-8 become U+FFFD."""
+    """Return the fields of names and values as they were sent; bytes that are no UTF-8 become U+FFFD."""
     return Fields((name.decode("utf-8", "replace"), value.decode("utf-8", "replace")) for name, value in pairs)
 
 
 def cookies_of(field: str) -> Fields:
-    """Give the cookies of a Cookie header field (RFC 6265 §4.2), without the quotes around values."""
+    """Return the cookies of a Cookie header field (RFC 6265 §4.2), without the quotes around values."""
     pairs = (part.strip().partition("=") for part in field.split(";"))
     return Fields((name, _unquoted(value)) for name, equals, value in pairs if equals and name)
 
@@ -134,7 +134,7 @@ _WORDS = {  # what the parser says: what we say
 
 
 def parse_parameters(text: bytes, breathe: Callable[[], object] = bool) -> list[tuple[bytes, bytes]]:
-    """Give names and values, percent-decoded, in their order.
+    """Return names and values, percent-decoded, in their order.
 
     Args:
         text: as it came.
@@ -150,7 +150,7 @@ def parse_parameters(text: bytes, breathe: Callable[[], object] = bool) -> list[
 
 
 def as_text(value: bytes) -> str:
-    """Give a name or value as text; bytes that are no UTF-8 become surrogate escapes."""
+    """Return a name or value as text; bytes that are no UTF-8 become surrogate escapes."""
     return value.decode("utf-8", "surrogateescape")
 
 
@@ -246,7 +246,7 @@ class _Form:
         self._values_bytes = 0
 
     def feed(self, piece: bytes) -> Iterator[Event]:
-        """Gives the events of a piece; an empty one is the end of the body."""
+        """Yield the events of a piece; an empty one is the end of the body."""
         try:
             for event in self._parser.parse(piece):
                 if isinstance(event, MultipartSegment):

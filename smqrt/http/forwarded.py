@@ -61,7 +61,7 @@ class ClaimedRequest(Protocol):
     headers: list[tuple[str, str]]
 
     def has_any(self, names: frozenset[str]) -> bool:
-        """Whether one of these header fields is there."""
+        """Return whether one of these header fields is there."""
         ...
 
     def speaks_for(

@@ -150,19 +150,19 @@ class Head:
         self.headers.append((name.decode("ascii"), value.decode("latin-1").strip(" \t")))
 
     def get(self, name: str, default: str | None = None) -> str | None:
-        """Give the header of that name, in any letter case. Several lines are one list, joined by "," (cookies by
+        """Return the header of that name, in any letter case. Several lines are one list, joined by "," (cookies by
         "; "); of fields that have one value, the first.
         """
         return self._index.get(name.lower(), default)
 
     def fields(self) -> list[tuple[str, str]]:
-        """Give names and values as `get` does, each name once, in the spelling of its first line."""
+        """Return names and values as `get` does, each name once, in the spelling of its first line."""
         if len(self._index) == len(self.headers):
             return self.headers
         return spelled_fields(self.headers, self._index)
 
     def has_any(self, names: frozenset[str]) -> bool:
-        """Whether one of these headers (in lower case) is there."""
+        """Return whether one of these headers (in lower case) is there."""
         return not names.isdisjoint(self._index)
 
     def _split_target(self) -> None:
@@ -247,7 +247,7 @@ _recent: dict[bytes, Head] = {}
 
 
 def parse(data: bytes) -> Head:
-    """Give the `Head` for these bytes, from memory when they came before: clients repeat themselves.
+    """Return the `Head` for these bytes, from memory when they came before: clients repeat themselves.
 
     Raises:
         BadRequest: as `Head`.
@@ -264,7 +264,7 @@ def parse(data: bytes) -> Head:
 
 
 def _origin_form(method: bytes, target: bytes) -> tuple[bytes, str | None]:
-    """Give an absolute target, or one with raw UTF-8, as an origin target; and the host in it, None without one."""
+    """Return an absolute target, or one with raw UTF-8, as an origin target; and the host in it, None without one."""
     host: str | None = None
     absolute = _ABSOLUTE.fullmatch(target)
     if absolute is not None:
@@ -303,7 +303,7 @@ def _unescape(match: re.Match[bytes]) -> bytes:
 
 
 def check_beginning(data: bytes, checked: int = 0) -> None:
-    """Refuse the beginning of a head that can't become a good one, so that nobody has to wait for its end.
+    """Reject the beginning of a head that can't become a good one, so that nobody has to wait for its end.
 
     Args:
         data: what has arrived; no empty line in it yet.

@@ -59,7 +59,7 @@ class ClientGoneError(ConnectionError):
 
 
 def reason(status: int) -> str:
-    """Give the reason phrase of a status code."""
+    """Return the reason phrase of a status code."""
     return REASONS.get(status, "Unknown")
 
 
@@ -150,12 +150,12 @@ class Headers:
     @overload
     def get(self, name: str, default: str) -> str: ...
     def get(self, name: str, default: str | None = None) -> str | None:
-        """Give the first field of that name."""
+        """Return the first field of that name."""
         fields = self._fields.get(name.lower())
         return fields[0][1] if fields else default
 
     def says(self, name: str, token: str) -> bool:
-        """Whether a field of that name has that token in its list."""
+        """Return whether a field of that name has that token in its list."""
         value = self.get(name)
         return value is not None and token in [part.strip().lower() for part in value.split(",")]
 
@@ -172,7 +172,7 @@ class Headers:
         self._fields.update([(key, list(fields)) for key, fields in others._fields.items()])
 
     def copy(self) -> Headers:
-        """Give fields of their own that are the same now."""
+        """Return fields of their own that are the same now."""
         copied = Headers()
         copied._fields = {name: list(fields) for name, fields in self._fields.items()}
         return copied
@@ -188,20 +188,20 @@ class Headers:
             yield from fields
 
     def encode(self) -> bytes:
-        """Give the fields as lines of a head, without those that only the server can know."""
+        """Return the fields as lines of a head, without those that only the server can know."""
         kept = [fields for key, fields in self._fields.items() if key not in _FRAMING]
         return "".join([f"{name}: {value}\r\n" for fields in kept for name, value in fields]).encode("latin-1")
 
 
 def completed(lines: bytes, fields: Mapping[str, str]) -> bytes:
-    """Give header lines with those of `fields` whose names are not among them."""
+    """Return header lines with those of `fields` whose names are not among them."""
     present = {line.partition(b":")[0].lower() for line in lines.split(b"\r\n")}
     missing = [field for field in fields.items() if field[0].lower().encode() not in present]
     return lines + "".join([f"{name}: {value}\r\n" for name, value in missing]).encode("latin-1")
 
 
 def joined_fields(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Give what header lines say, by name in lower case, in the order of the first line of each.
+    """Return what header lines say, by name in lower case, in the order of the first line of each.
 
     Several lines of a name are one list with "," between (RFC 9110 §5.3), cookies with "; " (RFC 6265 §5.4). Of fields
     with one value the first counts; a Set-Cookie can't be joined, so the first counts too.
@@ -216,13 +216,13 @@ def joined_fields(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def spelled_fields(pairs: Sequence[tuple[str, str]], fields: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Give `fields`, which `joined_fields` made of `pairs`, with names in the spelling of their first lines."""
+    """Return `fields`, which `joined_fields` made of `pairs`, with names in the spelling of their first lines."""
     names = {name.lower(): name for name, _ in reversed(pairs)}
     return [(names[key], value) for key, value in fields.items()]
 
 
 def check_field(name: str, value: str) -> str:
-    """Refuse a field that would break the head; give the name in lower case.
+    """Reject a field that would break the head; return the name in lower case.
 
     Raises:
         ValueError: naming the field and the rule.
@@ -253,7 +253,7 @@ def _check_value(name: str, value: str) -> None:
 
 
 def http_date(unix_s: float) -> str:
-    """Give the HTTP form of a time in seconds since 1970."""
+    """Return the HTTP form of a time in seconds since 1970."""
     return formatdate(unix_s, usegmt=True)
 
 
@@ -266,7 +266,7 @@ def parse_date(text: str) -> int | None:
 
 
 def date_line() -> bytes:
-    """Give the `Date: …` line of now, with its line end."""
+    """Return the `Date: …` line of now, with its line end."""
     return _date_line(int(time()))
 
 

@@ -50,7 +50,7 @@ class RequestConnection(Source, ResponseConnection, Protocol):
         """Where it belongs."""
 
     def release(self) -> tuple[Transport, Watcher, bytes]:
-        """Give transport, stopped READ watcher and unused bytes away."""
+        """Return transport, stopped READ watcher and unused bytes away."""
 
 
 @dataclass(slots=True)
@@ -185,7 +185,7 @@ class Request(Head, Posted):
         return self._connection.server.limits.body_bytes
 
     def body(self, limit_bytes: int | None = None) -> bytes:
-        """Give the whole body; blocks the greenlet until it is there.
+        """Return the whole body; blocks the greenlet until it is there.
 
         Args:
             limit_bytes: instead of the server's limit.
@@ -204,7 +204,7 @@ class Request(Head, Posted):
         return self._whole is not None
 
     def rest(self, limit_bytes: int | None = None) -> bytes:
-        """Give what is left of the body, as a whole; nothing when it was read. Args and raises as `body`."""
+        """Return what is left of the body, as a whole; nothing when it was read. Args and raises as `body`."""
         return self._reader().whole(self.body_limit_bytes if limit_bytes is None else limit_bytes)
 
     def _posted(self) -> Form:
@@ -220,11 +220,12 @@ class Request(Head, Posted):
         return self._reader().pieces(size_bytes)
 
     def params(self) -> list[tuple[str, str]]:
-        """Give the parameters of the query, then those of a urlencoded body, which is read for it. Raises as `body`."""
+        """Return the parameters of the query, then those of a urlencoded body, which is read for it. Raises as
+        `body`."""
         return [(as_text(name), as_text(value)) for name, value in self.raw_params()]
 
     def raw_params(self) -> list[tuple[bytes, bytes]]:
-        """Give the parameters as `params` does, as bytes. Raises as `body`."""
+        """Return the parameters as `params` does, as bytes. Raises as `body`."""
         pairs = parse_parameters(self.query.encode("ascii"))
         if self.has_body and kind_of(self) == URLENCODED:
             pairs += parse_parameters(self.body(), Turn().yield_if_due)
@@ -240,7 +241,7 @@ class Request(Head, Posted):
     @overload
     def session(self, create: bool = False) -> HttpSession | None: ...
     def session(self, create: bool = False) -> HttpSession | None:
-        """Give the session of the client, in which an application keeps what it likes (spec: bas-api §2.1).
+        """Return the session of the client, in which an application keeps what it likes (spec: bas-api §2.1).
 
         Args:
             create: make one when there is none, and set its cookie; the response must not have begun.
@@ -260,8 +261,8 @@ class Request(Head, Posted):
         return sessions.begin(self)
 
     def user(self) -> Login | None:
-        """Give who is logged in; None when nobody is, also when the session's cookie comes from another address (spec:
-        bas-api §2.1)."""
+        """Return who is logged in; None when nobody is, also when the session's cookie comes from another address
+        (spec: bas-api §2.1)."""
         return self.logins.of(self)
 
     def login(self, name: str | None = None, maxusers: int = 1, recycle: bool = True) -> bool | str:
@@ -286,7 +287,7 @@ class Request(Head, Posted):
         return self.logins.begin(self, name, maxusers=maxusers, recycle=recycle) is not None
 
     def logout(self, everywhere: bool = False) -> bool:
-        """Log the client out and end its session; tell whether somebody was logged in.
+        """Log the client out and end its session; return whether somebody was logged in.
 
         Args:
             everywhere: end all sessions of the user.
@@ -299,7 +300,7 @@ class Request(Head, Posted):
         return self._connection.server.access
 
     def refuse_foreign(self, more: Origins | None = None) -> bool:
-        """Answer 403 to a page of another host, see `Access.check_origin`; tell whether that was done. Raises as
+        """Answer 403 to a page of another host, see `Access.check_origin`; return whether that was done. Raises as
         `Response.error`."""
         try:
             self.access.check_origin(self, more)
@@ -309,7 +310,7 @@ class Request(Head, Posted):
         return False
 
     def upgrade_lines(self, subprotocol: str | None = None) -> bytes:
-        """Give the header lines that the application adds to the 101 of a WebSocket: the sub-protocol and cookies.
+        """Return the header lines that the application adds to the 101 of a WebSocket: the sub-protocol and cookies.
 
         Args:
             subprotocol: that is chosen; None for the field Sec-WebSocket-Protocol of the response, if it has one.
@@ -347,7 +348,7 @@ class Request(Head, Posted):
         self.response.show_failure(language, failure, by_script)
 
     def log_failure(self, failure: str) -> str:
-        """Log a failure of a page or a directory function; give its number in the log."""
+        """Log a failure of a page or a directory function; return its number in the log."""
         number = secrets.token_hex(4)
         log.error("error %s in %s: %s", number, self.path, failure)
         return number
@@ -381,7 +382,7 @@ class Request(Head, Posted):
         return Detached(transport, watcher, data, secure, self, server, unsent, is_chunked)
 
     def skip_body(self) -> bool:
-        """Skip what is left of the body as far as it has arrived; tell whether the next request begins behind it.
+        """Skip what is left of the body as far as it has arrived; return whether the next request begins behind it.
 
         Raises:
             BadRequest: what arrived is no chunked body.
@@ -406,7 +407,7 @@ class Request(Head, Posted):
         self._reader().tap(most_bytes)
 
     def tapped(self) -> bytes:
-        """Give what `tap` has kept."""
+        """Return what `tap` has kept."""
         return b"" if self._body is None else self._body.tapped
 
     def forget(self) -> None:

@@ -78,7 +78,7 @@ class DiskFile:
         return self._read_all_now(NOW_BYTES if size_bytes < 0 else size_bytes, size_bytes < 0)
 
     def _look_ahead(self, size_bytes: int) -> bool:
-        """Have what follows in `_ahead`; tell whether it is as much as is wanted."""
+        """Have what follows in `_ahead`; return whether it is as much as is wanted."""
         count = self._copy(0, AHEAD_BYTES)
         if count is None or count < size_bytes:
             return False
@@ -140,7 +140,7 @@ class DiskFile:
         return pieces[0] if count == len(pieces[0]) else b"".join(pieces)
 
     def write_now(self, data: bytes) -> bool:
-        """Keep `data` until there is more; tell whether there was room."""
+        """Keep `data` until there is more; return whether there was room."""
         self._ahead = b""
         if self._unwritten_bytes + len(data) > NOW_BYTES or not self._is_writable:
             return False
@@ -158,7 +158,7 @@ class DiskFile:
         self.flush()
 
     def flush(self) -> None:
-        """Give the system what was kept. Raises what the system says; what it did not take is dropped then."""
+        """Return the system what was kept. Raises what the system says; what it did not take is dropped then."""
         kept, self._unwritten, self._unwritten_bytes, self._ahead = self._unwritten, [], 0, b""
         rest = memoryview(kept[0] if len(kept) == 1 else b"".join(kept))
         while rest:
@@ -167,7 +167,7 @@ class DiskFile:
             rest = rest[count:]
 
     def seek_now(self, position: int) -> bool:
-        """Move to a position; tell whether that was possible without writing first."""
+        """Move to a position; return whether that was possible without writing first."""
         if self._unwritten:
             return False
         self._position, self._ahead = position, b""
@@ -226,7 +226,7 @@ class NewFile:
         reach_file(self._io, self._name, lambda: self.file.writelines(pieces))
 
     def finish(self) -> None:
-        """Give it its name. Raises IoError."""
+        """Return it its name. Raises IoError."""
         reach_file(self._io, self._name, self._close_and_rename)
         self._finished = True
 
@@ -286,7 +286,7 @@ MAX_PIPE_READ_BYTES = 1 << 20  # of one read: a device may have no end
 
 
 def is_special(path: str) -> bool:
-    """Tell whether a file is neither regular nor a folder."""
+    """Return whether a file is neither regular nor a folder."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -320,11 +320,11 @@ class PipeFile(io.RawIOBase):
         self._fd = os.open(self._path, access | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
 
     def readable(self) -> bool:
-        """Tell whether it was opened to read."""
+        """Return whether it was opened to read."""
         return self._reads
 
     def writable(self) -> bool:
-        """Tell whether it was opened to write."""
+        """Return whether it was opened to write."""
         return self._writes
 
     def read(self, size: int = -1) -> bytes:

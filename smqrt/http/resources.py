@@ -105,11 +105,11 @@ class Io:
     others are for threads, see `smqrt.http.blocking_io`."""
 
     def place(self, name: str = "") -> str:
-        """Give the absolute path on whose disk an operation on `name` waits; "" when that is no disk."""
+        """Return the absolute path on whose disk an operation on `name` waits; "" when that is no disk."""
         return ""
 
     def is_near(self, name: str = "") -> bool:
-        """Tell whether looking at a file and opening it for reading takes no time worth a thread, because everything
+        """Return whether looking at a file and opening it for reading takes no time worth a thread, because everything
         lies on a disk of this machine."""
         return False
 
@@ -148,7 +148,7 @@ class Io:
             raise IoError("notfound", f"{name} is not for clients")
 
     def version(self, name: str) -> Hashable:
-        """Give the version a `Stat` of this name would have, cheaply; None when there is nothing."""
+        """Return the version a `Stat` of this name would have, cheaply; None when there is nothing."""
         try:
             return self.published(name).version
         except IoError:
@@ -186,7 +186,7 @@ class Io:
         raise IoError("noaccess", f"{old}: read only")
 
     def realpath(self, name: str = "") -> str:
-        """Give the path the operating system knows."""
+        """Return the path the operating system knows."""
         raise IoError("noimplementation", f"{name} has no path")
 
 

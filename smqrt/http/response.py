@@ -21,7 +21,8 @@ class ResponseConnection(Protocol):
     is_https: bool
 
     def can_keep_alive(self, is_over: bool) -> bool:
-        """Whether the connection can take another request behind this one; `is_over`: the response is complete."""
+        """Return whether the connection can take another request behind this one; `is_over`: the response is
+        complete."""
 
     def send(self, data: bytes) -> None:
         """Send all of `data`; may block the greenlet. Raises ClientGoneError."""
@@ -94,7 +95,7 @@ class Response:
         return self._headers
 
     def is_untouched(self) -> bool:
-        """Whether no status, no field and no byte was set yet."""
+        """Return whether no status, no field and no byte was set yet."""
         return self._headers is None and self.status == 200 and not self.size
 
     def write(self, data: bytes | str) -> None:
@@ -187,7 +188,7 @@ class Response:
             self.size = 0
 
     def draft(self) -> Draft:
-        """Give what `restore` needs to undo a `reset`."""
+        """Return what `restore` needs to undo a `reset`."""
         return Draft(self.status, self.headers.copy(), tuple(self._parts), self.size)
 
     def restore(self, draft: Draft) -> None:

@@ -152,7 +152,7 @@ class HttpServer:
             gevent.sleep(0.02)
 
     def release_idle(self) -> Iterator[tuple[Transport, tuple[str, int], bytes]]:
-        """Give away the connections without TLS on which nothing is being answered: transport, client's address, and
+        """Yield away the connections without TLS on which nothing is being answered: transport, client's address, and
         what has come of the next request. The others are answered here, and closed then.
         """
         self.draining = True
@@ -404,7 +404,7 @@ class HttpConnection:
     # Worker: what a handler needs
 
     def can_keep_alive(self, is_over: bool) -> bool:
-        """Whether the connection can take another request behind the busy one.
+        """Return whether the connection can take another request behind the busy one.
 
         Args:
             is_over: the response is complete; before that, its handler may still want the body.
@@ -498,7 +498,7 @@ class HttpConnection:
         return self.transport
 
     def release(self) -> tuple[Transport, Watcher, bytes]:
-        """Give transport, stopped READ watcher and unused bytes away; this object is dead then."""
+        """Return transport, stopped READ watcher and unused bytes away; this object is dead then."""
         return self._give_away(Life.CLOSED)
 
     def _give_away(self, to: Life) -> tuple[Transport, Watcher, bytes]:

@@ -71,19 +71,19 @@ class HttpSession:
         return name in self.attributes
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Give what is kept under this name."""
+        """Return what is kept under this name."""
         return self.attributes.get(name, default)
 
     def pop(self, name: str, default: Any = None) -> Any:
-        """Give what is kept under this name, and forget it."""
+        """Return what is kept under this name, and forget it."""
         return self.attributes.pop(name, default)
 
     def setdefault(self, name: str, value: Any) -> Any:
-        """Give what is kept under this name, after keeping `value` when that was nothing."""
+        """Return what is kept under this name, after keeping `value` when that was nothing."""
         return self.attributes.setdefault(name, value)
 
     def expired(self, now_s: float) -> bool:
-        """Whether it was unused for too long."""
+        """Return whether it was unused for too long."""
         return not self.locks and now_s - self.accessed_s > self.max_inactive_s
 
 
@@ -158,7 +158,7 @@ class HttpSessions:
         return next(iter(sessions.values()))
 
     def find(self, session_id: str) -> HttpSession | None:
-        """Give the session with this id and note that it was used; None when there is none (any more)."""
+        """Return the session with this id and note that it was used; None when there is none (any more)."""
         session = self._alive(self._by_id.get(session_id))
         if session is not None:
             session.uses += 1
@@ -166,11 +166,11 @@ class HttpSessions:
         return session
 
     def by_number(self, number: int) -> HttpSession | None:
-        """Give the session with this number; None when there is none (any more)."""
+        """Return the session with this number; None when there is none (any more)."""
         return self._alive(self._by_number.get(number))
 
     def numbers(self) -> list[int]:
-        """Give the numbers of all sessions."""
+        """Return the numbers of all sessions."""
         return sorted(self._by_number)
 
     def touch(self, session: HttpSession) -> None:
@@ -190,7 +190,7 @@ class HttpSessions:
             self.touch(session)
 
     def renew(self, session: HttpSession) -> None:
-        """Give a session that has not ended another id."""
+        """Return a session that has not ended another id."""
         self._rename(session, _new_id())
 
     def _rename(self, session: HttpSession, session_id: str) -> None:
@@ -204,7 +204,7 @@ class HttpSessions:
         session.locks = max(0, session.locks + change)
 
     def terminate(self, session: HttpSession) -> bool:
-        """End a session; tell whether it was there."""
+        """End a session; return whether it was there."""
         return self._remove(session)
 
     def _remove(self, session: HttpSession) -> bool:
@@ -273,7 +273,7 @@ def _new_id() -> str:
 
 
 def cookie_field(session: HttpSession, secure: bool) -> str:
-    """Give the value of the Set-Cookie field that tells the browser its session."""
+    """Return the value of the Set-Cookie field that tells the browser its session."""
     return f"{COOKIE}={session.id}; Path=/; HttpOnly; SameSite=Lax" + ("; Secure" if secure else "")
 
 
@@ -300,7 +300,7 @@ class RequestSessions(HttpSessions):
         self._watching = False
 
     def of(self, request: Request) -> HttpSession | None:
-        """Give the session of a request, None when it has none."""
+        """Return the session of a request, None when it has none."""
         session: HttpSession | None = request.env.get(_KEY)
         if session is None or self.by_number(session.number) is not session:
             fields = request.get("cookie")
@@ -317,7 +317,7 @@ class RequestSessions(HttpSessions):
         return session
 
     def change_id(self, request: Request) -> None:
-        """Give the request's session another id and cookie: who knew the old one knows nothing any more."""
+        """Return the request's session another id and cookie: who knew the old one knows nothing any more."""
         session = self.of(request)
         if session is not None:
             self.renew(session)

@@ -409,8 +409,8 @@ def _apply_attribute(session: SharedSession, row: bytes, data: bytes | None) -> 
 
 
 def is_plain(value: object, depth: int = 0) -> bool:
-    """Whether a value of Python can be had by other workers: None, texts, numbers, booleans, bytes, and lists, tuples,
-    sets and dicts of such."""
+    """Return whether a value of Python can be had by other workers: None, texts, numbers, booleans, bytes, and lists,
+    tuples, sets and dicts of such."""
     kind = type(value)
     if kind in _scalars:
         return True
@@ -425,7 +425,7 @@ def is_plain(value: object, depth: int = 0) -> bool:
 
 
 def is_small(data: bytes, session: HttpSession, name: str) -> bool:
-    """Whether other workers get the attribute of this name; when it is too long the log says so."""
+    """Return whether other workers get the attribute of this name; when it is too long the log says so."""
     if len(data) <= MOST_VALUE_BYTES:
         return True
     size_kib, most_kib = len(data) >> 10, MOST_VALUE_BYTES >> 10

@@ -130,7 +130,7 @@ class StaticFiles:
             response.send_ready(entry.head, entry.body or b"")
 
     def _sends_packed(self, request: Request, entry: StaticFile) -> bool:
-        """Whether the client takes the file compressed, and it is there so."""
+        """Return whether the client takes the file compressed, and it is there so."""
         accepted = request.get("accept-encoding") if entry.varies else None
         if not accepted or not accepts_gzip(accepted):
             return False
@@ -301,7 +301,7 @@ class _Answer:
 
 
 def etag(stat: Stat) -> str:
-    """Give the entity tag of a file's present content."""
+    """Return the entity tag of a file's present content."""
     version = stat.version
     mark = version[0] if isinstance(version, tuple) else stat.mtime
     return f'"{mark:x}-{stat.size:x}"'
@@ -346,7 +346,7 @@ def _gzip(body: bytes) -> bytes:
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether a client takes gzip, by its Accept-Encoding field (RFC 9110 §12.5.3)."""
+    """Return whether a client takes gzip, by its Accept-Encoding field (RFC 9110 §12.5.3)."""
     weights = {}
     for part in accept_encoding.lower().split(","):
         coding, _, weight = part.partition(";")
@@ -408,7 +408,7 @@ def _not_modified(request: Request, stat: Stat) -> bool:
 
 
 def content_type(name: str) -> str:
-    """Give the content type for a file's name, with the character set for text."""
+    """Return the content type for a file's name, with the character set for text."""
     kind, encoding = _types.guess_type(name, strict=True)
     if kind is None or encoding is not None:  # an archive: nobody should unpack it on the way
         return _UNKNOWN_TYPE if encoding is None else f"application/{encoding}"
@@ -416,13 +416,13 @@ def content_type(name: str) -> str:
 
 
 def _forwarded_type(name: str) -> str:
-    """Give the type of a file that a page forwards to: nobody asks for parts of pages by their own names."""
+    """Return the type of a file that a page forwards to: nobody asks for parts of pages by their own names."""
     plain = name.rpartition("/")[2]
     return "text/html; charset=utf-8" if "." not in plain or plain.lower().endswith(".shtml") else content_type(name)
 
 
 def is_text(kind: str) -> bool:
-    """Whether a content type is one of text, which packs well."""
+    """Return whether a content type is one of text, which packs well."""
     return kind.startswith("text/") or kind.partition(";")[0] in _TEXT_TYPES
 
 

@@ -74,7 +74,7 @@ class Lines:
         return copy
 
     def add(self, line: Line) -> int:
-        """Add a line; give how many went."""
+        """Add a line; return how many went."""
         self.added += 1
         self._lines.append(line)
         self._bytes += len(line.data)
@@ -144,12 +144,12 @@ class InOrder:
             self._ripen()
 
     def give_all(self) -> None:
-        """Give what waits, since nothing comes behind it."""
+        """Return what waits, since nothing comes behind it."""
         while self._waiting:
             self._give(self._pop())
 
     def close(self) -> None:
-        """Give nothing any more; a second call does nothing."""
+        """Return nothing any more; a second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
             self._timer.stop()
@@ -210,7 +210,7 @@ class FarViewer:
         self._is_over = self._is_taken = False
 
     def takes(self) -> bool:
-        """Whether what it was shown last has gone."""
+        """Return whether what it was shown last has gone."""
         return self._batch is None and not self._is_over
 
     def show(self, lines: list[Line], missed: int) -> None:
@@ -288,7 +288,7 @@ class Gathering:
         self._order.add(line)
 
     def give_all(self) -> None:
-        """Give what waits: this worker's trace logger ends."""
+        """Return what waits: this worker's trace logger ends."""
         self._order.give_all()
 
     def close(self) -> None:

@@ -282,7 +282,7 @@ class TraceLogger(Directory):
             self.forget(viewer)
 
     def _seat(self, viewer: _Viewer | FarViewer) -> bool:
-        """Whether the place is the viewer's now: the latest has it."""
+        """Return whether the place is the viewer's now: the latest has it."""
         before = self._viewer
         if before is not None and before.claim > viewer.claim:
             return False
@@ -338,7 +338,7 @@ class _Viewer:
         gevent.spawn(self._read)
 
     def takes(self) -> bool:
-        """Whether there is room for a frame; if not, the owner is called once there is."""
+        """Return whether there is room for a frame; if not, the owner is called once there is."""
         if self._stream.closed:
             return False
         if self._stream.queued_bytes < QUEUE_BYTES:

@@ -68,7 +68,7 @@ class HiddenPathRoute:
     guards: list[tuple[LoginGuard, str]]
 
     def lets_in(self, request: Request) -> bool:
-        """Have the directory answer, if all guards agree; tell whether anybody answered."""
+        """Have the directory answer, if all guards agree; return whether anybody answered."""
         stopped = any(guard.stops(request, relpath) for guard, relpath in self.guards)
         return stopped or self.directory.service(request, self.relpath)
 
@@ -94,7 +94,7 @@ class Branch:
         child.link(self, self._children)
 
     def baseuri(self) -> str:
-        """Give the absolute path, with "/" at its end."""
+        """Return the absolute path, with "/" at its end."""
         return "/"
 
     @property
@@ -103,14 +103,14 @@ class Branch:
         return self._children
 
     def cors(self, relpath: str) -> Cors | None:
-        """Give the rules of the innermost directory on the way of a path that has some; None without."""
+        """Return the rules of the innermost directory on the way of a path that has some; None without."""
         ways = [child for child in self._below if f"{relpath}/".startswith(child.prefix)]
         named = [child for child in ways if child.prefix]  # what is open at / opens no other application
         rules = (child.cors(relpath[len(child.prefix) :]) for child in named or ways)
         return next((one for one in rules if one is not None), None)
 
     def file_servers(self, folder: str) -> Iterator[str]:
-        """Give the rest of the way from `folder`, a path with "/" at its end, to each file server at or below it."""
+        """Yield the rest of the way from `folder`, a path with "/" at its end, to each file server at or below it."""
         for child in tuple(self._below):
             yield from child.file_servers(folder)
 
@@ -122,13 +122,13 @@ class Branch:
         return False
 
     def _guards(self, children: list[Directory], relpath: str) -> Iterator[tuple[LoginGuard, str]]:
-        """Give the guards that a request for `relpath` meets, and what they are told of the path."""
+        """Yield the guards that a request for `relpath` meets, and what they are told of the path."""
         for child in tuple(children):
             if relpath.startswith(child.prefix):
                 yield from child.guards(relpath[len(child.prefix) :])
 
     def _open_door(self, children: list[Directory], relpath: str) -> HiddenPathRoute | None:
-        """Give the way to the first directory that has rules of its own for hidden names."""
+        """Return the way to the first directory that has rules of its own for hidden names."""
         ways = (child.door(relpath[len(child.prefix) :]) for child in children if relpath.startswith(child.prefix))
         return next(filter(None, ways), None)
 
@@ -226,13 +226,14 @@ class Directory(Branch):
         request.response.error(403)
 
     def guards(self, relpath: str) -> Iterator[tuple[LoginGuard, str]]:
-        """Give the guards that a request for the hidden name `relpath` meets."""
+        """Yield the guards that a request for the hidden name `relpath` meets."""
         if self.guard is not None:
             yield self.guard, relpath
         yield from self._guards(self._children, relpath)
 
     def door(self, relpath: str) -> HiddenPathRoute | None:
-        """Give the way for the hidden name `relpath` to a directory below that has rules of its own for such names."""
+        """Return the way for the hidden name `relpath` to a directory below that has rules of its own for such
+        names."""
         door = self._open_door(self._children, relpath)
         if door is not None and self.guard is not None:
             door.guards.insert(0, (self.guard, relpath))
@@ -247,7 +248,7 @@ class Directory(Branch):
         siblings.sort(key=lambda child: (-child.priority, not child.name))
 
     def unlink(self) -> bool:
-        """Take it out of the tree; tell whether it was in one."""
+        """Take it out of the tree; return whether it was in one."""
         if self.parent is None:
             return False
         self._siblings.remove(self)
@@ -260,7 +261,7 @@ class Directory(Branch):
         return above + self.prefix
 
     def service(self, request: Request, relpath: str) -> bool:
-        """Answer `request` for `relpath`, the rest of the path behind this directory; tell whether that was done."""
+        """Answer `request` for `relpath`, the rest of the path behind this directory; return whether that was done."""
         if self.func is not None and self._call(request, relpath):
             return True
         return self._own(request, relpath) or self._ask(self._children, request, relpath)
@@ -384,8 +385,8 @@ class Root(Branch):
             self._not_found(request)
 
     def _path_of_file_server(self, request: Request, path: str) -> str:
-        """Give `path` with a slash if that is a file server's: programs don't follow a redirection there. The answer to
-        OPTIONS tells of file servers below, where Windows looks for them before it asks for one.
+        """Return `path` with a slash if that is a file server's: programs don't follow a redirection there. The answer
+        to OPTIONS tells of file servers below, where Windows looks for them before it asks for one.
         """
         folder = path if path.endswith("/") or not path else f"{path}/"
         ways = set(self.file_servers(folder))

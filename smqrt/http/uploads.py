@@ -37,14 +37,14 @@ class UploadWatcher(Protocol):
         """A file begins, which gets this name; whether it is wanted."""
 
     def wants_more(self) -> bool:
-        """Whether the upload shall go on; asked for every piece."""
+        """Return whether the upload shall go on; asked for every piece."""
 
     def end(self) -> None:
         """All is complete and closed."""
 
 
 def is_form(request: Request) -> bool:
-    """Tell whether the body is a form with files."""
+    """Return whether the body is a form with files."""
     return boundary_of(request.get("content-type") or "") is not None
 
 

@@ -590,7 +590,7 @@ class _Answer:
         self._response.write(data)
 
     def _is_whole(self) -> bool:
-        """Whether all of the announced length was written: then it may leave in one send with the head."""
+        """Return whether all of the announced length was written: then it may leave in one send with the head."""
         return self._response.headers.get("content-length") == str(self._response.size)
 
 

@@ -348,7 +348,7 @@ class HttpConversation:
         return self._live()
 
     def release(self) -> Released:
-        """Give the connection away.
+        """Return the connection away.
 
         Raises:
             StreamError: "invalidresponse", when WebSocket was wanted and refused.

@@ -116,7 +116,7 @@ class DavDirectory(Directory):
         return True
 
     def _without_session(self, request: Request, relpath: str) -> tuple[str, str]:
-        """Split the id of a session URL off; give the path of the share and the rest."""
+        """Split the id of a session URL off; return the path of the share and the rest."""
         base = self.baseuri()
         first, slash, rest = relpath.partition("/")
         is_folder = slash or request.method not in _READING  # those are redirected to the URL with its slash
@@ -137,14 +137,14 @@ class DavDirectory(Directory):
         return self._views[owner]
 
     def _is_owner(self, request: Request) -> bool:
-        """Whether a guard of this directory or around it has let the client in."""
+        """Return whether a guard of this directory or around it has let the client in."""
         around: list[Branch] = [self]
         while isinstance(around[-1], Directory) and around[-1].parent is not None:
             around.append(around[-1].parent)
         return any(guard.directory in around for guard in passed(request))
 
     def _allows_also(self, request: Request, method: str, name: str) -> bool:
-        """Whether the guards that have let a request in allow that it does something with another file."""
+        """Return whether the guards that have let a request in allow that it does something with another file."""
         return all(guard.allows_also(request, method, self.baseuri() + name) for guard in passed(request))
 
     # Reading

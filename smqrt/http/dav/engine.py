@@ -289,7 +289,7 @@ class _File(_Resource, DAVNonCollection):  # type: ignore[misc]
         return etag(self.stat).strip('"') if self.stat else None
 
     def support_etag(self) -> bool:
-        """Whether there is one: always."""
+        """Return whether there is one: always."""
         return True
 
     def begin_write(self, *, content_type: str | None = None) -> _Writer:

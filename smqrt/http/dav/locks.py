@@ -133,13 +133,13 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
         ]
 
     def guards(self, name: str) -> bool:
-        """Whether a name is locked, by itself or with a folder around it."""
+        """Return whether a name is locked, by itself or with a folder around it."""
         return any(
             _path(lock) == name or (lock["depth"] == "infinity" and _inside(name, _path(lock))) for lock in self.all()
         )
 
     def release(self, name: str) -> bool:
-        """End the locks of a name; tell whether there were any."""
+        """End the locks of a name; return whether there were any."""
         tokens = [lock["token"] for lock in self.all() if _path(lock) == name]
         for token in tokens:
             self.delete(token)

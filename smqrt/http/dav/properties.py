@@ -27,7 +27,7 @@ MAX_TEXT_BYTES = 4096  # of all texts: the owner of a lock comes back with every
 
 
 def check(data: bytes) -> None:
-    """Refuse what is no XML, has a document type (entities that multiply), or is deep or large.
+    """Reject what is no XML, has a document type (entities that multiply), or is deep or large.
 
     Raises:
         HttpError: 400.
@@ -86,7 +86,7 @@ class DeadProperties(SavedState):
         return self._of.get(name, {})
 
     def has_room(self, name: str, key: str, value: str) -> bool:
-        """Whether one more can be set."""
+        """Return whether one more can be set."""
         known = key in self.of(name)
         return len(value) <= MAX_VALUE_CHARACTERS >= len(key) and (known or self._count < MAX_PROPERTIES)
 
@@ -109,7 +109,7 @@ class DeadProperties(SavedState):
             self.changed = True
 
     def copy(self, old: str, new: str, deep: bool = True) -> None:
-        """Give a copy what the original has, as far as there is room."""
+        """Return a copy what the original has, as far as there is room."""
         self.forget(new)
         for name in self._below(old) if deep else [old]:
             for key, value in self.of(name).items():

@@ -40,7 +40,7 @@ class DavShare:
         self._owner = owner
 
     def shows(self, name: str) -> bool:
-        """Whether a file of that name may be seen and made, if nothing else forbids it."""
+        """Return whether a file of that name may be seen and made, if nothing else forbids it."""
         if self._kept is not None and (name == self._kept or name.startswith(self._kept + "/")):
             return False
         return self._owner or not (_hidden(name) or is_page(name) or self.io.private.name(name))
@@ -83,7 +83,7 @@ class DavShare:
                 yield path, stat
 
     def holds_unseen(self, name: str) -> bool:
-        """Whether there is something in a folder that may not be seen."""
+        """Return whether there is something in a folder that may not be seen."""
         if self._kept is not None and self._kept.startswith(name + "/"):
             return True
         if self._owner:
@@ -144,7 +144,7 @@ class DavShare:
         return reach(self.io, name, lambda: sum(entry.name not in (".", "..") for entry in self.io.files(name)))
 
     def check_new(self, name: str) -> None:
-        """Refuse a name that can't be made or replaced, also since something is there that may not be seen: a link."""
+        """Reject a name that can't be made or replaced, also since something is there that may not be seen: a link."""
         self._check(name)
         if self.look(name) is None and reach(self.io, name, self._exists, name):
             raise IoError("noaccess", f"{name!r} is not for clients")
@@ -187,7 +187,7 @@ def _hidden(name: str) -> bool:
 
 
 def _copy_some(source: IO[bytes], target: IO[bytes]) -> bool:
-    """Copy the next of it; tell whether there may be more."""
+    """Copy the next of it; return whether there may be more."""
     for _ in range(COPIED_BYTES // _PIECE_BYTES):
         data = source.read(_PIECE_BYTES)
         if not data:

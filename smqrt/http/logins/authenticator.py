@@ -189,7 +189,7 @@ class Authenticator:
         self._has_ha1 = False  # then clients must use MD5
 
     def authenticate(self, request: Request, path: str = "", directory: object = None) -> Login | None:
-        """Give who asks; None when nobody has logged in, which is answered then. May block.
+        """Return who asks; None when nobody has logged in, which is answered then. May block.
 
         Args:
             request: that asks.
@@ -391,9 +391,9 @@ class Authenticator:
 
 
 def _wants_json(request: Request, has_form: bool, has_page: bool) -> bool:
-    """Whether the client is a program that can do nothing with a login page. A script that posts the form of one gets
-    the page, as deployed ones expect it, unless it accepts JSON and no HTML. One with X-Requested-With is the concern
-    of the application's own page, which gives it the seed as JSON.
+    """Return whether the client is a program that can do nothing with a login page. A script that posts the form of one
+    gets the page, as deployed ones expect it, unless it accepts JSON and no HTML. One with X-Requested-With is the
+    concern of the application's own page, which gives it the seed as JSON.
     """
     accepted = request.get("accept") or ""
     kinds = [one.partition(";")[0].strip().lower() for one in accepted.split(",")]

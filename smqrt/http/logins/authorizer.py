@@ -20,7 +20,7 @@ class Authorizer(Protocol):
     """Decides on what somebody who is logged in asks for."""
 
     def allows(self, request: Request, login: Login, method: str, path: str) -> bool:
-        """Whether the user may; may block.
+        """Return whether the user may; may block.
 
         Args:
             request: that asks.
@@ -34,7 +34,7 @@ class Roles(Protocol):
     """Knows which roles users have: `UserTable`, `ServerUsers`."""
 
     def roles(self, name: str) -> frozenset[str]:
-        """Give the roles of a user; none of one who is unknown."""
+        """Return the roles of a user; none of one who is unknown."""
         ...
 
 
@@ -142,7 +142,7 @@ _PASSED = "guards"  # in Request.env
 
 
 def passed(request: Request) -> list[LoginGuard]:
-    """Give the guards that have let a request in so far."""
+    """Return the guards that have let a request in so far."""
     return list(_logins(request))
 
 
@@ -165,7 +165,8 @@ class LoginGuard:
         self.directory = directory
 
     def stops(self, request: Request, relpath: str) -> bool:
-        """Whether the request goes no further, because it has been answered: with a login page, 401, 403. May block.
+        """Return whether the request goes no further, because it has been answered: with a login page, 401, 403. May
+        block.
 
         Args:
             relpath: the path as seen from the directory.
@@ -188,7 +189,7 @@ class LoginGuard:
         return True
 
     def allows_also(self, request: Request, method: str, path: str) -> bool:
-        """Whether a request that it has let in may be about another path as well. May block.
+        """Return whether a request that it has let in may be about another path as well. May block.
 
         Args:
             method: what it does there.

@@ -57,16 +57,16 @@ class Credentials(Protocol):
     password: str | None
 
     def proves(self, account: Account, realm: str) -> bool:
-        """Whether this is a user with that account; takes the same time for every account."""
+        """Return whether this is a user with that account; takes the same time for every account."""
 
     def freshness(self, logins: Logins) -> State:
-        """Whether they are used for the first time, as far as one can tell."""
+        """Return whether they are used for the first time, as far as one can tell."""
 
     def use(self, logins: Logins) -> bool:
-        """Note that they were used for a login; tell whether it was the first time."""
+        """Note that they were used for a login; return whether it was the first time."""
 
     def can_be_proven(self, account: Account) -> bool:
-        """Whether what the database stores is of the kind that the client's hash can be compared with."""
+        """Return whether what the database stores is of the kind that the client's hash can be compared with."""
 
 
 @dataclass(slots=True)
@@ -186,7 +186,7 @@ def _same_hash(given: str, expected: str) -> bool:
 
 
 def basic_of(request: Request) -> Credentials | None:
-    """Give the credentials of Basic in a request; None when there are none, or they are malformed."""
+    """Return the credentials of Basic in a request; None when there are none, or they are malformed."""
     scheme, _, text = (request.get("authorization") or "").partition(" ")
     if scheme.lower() != "basic" or len(text) > _MAX_FIELD_BYTES:
         return None
@@ -199,7 +199,7 @@ def basic_of(request: Request) -> Credentials | None:
 
 
 def digest_of(request: Request, realm: str) -> Digest | None:
-    """Give the credentials of Digest in a request; None when there are none, they are malformed, or for another URL,
+    """Return the credentials of Digest in a request; None when there are none, they are malformed, or for another URL,
     realm or algorithm."""
     scheme, _, text = (request.get("authorization") or "").partition(" ")
     if scheme.lower() != "digest" or len(text) > _MAX_FIELD_BYTES:
@@ -252,7 +252,7 @@ def _text(data: bytes) -> str:
 
 
 def form_of(request: Request, takes_clear_text: bool = True) -> Credentials | None:
-    """Give what a login form sent: a POST with `ba_username`, to whatever URL; None when the request is none.
+    """Return what a login form sent: a POST with `ba_username`, to whatever URL; None when the request is none.
 
     Args:
         takes_clear_text: whether the password may come as it is; otherwise it is as good as wrong.

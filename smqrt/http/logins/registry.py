@@ -124,7 +124,7 @@ class Logins:
             self._add(Login.of_record(record, session))
 
     def of(self, request: Request) -> Login | None:
-        """Give the login of a request; None when it has none, also when its cookie comes from another address."""
+        """Return the login of a request; None when it has none, also when its cookie comes from another address."""
         login: Login | None = request.env.get(_LOGIN)
         if login is not None and login.session.login is login:
             return login
@@ -133,12 +133,12 @@ class Logins:
         return login if login is not None and login.peer == str(request.peer[0]) else None
 
     def users(self) -> list[str]:
-        """Give the names of those who are logged in."""
+        """Return the names of those who are logged in."""
         self.sessions.catch_up()
         return sorted(self._by_name)
 
     def sessions_of(self, name: str) -> list[HttpSession]:
-        """Give the sessions of a user, the oldest first."""
+        """Return the sessions of a user, the oldest first."""
         self.sessions.catch_up()
         return [login.session for login in self._by_name.get(name, ())]
 
@@ -224,12 +224,12 @@ class Logins:
         request.env[_NONCE] = nonce
 
     def noted_nonce(self, request: Request) -> str | None:
-        """Give what `note_nonce` kept."""
+        """Return what `note_nonce` kept."""
         nonce: str | None = request.env.get(_NONCE)
         return nonce
 
     def _same(self, request: Request, name: str, kind: str, peer: str) -> Login | None:
-        """Give a login that this one continues: each request of Basic and Digest is one, with or without a cookie."""
+        """Return a login that this one continues: each request of Basic and Digest is one, with or without a cookie."""
         if kind not in (BASIC, DIGEST):
             return None
         session = self.sessions.of(request)
@@ -251,7 +251,7 @@ class Logins:
         return True
 
     def _own(self, request: Request) -> HttpSession | None:
-        """Give the session of a request, unless it is from another address: then the cookie may be stolen."""
+        """Return the session of a request, unless it is from another address: then the cookie may be stolen."""
         session = self.sessions.of(request)
         return session if session is not None and session.peer == str(request.peer[0]) else None
 

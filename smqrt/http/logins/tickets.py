@@ -53,11 +53,11 @@ class Signer:
         self._key = key or secrets.token_bytes(32)
 
     def sign(self, data: bytes) -> bytes:
-        """Give the signature of `data`."""
+        """Return the signature of `data`."""
         return hmac.digest(self._key, data, "sha256")[:_MAC_BYTES]
 
     def made(self, data: bytes, signature: bytes) -> bool:
-        """Whether it is the signature of `data`."""
+        """Return whether it is the signature of `data`."""
         return hmac.compare_digest(self.sign(data), signature)
 
 
@@ -107,7 +107,7 @@ class Kept:
         self._floor_s = 0.0
 
     def get(self, text: str, made_s: float) -> _Uses | None:
-        """Give the uses; None when nobody can tell any more."""
+        """Return the uses; None when nobody can tell any more."""
         uses = self._uses.get(text)
         return uses or (None if made_s <= self._floor_s else _Uses(made_s))
 
@@ -154,7 +154,7 @@ class Nonces:
         return urlsafe_b64encode(data + self._signer.sign(data)).decode("ascii")
 
     def state(self, nonce: str, count: int) -> State:
-        """Tell whether a request may use it with this count."""
+        """Return whether a request may use it with this count."""
         made_s = self._made_s(nonce)
         if made_s is None:
             return State.STALE  # of this server before it was started anew, perhaps
@@ -166,7 +166,7 @@ class Nonces:
         return State.FOREIGN if uses.is_over else State.GOOD
 
     def use(self, nonce: str, count: int) -> bool:
-        """Note that it was used with this count; tell whether it was the first time."""
+        """Note that it was used with this count; return whether it was the first time."""
         made_s = self._made_s(nonce)
         if made_s is None:
             return False
@@ -185,7 +185,7 @@ class Nonces:
             self.kept.put(nonce, _Uses(made_s, is_over=True))
 
     def _made_s(self, nonce: str) -> float | None:
-        """Give the time at which it was handed out, None when it was not."""
+        """Return the time at which it was handed out, None when it was not."""
         made_s = self._checked.get(nonce)
         if made_s is None:
             data = _decoded(nonce, _TIME_BYTES + _RANDOM_BYTES + _MAC_BYTES)
@@ -215,7 +215,7 @@ class Seeds:
         return seed, urlsafe_b64encode(key).decode("ascii")
 
     def is_good(self, seed: str, key: str) -> bool:
-        """Whether it was handed out with this key and not used for a login yet."""
+        """Return whether it was handed out with this key and not used for a login yet."""
         made_s = self._made_s(seed, key)
         if made_s is None or not 0 <= self._now() - made_s <= SEED_LIFETIME_S:
             return False
@@ -223,7 +223,7 @@ class Seeds:
         return uses is not None and not uses.is_over
 
     def use(self, seed: str, key: str) -> bool:
-        """Note that a login used it; tell whether it was the first."""
+        """Note that a login used it; return whether it was the first."""
         made_s = self._made_s(seed, key)
         if made_s is None:
             return False

@@ -58,7 +58,7 @@ class Users(Protocol):
     """A user database."""
 
     def find(self, name: str, password: str | None, request: Request) -> Account | None:
-        """Give the account of a user, None when there is none; may block.
+        """Return the account of a user, None when there is none; may block.
 
         Args:
             name: as the client gave it.
@@ -131,7 +131,7 @@ class UserTable:
         return entry.account if entry else None
 
     def roles(self, name: str) -> frozenset[str]:
-        """Give the roles of a user; none of one who is unknown."""
+        """Return the roles of a user; none of one who is unknown."""
         entry = self._entries.get(name)
         return entry.roles if entry else frozenset()
 
@@ -139,7 +139,7 @@ class UserTable:
         return len(self._entries)
 
     def names(self) -> list[str]:
-        """Give the names of all users."""
+        """Return the names of all users."""
         return sorted(self._entries)
 
 
@@ -179,7 +179,7 @@ def _number(name: str, fields: Mapping[str, Any], field: str, default: Any) -> A
 
 
 def users_of(users: Users | UserFunction | Mapping[str, Any]) -> Users:
-    """Give a user database of a database, a function or a dict; see `UserTable` and `UserFunction`."""
+    """Return a user database of a database, a function or a dict; see `UserTable` and `UserFunction`."""
     if isinstance(users, Mapping):
         return UserTable(users)
     if hasattr(users, "find"):
@@ -190,12 +190,12 @@ def users_of(users: Users | UserFunction | Mapping[str, Any]) -> Users:
 
 
 def as_bytes(text: str) -> bytes:
-    """Give a text as hashes take it; bytes that were no UTF-8 come back as they were."""
+    """Return a text as hashes take it; bytes that were no UTF-8 come back as they were."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def ha1_of(name: str, realm: str, password: str) -> str:
-    """Give MD5(user:realm:password) in hexadecimal digits."""
+    """Return MD5(user:realm:password) in hexadecimal digits."""
     return md5(as_bytes(f"{name}:{realm}:{password}"), usedforsecurity=False).hexdigest()
 
 
@@ -209,7 +209,7 @@ NOBODY = Account(password="", ha1="0" * 32)
 
 
 def proves_clear_text(account: Account, name: str, realm: str, password: str) -> bool:
-    """Whether `password` is that of the account; takes the same time for every kind of account."""
+    """Return whether `password` is that of the account; takes the same time for every kind of account."""
     by_password = same(account.password or "", password) and account.password is not None
     by_ha1 = same(account.ha1 or "", ha1_of(name, realm, password)) and account.ha1 is not None
     return account.is_verified or by_password or by_ha1
@@ -247,12 +247,12 @@ class ServerUsers:
         return Account(is_verified=True, maxusers=MAX_SESSIONS, recycle=True, identity=identity)
 
     def roles(self, name: str) -> frozenset[str]:
-        """Give the groups of a user; none of one who is unknown."""
+        """Return the groups of a user; none of one who is unknown."""
         return frozenset(self._service.groups_of(name))
 
 
 def server_users() -> ServerUsers:
-    """Give the users of the server's users file.
+    """Return the users of the server's users file.
 
     Raises:
         ArgumentError: it has none.
