@@ -193,7 +193,7 @@ class Headers:
         return "".join([f"{name}: {value}\r\n" for fields in kept for name, value in fields]).encode("latin-1")
 
 
-def completed(lines: bytes, fields: Mapping[str, str]) -> bytes:
+def with_missing_fields(lines: bytes, fields: Mapping[str, str]) -> bytes:
     """Return header lines with those of `fields` whose names are not among them."""
     present = {line.partition(b":")[0].lower() for line in lines.split(b"\r\n")}
     missing = [field for field in fields.items() if field[0].lower().encode() not in present]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, overload
 
 from smqrt.http.access import Access, Cors
-from smqrt.http.body import URLENCODED, Body, BodyMemory, Form, HttpLimits, Posted, Source, kind_of
+from smqrt.http.body import URLENCODED, Body, BodyMemory, Form, HttpLimits, Posted, Source, media_type
 from smqrt.http.forms import as_text, parse_parameters
 from smqrt.http.head import Head, parse
 from smqrt.http.headers import HttpError
@@ -227,7 +227,7 @@ class Request(Head, Posted):
     def raw_params(self) -> list[tuple[bytes, bytes]]:
         """Return the parameters as `params` does, as bytes. Raises as `body`."""
         pairs = parse_parameters(self.query.encode("ascii"))
-        if self.has_body and kind_of(self) == URLENCODED:
+        if self.has_body and media_type(self) == URLENCODED:
             pairs += parse_parameters(self.body(), Turn().yield_if_due)
         return pairs
 
@@ -402,9 +402,9 @@ class Request(Head, Posted):
         """
         self._reader().hold(count)
 
-    def tap(self, most_bytes: int) -> None:
-        """Keep a copy of the first `most_bytes` of the body that somebody reads, for `tapped`."""
-        self._reader().tap(most_bytes)
+    def tap(self, max_bytes: int) -> None:
+        """Keep a copy of the first `max_bytes` of the body that somebody reads, for `tapped`."""
+        self._reader().tap(max_bytes)
 
     def tapped(self) -> bytes:
         """Return what `tap` has kept."""

@@ -16,7 +16,7 @@ from weakref import finalize
 import gevent
 from gevent import get_hub
 
-from smqrt.http.blocking_io import reach
+from smqrt.http.blocking_io import call_blocking
 from smqrt.http.resources import Io, IoError
 
 NOW_BYTES = 64 << 10
@@ -216,7 +216,7 @@ class NewFile:
         folder = name.rpartition("/")[0]
         own = f"{PREFIX}{secrets.token_hex(8)}"
         self._path = (f"{folder}/{own}" if folder else own) if io.kind == "disk" else name
-        self.file: IO[bytes] = reach(io, name, io.open, self._path, "w")
+        self.file: IO[bytes] = call_blocking(io, name, io.open, self._path, "w")
         self._finished = False
         # Also when the server ends meanwhile: then no greenlet comes to `abort`.
         self._leftover = finalize(self, _unlink, io.realpath(self._path)) if self._path != name else None
@@ -262,9 +262,9 @@ class NewFile:
 
 
 def reach_file(io: Io, name: str, work: Callable[[], T]) -> T:
-    """As `reach`, for work with open files, which has errors of the system. Raises IoError."""
+    """As `call_blocking`, for work with open files, which has errors of the system. Raises IoError."""
     try:
-        return reach(io, name, work)
+        return call_blocking(io, name, work)
     except OSError as error:
         raise IoError.of(error, name) from None
 

@@ -140,10 +140,10 @@ class Io:
     def published(self, name: str) -> Stat:
         """Look at what may be shown to a client under this name: a regular file or directory that no link smuggled
         in."""
-        self._refuse_private("/".join(segments(name)))
+        self._reject_private("/".join(segments(name)))
         return self.stat(name)
 
-    def _refuse_private(self, name: str) -> None:
+    def _reject_private(self, name: str) -> None:
         if self.private.name(name):
             raise IoError("notfound", f"{name} is not for clients")
 

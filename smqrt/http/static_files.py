@@ -15,7 +15,7 @@ from gevent import get_hub
 from gevent.lock import BoundedSemaphore
 
 from smqrt.http.access import MAGIC_BYTES, is_page
-from smqrt.http.blocking_io import reach, reach_near
+from smqrt.http.blocking_io import call_blocking, reach_near
 from smqrt.http.headers import Span, check_field, http_date, parse_date, parse_ranges
 from smqrt.http.message import Request
 from smqrt.http.resources import Io, IoError, Stat
@@ -209,7 +209,7 @@ class StaticFiles:
         if entry.body is not None:
             request.response.write(entry.body)
             return
-        with reach(self._io, entry.name, self._io.open_published, entry.name) as file:
+        with call_blocking(self._io, entry.name, self._io.open_published, entry.name) as file:
             for piece in _pieces(self._io, entry.name, file, Span(0, entry.stat.size)):
                 request.response.write(piece)
 
@@ -297,7 +297,7 @@ class _Answer:
         if self.io.in_loop:
             return self.io.open_published(self.name)
         with _unpacking:
-            return reach(self.io, self.name, self.io.open_published, self.name)
+            return call_blocking(self.io, self.name, self.io.open_published, self.name)
 
 
 def etag(stat: Stat) -> str:

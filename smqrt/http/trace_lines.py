@@ -39,14 +39,14 @@ class Lines:
     """Lines that wait, of so many bytes together: when more come, the oldest go and are counted.
 
     Args:
-        most_bytes: see above.
+        max_bytes: see above.
 
     Attributes:
         added: how many lines there were so far, those that have gone included.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._most_bytes = max_bytes
         self._lines: deque[Line] = deque()
         self._bytes = self._left_out = 0
         self.added = 0
@@ -59,14 +59,14 @@ class Lines:
         """Those that wait, the oldest first."""
         return iter(self._lines)
 
-    def copy(self, most_bytes: int, behind: int = 0) -> Lines:
+    def copy(self, max_bytes: int, behind: int = 0) -> Lines:
         """The same lines with room for more.
 
         Args:
-            most_bytes: see `Lines`.
+            max_bytes: see `Lines`.
             behind: only those that came behind so many; what has gone of these is left out.
         """
-        copy = Lines(most_bytes)
+        copy = Lines(max_bytes)
         here = min(self.added - behind, len(self._lines))
         for line in islice(self._lines, len(self._lines) - here, None):
             copy.add(line)
@@ -93,11 +93,11 @@ class Lines:
         left_out, self._left_out = self._left_out, 0
         return left_out
 
-    def take(self, most_bytes: int) -> list[Line]:
+    def take(self, max_bytes: int) -> list[Line]:
         """Take lines from the front, about so many bytes, and at least one if there is one."""
         taken: list[Line] = []
         size = 0
-        while self._lines and (not taken or size + len(self._lines[0].data) <= most_bytes):
+        while self._lines and (not taken or size + len(self._lines[0].data) <= max_bytes):
             taken.append(self._lines.popleft())
             size += len(taken[-1].data)
         self._bytes -= size
@@ -111,12 +111,12 @@ class InOrder:
     Args:
         give: gets each line.
         past_bytes: of the past, the newest; more of it goes.
-        most_bytes: what may wait; of more the oldest is given before its time.
+        max_bytes: what may wait; of more the oldest is given before its time.
     """
 
-    def __init__(self, give: Callable[[Line], object], past_bytes: int, most_bytes: int) -> None:
+    def __init__(self, give: Callable[[Line], object], past_bytes: int, max_bytes: int) -> None:
         self._give = give
-        self._most_bytes, self._past_bytes = most_bytes, past_bytes
+        self._most_bytes, self._past_bytes = max_bytes, past_bytes
         self._waiting: list[tuple[float, int, Line]] = []
         self._bytes = 0
         self._number = count().__next__

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.http.access import MAX_AGE_S, Cors, hidden
-from smqrt.http.headers import Headers, completed
+from smqrt.http.headers import Headers, with_missing_fields
 from smqrt.http.logins.authenticator import Authenticator
 from smqrt.http.logins.authorizer import Authorizer, LoginGuard
 from smqrt.http.message import Request
@@ -467,7 +467,7 @@ class Root(Branch):
 
 def _tell_of_file_servers(fields: bytes) -> bytes:
     """Header lines with those of a file server, where it has not answered itself."""
-    return completed(fields, DAV_FIELDS)
+    return with_missing_fields(fields, DAV_FIELDS)
 
 
 def _one_name(path: str) -> str:

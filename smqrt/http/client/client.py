@@ -283,16 +283,16 @@ class HttpConversation:
         return whole
 
     def _check_size(self, read_bytes: int) -> None:
-        most_bytes, response = self.options.max_body_bytes, self._response
-        if max(read_bytes, 0 if response.complete else response.announced_bytes) > most_bytes:
+        max_bytes, response = self.options.max_body_bytes, self._response
+        if max(read_bytes, 0 if response.complete else response.announced_bytes) > max_bytes:
             self.close()
-            raise StreamError("toomuchdata", f"the body is over {most_bytes} bytes; read it in pieces, or set maxsize")
+            raise StreamError("toomuchdata", f"the body is over {max_bytes} bytes; read it in pieces, or set maxsize")
 
-    def skip(self, most_bytes: int | None = None) -> None:
+    def skip(self, max_bytes: int | None = None) -> None:
         """Read the rest of the body and drop it, so that the connection can be used again. When it is over
-        `most_bytes` or takes longer than a wait may, the connection is closed instead.
+        `max_bytes` or takes longer than a wait may, the connection is closed instead.
         """
-        left = self.options.max_body_bytes if most_bytes is None else most_bytes
+        left = self.options.max_body_bytes if max_bytes is None else max_bytes
         end_s = monotonic() + self.options.timeout_s
         try:
             while left > 0 and (data := self._next(READ_BYTES, end_s)) is not None:
@@ -380,16 +380,16 @@ class HttpConversation:
         return self._stream
 
 
-def fetched(url: str, most_bytes: int) -> bytes:
+def fetched(url: str, max_bytes: int) -> bytes:
     """Get a small document from a server that has to be trusted, unless it is one of this machine without TLS; blocks
     for `FETCH_S` at most. Redirects are not followed.
 
     Raises:
-        StreamError: it can't be had, another status than 200, or more than `most_bytes`.
+        StreamError: it can't be had, another status than 200, or more than `max_bytes`.
     """
     place = url_of(url)
     request = ClientRequest("GET", place, [("Accept", "application/json")], trusted=place.secure)
-    conversation = HttpConversation(HttpClientOptions(persistent=False, timeout_s=FETCH_S, max_body_bytes=most_bytes))
+    conversation = HttpConversation(HttpClientOptions(persistent=False, timeout_s=FETCH_S, max_body_bytes=max_bytes))
     try:
         with Timeout(FETCH_S, StreamError("timeout", f"no answer in {FETCH_S:g} s")):
             conversation.ask(request)

@@ -13,7 +13,7 @@ from defusedxml import ElementTree
 from wsgidav.dav_error import DAVError
 from wsgidav.lock_man.lock_storage import LockStorageDict
 
-from smqrt.http.blocking_io import reach
+from smqrt.http.blocking_io import call_blocking
 from smqrt.http.dav.names import unescaped
 from smqrt.http.resources import Io, IoError
 
@@ -49,7 +49,7 @@ class SavedState:
         Raises:
             IoError: the folder can't be made.
         """
-        text = reach(io, folder, _read, io, folder, self.file)
+        text = call_blocking(io, folder, _read, io, folder, self.file)
         if not text:
             return
         try:
@@ -61,7 +61,7 @@ class SavedState:
         """Write the file, if something has changed; blocks the greenlet. Raises IoError."""
         if self.changed:
             self.changed = False
-            reach(io, folder, _write, io, folder, self.file, json.dumps(self.as_json()).encode())
+            call_blocking(io, folder, _write, io, folder, self.file, json.dumps(self.as_json()).encode())
 
 
 def _read(io: Io, folder: str, file: str) -> bytes:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import IO
 
 from smqrt.http.access import NothingPrivate, hidden, is_page
-from smqrt.http.blocking_io import reach
+from smqrt.http.blocking_io import call_blocking
 from smqrt.http.open_files import NewFile, reach_file
 from smqrt.http.resources import Io, IoError, Stat
 
@@ -50,7 +50,7 @@ class DavShare:
         if not self.shows(name):
             return None
         try:
-            return reach(self.io, name, self.io.published, name)
+            return call_blocking(self.io, name, self.io.published, name)
         except IoError as error:
             if not name:
                 return _ROOT  # an io in Lua need not know it
@@ -64,7 +64,7 @@ class DavShare:
         Raises:
             IoError: "toomuchdata", there are more than `MAX_LISTED`.
         """
-        return reach(self.io, name, lambda: list(self._listed(name)))
+        return call_blocking(self.io, name, lambda: list(self._listed(name)))
 
     def walk(self, name: str) -> Iterator[tuple[str, Stat]]:
         """Everything below a folder, folders before what is in them.
@@ -96,12 +96,12 @@ class DavShare:
     def mkdir(self, name: str) -> None:
         """Make a folder."""
         self._check(name)
-        reach(self.io, name, self.io.mkdir, name)
+        call_blocking(self.io, name, self.io.mkdir, name)
 
     def remove(self, name: str, isdir: bool) -> None:
         """Remove a file or an empty folder."""
         self._check(name)
-        reach(self.io, name, self.io.rmdir if isdir else self.io.remove, name)
+        call_blocking(self.io, name, self.io.rmdir if isdir else self.io.remove, name)
 
     def remove_tree(self, name: str) -> None:
         """Remove a folder with what is in it that may be seen; "notempty" when there is more."""
@@ -122,17 +122,17 @@ class DavShare:
         """Rename a file or folder; replaces a file."""
         self._check(old)
         self.check_new(new)
-        reach(self.io, old, self.io.rename, old, new)
+        call_blocking(self.io, old, self.io.rename, old, new)
 
     def copy(self, old: str, new: str) -> None:
         """Copy a file; replaces a file."""
         with self.new_file(new) as upload:
-            source = reach(self.io, old, self.io.open_published, old)
+            source = call_blocking(self.io, old, self.io.open_published, old)
             try:
                 while reach_file(self.io, new, lambda: _copy_some(source, upload.file)):
                     pass
             finally:
-                reach(self.io, old, source.close)
+                call_blocking(self.io, old, source.close)
             upload.finish()
 
     def new_file(self, name: str) -> NewFile:
@@ -141,12 +141,12 @@ class DavShare:
         return NewFile(self.io, name)
 
     def _count(self, name: str) -> int:
-        return reach(self.io, name, lambda: sum(entry.name not in (".", "..") for entry in self.io.files(name)))
+        return call_blocking(self.io, name, lambda: sum(entry.name not in (".", "..") for entry in self.io.files(name)))
 
     def check_new(self, name: str) -> None:
         """Reject a name that can't be made or replaced, also since something is there that may not be seen: a link."""
         self._check(name)
-        if self.look(name) is None and reach(self.io, name, self._exists, name):
+        if self.look(name) is None and call_blocking(self.io, name, self._exists, name):
             raise IoError("noaccess", f"{name!r} is not for clients")
 
     def _check(self, name: str) -> None:

@@ -12,7 +12,7 @@ from hashlib import md5, sha1, sha256
 from hmac import compare_digest
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from smqrt.http.body import URLENCODED, kind_of
+from smqrt.http.body import URLENCODED, media_type
 from smqrt.http.headers import HttpError
 from smqrt.http.logins.registry import BASIC, DIGEST, FORM, Logins
 from smqrt.http.logins.tickets import State
@@ -260,7 +260,7 @@ def form_of(request: Request, takes_clear_text: bool = True) -> Credentials | No
     Raises:
         HttpError: the body can't be read, or the name or the password is too long.
     """
-    if request.method != "POST" or kind_of(request) != URLENCODED or not request.has_body:
+    if request.method != "POST" or media_type(request) != URLENCODED or not request.has_body:
         return None
     fields: dict[bytes, str] = {}
     for field, value in request.raw_params():
