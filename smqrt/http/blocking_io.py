@@ -103,7 +103,8 @@ class Disks:
         return found
 
     def doing(self, path: str, function: Callable[..., T]) -> Callable[..., T]:
-        """Return `function`, or one that finds the mount of `path` first where it is unknown. To be called in a thread."""
+        """Return `function`, or one that finds the mount of `path` first where it is unknown. To be called in a
+        thread."""
         known = self._folders.get(path[: path.rfind("/")])
         if known is not None and monotonic() < known[0]:
             return function

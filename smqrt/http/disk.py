@@ -404,7 +404,7 @@ class _Archive:
         if "\0" in path or path.startswith("/") or ".." in parts or _DRIVE.match(path):
             raise IoError(
                 "ziperror",
-                f"{self._path}: entry {given!r} has a name that leads out of the archive. Names are relative to the top, "
+                f"{self._path}: entry {given!r} leads out of the archive. Names are relative to the top, "
                 "without '..', a leading '/', a drive or a NUL. Create the archive inside of the application's folder",
             )
         return "/".join(part for part in parts if part not in ("", "."))

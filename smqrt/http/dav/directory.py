@@ -16,7 +16,7 @@ from smqrt.http.dav.names import canonical, href
 from smqrt.http.dav.share import DavShare
 from smqrt.http.forms import parse_parameters
 from smqrt.http.headers import HttpError, http_date, reason
-from smqrt.http.logins.authorizer import passed
+from smqrt.http.logins.authorizer import GuardedDirectory, passed
 from smqrt.http.message import Request
 from smqrt.http.resources import Io, IoError, Stat
 from smqrt.http.sessions import HttpSession
@@ -138,9 +138,11 @@ class DavDirectory(Directory):
 
     def _is_owner(self, request: Request) -> bool:
         """Return whether a guard of this directory or around it has let the client in."""
-        around: list[Branch] = [self]
-        while isinstance(around[-1], Directory) and around[-1].parent is not None:
-            around.append(around[-1].parent)
+        around: list[GuardedDirectory] = []
+        directory: Branch | None = self
+        while isinstance(directory, Directory):
+            around.append(directory)
+            directory = directory.parent
         return any(guard.directory in around for guard in passed(request))
 
     def _allows_also(self, request: Request, method: str, name: str) -> bool:

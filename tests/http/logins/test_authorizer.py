@@ -79,7 +79,7 @@ def test_roles_follow_the_users():
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ({"a": 5}, "rule 'a': a table"),
+        ({"a": 5}, "rule 'a': must be a table"),
         ({"a": {"roles": ["x"]}}, "rule 'a': 'urls' must be a list of patterns"),
         ({"a": {"urls": "/*"}}, "rule 'a': 'urls' must be a list of texts"),
         ({"a": {"urls": ["/*"], "roles": [5]}}, "rule 'a': 'roles' must be a list of texts"),
