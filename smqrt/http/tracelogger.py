@@ -216,8 +216,8 @@ class TraceLogger(Directory):
 
     # Viewers
 
-    def _own(self, request: Request, relpath: str) -> bool:
-        if super()._own(request, relpath):
+    def _serve_own(self, request: Request, relpath: str) -> bool:
+        if super()._serve_own(request, relpath):
             return True
         if relpath:
             return False

@@ -304,8 +304,8 @@ class WsgiDirectory(Directory):
         self.body_bytes = body_bytes
         self.websockets = WebSocketServer(application)
 
-    def _own(self, request: Request, relpath: str) -> bool:
-        if super()._own(request, relpath):
+    def _serve_own(self, request: Request, relpath: str) -> bool:
+        if super()._serve_own(request, relpath):
             return True
         answer(self.application, request, self.baseuri(), relpath, self.body_bytes, self.websockets)
         return True

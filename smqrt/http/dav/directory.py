@@ -87,15 +87,15 @@ class DavDirectory(Directory):
         """See `Directory.refuse`: a page for browsers, plain text for programs (spec: bas-api §17)."""
         _error(request, 403)
 
-    def door(self, relpath: str) -> HiddenPathRoute | None:
-        """See `Directory.door`: the share decides which names it shows."""
+    def hidden_route(self, relpath: str) -> HiddenPathRoute | None:
+        """See `Directory.hidden_route`. The share decides which names it shows."""
         return HiddenPathRoute(self, relpath, [])
 
-    def _own(self, request: Request, relpath: str) -> bool:
+    def _serve_own(self, request: Request, relpath: str) -> bool:
         base, rest = self._without_session(request, relpath)
         if rest != relpath and not self._allows_also(request, request.method, rest):
             raise HttpError(403)  # the guards around it were told of the session, and not of the file
-        if super()._own(request, rest):
+        if super()._serve_own(request, rest):
             return True
         return self._serve(Asked(request, base, canonical(rest), rest.endswith("/") or not rest))
 

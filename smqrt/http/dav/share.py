@@ -9,7 +9,7 @@ from typing import IO
 
 from smqrt.http.access import NothingPrivate, hidden, is_page
 from smqrt.http.blocking_io import call_blocking
-from smqrt.http.open_files import NewFile, reach_file
+from smqrt.http.open_files import NewFile, call_blocking_file
 from smqrt.http.resources import Io, IoError, Stat
 
 COPIED_BYTES = 8 << 20
@@ -129,7 +129,7 @@ class DavShare:
         with self.new_file(new) as upload:
             source = call_blocking(self.io, old, self.io.open_published, old)
             try:
-                while reach_file(self.io, new, lambda: _copy_some(source, upload.file)):
+                while call_blocking_file(self.io, new, lambda: _copy_some(source, upload.file)):
                     pass
             finally:
                 call_blocking(self.io, old, source.close)
