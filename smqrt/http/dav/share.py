@@ -1,4 +1,4 @@
-"""The files of a file server as one client may see and change them."""
+"""Files of a file server that a client may see and change."""
 
 from __future__ import annotations
 
@@ -13,64 +13,64 @@ from smqrt.http.open_files import NewFile, call_blocking_file
 from smqrt.http.resources import Io, IoError, Stat
 
 COPIED_BYTES = 8 << 20
-"""So much of a file is copied in one step."""
+"""Bytes of a file that are copied per call of a thread."""
 MAX_ENTRIES = 10_000
-"""So many files and folders may an operation on a whole folder have."""
+"""Limit of files and folders in an operation on a whole folder."""
 MAX_LISTED = 100_000
-"""So many may a folder have that is listed."""
+"""Limit of entries in a listing of a folder."""
 _PIECE_BYTES = 1 << 20
 
 _ROOT = Stat("", 0, 0, True, (0,))
 
 
 class DavShare:
-    """An io as a client may see it: what is private or hidden is neither there nor can it be made.
+    """The files of an io that a client may see. Private and hidden files do not exist for it and cannot be created.
 
     Every operation blocks the greenlet and raises `IoError`.
 
     Args:
         io: the files.
-        kept: the folder of the locks, which nobody sees; None without one.
-        owner: the client has logged in here and sees everything else.
+        state_folder: the folder of the locks, which is hidden from all clients; None without one.
+        owner: whether the client has logged in here and sees all other files.
     """
 
-    def __init__(self, io: Io, kept: str | None = None, owner: bool = False) -> None:
-        self.io = _unveiled(io) if owner else io
-        self._kept = kept
+    def __init__(self, io: Io, state_folder: str | None = None, owner: bool = False) -> None:
+        self.io = _without_private(io) if owner else io
+        self._state_folder = state_folder
         self._owner = owner
 
     def shows(self, name: str) -> bool:
-        """Return whether a file of that name may be seen and made, if nothing else forbids it."""
-        if self._kept is not None and (name == self._kept or name.startswith(self._kept + "/")):
+        """Return whether the client may see and create a file of this name."""
+        if self._state_folder is not None and (name == self._state_folder or name.startswith(self._state_folder + "/")):
             return False
         return self._owner or not (_hidden(name) or is_page(name) or self.io.private.name(name))
 
     def look(self, name: str) -> Stat | None:
-        """Look at a file or folder; None when there is nothing that may be seen."""
+        """Return the stat of a file or folder, None if the client may see no such file."""
         if not self.shows(name):
             return None
         try:
             return call_blocking(self.io, name, self.io.published, name)
         except IoError as error:
             if not name:
-                return _ROOT  # an io in Lua need not know it
+                return _ROOT  # an io in Lua may have no entry for its root
             if error.word == "ioerror":
                 raise
             return None
 
     def list(self, name: str) -> list[tuple[str, Stat]]:
-        """What is in a folder and may be seen: full names with what was found, folders first.
+        """Return the visible content of a folder: full names with stats, folders first.
 
         Raises:
-            IoError: "toomuchdata", there are more than `MAX_LISTED`.
+            IoError: "toomuchdata", more than `MAX_LISTED`.
         """
         return call_blocking(self.io, name, lambda: list(self._listed(name)))
 
     def walk(self, name: str) -> Iterator[tuple[str, Stat]]:
-        """Everything below a folder, folders before what is in them.
+        """Iterate over everything below a folder, folders before their content.
 
         Raises:
-            IoError: "toomuchdata", there are more than `MAX_ENTRIES`.
+            IoError: "toomuchdata", more than `MAX_ENTRIES`.
         """
         folders, count = [name], 0
         while folders:
@@ -82,19 +82,19 @@ class DavShare:
                     folders.append(path)
                 yield path, stat
 
-    def holds_unseen(self, name: str) -> bool:
-        """Return whether there is something in a folder that may not be seen."""
-        if self._kept is not None and self._kept.startswith(name + "/"):
+    def has_invisible(self, name: str) -> bool:
+        """Return whether a folder contains files that the client may not see."""
+        if self._state_folder is not None and self._state_folder.startswith(name + "/"):
             return True
         if self._owner:
             return False
         for path in [name, *(path for path, stat in self.walk(name) if stat.isdir)]:
-            if len(self.list(path)) != self._count(path):
+            if len(self.list(path)) != self._count_all(path):
                 return True
         return False
 
     def mkdir(self, name: str) -> None:
-        """Make a folder."""
+        """Create a folder."""
         self._check(name)
         call_blocking(self.io, name, self.io.mkdir, name)
 
@@ -104,7 +104,7 @@ class DavShare:
         call_blocking(self.io, name, self.io.rmdir if isdir else self.io.remove, name)
 
     def remove_tree(self, name: str) -> None:
-        """Remove a folder with what is in it that may be seen; "notempty" when there is more."""
+        """Remove a folder with its visible content. Raises "notempty" if it has other content."""
         folders = [(name, False)]
         while folders:
             path, is_emptied = folders.pop()
@@ -119,13 +119,13 @@ class DavShare:
                     self.remove(inside, False)
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file or folder; replaces a file."""
+        """Rename a file or folder; replaces an existing file."""
         self._check(old)
         self.check_new(new)
         call_blocking(self.io, old, self.io.rename, old, new)
 
     def copy(self, old: str, new: str) -> None:
-        """Copy a file; replaces a file."""
+        """Copy a file; replaces an existing file."""
         with self.new_file(new) as upload:
             source = call_blocking(self.io, old, self.io.open_published, old)
             try:
@@ -136,22 +136,22 @@ class DavShare:
             upload.finish()
 
     def new_file(self, name: str) -> NewFile:
-        """Begin to write a file; replaces a file when it is whole."""
+        """Begin to write a file. It replaces an existing file when it is complete."""
         self.check_new(name)
         return NewFile(self.io, name)
 
-    def _count(self, name: str) -> int:
+    def _count_all(self, name: str) -> int:
         return call_blocking(self.io, name, lambda: sum(entry.name not in (".", "..") for entry in self.io.files(name)))
 
     def check_new(self, name: str) -> None:
-        """Reject a name that can't be made or replaced, also since something is there that may not be seen: a link."""
+        """Reject a name that the client may not create or replace, also because of an invisible file such as a link."""
         self._check(name)
         if self.look(name) is None and call_blocking(self.io, name, self._exists, name):
-            raise IoError("noaccess", f"{name!r} is not for clients")
+            raise IoError("noaccess", f"{name!r} is private")
 
     def _check(self, name: str) -> None:
         if not name or not self.shows(name):
-            raise IoError("noaccess", f"{name!r} is not for clients")
+            raise IoError("noaccess", f"{name!r} is private")
 
     def _exists(self, name: str) -> bool:
         try:
@@ -165,29 +165,29 @@ class DavShare:
         found = list(islice(self.io.files(name), MAX_LISTED + 1))
         if len(found) > MAX_LISTED:
             raise IoError("toomuchdata", f"more than {MAX_LISTED} entries in {name}")
-        for entry in sorted(found, key=_order):
+        for entry in sorted(found, key=_sort_key):
             path = prefix + entry.name
             if entry.name in (".", "..") or not self.shows(path):
                 continue
             try:
                 yield path, entry if self.io.in_loop else self.io.published(path)
-            except IoError:  # a link that leads out
+            except IoError:  # a link that leads out of the folder
                 continue
 
 
-def _order(entry: Stat) -> str:
-    """Folders first. One text: sorting holds the interpreter, and 100,000 tuples take 80 ms."""
+def _sort_key(entry: Stat) -> str:
+    """Return the sort key of an entry, folders first. Not a tuple: sorting 100,000 tuples blocks the loop for 80 ms."""
     return ("0" if entry.isdir else "1") + entry.name.casefold()
 
 
 def _hidden(name: str) -> bool:
-    """As `hidden`, but for the files that macOS writes beside others: without them it can't copy."""
+    """Return `hidden`, except for the files that macOS needs for copying."""
     folder, _, own = name.rpartition("/")
     return hidden(f"{folder}/") if own.startswith("._") or own == ".DS_Store" else hidden(name)
 
 
 def _copy_some(source: IO[bytes], target: IO[bytes]) -> bool:
-    """Copy the next of it; return whether there may be more."""
+    """Copy the next COPIED_BYTES; return whether there may be more."""
     for _ in range(COPIED_BYTES // _PIECE_BYTES):
         data = source.read(_PIECE_BYTES)
         if not data:
@@ -196,8 +196,8 @@ def _copy_some(source: IO[bytes], target: IO[bytes]) -> bool:
     return True
 
 
-def _unveiled(io: Io) -> Io:
-    """The same files with nothing private among them."""
+def _without_private(io: Io) -> Io:
+    """Return an io of the same files without private ones."""
     same = copy(io)
     same.private = NothingPrivate()
     return same
