@@ -479,7 +479,7 @@ WRONG = {
     "ba.create.authenticator()": "bad argument #1 to 'authenticator' (authuser or jsonuser expected, got no value)",
     "ba.create.authenticator(ba.create.jsonuser(), {type='x'})": "unknown type 'x'",
     "ba.create.authenticator(ba.create.jsonuser(), {type='form'})": "needs op.response",
-    "ba.create.authenticator(ba.create.jsonuser(), {realm='\"'})": "realm: a quote",
+    "ba.create.authenticator(ba.create.jsonuser(), {realm='\"'})": "realm: must not contain a quote",
     "ba.create.jsonuser():set(5)": "bad argument #1 to 'set' (table expected, got number)",
     "ba.create.jsonuser():authorizer():set{a={roles={}}}": "rule 'a': 'urls' must be a list",
     "ba.create.jsonuser():authorizer():set'x'": "set: parse",
