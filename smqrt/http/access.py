@@ -60,7 +60,9 @@ class Private:
 
     def name(self, path: str) -> bool:
         """Return whether a path is private. It is absolute on a disk, and relative to the top in an archive."""
-        if _is_pipeline(f"/{path.lower()}") or (path.startswith("/") and _in_journal(path)):
+        rooted = f"/{path.lower()}"
+        is_pipeline = rooted.endswith(_PIPELINE) and _PIPELINES in rooted
+        if is_pipeline or (path.startswith("/") and _in_journal(path)):
             return True
         name = _plain(path)
         return not self._is_served(name) and _is_private(name)
@@ -109,19 +111,11 @@ def _plain(path: str) -> str:
 def _is_private(name: str) -> bool:
     if name.endswith(_PRIVATE) or name in _SETTINGS or _SEGMENT_INDEX.fullmatch(name) is not None:
         return True
-    saved = _without_backup(name)
-    return saved != name and (saved.endswith((*_SOURCES, *_PRIVATE)) or saved in _SETTINGS)
-
-
-def _without_backup(name: str) -> str:
-    """Return `page.lsp` for `page.lsp~`, `page.lsp.bak` and `page.lsp.~1~`."""
-    stem, dot, end = name.rstrip("~").rpartition(".")
-    is_backup = dot and (end in _BACKUPS or end.strip("~").isdecimal())
-    return stem if is_backup else name.rstrip("~")
-
-
-def _is_pipeline(path: str) -> bool:
-    return path.endswith(_PIPELINE) and _PIPELINES in path
+    original = name.rstrip("~")  # `page.lsp` for `page.lsp~`, `page.lsp.bak` and `page.lsp.~1~`
+    stem, dot, extension = original.rpartition(".")
+    if dot and (extension in _BACKUPS or extension.strip("~").isdecimal()):
+        original = stem
+    return original != name and (original.endswith((*_SOURCES, *_PRIVATE)) or original in _SETTINGS)
 
 
 def _in_journal(path: str) -> bool:
@@ -129,16 +123,13 @@ def _in_journal(path: str) -> bool:
     hidden."""
     start = 1
     for part in path[1:].split("/"):
-        if (part in _JOURNAL or part.startswith(_TRANSACTIONS)) and _is_journal(path[:start]):  # a disk access
-            return True
+        if part in _JOURNAL or part.startswith(_TRANSACTIONS):
+            wal = path[:start] + "wal"
+            # `isdir` first: it is false in the usual case, and 50 times faster than `glob`
+            if os.path.isdir(wal) and any(Path(wal).glob("*/lock")):
+                return True
         start += len(part) + 1
     return False
-
-
-def _is_journal(folder: str) -> bool:
-    if not os.path.isdir(folder + "wal"):  # the usual case, and 50 times faster than `glob`
-        return False
-    return any(Path(folder, "wal").glob("*/lock"))
 
 
 # ---- Cross-origin resource sharing: which pages of other origins may read a response (Fetch standard, §3.2).

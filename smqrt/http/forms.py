@@ -105,11 +105,11 @@ def decoded(pairs: Iterable[tuple[bytes, bytes]]) -> Fields:
 def cookies_of(field: str) -> Fields:
     """Return the cookies of a Cookie header field (RFC 6265 §4.2), without quotes around values."""
     pairs = (part.strip().partition("=") for part in field.split(";"))
-    return Fields((name, _unquoted(value)) for name, equals, value in pairs if equals and name)
-
-
-def _unquoted(value: str) -> str:
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value
+    return Fields(
+        (name, value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value)
+        for name, equals, value in pairs
+        if equals and name
+    )
 
 
 # ---- Parameters and multipart forms.

@@ -135,7 +135,10 @@ def of_x_forwarded(fields: dict[str, list[str]], is_trusted: Callable[[str], boo
     Raises:
         BadRequest: the scheme, host, port or prefix is malformed.
     """
-    words = {name: _words(fields.get(f"x-forwarded-{name}", ())) for name in _X_FIELDS}
+    words = {
+        name: [word.strip(" \t") for line in fields.get(f"x-forwarded-{name}", ()) for word in line.split(",")]
+        for name in _X_FIELDS
+    }
     hops = words["for"]
     client, at = find_client(hops, is_trusted)
 
@@ -191,10 +194,6 @@ def node(text: str) -> Hop | None:
         return (plain(ip_address(match[1] or match[2])), port) if port <= _MAX_PORT else None
     except ValueError:
         return None
-
-
-def _words(lines: Sequence[str]) -> list[str]:
-    return [word.strip(" \t") for line in lines for word in line.split(",")]
 
 
 def _elements(line: str) -> list[dict[str, str]]:

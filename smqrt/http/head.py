@@ -91,7 +91,9 @@ class Head:
         """
         match = _HEAD.fullmatch(data)
         if match is None:
-            raise BadRequest(_fault_of(data))
+            if _INVALID_IN_HEAD.search(data) is not None:
+                raise BadRequest("control character or bare line end in the head")
+            raise BadRequest("malformed request line" if _REQUEST_LINE.match(data) is None else "malformed header line")
         host: str | None = None
         if not match[2].startswith((b"/", b"*")) or not match[2].isascii():
             target, host = _origin_form(match[1], match[2])
@@ -110,7 +112,11 @@ class Head:
             raise BadRequest(f"more than {MAX_FIELDS} header fields", status=431)
         if any("_" in name for name, _ in self.headers):
             self._drop_twins()
-        self._split_target()
+        path, mark, query = self.target.partition("?")
+        self.query = QueryText(query) if mark else NO_QUERY
+        self.path = decode_path(path) if "%" in path else path
+        if path == "*" and self.method != "OPTIONS":
+            raise BadRequest("the target * is for OPTIONS only")
         self._index = {name.lower(): value for name, value in self.headers}
         if len(self._index) != len(self.headers):
             self._join_duplicates()
@@ -118,7 +124,10 @@ class Head:
         self._check_host()
         if host is not None:
             self.replace_host(host)
-        self.keep_alive = self._wants_keep_alive() if "connection" in self._index else self.version == "1.1"
+        self.keep_alive = self.version == "1.1"
+        if "connection" in self._index:
+            tokens = {token.strip().lower() for token in self._index["connection"].split(",")}
+            self.keep_alive = "close" not in tokens and (self.keep_alive or "keep-alive" in tokens)
         self.expects_continue = False
         self.content_length = 0
         if not _FRAMING.isdisjoint(self._index):
@@ -171,13 +180,6 @@ class Head:
         """Return whether a field of these names (in lower case) is present."""
         return not names.isdisjoint(self._index)
 
-    def _split_target(self) -> None:
-        path, mark, query = self.target.partition("?")
-        self.query = QueryText(query) if mark else NO_QUERY
-        self.path = decode_path(path) if "%" in path else path
-        if path == "*" and self.method != "OPTIONS":
-            raise BadRequest("the target * is for OPTIONS only")
-
     def _drop_twins(self) -> None:
         names = {name.lower() for name, _ in self.headers}
         kept: list[tuple[str, str]] = []
@@ -206,10 +208,6 @@ class Head:
         for name in _DATES:
             if names.count(name) > 1:
                 del self._index[name]
-
-    def _wants_keep_alive(self) -> bool:
-        tokens = {token.strip().lower() for token in self._index["connection"].split(",")}
-        return "close" not in tokens and (self.version == "1.1" or "keep-alive" in tokens)
 
     def _check_host(self) -> None:
         host = self._index.get("host")
@@ -312,11 +310,3 @@ def check_beginning(data: bytes, checked: int = 0) -> None:
         raise BadRequest("control character or bare line end in the head")
     if b"\r\n" in data and _REQUEST_LINE.match(data) is None:
         raise BadRequest("malformed request line")
-
-
-def _fault_of(data: bytes) -> str:
-    if _INVALID_IN_HEAD.search(data) is not None:
-        return "control character or bare line end in the head"
-    if _REQUEST_LINE.match(data) is None:
-        return "malformed request line"
-    return "malformed header line"

@@ -167,7 +167,12 @@ class SharedSessions(RequestSessions):
         if kind == _ID and data:
             self._rename(session, data.decode())
         elif kind == _USES and data:
-            self._apply_use(session, name, data)
+            accessed_s, uses, is_locked = _use.unpack(data)
+            session.uses += uses - (_use.unpack(session.known[name])[1] if name in session.known else 0)
+            session.locked_s = time() if is_locked else 0.0
+            if accessed_s > session.accessed_s:
+                session.accessed_s = accessed_s
+                self._move_to_end(session)
         elif kind == _INACTIVE and data:
             session.max_inactive_s, session.has_rows = float(data), True
         elif kind == _LOGIN:
@@ -177,15 +182,6 @@ class SharedSessions(RequestSessions):
             return
         session.changes += kind == LUA
         _set_known(session, name, data)
-
-    def _apply_use(self, session: SharedSession, name: bytes, data: bytes) -> None:
-        accessed_s, uses, is_locked = _use.unpack(data)
-        before = _use.unpack(session.known[name])[1] if name in session.known else 0
-        session.uses += uses - before
-        session.locked_s = time() if is_locked else 0.0
-        if accessed_s > session.accessed_s:
-            session.accessed_s = accessed_s
-            self._move_to_end(session)
 
     # ---- changes for other workers
 

@@ -124,9 +124,19 @@ class StaticFiles:
         if request.includes:
             self._send_include(request, entry)
         elif request.initial and request.method not in ("GET", "HEAD"):
-            _respond_to_method(request)
+            if request.method == "OPTIONS":
+                response.status = 204
+                response.headers.set("Allow", _ALLOW)
+                response.end()
+            else:
+                response.error(405, headers={"Allow": _ALLOW})
         elif not response.is_untouched() or request.has_any(_SPECIAL) or not self._ensure_in_memory(entry, headers):
-            self._send_file(request, entry, headers)
+            try:
+                _FileResponse(self._io, request, entry, headers).send()
+            except IoError:  # the file was removed or replaced after `find`
+                if response.committed:
+                    raise
+                response.error(404)
         elif self._sends_packed(request, entry):
             response.send_ready(entry.packed_head, entry.packed or b"")
         else:
@@ -148,14 +158,6 @@ class StaticFiles:
             self._kept_bytes += len(entry.packed)
         _prepare_heads(entry, entry.fields or {})
         return bool(entry.packed)
-
-    def _send_file(self, request: Request, entry: StaticFile, headers: dict[str, str]) -> None:
-        try:
-            _FileResponse(self._io, request, entry, headers).send()
-        except IoError:  # the file was removed or replaced after `find`
-            if request.response.committed:
-                raise
-            request.response.error(404)
 
     def _look_up(self, name: str) -> StaticFile | None:
         self._remove(name)
@@ -352,16 +354,6 @@ def _pieces(io: Io, name: str, file: IO[bytes], span: Span) -> Iterator[bytes]:
         left -= len(piece)
         yield piece
         turn.yield_if_due()
-
-
-def _respond_to_method(request: Request) -> None:
-    response = request.response
-    if request.method == "OPTIONS":
-        response.status = 204
-        response.headers.set("Allow", _ALLOW)
-        response.end()
-    else:
-        response.error(405, headers={"Allow": _ALLOW})
 
 
 def _matches(header: str, tag: str) -> bool:

@@ -177,9 +177,6 @@ class TraceLogger(Directory):
 
     def _add_waiting(self, line: Line) -> None:
         self.left_out += self._waiting.add(line)
-        self._flush_soon()
-
-    def _flush_soon(self) -> None:
         if not self._flushing:
             self._flushing = True
             self._loop.run_callback(self._flush)

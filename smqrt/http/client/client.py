@@ -134,7 +134,9 @@ class HttpConversation:
     def _begin(self, stream: Stream, request: ClientRequest) -> None:
         self._response = ClientResponse(request.method == "HEAD")
         self._unsent = request.length
-        self._check_trust(request)
+        if request.trusted and (trust := self.trust()) is not Trust.TRUSTED:
+            self.close()
+            raise StreamError("sslnottrusted", trust.value if trust else "")
         agent = f"smqrt/{smqrt.__version__}"
         head = request.head(agent, self.options.persistent, self.options.host, self._proxy_authorization(request.url))
         try:
@@ -186,14 +188,6 @@ class HttpConversation:
         if proxy is None or proxy.socks or self.options.tunnel or url.secure or url.websocket:
             return None
         return proxy.authorization or ""
-
-    def _check_trust(self, request: ClientRequest) -> None:
-        if not request.trusted:
-            return
-        trust = self.trust()
-        if trust is not Trust.TRUSTED:
-            self.close()
-            raise StreamError("sslnottrusted", trust.value if trust else "")
 
     # ---- the body of the request
 
@@ -435,16 +429,13 @@ class HttpClient(HttpConversation):
     def _ask(self, request: ClientRequest) -> None:
         self._current = request
         own = {name.lower() for name, _ in request.headers}
-        more = [("Cookie", self._jar.value(request.url)), ("Authorization", self._authorization(request))]
+        challenge, (user, password) = self._challenges.get(request.url.origin), request.login
+        authorization = ""
+        if challenge is not None and user is not None:
+            authorization = challenge.answer(request.method, request.url.target, user, password or "")
+        more = [("Cookie", self._jar.value(request.url)), ("Authorization", authorization)]
         headers = [(name, value) for name, value in more if value and name.lower() not in own]
         super().ask(replace(request, headers=[*request.headers, *headers]))
-
-    def _authorization(self, request: ClientRequest) -> str:
-        challenge = self._challenges.get(request.url.origin)
-        user, password = request.login
-        if challenge is None or user is None:
-            return ""
-        return challenge.answer(request.method, request.url.target, user, password or "")
 
     def status(self) -> int:
         """See `HttpConversation.status`. Returns the status after the last redirect."""
@@ -607,17 +598,15 @@ def find_challenge(values: list[str]) -> Challenge | None:
     """Return the first supported challenge in WWW-Authenticate fields, or None."""
     for value in values:
         scheme, _, rest = value.strip().partition(" ")
-        if scheme.lower() == "digest" and (challenge := _challenge_of(rest)):
-            return challenge
+        if scheme.lower() != "digest":
+            continue
+        pairs = [part for part in parse_http_list(rest) if part.partition("=")[2]]
+        fields = {key.lower(): value for key, value in parse_keqv_list(pairs).items()}
+        is_known = fields.get("algorithm", "MD5").upper().removesuffix("-SESS") in _HASHES
+        has_auth = "auth" in fields.get("qop", "auth").replace(",", " ").lower().split()
+        if is_known and has_auth and {"realm", "nonce"} <= set(fields):
+            return Challenge(fields)
     return None
-
-
-def _challenge_of(text: str) -> Challenge | None:
-    pairs = [part for part in parse_http_list(text) if part.partition("=")[2]]
-    fields = {key.lower(): value for key, value in parse_keqv_list(pairs).items()}
-    known = fields.get("algorithm", "MD5").upper().removesuffix("-SESS") in _HASHES
-    protects = "auth" in fields.get("qop", "auth").replace(",", " ").lower().split()
-    return Challenge(fields) if known and protects and {"realm", "nonce"} <= set(fields) else None
 
 
 def _hash(name: str, text: str) -> str:

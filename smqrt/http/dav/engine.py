@@ -190,7 +190,11 @@ class _Resource:
 
     def handle_delete(self) -> bool:
         """Delete the file or folder; locks of files inside must permit it."""
-        self._check_unlocked("infinity")
+        manager = self.provider.lock_manager
+        if manager is not None:
+            tokens, user = self.environ["wsgidav.ifLockTokenList"], self.environ["wsgidav.user_name"]
+            url = _lock_key(self.own_name, self.is_collection)
+            manager.check_write_permission(url=url, depth="infinity", token_list=tokens, principal=user)
         if self.is_collection:
             _with_dav_errors(lambda: self.share.remove_tree(self.own_name))
         else:
@@ -237,13 +241,6 @@ class _Resource:
         elif there is not None and self.is_collection:
             _with_dav_errors(lambda: self.share.remove(target, False))
         return target
-
-    def _check_unlocked(self, depth: str) -> None:
-        manager = self.provider.lock_manager
-        if manager is not None:
-            tokens, user = self.environ["wsgidav.ifLockTokenList"], self.environ["wsgidav.user_name"]
-            url = _lock_key(self.own_name, self.is_collection)
-            manager.check_write_permission(url=url, depth=depth, token_list=tokens, principal=user)
 
     def _release_locks(self) -> None:
         manager = self.provider.lock_manager

@@ -151,7 +151,9 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
 
     def create(self, path: str, lock: dict[str, Any]) -> dict[str, Any]:
         """See the base class. Raises DAVError 503 if the limit is reached."""
-        self._remove_expired()
+        now_s = time.time()
+        for token in [key for key, each in self._dict.items() if isinstance(each, dict) and each["expire"] <= now_s]:
+            self.delete(token)
         if len(self) >= self._max_locks:
             headers = [("Retry-After", "60")]
             raise DAVError(_BUSY, f"limit reached: maxlocks ({self._max_locks})", add_headers=headers)
@@ -166,7 +168,7 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
 
     def as_json(self) -> object:
         """See `SavedState`."""
-        return [_to_json(lock) for lock in self.all()]
+        return [{**lock, "owner": lock["owner"].decode("utf-8", "replace")} for lock in self.all()]
 
     def restore(self, value: object) -> None:
         """See `SavedState`."""
@@ -178,11 +180,6 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
 
     def _flush(self) -> None:
         self.changed = True
-
-    def _remove_expired(self) -> None:
-        now_s = time.time()
-        for token in [key for key, lock in self._dict.items() if isinstance(lock, dict) and lock["expire"] <= now_s]:
-            self.delete(token)
 
 
 def owner_text(owner: bytes) -> str:
@@ -203,10 +200,6 @@ def _inside(name: str, folder: str) -> bool:
 
 def _bounded(timeout_s: float) -> float:
     return min(timeout_s, MAX_LOCK_S) if timeout_s > 0 else MAX_LOCK_S
-
-
-def _to_json(lock: dict[str, Any]) -> dict[str, Any]:
-    return {**lock, "owner": lock["owner"].decode("utf-8", "replace")}
 
 
 def _from_json(lock: dict[str, Any]) -> dict[str, Any]:

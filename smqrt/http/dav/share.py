@@ -35,7 +35,10 @@ class DavShare:
     """
 
     def __init__(self, io: Io, state_folder: str | None = None, owner: bool = False) -> None:
-        self.io = _without_private(io) if owner else io
+        self.io = io
+        if owner:
+            self.io = copy(io)
+            self.io.private = NothingPrivate()
         self._state_folder = state_folder
         self._owner = owner
 
@@ -88,8 +91,12 @@ class DavShare:
             return True
         if self._owner:
             return False
+
+        def count(folder: str) -> int:
+            return sum(entry.name not in (".", "..") for entry in self.io.files(folder))
+
         for path in [name, *(path for path, stat in self.walk(name) if stat.isdir)]:
-            if len(self.list(path)) != self._count_all(path):
+            if len(self.list(path)) != call_blocking(self.io, path, count, path):
                 return True
         return False
 
@@ -139,9 +146,6 @@ class DavShare:
         """Begin to write a file. It replaces an existing file when it is complete."""
         self.check_new(name)
         return NewFile(self.io, name)
-
-    def _count_all(self, name: str) -> int:
-        return call_blocking(self.io, name, lambda: sum(entry.name not in (".", "..") for entry in self.io.files(name)))
 
     def check_new(self, name: str) -> None:
         """Reject a name that the client may not create or replace, also because of an invisible file such as a link."""
@@ -194,10 +198,3 @@ def _copy_some(source: IO[bytes], target: IO[bytes]) -> bool:
             return False
         target.write(data)
     return True
-
-
-def _without_private(io: Io) -> Io:
-    """Return an io of the same files without private ones."""
-    same = copy(io)
-    same.private = NothingPrivate()
-    return same

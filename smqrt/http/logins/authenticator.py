@@ -245,7 +245,10 @@ class Authenticator:
         # Guesses of other clients do not lock out a client that is logged in.
         is_trusted = present is not None and present.name == name and present.kind == credentials.kind
         if not is_trusted and not throttle.take(peer, name):
-            self._deny(request, self._info_of(credentials, directory), throttle.wait_s(peer, name))
+            info, wait_s = self._info_of(credentials, directory), throttle.wait_s(peer, name)
+            info.denied = True
+            request.response.headers.set("Retry-After", str(wait_s))
+            self._send_page(request, info, 429, f"Too many failed logins. Try again in {wait_s} seconds.")
             return None
         account = self._users.find(name, credentials.password, request)
         is_proven = credentials.proves(account or UNKNOWN_USER, self.realm)
@@ -282,7 +285,8 @@ class Authenticator:
             return login
         response = request.response
         response.status = 302
-        response.headers.set("Location", _own_url(request))
+        scheme = "https" if request.secure else "http"
+        response.headers.set("Location", f"{scheme}://{request.authority}{request.target}")
         response.headers.set("Cache-Control", "no-store")
         response.end()
         return None
@@ -322,12 +326,6 @@ class Authenticator:
             info.upwd, info.maxusers = account.secret, account.maxusers
             info.recycle, info.inactive = account.recycle, account.inactive_s
         return info
-
-    def _deny(self, request: Request, info: AuthInfo, wait_s: int) -> None:
-        info.denied = True
-        response = request.response
-        response.headers.set("Retry-After", str(wait_s))
-        self._send_page(request, info, 429, f"Too many failed logins. Try again in {wait_s} seconds.")
 
     def _request_login(self, request: Request, info: AuthInfo, is_stale: bool = False) -> None:
         if info.type == FORM:
@@ -391,7 +389,3 @@ def _wants_json(request: Request, has_form: bool, has_page: bool) -> bool:
         return True
     content = (request.get("content-type") or "").partition(";")[0].strip().lower()
     return not has_form and (content == "application/json" or by_script)
-
-
-def _own_url(request: Request) -> str:
-    return f"{'https' if request.secure else 'http'}://{request.authority}{request.target}"

@@ -98,10 +98,7 @@ class Logins:
         self.throttle = Throttle(monotonic, NAME_LIMIT, ADDRESS_LIMIT, ANYWHERE_LIMIT)
         self.tracker = Throttle(monotonic, TRACKER_NAME_LIMIT, TRACKER_ADDRESS_LIMIT)
         self._by_name: dict[str, list[Login]] = {}
-        self._share_with_workers()
-
-    def _share_with_workers(self) -> None:
-        """Share nonces, seeds, guesses and logins with the other workers of the server."""
+        # Share nonces, seeds, guesses and logins with the other workers of the server.
         self.sessions.on_login = self._apply_record
         share = self.sessions.share_notes
         self.nonces.kept.tell = share(b"n", NONCE_LIFETIME_S, self.nonces.kept.arrived)
