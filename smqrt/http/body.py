@@ -327,7 +327,7 @@ class Body:
         self._source.data = data = self._source.receive(min(self._limits.body_idle_s, self._patience_s))
         self._patience_s += len(data) / self._limits.body_rate_bytes_s - (monotonic() - began_s)
         if self._patience_s <= 0:
-            raise HttpError(408, "the body came too slowly", close=True)
+            raise HttpError(408, "the body arrived too slowly", close=True)
 
     def _take(self) -> bytes:
         self._sends_continue = False  # the client has not waited for 100 Continue

@@ -127,7 +127,7 @@ class Io:
 
     def stat(self, name: str) -> Stat:
         """Return the stat of a file or directory."""
-        raise IoError("noimplementation", f"cannot look at {name}")
+        raise IoError("noimplementation", f"no stat of {name}")
 
     def files(self, path: str = "") -> Iterator[Stat]:
         """Iterate over the entries of a directory."""
@@ -235,7 +235,7 @@ class VirtualIo(Io):
     def sub(self, path: str) -> Io:
         """See `Io.sub`."""
         if not self.stat(path).isdir:
-            raise IoError("notfound", f"{path} is no folder")
+            raise IoError("notfound", f"{path} is not a folder")
         return VirtualIo(self._files, self._path(path))
 
     def realpath(self, name: str = "") -> str:

@@ -21,8 +21,7 @@ class ResponseConnection(Protocol):
     is_https: bool
 
     def can_keep_alive(self, is_over: bool) -> bool:
-        """Return whether the connection can take another request behind this one; `is_over`: the response is
-        complete."""
+        """Return whether the connection can carry another request. `is_over`: whether the response is complete."""
 
     def send(self, data: bytes) -> None:
         """Send all of `data`; may block the greenlet. Raises ClientGoneError."""

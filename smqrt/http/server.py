@@ -419,7 +419,7 @@ class HttpConnection:
             try:
                 size = self._open_transport().recv_into(_buffer)
             except BlockingIOError:
-                self._wait(self._watcher, within_s, HttpError(408, "the body came too slowly", close=True))
+                self._wait(self._watcher, within_s, HttpError(408, "the body arrived too slowly", close=True))
                 continue
             except OSError as error:
                 raise ClientGoneError(str(error)) from None
@@ -506,7 +506,7 @@ class HttpConnection:
         if self._waiting is not None:
             self._waiting.switch(_TIMED_OUT)
         elif self._busy is None and self._checked:
-            self._reject(HttpError(408, "the head came too slowly", close=True))
+            self._reject(HttpError(408, "the head arrived too slowly", close=True))
         else:
             self.close()
 

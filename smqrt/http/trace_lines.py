@@ -70,7 +70,9 @@ class Lines:
         here = min(self.added - behind, len(self._lines))
         for line in islice(self._lines, len(self._lines) - here, None):
             copy.add(line)
-        copy._dropped = self.added - behind - here if behind else 0  # else it is the past
+        copy._dropped = (
+            self.added - behind - here if behind else 0
+        )  # `behind` 0 requests the past, whose start is always missing
         return copy
 
     def add(self, line: Line) -> int:
@@ -178,9 +180,12 @@ class MergedLines:
 
 # ---- The trace of a server with several workers. The worker with the viewer requests the lines of the others.
 #
-# request     {uri, claim, behind: [start, number]}    the trace logger; the claim of the viewer, of which the latest
-# one counts; the lines that the viewer has already responses   {do: "lines", start, number, missed, lines: [[at_s,
-# data], …]}    first the past lines, also if empty {do: "taken"}                            there is a later viewer
+#     request     {uri, claim, behind: [start, number]}
+#                     the trace logger, the claim of the viewer (the latest one counts), the lines it has already
+#     responses   {do: "lines", start, number, missed, lines: [[at_s, data], …]}
+#                     first the past lines, also if there are none
+#                 {do: "taken"}
+#                     there is a later viewer
 #
 # So each worker knows the one viewer of the server: its own, or that of another worker.
 

@@ -99,12 +99,12 @@ class DavDirectory(Directory):
             return True
         return self._serve(DavRequest(request, base, canonical(rest), rest.endswith("/") or not rest))
 
-    def _serve(self, asked: DavRequest) -> bool:
-        request = asked.request
+    def _serve(self, target: DavRequest) -> bool:
+        request = target.request
         if request.method in _READING or not request.initial:
-            if self._read(asked):
+            if self._read(target):
                 return True
-            if request.initial and hidden(asked.name):
+            if request.initial and hidden(target.name):
                 raise HttpError(404)  # the search must not continue with directories that would show it
             return False
         if request.method == "OPTIONS":
@@ -113,7 +113,7 @@ class DavDirectory(Directory):
             request.response.headers.set("Content-Length", "0")
             request.response.end()
         elif request.method in _ENGINE_METHODS:
-            self._change(asked)
+            self._change(target)
         else:
             request.response.error(405, headers={"Allow": _METHODS})
         return True
@@ -156,61 +156,61 @@ class DavDirectory(Directory):
 
     # Reading
 
-    def _read(self, asked: DavRequest) -> bool:
-        view = self._view(asked.request)
-        if not view.share.shows(asked.name):
+    def _read(self, target: DavRequest) -> bool:
+        view = self._view(target.request)
+        if not view.share.shows(target.name):
             return False
-        if not asked.is_folder:
-            entry = view.files.find(asked.name)
+        if not target.is_folder:
+            entry = view.files.find(target.name)
             if entry is not None:
-                kind = content_type(asked.name).partition(";")[0]
-                view.files.serve(asked.request, entry, _ACTIVE_FIELDS if kind in _ACTIVE else _FILE_FIELDS)
+                kind = content_type(target.name).partition(";")[0]
+                view.files.serve(target.request, entry, _ACTIVE_FIELDS if kind in _ACTIVE else _FILE_FIELDS)
                 return True
         try:
-            stat = view.share.look(asked.name)
+            stat = view.share.look(target.name)
         except IoError as error:
             raise HttpError(500, error.word) from None
-        return stat is not None and stat.isdir and self._read_folder(asked, view.share, stat)
+        return stat is not None and stat.isdir and self._read_folder(target, view.share, stat)
 
-    def _read_folder(self, asked: DavRequest, share: DavShare, stat: Stat) -> bool:
+    def _read_folder(self, target: DavRequest, share: DavShare, stat: Stat) -> bool:
         """Respond to GET of a folder; return whether that was done. Plain WebDAV does not."""
         return False
 
     # All other methods
 
-    def _change(self, asked: DavRequest) -> None:
-        request = asked.request
+    def _change(self, target: DavRequest) -> None:
+        request = target.request
         if request.method == "LOCK" and self._locking is None:
             raise HttpError(403, "this file server has no folder for locks; add one with the argument `lockdir`")
         if request.method != "PUT":
-            self._run(asked)
+            self._run(target)
             return
         if self._uploads >= self._max_uploads:
             raise HttpError(503, "too many uploads at the same time", headers={"Retry-After": "2"}, close=True)
         self._uploads += 1
         try:
-            self._run(asked)
+            self._run(target)
         finally:
             self._uploads -= 1
 
-    def _run(self, asked: DavRequest) -> None:
+    def _run(self, target: DavRequest) -> None:
         from wsgidav.dav_error import DAVError
 
         from smqrt.http.dav.engine import Engine
 
-        request, share = asked.request, self._view(asked.request).share
+        request, share = target.request, self._view(target.request).share
         locking, login = self._locking, request.user()
         engine = Engine(*((locking.manager(), locking.properties) if locking else (None, None)))
         user = login.name if login is not None else ""
-        bases = (asked.base,) if asked.base == self.baseuri() else (asked.base, self.baseuri())
+        bases = (target.base,) if target.base == self.baseuri() else (target.base, self.baseuri())
 
         def application(environ: dict[str, Any], start: Callable[..., Any]) -> Any:
-            environ["smqrt.path"] = "/" + asked.name + ("/" if asked.is_folder and asked.name else "")
+            environ["smqrt.path"] = "/" + target.name + ("/" if target.is_folder and target.name else "")
             environ["smqrt.allows"] = lambda method, name: self._allows_also(request, method, name)
             return engine(share, bases, user, environ, start)
 
         try:
-            answer(application, request, asked.base, asked.name, None)
+            answer(application, request, target.base, target.name, None)
         except DAVError as error:
             _respond_error(request, error)
         except IoError as error:
@@ -404,47 +404,47 @@ class WfsDirectory(DavDirectory):
     filterservice: Hook | None = None
     dircmd: Hook | None = None
 
-    def _serve(self, asked: DavRequest) -> bool:
-        request = asked.request
-        path = asked.name + ("/" if asked.is_folder and asked.name else "")
+    def _serve(self, target: DavRequest) -> bool:
+        request = target.request
+        path = target.name + ("/" if target.is_folder and target.name else "")
         if self.filterservice is not None and self.filterservice(request, path):
             return True
         if self.dircmd is not None:
             has_command = any(name == b"cmd" for name, _ in parse_parameters(request.query.encode("ascii")))
             if has_command and self.dircmd(request, path):
                 return True
-        return super()._serve(asked)
+        return super()._serve(target)
 
     def _on_session_url(self, session: HttpSession) -> None:
         if self.session_s is not None:
             session.max_inactive_s = self.session_s
 
-    def _read_folder(self, asked: DavRequest, share: DavShare, stat: Stat) -> bool:
-        response = asked.request.response
-        if not asked.is_folder:
-            response.redirect(asked.url)
+    def _read_folder(self, target: DavRequest, share: DavShare, stat: Stat) -> bool:
+        response = target.request.response
+        if not target.is_folder:
+            response.redirect(target.url)
             return True
         for field, value in _FIELDS.items():
             response.headers.set(field, value)
-        if asked.request.method == "HEAD":
+        if target.request.method == "HEAD":
             response.end()
             return True
         try:
-            found = share.list(asked.name)
+            found = share.list(target.name)
         except IoError as error:
             raise HttpError(403 if error.word == "toomuchdata" else 500, error.word) from None
         turn = Turn()
-        for piece in self._page(asked, found):
+        for piece in self._page(target, found):
             response.write(piece.encode("utf-8", "replace"))
             turn.yield_if_due()
         return True
 
-    def _page(self, asked: DavRequest, found: list[tuple[str, Stat]]) -> Iterator[str]:
-        parts = asked.name.split("/") if asked.name else []
+    def _page(self, target: DavRequest, found: list[tuple[str, Stat]]) -> Iterator[str]:
+        parts = target.name.split("/") if target.name else []
         title = escape(parts[-1] if parts else self.name or "Files")
         uris = (("Help", self.helpuri), ("Log out", self.logouturi))
         links = " ".join(f'<a href="{escape(uri)}">{text}</a>' for text, uri in uris if uri)
-        yield _HEAD.format(title=title, crumbs=_crumbs(self.name or "Files", asked.base, parts), links=links)
+        yield _HEAD.format(title=title, crumbs=_crumbs(self.name or "Files", target.base, parts), links=links)
         if parts:
             yield _UP
         for start in range(0, len(found), _BATCH):

@@ -209,7 +209,7 @@ UNKNOWN_USER = Account(password="", ha1="0" * 32)
 
 
 def proves_clear_text(account: Account, name: str, realm: str, password: str) -> bool:
-    """Return whether `password` is that of the account; takes the is_same_secret time for every kind of account."""
+    """Return whether `password` is that of the account; takes the same time for every kind of account."""
     by_password = is_same_secret(account.password or "", password) and account.password is not None
     by_ha1 = is_same_secret(account.ha1 or "", ha1_of(name, realm, password)) and account.ha1 is not None
     return account.is_verified or by_password or by_ha1
