@@ -22,7 +22,7 @@ from smqrt.http.resources import Io, IoError, Stat, segments
 _PATH_MAX = 4096  # bytes, on Linux
 _MODES = {"r": "rb", "w": "wb", "a": "ab", "r+": "r+b", "w+": "w+b", "a+": "a+b"}
 MAX_ENTRY_BYTES = 64 << 20
-MAX_RATIO = 200  # unpacked to packed size; text has 5 to 20, ZIP bombs have more than 1000
+MAX_RATIO = 200  # unpacked to packed size; text has 5 to 20, a higher ratio indicates a ZIP bomb
 _SMALL = 1 << 20  # bytes; below this size any ratio is harmless
 _ENCRYPTED = 1  # flag bits of an entry
 _UTF8 = 1 << 11
@@ -30,7 +30,7 @@ _DRIVE = re.compile(r"[A-Za-z]:(/|$)")
 
 
 class DiskIo(Io):
-    """A folder.
+    """A folder of the disk.
 
     Args:
         root: the folder.

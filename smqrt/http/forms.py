@@ -162,6 +162,9 @@ def _decoded(text: bytes, yield_turn: Callable[[], object]) -> bytes:
     text = text.translate(BLANKS)
     if b"%" not in text:
         return text
+    if len(text) <= _PIECE_BYTES:
+        yield_turn()  # also for short ones: there may be a thousand
+        return unquote_to_bytes(text)
     parts: list[bytes] = []
     at = 0
     while at < len(text):

@@ -83,7 +83,7 @@ class HttpSession:
 
 
 class SessionRequest(Protocol):
-    """The parts of `smqrt.http.message.SessionRequest` that sessions and logins use."""
+    """The parts of `smqrt.http.message.Request` that sessions and logins use."""
 
     env: dict[str, Any]
     peer: tuple[str, int]
@@ -284,7 +284,7 @@ def cookie_field(session: HttpSession, secure: bool) -> str:
 # ---- Sessions of requests: found by their cookie, and ended by a timer when they have expired.
 
 EXPIRE_EVERY_S = 5.0
-_SESSION = "session"  # in SessionRequest.env
+_SESSION = "session"  # in Request.env
 
 
 class RequestSessions(HttpSessions):

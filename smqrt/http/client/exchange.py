@@ -69,7 +69,7 @@ def encode(parameters: Parameters) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """A request.
+    """A request of the HTTP client.
 
     Attributes:
         headers: further fields, in order; they replace the default ones.

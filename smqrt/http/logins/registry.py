@@ -24,7 +24,7 @@ ANYWHERE_LIMIT = GuessLimit(300, 1.0)
 """Guesses of one name from all addresses. It does not delay addresses from which the user has logged in before."""
 TRACKER_NAME_LIMIT = TRACKER_ADDRESS_LIMIT = GuessLimit(4, 600.0)  # the original's login tracker (spec: runtime §1.2)
 _GUESS_NOTE_S = 60.0  # how long notes of guesses at other workers are kept
-_LOGIN, _NONCE = "login", "nonce"  # in SessionRequest.env
+_LOGIN, _NONCE = "login", "nonce"  # in Request.env
 
 
 @dataclass(slots=True, eq=False)
