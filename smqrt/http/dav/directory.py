@@ -76,7 +76,7 @@ class DavDirectory(Directory):
         self._max_uploads, self._uploads = max_uploads, 0
         self._locking = _Locking(io, lockdir, max_locks) if lockdir else None
         self._views: dict[bool, _View] = {}
-        from smqrt.http.dav import engine  # noqa: F401 -- needs 10 MB, so it is imported only for file servers
+        import smqrt.http.dav.engine  # noqa: F401 -- needs 10 MB, so it is imported only for file servers
 
     @property
     def locks(self) -> Locks | None:

@@ -18,8 +18,7 @@ from wsgidav.dav_provider import DAVCollection, DAVNonCollection, DAVProvider
 from wsgidav.lock_man.lock_manager import LockManager
 from wsgidav.request_server import RequestServer
 
-from smqrt.http.dav import properties as bodies
-from smqrt.http.dav import properties as listing
+import smqrt.http.dav.properties as listing
 from smqrt.http.dav.names import destination, escaped, href, unescaped
 from smqrt.http.dav.properties import DeadProperties
 from smqrt.http.dav.share import DavShare
@@ -389,11 +388,11 @@ def _prepare(environ: Environ, bases: tuple[str, ...]) -> None:
             raise HttpError(403)
         environ["HTTP_DESTINATION"] = href(escaped(bases[0] + name))
     if method in _XML_METHODS:
-        body = environ["smqrt.xml"] = environ["wsgi.input"].read(bodies.MAX_XML_BYTES + 1)
-        if len(body) > bodies.MAX_XML_BYTES:
-            raise HttpError(413, f"the XML has more than {bodies.MAX_XML_BYTES} bytes", close=True)
+        body = environ["smqrt.xml"] = environ["wsgi.input"].read(listing.MAX_XML_BYTES + 1)
+        if len(body) > listing.MAX_XML_BYTES:
+            raise HttpError(413, f"the XML has more than {listing.MAX_XML_BYTES} bytes", close=True)
         if body:
-            bodies.check(body)
+            listing.check(body)
         environ["wsgi.input"], environ["CONTENT_LENGTH"] = BytesIO(body), str(len(body))
 
 
