@@ -1,5 +1,7 @@
-"""Access rules of a server: the Host names it answers to, the pages whose requests it takes, who is shown errors
-(help: security).
+"""Access rules of an HTTP server.
+
+Private files, cross-origin resource sharing (CORS), accepted Host names and origins, and which clients see error
+details.
 """
 
 from __future__ import annotations
@@ -13,44 +15,43 @@ from pathlib import Path
 from typing import NoReturn, Protocol
 
 from smqrt.errors import ArgumentError
-from smqrt.http.headers import HttpError, completed
+from smqrt.http.headers import HttpError, with_missing_fields
 from smqrt.http.response import Response
 from smqrt.settings.limit_register import Limit
 from smqrt.transport.origins import Hosts, Origins, host_name, is_loopback, same_origin
 
-# ---- Private files: what no client is shown though it lies in a folder that is served (help: security).
+# ---- Private files: never sent to a client, although they are in a folder that is served.
 #
-# Source code, keys, databases, settings, the journals of hubs and the code of pipelines. What begins with a dot is
-# hidden
-# everywhere, see `hidden`.
+# Source code, keys, databases, settings, the journals of hubs and the code of pipelines. Names that begin with a dot
+# are hidden everywhere, see `hidden`.
 
 _SOURCES = (".lua", ".luac", ".py", ".pyc", ".pyo", ".pyw", ".lsp")
 _KEYS = (".pem", ".key", ".p12", ".pfx")
 _DATABASES = (".db", ".db3", ".sqlite", ".sqlite3", ".db-journal", ".sqlite-journal", ".sqlite3-journal")
-_BESIDE_DATABASES = ("-wal", "-shm", "-lock")  # whatever the database is called
-_RECORDS = (".arrow", ".arrows", ".parquet")
-_PRIVATE = (*_SOURCES[:-1], *_KEYS, *_DATABASES, *_BESIDE_DATABASES, *_RECORDS)
+_DATABASE_COMPANIONS = ("-wal", "-shm", "-lock")  # appended to any name of a database
+_DATA_FILES = (".arrow", ".arrows", ".parquet")
+_PRIVATE = (*_SOURCES[:-1], *_KEYS, *_DATABASES, *_DATABASE_COMPANIONS, *_DATA_FILES)
 _SETTINGS = frozenset(("smqrt.toml", "mako.conf"))
-_BACKUPS = frozenset(("bak", "old", "orig", "rej", "save", "swp", "swo", "tmp"))  # endings that editors add
-_INDEX = re.compile(r"[0-9]+\.idx")  # beside a segment of a journal
+_BACKUPS = frozenset(("bak", "old", "orig", "rej", "save", "swp", "swo", "tmp"))  # extensions that editors add
+_SEGMENT_INDEX = re.compile(r"[0-9]+\.idx")  # of a journal segment
 _PIPELINES, _PIPELINE = "/pipelines/", (".py", ".sql")
 _JOURNAL = frozenset(("token", "hub.json", "manifest.json", "manifest", "wal", "data", "retired", "readers"))
-_TRANSACTIONS = "txn"  # how a journal's lists of finished batches begin
+_TRANSACTIONS = "txn"  # prefix of a journal's lists of finished batches
 MAGICS = (
     b"SQLite format 3\0",
-    b"\x37\x7f\x06\x82",  # its write-ahead log
+    b"\x37\x7f\x06\x82",  # SQLite write-ahead log
     b"\x37\x7f\x06\x83",
-    b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7",  # its rollback journal
+    b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7",  # SQLite rollback journal
 )
 MAGIC_BYTES = 16
 
 
 class Private:
-    """Tells which files are private, by name and by what they begin with.
+    """Rules for private files, by name and by their first bytes.
 
     Args:
-        served: patterns of names that are served nevertheless, such as `*.py`; journals, pipelines and what is hidden
-            are not opened by them.
+        served: patterns of names that are served nevertheless, such as `*.py`. They do not apply to journals, pipelines
+            and hidden names.
     """
 
     def __init__(self, served: str | Iterable[str] = ()) -> None:
@@ -58,14 +59,16 @@ class Private:
         self._served = tuple(word.strip().lower() for word in words if word.strip())
 
     def name(self, path: str) -> bool:
-        """Whether a path is private: absolute on a disk, relative to its top in an archive."""
-        if _is_pipeline(f"/{path.lower()}") or (path.startswith("/") and _in_journal(path)):
+        """Return whether a path is private. It is absolute on a disk, and relative to the top in an archive."""
+        rooted = f"/{path.lower()}"
+        is_pipeline = rooted.endswith(_PIPELINE) and _PIPELINES in rooted
+        if is_pipeline or (path.startswith("/") and _in_journal(path)):
             return True
         name = _plain(path)
         return not self._is_served(name) and _is_private(name)
 
     def content(self, path: str, beginning: bytes) -> bool:
-        """Whether a file that begins so is private under any name: databases may be called anything."""
+        """Return whether a file with these first bytes is private. Databases may have any name."""
         return beginning.startswith(MAGICS) and not self._is_served(_plain(path))
 
     def _is_served(self, name: str) -> bool:
@@ -73,7 +76,7 @@ class Private:
 
 
 class NothingPrivate(Private):
-    """For files that the server itself shows to whom it may."""
+    """Rules without private files, for files that the server itself provides."""
 
     def name(self, path: str) -> bool:
         """See `Private.name`."""
@@ -85,97 +88,86 @@ class NothingPrivate(Private):
 
 
 def disguised(name: str, real: str) -> bool:
-    """Whether a link shows something hidden, or a page's source, under another kind of name."""
+    """Return whether a link gives a hidden file, or the source of a page, a name of another kind."""
     return hidden(real) > hidden(name) or (is_page(real) and not is_page(name))
 
 
 def hidden(path: str) -> bool:
-    """Whether a path is closed to clients: it has a part that begins with a dot, or is an include file (spec: runtime
+    """Return whether a path is closed to clients: a part begins with a dot, or it is an include file (spec: runtime
     §5.5)."""
     return "/." in path or path[:1] == "." or path[-6:].lower() == ".shtml"
 
 
 def is_page(path: str) -> bool:
-    """Whether a path names a Lua Server Page, in any letter case."""
+    """Return whether a path names a Lua Server Page, in any letter case."""
     return path[-4:].lower() == ".lsp"
 
 
 def _plain(path: str) -> str:
-    """The last part in lower case, without what some systems drop at its end."""
+    """Return the last part in lower case, without the suffixes that some file systems ignore."""
     return path.rpartition("/")[2].lower().partition("::$")[0].rstrip(". ")
 
 
 def _is_private(name: str) -> bool:
-    if name.endswith(_PRIVATE) or name in _SETTINGS or _INDEX.fullmatch(name) is not None:
+    if name.endswith(_PRIVATE) or name in _SETTINGS or _SEGMENT_INDEX.fullmatch(name) is not None:
         return True
-    saved = _without_backup(name)
-    return saved != name and (saved.endswith((*_SOURCES, *_PRIVATE)) or saved in _SETTINGS)
-
-
-def _without_backup(name: str) -> str:
-    """`page.lsp` for `page.lsp~`, `page.lsp.bak` and `page.lsp.~1~`."""
-    stem, dot, end = name.rstrip("~").rpartition(".")
-    is_backup = dot and (end in _BACKUPS or end.strip("~").isdecimal())
-    return stem if is_backup else name.rstrip("~")
-
-
-def _is_pipeline(path: str) -> bool:
-    return path.endswith(_PIPELINE) and _PIPELINES in path
+    original = name.rstrip("~")  # `page.lsp` for `page.lsp~`, `page.lsp.bak` and `page.lsp.~1~`
+    stem, dot, extension = original.rpartition(".")
+    if dot and (extension in _BACKUPS or extension.strip("~").isdecimal()):
+        original = stem
+    return original != name and (original.endswith((*_SOURCES, *_PRIVATE)) or original in _SETTINGS)
 
 
 def _in_journal(path: str) -> bool:
-    """Whether an absolute path is inside a journal: `journal.path` may be a folder that no dot hides."""
+    """Return whether an absolute path is inside a journal. The setting `journal.path` may name a folder that is not
+    hidden."""
     start = 1
     for part in path[1:].split("/"):
-        if (part in _JOURNAL or part.startswith(_TRANSACTIONS)) and _is_journal(path[:start]):
-            return True
+        if part in _JOURNAL or part.startswith(_TRANSACTIONS):
+            wal = path[:start] + "wal"
+            # `isdir` first: it is false in the usual case, and 50 times faster than `glob`
+            if os.path.isdir(wal) and any(Path(wal).glob("*/lock")):
+                return True
         start += len(part) + 1
     return False
 
 
-def _is_journal(folder: str) -> bool:
-    if not os.path.isdir(folder + "wal"):  # the usual case: `glob` takes fifty times as long to see it
-        return False
-    return any(Path(folder, "wal").glob("*/lock"))
-
-
-# ---- Cross-origin resource sharing: what a browser is told of the pages of other origins that may read an answer
-# (Fetch
-# standard, §3.2).
+# ---- Cross-origin resource sharing: which pages of other origins may read a response (Fetch standard, §3.2).
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 MAX_AGE_S = 600
-_ASKS_FOR_METHOD, _ASKS_FOR_HEADERS = "access-control-request-method", "access-control-request-headers"
+_REQUEST_METHOD, _REQUEST_HEADERS = "access-control-request-method", "access-control-request-headers"
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_ALLOWS = re.compile(rb"^access-control-allow-origin:", re.IGNORECASE | re.MULTILINE)
-_VARY = re.compile(rb"^vary:[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
+_ALLOW_ORIGIN_LINE = re.compile(rb"^access-control-allow-origin:", re.IGNORECASE | re.MULTILINE)
+_VARY_LINE = re.compile(rb"^vary:[ \t]*([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 _ORIGIN_FIELD, _CREDENTIALS = "Access-Control-Allow-Origin", "Access-Control-Allow-Credentials"
 
 
 class CorsRequest(Protocol):
-    """What the rules look at: see `smqrt.http.message.Request`."""
+    """The attributes of a request that `Cors` reads, see `smqrt.http.message.Request`."""
 
     method: str
     response: Response
 
     def get(self, name: str) -> str | None:
-        """A header field, None without it."""
+        """Return a header field, or None without it."""
 
 
 class Cors:
-    """The rules of a directory, or of the whole server.
+    """CORS rules of a directory or of the whole server.
 
     Args:
-        origins: whose pages may send and read, see `Origins`; None for those of the setting `origins`.
-        methods: that they may use, an iterable or a text with commas; None for every method.
-        headers: that they may send; None for every header.
-        expose: headers of answers that their scripts may read, beside those that every script may.
-        credentials: whether they may send cookies and logins and read what is answered then. None for those that
-            `origins` names; pages of `*` and `null` never may.
-        max_age_s: seconds that a browser may keep the answer to a preflight.
+        origins: origins whose pages may send requests and read responses, see `Origins`. None for the setting
+            `origins`.
+        methods: methods that these pages may use, an iterable or a text with commas. None for every method.
+        headers: request headers that they may send. None for every header.
+        expose: response headers that their scripts may read, besides those that every script may read.
+        credentials: whether they may send cookies and logins and read the responses. None for the origins that
+            `origins` names. Pages of `*` and `null` never may.
+        max_age_s: seconds that a browser may cache the response to a preflight.
 
     Raises:
-        ArgumentError: one of them is wrong.
+        ArgumentError: an argument is invalid.
     """
 
     def __init__(
@@ -194,31 +186,32 @@ class Cors:
         exposed = ", ".join(_tokens("expose", expose))
         self._expose = {"Access-Control-Expose-Headers": exposed} if exposed else {}
         if isinstance(max_age_s, bool) or not isinstance(max_age_s, int) or not 0 <= max_age_s < 1 << 31:
-            raise ArgumentError(f"max_age: whole seconds are needed, 0 or more, not {max_age_s!r}")
+            raise ArgumentError(f"max_age: use whole seconds, 0 or more, not {max_age_s!r}")
         self._max_age_s = max_age_s
         if credentials and self.origins is not None and self.origins.all:
-            raise ArgumentError("credentials: pages of every origin (`*`) can't have them; name the origins")
+            raise ArgumentError("credentials: not allowed for every origin (`*`); name the origins")
         self._credentials = credentials is not False
 
-    def say(self, request: CorsRequest, origins: Origins) -> bool:
-        """Have the answer to a request say which page may read it; tells whether the page that has sent it may.
+    def add_fields(self, request: CorsRequest, origins: Origins) -> bool:
+        """Add the CORS fields to the response; return whether the page that sent the request may read it.
 
         Args:
-            origins: those of the server, or of the hub that is asked.
+            origins: allowed origins of the server or of the requested hub, where these rules have none.
         """
-        listed = self.origins if self.origins is not None else origins
+        allowed_origins = self.origins if self.origins is not None else origins
         origin = request.get("origin")
-        allowed = self._allowed(listed, origin)
-        if allowed or listed.differ:
-            request.response.finishers += (Finisher(allowed | self._expose if allowed else {}, listed.differ),)
-        return bool(allowed) and origin is not None
+        fields = self._fields_for(allowed_origins, origin)
+        if fields or allowed_origins.differ:
+            finisher = CorsFinisher(fields | self._expose if fields else {}, allowed_origins.differ)
+            request.response.finishers += (finisher,)
+        return bool(fields) and origin is not None
 
-    def takes(self, method: str) -> bool:
-        """Tells whether pages of other hosts may use a method."""
+    def allows_method(self, method: str) -> bool:
+        """Return whether pages of other hosts may use a method."""
         return self._methods is None or method in self._methods
 
-    def _allowed(self, origins: Origins, origin: str | None) -> dict[str, str]:
-        """The fields that let a page of `origin` read; empty when it may not."""
+    def _fields_for(self, origins: Origins, origin: str | None) -> dict[str, str]:
+        """Return the fields that allow a page of `origin` to read; empty when it may not."""
         if origin is not None and origins.names(origin):
             return {_ORIGIN_FIELD: origin} | ({_CREDENTIALS: "true"} if self._credentials else {})
         if origins.all:
@@ -228,15 +221,15 @@ class Cors:
         return {}
 
     def answer_preflight(self, request: CorsRequest) -> None:
-        """Say what a page may send that may read the answers. Raises as `Response.end`."""
-        method = request.get(_ASKS_FOR_METHOD) or ""
+        """Respond to a preflight of a page that is allowed. Raises as `Response.end`."""
+        method = request.get(_REQUEST_METHOD) or ""
         methods = self._methods
         if methods is None:
             methods = METHODS if method in METHODS or not _TOKEN.fullmatch(method) else (*METHODS, method)
         headers = self._headers
         if headers is None:
-            asked = (request.get(_ASKS_FOR_HEADERS) or "").split(",")
-            headers = tuple(name.strip() for name in asked if _TOKEN.fullmatch(name.strip()))
+            requested = (request.get(_REQUEST_HEADERS) or "").split(",")
+            headers = tuple(name.strip() for name in requested if _TOKEN.fullmatch(name.strip()))
         response = request.response
         response.status = 204
         response.headers.set("Access-Control-Allow-Methods", ", ".join(methods))
@@ -247,59 +240,61 @@ class Cors:
         response.end()
 
 
-class Finisher:
-    """Adds fields to the head of an answer, whoever answers; not to one whose application says itself who may read."""
+class CorsFinisher:
+    """Adds CORS fields to the head of a response, unless the application has set them itself.
 
-    def __init__(self, fields: dict[str, str], differs: bool) -> None:
-        self._fields, self._differs = fields, differs
+    Args:
+        fields: the fields.
+        varies: whether the response depends on the Origin field, for Vary.
+    """
+
+    def __init__(self, fields: dict[str, str], varies: bool) -> None:
+        self._fields, self._varies = fields, varies
 
     def __call__(self, lines: bytes) -> bytes:
-        """Give the header lines with those that are missing."""
-        if _ALLOWS.search(lines):
+        """Return the header lines with the missing ones added."""
+        if _ALLOW_ORIGIN_LINE.search(lines):
             return lines
-        return completed(_varied(lines) if self._differs else lines, self._fields)
+        return with_missing_fields(_vary_by_origin(lines) if self._varies else lines, self._fields)
 
 
 def is_preflight(request: CorsRequest) -> bool:
-    """Whether a browser asks what a page of another origin may send."""
-    return request.method == "OPTIONS" and None not in (request.get("origin"), request.get(_ASKS_FOR_METHOD))
+    """Return whether a request is a CORS preflight."""
+    return request.method == "OPTIONS" and None not in (request.get("origin"), request.get(_REQUEST_METHOD))
 
 
-def wanted_method(request: CorsRequest) -> str:
-    """The method that a preflight is about."""
-    return request.get(_ASKS_FOR_METHOD) or ""
-
-
-def _varied(fields: bytes) -> bytes:
-    """`fields` with Origin in its first Vary line (RFC 9110 §12.5.5)."""
-    lines = _VARY.findall(fields)
+def _vary_by_origin(fields: bytes) -> bytes:
+    """Return `fields` with Origin in the first Vary line (RFC 9110 §12.5.5)."""
+    lines = _VARY_LINE.findall(fields)
     if not lines:
         return fields + b"Vary: Origin\r\n"
     names = {name.strip().lower() for line in lines for name in line.split(b",")}
     if b"origin" in names or b"*" in names:
         return fields
-    return _VARY.sub(lambda line: b"Vary: " + b", ".join(filter(None, (line[1].rstrip(), b"Origin"))), fields, count=1)
+    return _VARY_LINE.sub(
+        lambda line: b"Vary: " + b", ".join(filter(None, (line[1].rstrip(), b"Origin"))), fields, count=1
+    )
 
 
-def _tokens(what: str, names: str | Iterable[str]) -> tuple[str, ...]:
-    listed = names.split(",") if isinstance(names, str) else list(names)
-    for name in listed:
+def _tokens(argument: str, names: str | Iterable[str]) -> tuple[str, ...]:
+    parts = names.split(",") if isinstance(names, str) else list(names)
+    for name in parts:
         if not isinstance(name, str) or (name.strip() and _TOKEN.fullmatch(name.strip()) is None):
-            raise ArgumentError(f"{what}: {name!r} is no name; write them with commas between, such as X-Name, Accept")
-    return tuple(name.strip() for name in listed if name.strip())
+            raise ArgumentError(f"{argument}: invalid name {name!r}; separate names with commas, as in X-Name, Accept")
+    return tuple(name.strip() for name in parts if name.strip())
 
 
-_SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
-_FORWARDED = frozenset(("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"))
-_MAX_KNOWN = 1024
-_SHOWN = 255  # characters; no name has more
+_SAFE_METHODS = frozenset(("GET", "HEAD", "OPTIONS"))
+_PROXY_FIELDS = frozenset(("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"))
+_MAX_ACCEPTED_HOSTS = 1024
+_MAX_LOGGED = 255  # characters; no host name is longer
 
-ORIGINS = Limit("origins", "origins", "pages of other origins may not do this")
-HOSTS = Limit("hosts", "hosts", "the server does not answer to that name")
+ORIGINS = Limit("origins", "origins", "request from a page of another origin")
+HOSTS = Limit("hosts", "hosts", "request for another host")
 
 
 class CheckedRequest(CorsRequest, Protocol):
-    """What the rules look at: see `smqrt.http.message.Request`."""
+    """The attributes of a request that `Access` reads, see `smqrt.http.message.Request`."""
 
     cors: Cors | None
     path: str
@@ -308,21 +303,21 @@ class CheckedRequest(CorsRequest, Protocol):
 
     @property
     def local(self) -> tuple[str, int]:
-        """Address and port the client connected to."""
+        """Local address and port of the connection."""
 
     def has_any(self, names: frozenset[str]) -> bool:
-        """Whether a header field of these names is there."""
+        """Return whether a header field of these names is present."""
 
 
 class Access:
-    """What a server asks of every request.
+    """Checks of every request: Host, Origin and CORS.
 
     Args:
-        origins: pages of other hosts that are welcome.
-        hosts: the names it answers to; none are every name, on loopback the names of loopback only.
-        loopback: whether it listens on loopback only: a page of the web that has its own name point to 127.0.0.1 (DNS
+        origins: allowed origins, besides the server's own.
+        hosts: accepted Host names. Without any, every name is accepted, or only loopback names if `loopback`.
+        loopback: whether the server listens on loopback only. A web page whose host name resolves to 127.0.0.1 (DNS
             rebinding) sends that name as Host.
-        debug: whether clients see tracebacks; None for those of this machine, when it listens on loopback.
+        debug: whether clients see tracebacks. None for clients on this machine, if `loopback`.
     """
 
     def __init__(
@@ -338,103 +333,93 @@ class Access:
         self._loopback = loopback
         self._debug = debug
         self._any_host = self._hosts.all or not (self._hosts or loopback)
-        self._known: set[str] = set()  # Host headers that were found good
+        self._accepted_hosts: set[str] = set()  # Host fields that passed the check
 
     def check(self, request: CheckedRequest) -> bool:
-        """Refuses a request for another host, and one that changes something for a page of another host. Browsers are
-        told which pages may read the answer.
+        """Check the Host and the Origin of a request, add CORS fields and respond to preflights.
 
         Returns:
-            whether the request has been answered: it was a browser's, that asked what a page may send.
+            whether the request was a preflight and has been answered.
 
         Raises:
-            HttpError: 403.
+            HttpError: 403, the host or the origin is not allowed.
         """
         is_allowed = False
         if self._origins or request.cors is not None:
-            is_allowed = self._rules(request).say(request, self._origins)
-        if request.host not in self._known and not self._any_host:
+            is_allowed = self._rules(request).add_fields(request, self._origins)
+        if request.host not in self._accepted_hosts and not self._any_host:
             self._check_host(request)
-        if request.method not in _SAFE:
+        if request.method not in _SAFE_METHODS:
             self.check_origin(request)
-        return request.method == "OPTIONS" and is_preflight(request) and self._answers(request, is_allowed)
+        if request.method != "OPTIONS" or not is_preflight(request):
+            return False
+        if is_allowed:
+            self._rules(request).answer_preflight(request)
+        elif self._allowed_origins(request) or request.get(_REQUEST_METHOD) not in _SAFE_METHODS:
+            self.check_origin(request)
+        # Without any allowed origin, the application may have its own rules for preflights of reading methods.
+        return is_allowed
 
     def check_origin(self, request: CheckedRequest, more: Origins | None = None) -> None:
-        """Refuses a request of a page of another host that is in no list; one without an Origin is not from a page.
+        """Reject a request from a page of an origin that is not allowed. Requests without Origin are not from a page.
 
         Args:
             request: the request.
-            more: what is welcome beside the server's own list.
+            more: allowed origins, besides those of the server.
 
         Raises:
             HttpError: 403.
         """
         origin = request.get("origin")
-        if origin is None or self._welcome(request, origin):
+        if origin is None or same_origin(origin, request.get("host") or "", request.secure):
+            return
+        is_listed = self._allowed_origins(request).has(origin)
+        if is_listed and (request.method in _SAFE_METHODS or self._rules(request).allows_method(request.method)):
             return
         if more is not None and more.has(origin):
-            self._cors.say(request, more)
+            self._cors.add_fields(request, more)
             return
-        what = f"of a page of {origin[:_SHOWN]!r} for {(request.get('host') or '')[:_SHOWN]!r}"
-        setting, where = f"origins={origin}", "the setting is `origins`"
-        if self._listed(request).has(origin):
+        what = f"from a page of {origin[:_MAX_LOGGED]!r} for {(request.get('host') or '')[:_MAX_LOGGED]!r}"
+        setting, remedy = f"origins={origin}", "the setting `origins` allows origins"
+        if is_listed:
             setting = f"methods={request.method}"
         if request.cors is not None:
-            setting, where = f"{setting} in setcors of the application", "the application's `setcors` says who may"
-        self._refuse(request, ORIGINS, what, setting, f"Pages of other origins may not do this; {where}.")
+            setting, remedy = f"{setting} in setcors of the application", "`setcors` of the application allows origins"
+        self._reject(request, ORIGINS, what, setting, f"Requests from pages of other origins are denied; {remedy}.")
 
     def shows_errors(self, request: CheckedRequest) -> bool:
-        """Tells whether the client may see what went wrong inside the server."""
+        """Return whether the client may see details of errors inside the server."""
         if self._debug is not None:
             return self._debug
-        at_home = self._loopback and _is_local(request) and is_loopback(host_name(request.get("host") or ""))
-        return at_home and not request.has_any(_FORWARDED)
+        is_local = self._loopback and _is_local(request) and is_loopback(host_name(request.get("host") or ""))
+        return is_local and not request.has_any(_PROXY_FIELDS)
 
     def _rules(self, request: CheckedRequest) -> Cors:
         return self._cors if request.cors is None else request.cors
 
-    def _listed(self, request: CheckedRequest) -> Origins:
+    def _allowed_origins(self, request: CheckedRequest) -> Origins:
         own = self._rules(request).origins
         return self._origins if own is None else own
-
-    def _welcome(self, request: CheckedRequest, origin: str) -> bool:
-        if same_origin(origin, request.get("host") or "", request.secure):
-            return True
-        may_use = request.method in _SAFE or self._rules(request).takes(request.method)
-        return may_use and self._listed(request).has(origin)
-
-    def _answers(self, request: CheckedRequest, is_allowed: bool) -> bool:
-        """Answer a preflight of a page that may send; refuse one of a page that may not, unless nobody may by our rules
-        and only reads: then the application may have rules of its own."""
-        if is_allowed:
-            self._rules(request).answer_preflight(request)
-        elif self._listed(request) or wanted_method(request) not in _SAFE:
-            self.check_origin(request)
-        return is_allowed
 
     def _check_host(self, request: CheckedRequest) -> None:
         host = request.get("host")
         name = host_name(host or "")
         if host is None or is_loopback(name) or self._hosts.has(name):
-            if host is not None and len(host) <= _SHOWN and len(self._known) < _MAX_KNOWN:
-                self._known.add(host)
+            if host is not None and len(host) <= _MAX_LOGGED and len(self._accepted_hosts) < _MAX_ACCEPTED_HOSTS:
+                self._accepted_hosts.add(host)
         elif self._hosts or _is_local(request):
-            what = f"for the host {host[:_SHOWN]!r}"
-            self._refuse(
-                request,
-                HOSTS,
-                what,
-                f"hosts={name}",
-                "This server does not answer to that name; the setting is `hosts`.",
-            )
+            what = f"for the host {host[:_MAX_LOGGED]!r}"
+            sentence = "The server does not accept this host name; the setting `hosts` lists the accepted names."
+            self._reject(request, HOSTS, what, f"hosts={name}", sentence)
 
-    def _refuse(self, request: CheckedRequest, limit: Limit, what: str, setting: str, sentence: str) -> NoReturn:
-        asked = f"{request.method} {request.path[:_SHOWN]!r}"
-        limit.refused(f"{asked} {what}", f"to allow it, set {ascii(setting[:_SHOWN])[1:-1]}")
+    def _reject(self, request: CheckedRequest, limit: Limit, what: str, setting: str, sentence: str) -> NoReturn:
+        # ascii() and the slices: the texts are from the client, and go to the log
+        rejected = f"{request.method} {request.path[:_MAX_LOGGED]!r} {what}"
+        limit.refused(rejected, f"to allow it, set {ascii(setting[:_MAX_LOGGED])[1:-1]}")
         raise HttpError(403, sentence)
 
 
 def _is_local(request: CheckedRequest) -> bool:
-    """Whether it came to an address of loopback."""
+    """Return whether the local address of the connection is a loopback address."""
     address = ip_address(request.local[0].partition("%")[0])
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback

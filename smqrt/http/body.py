@@ -1,5 +1,6 @@
-"""The body of a request, taken off the connection only when somebody asks for it; and what a client may take: the
-limits of times, sizes and memory (help: limits).
+"""Request bodies, read from the connection on demand.
+
+Also the limits of times, sizes and memory for one client, and the values in a body: JSON, forms and uploaded files.
 """
 
 from __future__ import annotations
@@ -35,24 +36,24 @@ from smqrt.loop.scheduling import Turn
 from smqrt.process.current_application import base_folder
 from smqrt.settings.limit_register import Limit
 
-_NO_ROOM = "The server holds as many bodies of requests in memory as it may; try again in a second."
+_NO_MEMORY = "The server has no memory for further request bodies; try again in a second."
 
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """What a client may take. Times in seconds, sizes in bytes.
+    """Limits for one client. Times are in seconds, sizes in bytes.
 
     Attributes:
-        first_byte_s: from accepting to the first byte.
-        header_s: from the first byte of a head to its last.
+        first_byte_s: from accepting the connection to its first byte.
+        header_s: from the first byte of a head to its last byte.
         body_idle_s: between two pieces of a body.
-        body_grace_s: what the server waits for a whole body; each `body_rate_bytes_s` bytes that came add a second.
-        body_rate_bytes_s: see `body_grace_s`: a client that stays slower than this is cut off in the end.
+        body_grace_s: for a whole body; each `body_rate_bytes_s` bytes that arrive add a second.
+        body_rate_bytes_s: lowest rate of a body; a client that stays slower is closed, see `body_grace_s`.
         keep_alive_s: between two requests.
-        send_idle_s: between two moments in which the client takes some of a response.
-        head_bytes: request line and header fields.
-        body_bytes: a body that is read as a whole (`Request.body`).
-        bodies_bytes: all bodies that were read as a whole and whose requests are not over.
+        send_idle_s: without the client accepting any byte of a response.
+        head_bytes: of the request line and the header fields.
+        body_bytes: of a body that is read as a whole (`Request.body`).
+        bodies_bytes: of all bodies in memory, read as a whole by requests that have not ended.
     """
 
     first_byte_s: float = 5.0
@@ -67,17 +68,17 @@ class HttpLimits:
     bodies_bytes: int = 128 << 20
 
 
-BODIES = Limit("bodies", "bodies_mib", "the bodies of requests in memory are as large as they may be")
+BODIES = Limit("bodies", "bodies_mib", "memory for request bodies")
 
 
 class BodyMemory:
-    """The memory for bodies that are read as a whole, of all requests together.
+    """Memory for bodies that are read as a whole, shared by all requests.
 
     Args:
-        limit_bytes: how much there is.
+        limit_bytes: the limit.
 
     Attributes:
-        held_bytes: how much is taken.
+        held_bytes: the bytes in use.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -85,19 +86,19 @@ class BodyMemory:
         self._limit_bytes = limit_bytes
 
     def take(self, count: int) -> None:
-        """Takes `count` bytes.
+        """Reserve `count` bytes.
 
         Raises:
-            HttpError: 503, they are not there.
+            HttpError: 503, the limit is reached.
         """
         if self.held_bytes + count > self._limit_bytes:
             mib = self._limit_bytes >> 20
-            BODIES.refused("a body of a request", f"the bodies in memory have {mib} MiB already")
-            raise HttpError(503, _NO_ROOM, headers={"Retry-After": "1"}, close=True)
+            BODIES.refused("a request body", f"limit reached: bodies_mib ({mib})")
+            raise HttpError(503, _NO_MEMORY, headers={"Retry-After": "1"}, close=True)
         self.held_bytes += count
 
     def give_back(self, count: int) -> None:
-        """Gives `count` bytes back."""
+        """Release `count` bytes."""
         self.held_bytes -= count
 
 
@@ -108,48 +109,49 @@ _UNFINISHED_TRAILER = re.compile(rb"[\t\x20-\x7e\x80-\xff]*+\r?")
 _FRAMING = frozenset((b"content-length", b"transfer-encoding", b"host"))
 _CRLF = b"\r\n"
 _PIECE_BYTES = 65536
-_DECODED_BYTES = 16384  # at a time: 2,700 chunks of one byte, 4 ms
-_MAX_DIGITS = 32  # and zeros, of a size
-_MAX_LINE = 1024  # of a size with its extensions, and of a trailer
-_MAX_IGNORED = 16384  # of extensions and trailers beyond the bytes of the body: more are sent to keep the server busy
+_DECODED_BYTES = 16384  # decoded at once: 4 ms for 2,700 chunks of one byte
+_MAX_DIGITS = 32  # of a chunk size, with leading zeros
+_MAX_LINE = 1024  # bytes of a chunk size with its extensions, and of a trailer
+_MAX_IGNORED = 16384  # bytes of extensions and trailers beyond the bytes of the body; more is an attack on the CPU
 
 
 class ChunkedDecoder:
-    """Decodes a chunked body (RFC 9112 §7.1): ignores extensions and blanks behind a size, drops trailers, takes CRLF
-    only. Refuses what two servers could read differently, and a trailer that is about framing.
+    """Decoder for a chunked body (RFC 9112 §7.1).
 
-    Looks at each byte a bounded number of times, however small the chunks are: between two calls it keeps no more than
-    a line.
+    It ignores extensions and blanks after a size, drops trailers and accepts only CRLF. It rejects input that two
+    servers could read differently (request smuggling), and trailers that concern framing.
+
+    The work per byte is bounded, also for tiny chunks: at most one line is kept between two calls.
     """
 
     def __init__(self) -> None:
         self.complete = False
-        self._kept = b""  # a line that is not complete, or what arrived behind the end
-        self._missing = 0  # bytes of the present chunk still to come, its CRLF included
-        self._ends = False  # the last chunk came: trailers and the empty line follow
-        self._may_ignore = _MAX_IGNORED
+        self._kept = b""  # an incomplete line, or the bytes after the end of the body
+        self._missing = 0  # missing bytes of the current chunk, including its CRLF
+        self._in_trailers = False  # after the last chunk: trailers and the empty line follow
+        self._ignorable = _MAX_IGNORED
 
     def feed(self, data: bytes) -> bytes:
-        """Take bytes off the wire and give the payload they complete.
+        """Decode bytes of the connection and return the payload in them.
 
         Raises:
-            BadRequest: when they are not what a chunked body looks like.
+            BadRequest: the bytes are not a valid chunked body.
         """
         data, self._kept = self._kept + data, b""
         payload: list[bytes] = []
-        at, last = 0, -1
-        while at != last and not self.complete:
-            last = at
+        at, previous = 0, -1
+        while at != previous and not self.complete:
+            previous = at
             if self._missing:
                 at = self._take_data(data, at, payload)
             else:
-                at = self._take_trailer(data, at) if self._ends else self._take_size(data, at)
+                at = self._take_trailer(data, at) if self._in_trailers else self._take_size(data, at)
         self._kept = data[at:]
         return b"".join(payload)
 
     @property
     def rest(self) -> bytes:
-        """What arrived behind the end of the body."""
+        """The bytes after the end of the body."""
         return self._kept
 
     def _take_data(self, data: bytes, at: int, payload: list[bytes]) -> int:
@@ -162,7 +164,7 @@ class ChunkedDecoder:
         end = data[at : at + 2]
         if self._missing <= 2 and end:
             if not _CRLF.startswith(end):
-                raise BadRequest("a chunk is longer than its size says")
+                raise BadRequest("chunk is longer than its size")
             if len(end) == 2:
                 self._missing = 0
                 return at + 2
@@ -171,16 +173,18 @@ class ChunkedDecoder:
     def _take_size(self, data: bytes, at: int) -> int:
         end = data.find(_CRLF, at, at + _MAX_LINE + 2)
         if end < 0:
-            _check_unfinished(data[at : at + _MAX_LINE + 2])
+            line = data[at : at + _MAX_LINE + 2]
+            if len(line) > _MAX_LINE + 1 or _UNFINISHED.fullmatch(line) is None:
+                raise BadRequest("malformed chunk size")
             return at
         match = _SIZE_LINE.fullmatch(data, at, end)
         if match is None or match.end(1) - at > _MAX_DIGITS:
             raise BadRequest("malformed chunk size")
         size = int(match[1], 16)
-        self._may_ignore = min(self._may_ignore + size, _MAX_IGNORED)
+        self._ignorable = min(self._ignorable + size, _MAX_IGNORED)
         if end != match.end(1):
             self._ignore(end - match.end(1))
-        self._missing, self._ends = (size + 2, False) if size else (0, True)
+        self._missing, self._in_trailers = (size + 2, False) if size else (0, True)
         return end + 2
 
     def _take_trailer(self, data: bytes, at: int) -> int:
@@ -196,44 +200,39 @@ class ChunkedDecoder:
         if match is None:
             raise BadRequest("malformed trailer")
         if match[1].lower().replace(b"_", b"-") in _FRAMING:
-            raise BadRequest("a trailer that says where the message ends")
+            raise BadRequest("framing field in a trailer")
         self._ignore(end + 2 - at)
         return end + 2
 
     def _ignore(self, count: int) -> None:
-        self._may_ignore -= count
-        if self._may_ignore < 0:
+        self._ignorable -= count
+        if self._ignorable < 0:
             raise BadRequest(f"more than {_MAX_IGNORED} bytes of chunk extensions and trailers")
 
 
-def _check_unfinished(line: bytes) -> None:
-    if len(line) > _MAX_LINE + 1 or _UNFINISHED.fullmatch(line) is None:
-        raise BadRequest("malformed chunk size")
-
-
 class Source(Protocol):
-    """Where a body comes from: the connection."""
+    """The connection that a body is read from."""
 
     data: bytes
 
     def receive(self, within_s: float) -> bytes:
-        """Wait for more bytes, for so many seconds at most, and give them."""
+        """Wait for more bytes, at most `within_s` seconds, and return them."""
 
     def send_continue(self) -> None:
-        """Tell the client to go on with the body."""
+        """Send 100 Continue."""
 
 
 class Body:
-    """Reads one request's body from its connection and leaves what follows there.
+    """Reader of one request's body. It leaves the bytes after the body in the connection.
 
-    Whoever takes its pieces gives way to others between them, also when all of them are there.
+    Reading yields to other greenlets between pieces, also when all of them have arrived.
 
     Args:
         source: the connection; its `data` begins with the body.
-        length: in bytes, None when the body is chunked.
-        expects_continue: the client waits for a go.
-        limits: how slow the client may be.
-        memory: where a body that is read as a whole is counted.
+        length: in bytes; None for a chunked body.
+        expects_continue: whether the client waits for 100 Continue.
+        limits: the time limits.
+        memory: counts the bytes of bodies that are read as a whole.
     """
 
     def __init__(
@@ -242,13 +241,13 @@ class Body:
         self._source = source
         self._left = length
         self._decoder = ChunkedDecoder() if length is None else None
-        self._owes_continue = expects_continue
+        self._sends_continue = expects_continue
         self._limits = limits
         self._memory = memory
         self._held_bytes = 0
         self._patience_s = limits.body_grace_s
         self._tapped: bytearray | None = None
-        self._tap_bytes = 0
+        self._max_tapped = 0
         self.length = length
         self.complete = length == 0
 
@@ -257,7 +256,7 @@ class Body:
 
         Raises:
             BadRequest: the body is malformed.
-            HttpError: 408 when it takes too long to come.
+            HttpError: 408, it arrives too slowly.
         """
         turn = Turn()
         while not self.complete:
@@ -271,20 +270,20 @@ class Body:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is known to have arrived to its end; a chunked body is when it was read."""
+        """Whether the whole body has arrived. True for a chunked body only after it was read."""
         return self.complete or (self._left is not None and self._left <= len(self._source.data))
 
     def skip_buffered(self) -> bool:
-        """Throw away what has arrived, without waiting; tell whether that was the whole rest."""
+        """Discard the bytes that have arrived, without waiting; return whether the body is complete."""
         while not self.complete and self._source.data:
             self._take()
         return self.complete
 
     def whole(self, limit_bytes: int) -> bytes:
-        """Give the whole body; blocks the greenlet. It counts as held until `forget`.
+        """Return the whole body; blocks the greenlet. Its memory is counted until `forget`.
 
         Raises:
-            HttpError: 413 when it is longer than `limit_bytes`, 503 when there is no room for it; and as `pieces`.
+            HttpError: 413, it is longer than `limit_bytes`; 503, memory for bodies is full; and as `pieces`.
         """
         if self._left is not None and self._left > limit_bytes:
             raise too_large(limit_bytes)
@@ -297,45 +296,45 @@ class Body:
         return b"".join(parts)
 
     def hold(self, count: int) -> None:
-        """Count so many bytes of it as held in memory until `forget`.
+        """Count `count` bytes as memory of this body until `forget`.
 
         Raises:
-            HttpError: 503, there is no room for them.
+            HttpError: 503, memory for bodies is full.
         """
         self._memory.take(count)
         self._held_bytes += count
 
     def forget(self) -> None:
-        """Count it no longer as held, and read no more of it."""
+        """Release the counted memory and stop reading."""
         self.complete = True
         self._memory.give_back(self._held_bytes)
         self._held_bytes = 0
 
-    def tap(self, most_bytes: int) -> None:
-        """Keep a copy of the first `most_bytes` that are read, for `tapped`."""
-        self._tapped, self._tap_bytes = bytearray(), most_bytes
+    def tap(self, max_bytes: int) -> None:
+        """Keep a copy of the first `max_bytes` that are read, for `tapped`."""
+        self._tapped, self._max_tapped = bytearray(), max_bytes
 
     @property
     def tapped(self) -> bytes:
-        """What `tap` has kept."""
+        """The copy that `tap` has kept."""
         return bytes(self._tapped or b"")
 
     def _wait(self) -> None:
-        if self._owes_continue:
-            self._owes_continue = False
+        if self._sends_continue:
+            self._sends_continue = False
             self._source.send_continue()
         began_s = monotonic()
         self._source.data = data = self._source.receive(min(self._limits.body_idle_s, self._patience_s))
         self._patience_s += len(data) / self._limits.body_rate_bytes_s - (monotonic() - began_s)
         if self._patience_s <= 0:
-            raise HttpError(408, "the body came too slowly", close=True)
+            raise HttpError(408, "the body arrived too slowly", close=True)
 
     def _take(self) -> bytes:
-        self._owes_continue = False  # the client did not wait
+        self._sends_continue = False  # the client has not waited for 100 Continue
         decoder = self._decoder
         data = self._take_counted(self._left or 0) if decoder is None else self._take_chunked(decoder)
-        if self._tapped is not None and len(self._tapped) < self._tap_bytes:
-            self._tapped += data[: self._tap_bytes - len(self._tapped)]
+        if self._tapped is not None and len(self._tapped) < self._max_tapped:
+            self._tapped += data[: self._max_tapped - len(self._tapped)]
         return data
 
     def _take_chunked(self, decoder: ChunkedDecoder) -> bytes:
@@ -354,55 +353,54 @@ class Body:
 
 
 def too_large(limit_bytes: int) -> HttpError:
-    """Build the error for a body over the limit."""
+    """Return the error for a body over the limit."""
     return HttpError(413, f"the body is larger than {limit_bytes} bytes", close=True)
 
 
-# ---- The body of a request as applications want it: JSON, a form, uploaded files. Everything a client can get wrong
-# ends
-# in an `HttpError` whose status and sentence are the answer, unless the application catches it.
+# ---- Values in a body: JSON, forms, uploaded files. Every invalid input raises an `HttpError` whose status and
+# sentence become the response, unless the application catches it.
 
 URLENCODED = "application/x-www-form-urlencoded"
 MAX_JSON_VALUES = 1 << 18
-"""So many values in one text of JSON: Python's parser holds the loop while it works, this long at most 30 ms."""
+"""Values in one JSON text. Python's parser blocks the loop; this number bounds that to 30 ms."""
 MAX_UPLOAD_BYTES = 1 << 30
-"""All files of one form that are read as they arrive, unless the application says otherwise."""
-_PARSED_BYTES = 65536  # then others have a turn
-_WRITTEN_BYTES = 1 << 20  # at a time: a thread for each 64 KiB would cost more than the writing
+"""Default limit for all files of one form that are read as they arrive."""
+_PARSED_BYTES = 65536  # between two chances for other greenlets to run
+_WRITTEN_BYTES = 1 << 20  # per call of a thread: for 64 KiB the call would cost more than the writing
 
 
 class BodySource(Protocol):
-    """What is needed of a request: see `smqrt.http.message.Request`."""
+    """The parts of a request that forms use, see `smqrt.http.message.Request`."""
 
     @property
     def has_body(self) -> bool:
-        """Whether there is one."""
+        """Whether the request has a body."""
 
     def get(self, name: str) -> str | None:
-        """A header field, None without it."""
+        """Return a header field, or None without it."""
 
     def body(self) -> bytes:
-        """The whole body."""
+        """Return the whole body."""
 
     def chunks(self, size_bytes: int = 65536) -> Iterator[bytes]:
-        """The body as it arrives."""
+        """Iterate over the body as it arrives."""
 
     def hold(self, count: int) -> None:
-        """Count bytes as held in memory."""
+        """Count bytes as memory of the body."""
 
 
-def kind_of(request: BodySource) -> str:
-    """Give the type of the body without its parameters, in lower case."""
+def media_type(request: BodySource) -> str:
+    """Return the media type of the body without its parameters, in lower case."""
     return (request.get("content-type") or "").partition(";")[0].strip().lower()
 
 
 def parse_json(text: bytes) -> Any:
-    """Read a text of JSON.
+    """Parse a JSON text.
 
     Raises:
-        HttpError: 400, it is none; 413, it has more than MAX_JSON_VALUES values.
+        HttpError: 400, it is malformed; 413, it has more than MAX_JSON_VALUES values.
     """
-    # An upper bound that costs nothing: commas inside strings count too. Lists and objects take longer than the rest.
+    # A cheap upper bound: commas inside strings count too. Lists and objects count twice, they take longer to build.
     if text.count(b",") + 2 * (text.count(b"[") + text.count(b"{")) > MAX_JSON_VALUES:
         raise HttpError(413, f"The JSON has more than {MAX_JSON_VALUES} values; send it in parts.")
     try:
@@ -414,16 +412,17 @@ def parse_json(text: bytes) -> Any:
 
 
 def _refuse_constant(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no value of JSON")
+    raise ValueError(f"{word} is not a JSON value")
 
 
 class Upload:
-    """A file of a form, as it arrives: iterate over its bytes, `read` or `save` it, before the next file is asked for.
+    """A file of a form, as it arrives. Iterate over its bytes, `read` or `save` it before the next file is requested.
 
     Attributes:
-        name: of the form's field.
-        filename: what the client calls it, without folders. Never a path to write to as it is: a stranger chose it.
-        content_type: what the client says it is.
+        name: name of the form's field.
+        filename: name that the client sent, without folders. Do not use it as a path without a check: it is client
+            input.
+        content_type: media type that the client sent.
     """
 
     __slots__ = ("_pieces", "content_type", "filename", "name")
@@ -439,7 +438,7 @@ class Upload:
         return f"<upload {self.name!r}, {self.filename!r}, {self.content_type}>"
 
     def read(self, limit_bytes: int = 4 << 20) -> bytes:
-        """Give what is left of its content; blocks the greenlet until all has come.
+        """Return the rest of its content; blocks the greenlet until all of it has arrived.
 
         Raises:
             HttpError: 413, it has more than `limit_bytes`.
@@ -448,19 +447,20 @@ class Upload:
         return b"".join(parts)
 
     def save(self, path: str | os.PathLike[str], limit_bytes: int = MAX_UPLOAD_BYTES) -> int:
-        """Write what is left of its content to a file, in place of one that is there; blocks the greenlet. Threads do
-        the writing. The file appears under its name when it is complete.
+        """Write the rest of its content to a file; blocks the greenlet.
+
+        Threads write. The file appears under its name, or replaces the one of that name, when it is complete.
 
         Args:
-            path: a relative one begins in the application's folder.
-            limit_bytes: the longest that is taken.
+            path: of the file; a relative path begins in the application's folder.
+            limit_bytes: largest size.
 
         Returns:
-            its size in bytes.
+            the size in bytes.
 
         Raises:
-            HttpError: 413, it has more than `limit_bytes`; and what else the body of a request comes to.
-            OSError: it can't be written.
+            HttpError: 413, it has more than `limit_bytes`; and as `Request.body`.
+            OSError: the file cannot be written.
         """
         target = base_folder() / path
         part = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
@@ -477,27 +477,20 @@ class Upload:
 
 
 def _write(file: RawIOBase, pieces: Iterator[bytes]) -> int:
-    size, parts, held = 0, [], 0
+    def write_all(data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[file.write(rest) or 0 :]
+
+    size, batch = 0, bytearray()
     for piece in pieces:
-        parts.append(piece)
-        held += len(piece)
-        if held >= _WRITTEN_BYTES:
-            size += _put(file, parts)
-            held = 0
-    return size + _put(file, parts)
-
-
-def _put(file: RawIOBase, parts: list[bytes]) -> int:
-    data = b"".join(parts)
-    parts.clear()
-    in_thread(_write_all, file, data)
-    return len(data)
-
-
-def _write_all(file: RawIOBase, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) or 0 :]
+        batch += piece
+        size += len(piece)
+        if len(batch) >= _WRITTEN_BYTES:
+            in_thread(write_all, bytes(batch))
+            batch.clear()
+    in_thread(write_all, bytes(batch))
+    return size
 
 
 def _at_most(limit_bytes: int, pieces: Iterator[bytes], what: str) -> Iterator[bytes]:
@@ -513,52 +506,53 @@ class Form:
     """The form in the body of a request.
 
     Args:
-        request: whose body it is.
+        request: the request.
     """
 
     def __init__(self, request: BodySource) -> None:
         self._request = request
         self._pairs: list[tuple[bytes, bytes]] = []
         self._files: list[tuple[File, bytes]] | None = None
-        self._began = False
-        self._done = False
+        self._is_begun = False
+        self._is_complete = False
 
     def fields(self) -> Fields:
-        """Give the fields: of a form without files all of them. Of one with files all, with the files in memory, or,
-        when they are being read as they arrive, those that came until now.
+        """Return the fields of the form.
+
+        A form with files is read into memory, unless `files` is reading it: then these are the fields until now.
 
         Raises:
-            HttpError: 400, it is malformed; 413, it is larger than a body that is read as a whole may be, or has too
-                many fields; 415, the body is no form.
+            HttpError: 400, the form is malformed; 413, it is larger than the limit for bodies or has too many fields;
+                415, the body is not a form.
         """
-        if not self._began:
+        if not self._is_begun:
             self._pairs = []
             self._read_whole()
-            self._began = True
+            self._is_begun = True
         return decoded(self._pairs)
 
     def files(self, limit_bytes: int) -> Iterator[Upload]:
-        """Give the files as they arrive. What was not read of one is skipped when the next one is asked for.
+        """Return the files as they arrive. The unread rest of a file is skipped when the next one is requested.
 
         Args:
-            limit_bytes: the longest that they may be together.
+            limit_bytes: largest size of all files together.
 
         Raises:
-            HttpError: as `fields`; 413 beyond `limit_bytes`.
-            ArgumentError: a second call, while they are being read.
+            HttpError: as `fields`; 413, they are larger than `limit_bytes`.
+            ArgumentError: another iterator of this form is reading them.
         """
         if self._files is not None:
             return (Upload(file, iter((content,))) for file, content in self._files)
-        if self._done:
+        if self._is_complete:
             return iter(())
-        if self._began:
-            raise ArgumentError("files: the files of this form are being read already; go on with that iterator")
-        self._began = True
-        return self._arriving(limit_bytes)
+        if self._is_begun:
+            raise ArgumentError("files: another iterator reads the files of this form; continue with that one")
+        self._is_begun = True
+        return self._read_arriving(limit_bytes)
 
     def _read_whole(self) -> None:
         request = self._request
-        kind = kind_of(request)
+        kind = media_type(request)
         if not request.has_body:
             self._files = []
         elif kind == URLENCODED:
@@ -566,22 +560,22 @@ class Form:
         elif kind == FORM_TYPE:
             self._files = [(file, b"".join(content)) for file, content in self._parts(_pieces(request.body()))]
         else:
-            raise _no_form(kind)
+            raise _unsupported_type(kind)
 
-    def _arriving(self, limit_bytes: int) -> Iterator[Upload]:
+    def _read_arriving(self, limit_bytes: int) -> Iterator[Upload]:
         request = self._request
-        kind = kind_of(request)
+        kind = media_type(request)
         if kind != FORM_TYPE or not request.has_body:
-            self._began = False
+            self._is_begun = False
             self.fields()
-            self._done = True
+            self._is_complete = True
             return
         pieces = _at_most(limit_bytes, request.chunks(), "The form")
         for file, content in self._parts(pieces, request.hold):
             yield Upload(file, content)
             for _ in content:
                 pass
-        self._done = True
+        self._is_complete = True
 
     def _parts(
         self, pieces: Iterator[bytes], hold: Callable[[int], object] = bool
@@ -589,8 +583,8 @@ class Form:
         boundary = boundary_of(self._request.get("content-type") or "")
         if boundary is None:
             raise HttpError(400, f"The form has no usable boundary in its Content-Type: {FORM_TYPE}; boundary=…")
-        events = _translated(read_form(pieces, boundary, hold))
-        ahead: list[File] = []  # the file whose beginning ended the content before it
+        events = _with_http_errors(read_form(pieces, boundary, hold))
+        next_file: list[File] = []  # at most one: its head ended the content of the file before it
 
         def content() -> Iterator[bytes]:
             for event in events:
@@ -599,13 +593,13 @@ class Form:
                 elif isinstance(event, Field):
                     self._pairs.append((event.name.encode("utf-8", "surrogateescape"), event.value))
                 else:
-                    ahead.append(event)
+                    next_file.append(event)
                     return
 
-        for piece in content():  # what comes before the first file
+        for piece in content():  # the fields before the first file
             assert not piece
-        while ahead:
-            yield ahead.pop(), content()
+        while next_file:
+            yield next_file.pop(), content()
 
 
 def _pieces(body: bytes) -> Iterator[bytes]:
@@ -616,7 +610,7 @@ def _pieces(body: bytes) -> Iterator[bytes]:
 
 
 class Posted:
-    """What a request says about its body and its cookies; a part of `smqrt.http.message.Request`."""
+    """Values of the body and the cookies of a request; a base class of `smqrt.http.message.Request`."""
 
     __slots__ = ()
 
@@ -626,32 +620,34 @@ class Posted:
         return cookies_of(self.get("cookie") or "")
 
     def json(self: BodySource) -> Any:
-        """Give the value that the body is in JSON, whatever its Content-Type says.
+        """Return the value of the JSON body, independent of its Content-Type.
 
         Raises:
-            HttpError: 400, it is no JSON; 413, it has too many values; and as `body`.
+            HttpError: 400, it is not JSON; 413, it has too many values; and as `body`.
         """
         return parse_json(self.body())
 
     def form(self) -> Fields:
-        """Give the fields of the form in the body, urlencoded or multipart; none without a body. The files of a form
-        are in memory then, and `files` gives them; larger ones are for `files` alone.
+        """Return the fields of the form in the body, urlencoded or multipart; empty without a body.
+
+        The files of the form are then in memory, and `files` returns them. Call only `files` for large files.
 
         Raises:
-            HttpError: 400, it is malformed; 413, it is larger than a body may be or has too many fields; 415, the body
-                is no form; and as `body`.
+            HttpError: 400, it is malformed; 413, it is larger than the limit for bodies or has too many fields; 415,
+                the body is not a form; and as `body`.
         """
         return self._posted().fields()
 
     def files(self, limit_bytes: int = MAX_UPLOAD_BYTES) -> Iterator[Upload]:
-        """Iterate over the files of the form in the body, as they arrive: nothing is kept of them. What was not read of
-        one is skipped when the next one is asked for. `form` gives the fields that came until then.
+        """Iterate over the files of the form in the body, as they arrive, without keeping them in memory.
+
+        The unread rest of a file is skipped when the next one is requested. `form` returns the fields until then.
 
         Args:
-            limit_bytes: the longest that they may be together.
+            limit_bytes: largest size of all files together.
 
         Raises:
-            HttpError: 413, they are longer; and as `form`.
+            HttpError: 413, they are larger; and as `form`.
             ArgumentError: another iterator of this request is reading them.
         """
         return self._posted().files(limit_bytes)
@@ -660,7 +656,7 @@ class Posted:
     def _posted(self) -> Form: ...
 
 
-def _translated(events: Iterator[Field | File | bytes]) -> Iterator[Field | File | bytes]:
+def _with_http_errors(events: Iterator[Field | File | bytes]) -> Iterator[Field | File | bytes]:
     try:
         yield from events
     except FormTooLarge as error:
@@ -669,8 +665,8 @@ def _translated(events: Iterator[Field | File | bytes]) -> Iterator[Field | File
         raise HttpError(400, f"{error}"[:200], close=True) from None
 
 
-def _no_form(kind: str) -> HttpError:
+def _unsupported_type(kind: str) -> HttpError:
     return HttpError(
-        415, f"The body is no form but {kind[:100] or 'of no type'}: send {URLENCODED} or {FORM_TYPE}.",
+        415, f"The body is not a form but {kind[:100] or 'of no type'}; send {URLENCODED} or {FORM_TYPE}.",
         headers={"Accept": f"{URLENCODED}, {FORM_TYPE}"},
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Folders of the disk as resources, with the ZIP archives in them (spec: bas-api §6)."""
+"""Folders and ZIP archives as resources (spec: bas-api §6)."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from smqrt.http.blocking_io import disks
 from smqrt.http.open_files import PipeFile, is_special
 from smqrt.http.resources import Io, IoError, Stat, segments
 
-_PATH_MAX = 4096  # of Linux
+_PATH_MAX = 4096  # bytes, on Linux
 _MODES = {"r": "rb", "w": "wb", "a": "ab", "r+": "r+b", "w+": "w+b", "a+": "a+b"}
 MAX_ENTRY_BYTES = 64 << 20
-MAX_RATIO = 200  # text packs at 5 to 20; beyond lie bombs
-_SMALL = 1 << 20  # below this size a high ratio does no harm
-_ENCRYPTED = 1
-_UTF8 = 1 << 11  # the flag of an entry
+MAX_RATIO = 200  # unpacked to packed size; text has 5 to 20, a higher ratio indicates a ZIP bomb
+_SMALL = 1 << 20  # bytes; below this size any ratio is harmless
+_ENCRYPTED = 1  # flag bits of an entry
+_UTF8 = 1 << 11
 _DRIVE = re.compile(r"[A-Za-z]:(/|$)")
 
 
 class DiskIo(Io):
-    """A folder.
+    """A folder of the disk.
 
     Args:
         root: the folder.
 
     Raises:
-        IoError: "notfound" when it is none.
+        IoError: "notfound", it is not a folder.
     """
 
     kind = "disk"
@@ -46,15 +46,15 @@ class DiskIo(Io):
         self._prefix = self._root if self._root.endswith("/") else self._root + "/"
         try:
             if not mode_bits.S_ISDIR(os.stat(self._root).st_mode):
-                raise IoError("notfound", f"{root} is no folder")
+                raise IoError("notfound", f"{root} is not a folder")
         except OSError as error:
             raise IoError.of(error, str(root)) from None
 
     def open(self, name: str, mode: str = "r") -> IO[bytes]:
-        """See `Io.open`; what is no regular file becomes a `PipeFile`, and nobody waits for its other end here."""
+        """See `Io.open`. A special file becomes a `PipeFile`, whose opening does not wait for the other end."""
         kind = _MODES.get(mode.replace("b", ""))
         if kind is None:
-            raise IoError("invalidname", f"mode {mode!r} is none of {', '.join(_MODES)}")
+            raise IoError("invalidname", f"unknown mode {mode!r}; use one of {', '.join(_MODES)}")
         path = self.realpath(name)
         try:
             if is_special(path):
@@ -76,7 +76,7 @@ class DiskIo(Io):
             raise IoError.of(error, name) from None
 
     def stat_now(self, name: str) -> Stat | None:
-        """See `Io.stat_now`; a link may lead to another disk."""
+        """See `Io.stat_now`. Returns None also for a link, because it may lead to another disk."""
         path = self.realpath(name)
         if not disks.is_near(path):
             return None
@@ -103,10 +103,10 @@ class DiskIo(Io):
             raise IoError.of(error, name) from None
 
     def files(self, path: str = "") -> Iterator[Stat]:
-        """See `Io.files`; entries that vanish meanwhile are left out."""
+        """See `Io.files`. Entries that are removed meanwhile are left out."""
         folder = self.realpath(path)
         try:
-            names = os.listdir(folder)  # not scandir: an entry of it takes four times the memory while somebody lists
+            names = os.listdir(folder)  # not scandir, whose entries take four times the memory
         except OSError as error:
             raise IoError.of(error, path) from None
         return _stats(folder, names)
@@ -139,7 +139,7 @@ class DiskIo(Io):
             fd = os.open(self._published_path(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             if not mode_bits.S_ISREG(os.fstat(fd).st_mode):
                 os.close(fd)
-                raise IoError("notfound", f"{name} is no file")
+                raise IoError("notfound", f"{name} is not a regular file")
             return open(fd, "rb")
         except OSError as error:
             raise IoError.of(error, name) from None
@@ -150,9 +150,9 @@ class DiskIo(Io):
             return _stat_of(name.rpartition("/")[2], os.fstat(file.fileno())), file.read(limit_bytes)
 
     def version(self, name: str) -> Hashable:
-        """Give the version a `Stat` of the name would have, with one cheap call; None when there is nothing.
+        """Return the version that a `Stat` of the name would have, with one cheap call; None if it does not exist.
 
-        Follows links: only good to tell whether what was `published` before is still the same.
+        It follows links, so it only shows whether a file that was `published` before has changed.
         """
         try:
             return _version(os.stat(self.realpath(name) if ".." in name else self._prefix + name))
@@ -161,15 +161,15 @@ class DiskIo(Io):
 
     def mkdir(self, name: str) -> None:
         """See `Io.mkdir`."""
-        self._do(os.mkdir, name)
+        self._call(os.mkdir, name)
 
     def rmdir(self, name: str) -> None:
         """See `Io.rmdir`."""
-        self._do(os.rmdir, name)
+        self._call(os.rmdir, name)
 
     def remove(self, name: str) -> None:
         """See `Io.remove`."""
-        self._do(os.remove, name)
+        self._call(os.remove, name)
 
     def rename(self, old: str, new: str) -> None:
         """See `Io.rename`."""
@@ -183,29 +183,29 @@ class DiskIo(Io):
         parts = segments(name)
         return self._prefix + "/".join(parts) if parts else self._root
 
-    def _do(self, operation: object, name: str) -> None:
+    def _call(self, operation: object, name: str) -> None:
         try:
             operation(self.realpath(name))  # type: ignore[operator]
         except OSError as error:
             raise IoError.of(error, name) from None
 
     def _published_path(self, name: str) -> str:
-        asked = self.realpath(name)
-        if len(asked) > _PATH_MAX:  # nor shall a stranger have us look for links in it
-            raise IoError("notfound", "no path is that long")
-        self._refuse_private(asked)
+        requested = self.realpath(name)
+        if len(requested) > _PATH_MAX:  # checked first: looking for links in client input of any length is expensive
+            raise IoError("notfound", f"the path is longer than {_PATH_MAX} bytes")
+        self._reject_private(requested)
         try:
-            os.lstat(asked)  # one call for what is not there; the next makes one for each folder above it
-            path = os.path.realpath(asked, strict=True)  # to the first part that is missing, and no further
+            os.lstat(requested)  # one system call for a missing file; `realpath` makes one per folder
+            path = os.path.realpath(requested, strict=True)
         except OSError as error:
             raise IoError.of(error, name) from None
-        if path == asked or path == self._root:
+        if path == requested or path == self._root:
             return path
-        self._refuse_private(path)
+        self._reject_private(path)
         if not path.startswith(self._prefix):
             raise IoError("notfound", f"{name} is a link that leads out of the folder")
         if disguised(name, path[len(self._prefix) :]):
-            raise IoError("notfound", f"{name} is a link to something hidden")
+            raise IoError("notfound", f"{name} is a link to a hidden file")
         return path
 
 
@@ -226,19 +226,19 @@ def _stats(folder: str, names: list[str]) -> Iterator[Stat]:
 
 
 _DAMAGED = (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, NotImplementedError)
-"""What `zipfile` raises for an entry that lies; ValueError for one before the beginning of the archive."""
+"""Errors of `zipfile` for a damaged or forged entry; ValueError for an offset before the start of the archive."""
 
 
 class ZipIo(Io):
     """A ZIP archive.
 
     Args:
-        path: the file; read again when it has changed.
+        path: path of the archive; its directory is read again when the file has changed.
         prefix: the folder in it that is the root.
-        data: its content, when it lies on no disk; `path` is just a name then.
+        data: content of an archive in memory; `path` is then only a name.
 
     Raises:
-        IoError: "notfound", or "ziperror" when it is no archive, is damaged or has an entry that could leave the root.
+        IoError: "notfound"; or "ziperror", it is not an archive, is damaged or has an entry outside of its root.
     """
 
     kind = "zip"
@@ -249,7 +249,7 @@ class ZipIo(Io):
         self._data = data
         self._archive = _Archive(self._path, data)
         if prefix and not self._archive.get(prefix).isdir:
-            raise IoError("notfound", f"{path}: {prefix} is no directory")
+            raise IoError("notfound", f"{path}: {prefix} is not a directory")
 
     def open(self, name: str, mode: str = "r") -> IO[bytes]:
         """See `Io.open`."""
@@ -258,7 +258,7 @@ class ZipIo(Io):
         return self._archive.open(self._full(name))
 
     def read_published(self, name: str, limit_bytes: int) -> tuple[Stat, bytes]:
-        """See `Io.read_published`; unpacks no more than is asked for."""
+        """See `Io.read_published`; unpacks no more than is requested for."""
         stat = self.published(name)
         return stat, self._archive.read(self._full(name), limit_bytes)
 
@@ -285,7 +285,7 @@ class ZipIo(Io):
         return disks.is_near_tree(os.path.dirname(self._path))
 
     def realpath(self, name: str = "") -> str:
-        """See `Io.realpath`: the path of the archive with the name behind it."""
+        """See `Io.realpath`. Returns the path of the archive, followed by the name."""
         return "/".join(filter(None, (self._path, self._full(name))))
 
     def _full(self, name: str) -> str:
@@ -297,12 +297,12 @@ class ZipIo(Io):
             try:
                 self._archive = _Archive(self._path, self._data)
             except IoError:
-                pass  # being replaced right now: the old content stays until the new one is whole
+                pass  # the file is being replaced; the old content remains until the new archive is complete
         return self._archive
 
 
 class _Content:
-    """An entry, unpacked; all who read it at the same time share one."""
+    """An unpacked entry, shared by all readers at the same time."""
 
     __slots__ = ("__weakref__", "data")
 
@@ -312,21 +312,21 @@ class _Content:
 
 class _Reader(io.BytesIO):
     def __init__(self, content: _Content) -> None:
-        super().__init__(content.data)  # shares the bytes
+        super().__init__(content.data)  # without a copy
         self.content = content
 
 
 class _Archive:
-    """One state of the file on disk, with its directory as a dict."""
+    """The directory of an archive, as of one version of the file."""
 
     def __init__(self, path: str, data: bytes | None = None) -> None:
         self._path, self._data = path, data
-        self._mark = self._file_mark()
+        self._version = self._file_version()
         try:
             self._zip = zipfile.ZipFile(path if data is None else io.BytesIO(data))
         except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
-            raise IoError("ziperror", f"{path} is no readable ZIP archive: {error}") from None
-        self._infos: dict[str, zipfile.ZipInfo] = {}
+            raise IoError("ziperror", f"{path} is not a readable ZIP archive: {error}") from None
+        self._entries: dict[str, zipfile.ZipInfo] = {}
         self._contents: WeakValueDictionary[str, _Content] = WeakValueDictionary()
         self._stats: dict[str, Stat] = {"": Stat("", 0, 0, True)}
         self._children: dict[str, list[Stat]] = {"": []}
@@ -335,7 +335,7 @@ class _Archive:
 
     def outdated(self) -> bool:
         try:
-            return self._file_mark() != self._mark
+            return self._file_version() != self._version
         except IoError:
             return False
 
@@ -348,7 +348,7 @@ class _Archive:
     def list(self, name: str) -> list[Stat]:
         children = self._children.get(name)
         if children is None:
-            raise IoError("notfound", f"{self._path}: {name} is no directory")
+            raise IoError("notfound", f"{self._path}: {name} is not a directory")
         return list(children)
 
     def open(self, name: str) -> _Reader:
@@ -361,15 +361,15 @@ class _Archive:
         if self.get(name).isdir:
             raise IoError("noaccess", f"{self._path}: {name} is a directory")
         try:
-            with self._zip.open(self._infos[name]) as file:
+            with self._zip.open(self._entries[name]) as file:
                 data = file.read(min(limit_bytes, MAX_ENTRY_BYTES + 1))
         except _DAMAGED as error:
             raise IoError("ziperror", f"{self._path}: {name}: {error}") from None
         if len(data) > MAX_ENTRY_BYTES:
-            raise IoError("ziperror", f"{self._path}: {name} is larger than it says")
+            raise IoError("ziperror", f"{self._path}: {name} is larger than its recorded size")
         return data
 
-    def _file_mark(self) -> Hashable:
+    def _file_version(self) -> Hashable:
         if self._data is not None:
             return id(self._data)
         try:
@@ -383,33 +383,33 @@ class _Archive:
         name = self._inner_name(given)
         if not name:
             return
-        self._check(info, f"{self._path}: entry {given!r}")
+        self._check_size(info, f"{self._path}: entry {given!r}")
         if given.endswith(("/", "\\")):
-            self._enter(name, Stat(name.rpartition("/")[2], 0, _mtime(info), True))
+            self._add_stat(name, Stat(name.rpartition("/")[2], 0, _mtime(info), True))
         elif mode_bits.S_ISLNK(info.external_attr >> 16):
-            return  # a link's text is no content
+            return  # the content of a link is a path
         else:
-            self._infos[name] = info
-            version = (info.CRC, info.file_size, info.header_offset, self._mark)
-            self._enter(name, Stat(name.rpartition("/")[2], info.file_size, _mtime(info), False, version))
+            self._entries[name] = info
+            version = (info.CRC, info.file_size, info.header_offset, self._version)
+            self._add_stat(name, Stat(name.rpartition("/")[2], info.file_size, _mtime(info), False, version))
 
     def _inner_name(self, given: str) -> str:
-        """Return the name of an entry from the top of the archive; empty for the top itself.
+        """Return the name of an entry relative to the top of the archive; empty for the top itself.
 
         Raises:
-            IoError: it leads out of the archive.
+            IoError: the name leads out of the archive.
         """
         path = given.replace("\\", "/")
         parts = path.split("/")
         if "\0" in path or path.startswith("/") or ".." in parts or _DRIVE.match(path):
             raise IoError(
                 "ziperror",
-                f"{self._path}: entry {given!r} has a name that leads out of the archive; names start at its top, "
-                "without '..', a '/' in front, a drive or a NUL. Pack it again inside of the application's folder",
+                f"{self._path}: entry {given!r} leads out of the archive. Names are relative to the top, "
+                "without '..', a leading '/', a drive or a NUL. Create the archive inside of the application's folder",
             )
         return "/".join(part for part in parts if part not in ("", "."))
 
-    def _check(self, info: zipfile.ZipInfo, where: str) -> None:
+    def _check_size(self, info: zipfile.ZipInfo, where: str) -> None:
         if info.flag_bits & _ENCRYPTED:
             raise IoError("ziperror", f"{where} is encrypted")
         too_dense = info.file_size > _SMALL and info.file_size > MAX_RATIO * max(info.compress_size, 1)
@@ -419,14 +419,14 @@ class _Archive:
                 f"{where} is too large unpacked: at most {MAX_ENTRY_BYTES} bytes and {MAX_RATIO} times its packed size",
             )
 
-    def _enter(self, name: str, stat: Stat) -> None:
+    def _add_stat(self, name: str, stat: Stat) -> None:
         if name in self._stats:
             if self._stats[name].isdir and stat.isdir:
-                return  # made already, for something inside it
-            raise IoError("ziperror", f"{self._path}: entry {name!r} is there twice")
+                return  # added before, as the parent of another entry
+            raise IoError("ziperror", f"{self._path}: duplicate entry {name!r}")
         parent = name.rpartition("/")[0]
         if parent not in self._stats:
-            self._enter(parent, Stat(parent.rpartition("/")[2], 0, stat.mtime, True))
+            self._add_stat(parent, Stat(parent.rpartition("/")[2], 0, stat.mtime, True))
         elif not self._stats[parent].isdir:
             raise IoError("ziperror", f"{self._path}: {parent!r} is both a file and a directory")
         self._stats[name] = stat
@@ -436,7 +436,7 @@ class _Archive:
 
 
 def _given_name(info: zipfile.ZipInfo) -> str:
-    """Return the name of an entry as it was written: UTF-8 also without the flag, else code page 437."""
+    """Return the name of an entry: UTF-8, also without the flag, or else code page 437."""
     if info.flag_bits & _UTF8:
         return info.orig_filename
     try:

@@ -1,7 +1,7 @@
-"""Forms and queries: parameters (application/x-www-form-urlencoded), and forms with files (multipart/form-data, RFC
-7578), read as they arrive: sans-I/O, bounded memory.
+"""Parsers for queries, cookies and forms, without I/O and in bounded memory.
 
-The parser of the latter is the package `multipart`; here are the limits, and events that tell fields from files.
+Parameters are application/x-www-form-urlencoded. Forms with files are multipart/form-data (RFC 7578), parsed as they
+arrive by the package `multipart`; this module adds the limits and one event for each field, file and piece of a file.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from multipart import MultipartSegment, PushMultipartParser, parse_options_heade
 from smqrt.errors import SmqrtError
 from smqrt.http.headers import BadRequest, HttpError
 
-# ---- Names and values that a client sends: the parameters of a query or a form, cookies; looked up by name.
+# ---- Names and values that a client sends: parameters of a query or a form, and cookies.
 
 
 class MissingFieldError(HttpError, KeyError):
-    """The client did not send what was asked for by its name: answered with 400, unless it is caught."""
+    """A field that the client did not send; becomes a response 400 unless the application catches it."""
 
     def __init__(self, name: str) -> None:
         super().__init__(400, f"The field {name!r} is missing.")
 
-    __str__ = Exception.__str__  # that of KeyError shows the sentence in quotes
+    __str__ = Exception.__str__  # KeyError would put the sentence in quotes
 
 
 class Fields(dict[str, str]):
-    """Values by name; where a name comes more than once, the first, and all with `getall`. An index that did not come
-    raises MissingFieldError.
+    """Values by name. Of several values the first one counts; `getall` returns all.
+
+    An index without a value raises MissingFieldError.
 
     Args:
-        pairs: names and values in the client's order.
+        pairs: names and values in the order of the client.
     """
 
     __slots__ = ("pairs",)
@@ -50,21 +51,22 @@ class Fields(dict[str, str]):
         raise MissingFieldError(name)
 
     def getall(self, name: str) -> list[str]:
-        """Give all values of that name, in their order."""
+        """Return all values of a name, in their order."""
         return [value for key, value in self.pairs if key == name]
 
 
 class QueryText(str):
-    """A query as it was sent, without the "?". An index that is a text, `in`, `get`, `getall`, `keys` and `items` are
-    about its parameters.
+    """A query as the client sent it, without the "?".
+
+    The parameters are available by `query[name]`, `in`, `get`, `getall`, `keys` and `items`.
     """
 
     @cached_property
     def fields(self) -> Fields:
-        """Its parameters, percent-decoded; bytes that are no UTF-8 become U+FFFD.
+        """The parameters, percent-decoded. Invalid UTF-8 becomes U+FFFD.
 
         Raises:
-            HttpError: 413, there are too many.
+            HttpError: 413, too many parameters.
         """
         return decoded(parse_parameters(self.encode("ascii", "replace")))
 
@@ -73,19 +75,19 @@ class QueryText(str):
     @overload
     def get(self, name: str, default: str) -> str: ...
     def get(self, name: str, default: str | None = None) -> str | None:
-        """Give the first parameter of that name. Raises as `fields`."""
+        """Return the first parameter of a name. Raises as `fields`."""
         return self.fields.get(name, default)
 
     def getall(self, name: str) -> list[str]:
-        """Give all parameters of that name. Raises as `fields`."""
+        """Return all parameters of a name. Raises as `fields`."""
         return self.fields.getall(name)
 
     def keys(self) -> Iterable[str]:
-        """Give the names of the parameters, each once. Raises as `fields`."""
+        """Return the names of the parameters, each once. Raises as `fields`."""
         return self.fields.keys()
 
     def items(self) -> Iterable[tuple[str, str]]:
-        """Give names and values, the first of each name. Raises as `fields`."""
+        """Return names and values, the first of each name. Raises as `fields`."""
         return self.fields.items()
 
     def __getitem__(self, key: SupportsIndex | slice | str) -> str:
@@ -96,25 +98,27 @@ class QueryText(str):
 
 
 def decoded(pairs: Iterable[tuple[bytes, bytes]]) -> Fields:
-    """Give the fields of names and values as they were sent; bytes that are no UTF-8 become U+FFFD."""
+    """Return names and values as text. Invalid UTF-8 becomes U+FFFD."""
     return Fields((name.decode("utf-8", "replace"), value.decode("utf-8", "replace")) for name, value in pairs)
 
 
 def cookies_of(field: str) -> Fields:
-    """Give the cookies of a Cookie header field (RFC 6265 §4.2), without the quotes around values."""
+    """Return the cookies of a Cookie header field (RFC 6265 §4.2), without quotes around values."""
     pairs = (part.strip().partition("=") for part in field.split(";"))
-    return Fields((name, _unquoted(value)) for name, equals, value in pairs if equals and name)
+    return Fields(
+        (name, value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value)
+        for name, equals, value in pairs
+        if equals and name
+    )
 
 
-def _unquoted(value: str) -> str:
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] == '"' else value
-
+# ---- Parameters and multipart forms.
 
 FORM_TYPE = "multipart/form-data"
-MAX_HEAD_LINE_BYTES = 8192  # of one part
-MAX_HEAD_LINES = 8  # browsers send two
-MAX_VALUE_BYTES = 1 << 20  # of a field that is no file; it is kept whole
-MAX_VALUES_BYTES = 4 << 20  # of all fields together: pages keep them
+MAX_HEAD_LINE_BYTES = 8192  # of a header line of one part
+MAX_HEAD_LINES = 8  # of one part; browsers send two
+MAX_VALUE_BYTES = 1 << 20  # of a field that is not a file; it is kept in memory
+MAX_VALUES_BYTES = 4 << 20  # of all fields of one form
 MAX_PARTS = 1000
 _MAX_BOUNDARY_BYTES = 70  # RFC 2046 §5.1.1
 MAX_PARAMETERS = 1000
@@ -123,9 +127,9 @@ _EXTENDED = re.compile(
     r"(utf-8|iso-8859-1)'[A-Za-z0-9-]*'((?:[!#$&+.^_`|~0-9A-Za-z-]|%[0-9A-Fa-f]{2})*)", re.IGNORECASE
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_PIECE_BYTES = 8192  # decoded at once: 0.5 ms when all of it is escapes
-BLANKS = bytes.maketrans(b"+", b" ")  # four million of them take 4 ms, and 30 ms with replace()
-_WORDS = {  # what the parser says: what we say
+_PIECE_BYTES = 8192  # decoded at once: at most 0.5 ms, if all of it is escapes
+BLANKS = bytes.maketrans(b"+", b" ")  # translate() takes 4 ms for four million, replace() 30 ms
+_PARSER_ERRORS = {  # text of the parser: text for the client
     "Unexpected end of multipart stream (parser closed)": "the form ends in the middle of a part",
     "Maximum segment count exceeded": f"the form has more than {MAX_PARTS} parts",
     "Maximum segment header count exceeded": f"the head of a part has more than {MAX_HEAD_LINES} lines",
@@ -133,56 +137,52 @@ _WORDS = {  # what the parser says: what we say
 }
 
 
-def parse_parameters(text: bytes, breathe: Callable[[], object] = bool) -> list[tuple[bytes, bytes]]:
-    """Give names and values, percent-decoded, in their order.
+def parse_parameters(text: bytes, yield_turn: Callable[[], object] = bool) -> list[tuple[bytes, bytes]]:
+    """Return names and values of urlencoded parameters, percent-decoded, in their order.
 
     Args:
-        text: as it came.
-        breathe: called now and then in a long text, to let others run.
+        text: the parameters as the client sent them.
+        yield_turn: called regularly in a long text, so that other greenlets can run.
 
     Raises:
-        BadRequest: 413, there are more than MAX_PARAMETERS.
+        BadRequest: 413, more than MAX_PARAMETERS.
     """
     if text.count(b"&") >= MAX_PARAMETERS:
         raise BadRequest(f"more than {MAX_PARAMETERS} parameters", status=413)
     pairs = (field.partition(b"=") for field in text.split(b"&") if field)
-    return [(_decoded(name, breathe), _decoded(value, breathe)) for name, _, value in pairs]
+    return [(_decoded(name, yield_turn), _decoded(value, yield_turn)) for name, _, value in pairs]
 
 
 def as_text(value: bytes) -> str:
-    """Give a name or value as text; bytes that are no UTF-8 become surrogate escapes."""
+    """Return a name or value as text. Invalid UTF-8 becomes surrogate escapes."""
     return value.decode("utf-8", "surrogateescape")
 
 
-def _decoded(text: bytes, breathe: Callable[[], object]) -> bytes:
+def _decoded(text: bytes, yield_turn: Callable[[], object]) -> bytes:
     text = text.translate(BLANKS)
     if b"%" not in text:
         return text
-    if len(text) > _PIECE_BYTES:
-        return b"".join(_unquoted_parameter(text, breathe))
-    breathe()  # there may be a thousand of them
-    return unquote_to_bytes(text)
-
-
-def _unquoted_parameter(text: bytes, breathe: Callable[[], object]) -> list[bytes]:
+    if len(text) <= _PIECE_BYTES:
+        yield_turn()  # also for short ones: there may be a thousand
+        return unquote_to_bytes(text)
     parts: list[bytes] = []
     at = 0
     while at < len(text):
         end = at + _PIECE_BYTES
-        cut = text.rfind(b"%", end - 2, end)  # an escape stays whole
+        cut = text.rfind(b"%", end - 2, end)  # do not cut an escape in two
         end = cut if cut > at else end
         parts.append(unquote_to_bytes(text[at:end]))
         at = end
-        breathe()
-    return parts
+        yield_turn()
+    return b"".join(parts)
 
 
 class MultipartError(SmqrtError):
-    """The body is no form: the text says what is wrong with it."""
+    """A malformed form; the text names the fault."""
 
 
 class FormTooLarge(MultipartError):
-    """The form breaks a limit."""
+    """A form that exceeds a limit."""
 
 
 class Field(NamedTuple):
@@ -193,7 +193,7 @@ class Field(NamedTuple):
 
 
 class File(NamedTuple):
-    """A file begins; its `bytes` follow in pieces. `filename` has no folders in front."""
+    """The head of a file; its content follows as `bytes`. `filename` has no folders."""
 
     name: str
     filename: str
@@ -205,7 +205,7 @@ Event = Field | File | bytes
 
 
 def boundary_of(content_type: str) -> bytes | None:
-    """Return the boundary that a Content-Type field announces, None when it is not multipart/form-data."""
+    """Return the boundary in a Content-Type field, None if it is not multipart/form-data."""
     kind, options = parse_options_header(content_type)
     boundary: str = options.get("boundary", "")
     if kind != FORM_TYPE or not 0 < len(boundary) <= _MAX_BOUNDARY_BYTES:
@@ -216,12 +216,17 @@ def boundary_of(content_type: str) -> bytes | None:
 def read_form(
     pieces: Iterable[bytes], boundary: bytes, hold: Callable[[int], object] = lambda count: None
 ) -> Iterator[Event]:
-    """Read a form.
+    """Parse a form.
 
-    pieces: the body as it arrives.
-    hold: called with the size of what is kept of a field, before it is kept.
-    Gives each `Field`, and for each file a `File` followed by its content as `bytes`.
-    Raises MultipartError when the body breaks the rules or a limit.
+    Args:
+        pieces: the body as it arrives.
+        hold: called with the number of bytes of a field's value before they are kept in memory.
+
+    Yields:
+        each `Field`; and for each file a `File`, followed by its content as `bytes`.
+
+    Raises:
+        MultipartError: the body is malformed or exceeds a limit.
     """
     form = _Form(boundary, hold)
     for piece in pieces:
@@ -230,7 +235,7 @@ def read_form(
 
 
 class _Form:
-    """A form under way: the field whose value is being collected, and how many bytes of values there were."""
+    """Parser state of a form, with the value of the current field and the size of all values."""
 
     def __init__(self, boundary: bytes, hold: Callable[[int], object]) -> None:
         self._hold = hold
@@ -239,24 +244,25 @@ class _Form:
             max_header_size=MAX_HEAD_LINE_BYTES,
             max_header_count=MAX_HEAD_LINES,
             max_segment_count=MAX_PARTS,
-            header_charset="latin-1",  # any byte; `_text` makes UTF-8 of it
+            header_charset="latin-1",  # accepts any byte; `_text` decodes it as UTF-8
         )
         self._field: str | None = None
         self._value = bytearray()
         self._values_bytes = 0
 
     def feed(self, piece: bytes) -> Iterator[Event]:
-        """Gives the events of a piece; an empty one is the end of the body."""
+        """Yield the events of a piece. An empty piece ends the body."""
         try:
             for event in self._parser.parse(piece):
                 if isinstance(event, MultipartSegment):
                     yield from self._begin(event)
-                elif event is None:
-                    yield from self._end()
-                else:
+                elif event is not None:
                     yield from self._content(event)
+                elif self._field is not None:
+                    yield Field(self._field, bytes(self._value))
+                    self._field, self._value = None, bytearray()
         except multipart.MultipartError as error:
-            raise MultipartError(_WORDS.get(str(error), f"the form is malformed: {error}")) from None
+            raise MultipartError(_PARSER_ERRORS.get(str(error), f"the form is malformed: {error}")) from None
 
     def _begin(self, part: MultipartSegment) -> Iterator[Event]:
         disposition = part.header("Content-Disposition") or ""
@@ -284,15 +290,11 @@ class _Form:
         if self._values_bytes > MAX_VALUES_BYTES:
             raise FormTooLarge(f"the fields of the form have more than {MAX_VALUES_BYTES} bytes")
 
-    def _end(self) -> Iterator[Event]:
-        if self._field is not None:
-            yield Field(self._field, bytes(self._value))
-            self._field, self._value = None, bytearray()
-
 
 def _extended(disposition: str, name: str) -> str | None:
-    """The parameter `name*` (RFC 8187), which goes before the one without the star (RFC 6266 §4.3); None when there is
-    none that can be read. Browsers do without (RFC 7578 §4.2), other clients don't.
+    """Return the parameter `name*` (RFC 8187), None without a valid one.
+
+    It has precedence over `name` (RFC 6266 §4.3). Browsers do not send it (RFC 7578 §4.2), other clients do.
     """
     if "*" not in disposition:
         return None

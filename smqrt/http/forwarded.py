@@ -1,13 +1,13 @@
-"""Header fields of trusted proxies: whom they speak for, and which scheme, host and prefix the client used.
+"""Client address, scheme, host and prefix from the header fields of trusted proxies.
 
-Two families say it: `X-Forwarded-For`, `-Proto`, `-Host`, `-Port`, `-Prefix`, and `Forwarded` (RFC 7239). A proxy
-appends the address it was called from, so the addresses are walked from the right: over those of trusted proxies to the
-first that is none, which is the client's; what stands left of it was said by the client. The walk ends at an address
-that is malformed, unknown or obfuscated: the client is then the last proxy that was believed. Scheme and host are those
-of the same hop, where there are as many of them as addresses; else the last ones, the nearest proxy's.
+There are two families of fields: `X-Forwarded-For`, `-Proto`, `-Host`, `-Port`, `-Prefix`, and `Forwarded` (RFC 7239).
+A proxy appends the address of its client. The addresses are read from the right, skipping trusted proxies. The first
+other address is the client's; the client may have forged everything left of it. Reading stops at a malformed, unknown
+or obfuscated address: then the last trusted proxy counts as the client. Scheme and host are those of the same hop if
+there are as many of them as addresses, else the last ones, from the nearest proxy.
 
-A proxy that sets one family may pass the other one on as the client sent it. So where both are there they must not
-differ, and only what both say counts; or the setting `proxy.headers` says which one is meant.
+A proxy that sets one family may forward the other one from the client. So if both are present they must not differ, and
+only values in both count. The setting `proxy.headers` selects one family instead.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Hop = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What proxies say of a request; None for what they don't.
+    """Values from the fields of proxies; None for missing ones.
 
     Attributes:
-        client: its address and port; 0 when the port is not known.
-        secure: whether it used https.
-        host: host and port as it named them.
+        client: address and port of the client; port 0 if unknown.
+        secure: whether the client used https.
+        host: host and port as the client named them.
         prefix: the path under which the proxy mounts the server; empty for none.
     """
 
@@ -55,19 +55,19 @@ class Claim:
 
 
 class ClaimedRequest(Protocol):
-    """A request, as far as proxies change it: `smqrt.http.message.Request`."""
+    """The parts of a request that proxies change, see `smqrt.http.message.Request`."""
 
     peer: Hop
     headers: list[tuple[str, str]]
 
     def has_any(self, names: frozenset[str]) -> bool:
-        """Whether one of these header fields is there."""
+        """Return whether one of these header fields is present."""
         ...
 
-    def speaks_for(
+    def apply_claim(
         self, client: Hop | None, secure: bool | None = None, host: str | None = None, prefix: str = ""
     ) -> None:
-        """Take what a trusted proxy says of the client for true."""
+        """Apply the values of a trusted proxy."""
         ...
 
 
@@ -76,21 +76,21 @@ class Proxies:
 
     Args:
         trusted: their networks.
-        headers: which family they use: "x-forwarded", "forwarded", or "auto".
+        headers: the family that they use: "x-forwarded", "forwarded", or "auto".
     """
 
     def __init__(self, trusted: TrustedNetworks, headers: str = AUTO) -> None:
         self.trusted, self._headers = trusted, headers
 
     def apply(self, request: ClaimedRequest) -> None:
-        """Let a request be the one that the client made, if it comes from a trusted proxy.
+        """Change a request from a trusted proxy to that of the client.
 
         Raises:
-            BadRequest: what the proxy says is malformed, or contradicts itself.
+            BadRequest: the fields are malformed or contradict each other.
         """
         if request.has_any(_NAMES) and self.trusted.has(request.peer[0]):
             claim = self._claim(request)
-            request.speaks_for(claim.client, claim.secure, claim.host, claim.prefix)
+            request.apply_claim(claim.client, claim.secure, claim.host, claim.prefix)
 
     def _claim(self, request: ClaimedRequest) -> Claim:
         fields: dict[str, list[str]] = {}
@@ -110,7 +110,7 @@ class Proxies:
 
 
 def _agreed(one: Claim, other: Claim) -> Claim:
-    """What both say."""
+    """Return the values that both claims have."""
     for a, b in ((one.client and one.client[0], other.client and other.client[0]), (one.secure, other.secure),
                  (one.host, other.host)):  # fmt: skip
         if a is not None and b is not None and a != b:
@@ -126,46 +126,49 @@ def _agreed(one: Claim, other: Claim) -> Claim:
 
 
 def of_x_forwarded(fields: dict[str, list[str]], is_trusted: Callable[[str], bool]) -> Claim:
-    """Read the fields `x-forwarded-…`.
+    """Parse the fields `x-forwarded-…`.
 
     Args:
-        fields: their values, line by line, by names in lower case.
-        is_trusted: whether an address is a trusted proxy's.
+        fields: values, line by line, by name in lower case.
+        is_trusted: returns whether an address is that of a trusted proxy.
 
     Raises:
-        BadRequest: scheme, host, port or prefix are malformed.
+        BadRequest: the scheme, host, port or prefix is malformed.
     """
-    words = {name: _words(fields.get(f"x-forwarded-{name}", ())) for name in _X_FIELDS}
+    words = {
+        name: [word.strip(" \t") for line in fields.get(f"x-forwarded-{name}", ()) for word in line.split(",")]
+        for name in _X_FIELDS
+    }
     hops = words["for"]
-    client, at = walk(hops, is_trusted)
+    client, at = find_client(hops, is_trusted)
 
-    def said(name: str) -> str | None:
+    def value_of(name: str) -> str | None:
         values = words[name]
         if not values:
             return None
         return values[at] if len(values) == len(hops) and at < len(values) else values[-1]
 
-    host = said("host")
-    return Claim(client, _scheme(said("proto")), _with_port(host, said("port")), _prefix(said("prefix")))
+    host = value_of("host")
+    return Claim(client, _scheme(value_of("proto")), _with_port(host, value_of("port")), _prefix(value_of("prefix")))
 
 
 def of_forwarded(lines: Sequence[str], is_trusted: Callable[[str], bool]) -> Claim:
-    """Read the field `Forwarded`, line by line.
+    """Parse the field `Forwarded`, line by line.
 
     Raises:
         BadRequest: it is malformed.
     """
     elements = [element for line in lines for element in _elements(line)]
-    client, at = walk([element.get("for", "") for element in elements], is_trusted)
+    client, at = find_client([element.get("for", "") for element in elements], is_trusted)
     element = elements[at] if at < len(elements) else elements[-1] if elements else {}
     return Claim(client, _scheme(element.get("proto")), element.get("host"))
 
 
-def walk(hops: Sequence[str], is_trusted: Callable[[str], bool]) -> tuple[Hop | None, int]:
-    """Go from the right over trusted proxies.
+def find_client(hops: Sequence[str], is_trusted: Callable[[str], bool]) -> tuple[Hop | None, int]:
+    """Find the client among hops, from the right.
 
     Returns:
-        the client, None when the nearest hop names nobody; and where it stands.
+        the client, None if the nearest hop has no usable address; and the index of its hop.
     """
     client: Hop | None = None
     found = len(hops)
@@ -180,10 +183,10 @@ def walk(hops: Sequence[str], is_trusted: Callable[[str], bool]) -> tuple[Hop | 
 
 
 def node(text: str) -> Hop | None:
-    """Read an address with or without port; None for one that is unknown, obfuscated or malformed."""
+    """Parse an address with or without port. Returns None for an unknown, obfuscated or malformed one."""
     match = _NODE.fullmatch(text)
     if "%" in text:
-        return None  # a zone, which means something on one machine only
+        return None  # an IPv6 zone, which is valid on one machine only
     try:
         if match is None:
             return plain(ip_address(text)), 0  # IPv6 without brackets, as X-Forwarded-For has it
@@ -193,37 +196,23 @@ def node(text: str) -> Hop | None:
         return None
 
 
-def _words(lines: Sequence[str]) -> list[str]:
-    return [word.strip(" \t") for line in lines for word in line.split(",")]
-
-
 def _elements(line: str) -> list[dict[str, str]]:
-    elements: list[dict[str, str]] = []
-    for element in _split(line):
-        pairs: dict[str, str] = {}
-        for name, value in element:
-            if name in pairs:
-                raise BadRequest("malformed Forwarded header: a parameter twice")
-            pairs[name] = value
-        elements.append(pairs)
-    return elements
-
-
-def _split(line: str) -> list[list[tuple[str, str]]]:
-    """The pairs of each element, by one pass over the line."""
-    elements: list[list[tuple[str, str]]] = [[]]
+    """Return the parameters of each element, in one pass over the line."""
+    elements: list[dict[str, str]] = [{}]
     at = 0
     while True:
         match = _PAIR.match(line, at)
         if match is None:
             raise BadRequest("malformed Forwarded header")
-        value = _ESCAPED.sub(r"\1", match[3]) if match[2] is None else match[2]
-        elements[-1].append((match[1].lower(), value))
+        name = match[1].lower()
+        if name in elements[-1]:
+            raise BadRequest("malformed Forwarded header: duplicate parameter")
+        elements[-1][name] = _ESCAPED.sub(r"\1", match[3]) if match[2] is None else match[2]
         at = match.end() + 1
         if at > len(line):
             return elements
         if line[at - 1] == ",":
-            elements.append([])
+            elements.append({})
         elif line[at - 1] != ";":
             raise BadRequest("malformed Forwarded header")
 
@@ -233,7 +222,7 @@ def _scheme(text: str | None) -> bool | None:
         return None
     secure = _SCHEMES.get(text.lower())
     if secure is None:
-        raise BadRequest("a proxy names a scheme that is neither http nor https")
+        raise BadRequest("scheme of a proxy is neither http nor https")
     return secure
 
 

@@ -1,13 +1,14 @@
-"""The head of a request: a strict grammar first, llhttp (httptools) second, our framing rules third.
+"""Strict parser for request heads.
 
-Whatever two servers could understand differently is refused with 400 and not repaired (decision 0001). The
-grammar below lets no bare CR or LF, NUL, folded line, or blank before a colon through, and no target but the origin
-form and the absolute form of http and https. Two liberties of RFC 9112 are taken, and end here: an absolute target
-becomes an origin target and the Host (§3.2.2), and raw UTF-8 in a target becomes percent-encoded.
+Three steps: the grammar below, llhttp (httptools), then checks of framing. Input that two servers could interpret
+differently (request smuggling) is rejected with 400, never repaired. The grammar excludes bare CR or LF, NUL, folded
+lines, blanks before a colon, and targets other than the origin form and the absolute form of http and https. Two forms
+that RFC 9112 allows are normalized here: an absolute target becomes an origin target and the Host (§3.2.2), and raw
+UTF-8 in a target becomes percent-encoded.
 
-A name with an underscore is a token. Servers that make variables of names (CGI, WSGI) take `Content_Length` for
-`Content-Length`: such a twin of a framing field is refused, one of a field that says who a client is is dropped, and
-so is one that comes beside the field with the dashes.
+A name with an underscore is a valid token. Servers that derive variables from names (CGI, WSGI) confuse
+`Content_Length` with `Content-Length`. Such a twin of a framing field is rejected. A twin of a field that identifies a
+client is dropped, and also one beside the field with dashes.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ _LINE = (
 _HEAD = re.compile(_LINE + rb"(?:[!#$%&'*+\-.^_`|~0-9A-Za-z]++:[\t\x20-\x7e\x80-\xff]*+\r\n)*+\r\n")
 _REQUEST_LINE = re.compile(_LINE)
 _ABSOLUTE = re.compile(rb"[a-z]+://([^/?]*)(.*)", re.IGNORECASE)
-_RAW = re.compile(rb"[\x80-\xff]")
-_NEVER_IN_A_HEAD = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n|\r(?!\n|\Z)")
+_NON_ASCII = re.compile(rb"[\x80-\xff]")
+_INVALID_IN_HEAD = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n|\r(?!\n|\Z)")
 _HOST = re.compile(r"(?:[0-9A-Za-z.\-_~%!$&'()*+,;=]+|\[[0-9A-Fa-f:.]+(?:%25[0-9A-Za-z.\-_~]+)?\])(?::([0-9]{1,5}))?")
 _LENGTH = re.compile(r"[0-9]{1,15}")
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})?")
 _FRAMING = frozenset(("content-length", "transfer-encoding", "expect"))
-_HANDSHAKE = ("sec-websocket-key", "sec-websocket-version")
-_SINGLE = (  # a second one changes what the message means, or who sends it
-    "host", *_FRAMING, *_HANDSHAKE, "authorization", "proxy-authorization", "origin", "destination",
+_WEBSOCKET_FIELDS = ("sec-websocket-key", "sec-websocket-version")
+_SINGLE = (  # a second one changes the meaning of the message, or its sender
+    "host", *_FRAMING, *_WEBSOCKET_FIELDS, "authorization", "proxy-authorization", "origin", "destination",
 )  # fmt: skip
-_ALIKE = ("content-type",)  # a second one that says something else does
-_DATES = ("if-modified-since", "if-unmodified-since")  # with more than one value they don't count: RFC 9110 §13.1
-_NO_TWIN = frozenset(("content-length", "transfer-encoding"))
-_TRUSTED = ("x-forwarded-", "x-real-", "sec-", "proxy-")
+_EQUAL = ("content-type",)  # several are accepted if they are equal
+_DATES = ("if-modified-since", "if-unmodified-since")  # ignored with more than one value: RFC 9110 §13.1
+_REJECTED_TWINS = frozenset(("content-length", "transfer-encoding"))
+_IDENTIFYING = ("x-forwarded-", "x-real-", "sec-", "proxy-")
 _MAX_PORT = 65535
 NO_QUERY = QueryText()
 _MAX_RECENT = 256
-_MAX_RECENT_BYTES = 1024  # of one head
+_MAX_RECENT_BYTES = 1024  # of one cached head
 
 
 class Head:
@@ -53,16 +54,16 @@ class Head:
 
     Attributes:
         method: in upper case.
-        target: as sent, but in origin form, with raw UTF-8 percent-encoded.
-        path: the target's path, percent-decoded once (bytes that are no UTF-8 as surrogate escapes); begins with "/"
-            ("*" for `OPTIONS *`).
-        query: the part behind the first "?", as sent; gives its parameters by name.
+        target: in origin form, with raw UTF-8 percent-encoded.
+        path: path of the target, percent-decoded once, with invalid UTF-8 as surrogate escapes. Begins with "/", or is
+            "*" for `OPTIONS *`.
+        query: the part after the first "?", as the client sent it, with access to its parameters.
         version: "1.0" or "1.1".
         host: the Host header, or the host of an absolute target; empty without one.
-        headers: name and value in the client's order and spelling (latin-1), line by line.
-        content_length: bytes of the body, None when it is chunked.
-        keep_alive: whether the client wants the connection to stay.
-        expects_continue: whether it waits for `100 Continue` before it sends the body.
+        headers: name and value in the order and spelling of the client (latin-1), line by line.
+        content_length: bytes of the body; None if it is chunked.
+        keep_alive: whether the client wants to reuse the connection.
+        expects_continue: whether the client waits for `100 Continue` before it sends the body.
     """
 
     __slots__ = (
@@ -83,14 +84,16 @@ class Head:
     _index: dict[str, str]
 
     def __init__(self, data: bytes) -> None:
-        """Parse `data`, a head with its closing empty line.
+        """Parse `data`, a head with its final empty line.
 
         Raises:
-            BadRequest: naming the rule that was broken.
+            BadRequest: the head is malformed; the text names the rule.
         """
         match = _HEAD.fullmatch(data)
         if match is None:
-            raise BadRequest(_complaint(data))
+            if _INVALID_IN_HEAD.search(data) is not None:
+                raise BadRequest("control character or bare line end in the head")
+            raise BadRequest("malformed request line" if _REQUEST_LINE.match(data) is None else "malformed header line")
         host: str | None = None
         if not match[2].startswith((b"/", b"*")) or not match[2].isascii():
             target, host = _origin_form(match[1], match[2])
@@ -100,7 +103,7 @@ class Head:
         try:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            pass  # an offer; the handler decides
+            pass  # an Upgrade field is an offer that the handler may accept
         except httptools.HttpParserError as error:
             raise BadRequest(f"malformed request: {error}") from None
         self.method = parser.get_method().decode("ascii")
@@ -109,32 +112,43 @@ class Head:
             raise BadRequest(f"more than {MAX_FIELDS} header fields", status=431)
         if any("_" in name for name, _ in self.headers):
             self._drop_twins()
-        self._split_target()
+        path, mark, query = self.target.partition("?")
+        self.query = QueryText(query) if mark else NO_QUERY
+        self.path = decode_path(path) if "%" in path else path
+        if path == "*" and self.method != "OPTIONS":
+            raise BadRequest("the target * is for OPTIONS only")
         self._index = {name.lower(): value for name, value in self.headers}
         if len(self._index) != len(self.headers):
-            self._join_doubles()
+            self._join_duplicates()
         self.host = self._index.get("host", "")
         self._check_host()
         if host is not None:
-            self.be_asked_for(host)
-        self.keep_alive = self._wants_to_stay() if "connection" in self._index else self.version == "1.1"
+            self.replace_host(host)
+        self.keep_alive = self.version == "1.1"
+        if "connection" in self._index:
+            tokens = {token.strip().lower() for token in self._index["connection"].split(",")}
+            self.keep_alive = "close" not in tokens and (self.keep_alive or "keep-alive" in tokens)
         self.expects_continue = False
         self.content_length = 0
         if not _FRAMING.isdisjoint(self._index):
             self._read_framing()
         if "sec-websocket-key" in self._index:
-            self._check_handshake()
+            # RFC 6455 §4.1: a GET of HTTP/1.1. A body would be parsed as frames.
+            if self.version == "1.0":
+                raise BadRequest("a WebSocket handshake needs HTTP/1.1")
+            if self.content_length != 0:
+                raise BadRequest("a WebSocket handshake has no body")
 
-    def adopt(self, other: Head) -> None:
-        """Take over what `other` says."""
+    def copy_from(self, other: Head) -> None:
+        """Copy the values of another head."""
         self.method, self.target, self.version = other.method, other.target, other.version
         self.path, self.query, self.host = other.path, other.query, other.host
         self.headers, self._index = list(other.headers), other._index
         self.content_length, self.keep_alive = other.content_length, other.keep_alive
         self.expects_continue = other.expects_continue
 
-    def be_asked_for(self, host: str) -> None:
-        """Have another Host header than the one that was sent. Raises BadRequest for a malformed one."""
+    def replace_host(self, host: str) -> None:
+        """Replace the Host field. Raises BadRequest for a malformed one."""
         self._index = {**self._index, "host": host}
         self._check_host()
         self.host = host
@@ -142,35 +156,29 @@ class Head:
         self.headers = [("Host", host), *others]
 
     def on_url(self, url: bytes) -> None:
-        """Take the target from httptools."""
+        """Store the target; a callback of httptools."""
         self.target = url.decode("ascii")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header from httptools."""
+        """Store a header field; a callback of httptools."""
         self.headers.append((name.decode("ascii"), value.decode("latin-1").strip(" \t")))
 
     def get(self, name: str, default: str | None = None) -> str | None:
-        """Give the header of that name, in any letter case. Several lines are one list, joined by "," (cookies by
-        "; "); of fields that have one value, the first.
+        """Return the header field of a name, in any letter case.
+
+        Several lines are joined by "," (cookies by "; "). Of fields with one value, the first line counts.
         """
         return self._index.get(name.lower(), default)
 
     def fields(self) -> list[tuple[str, str]]:
-        """Give names and values as `get` does, each name once, in the spelling of its first line."""
+        """Return names and values as `get` does, each name once, in the spelling of its first line."""
         if len(self._index) == len(self.headers):
             return self.headers
         return spelled_fields(self.headers, self._index)
 
     def has_any(self, names: frozenset[str]) -> bool:
-        """Whether one of these headers (in lower case) is there."""
+        """Return whether a field of these names (in lower case) is present."""
         return not names.isdisjoint(self._index)
-
-    def _split_target(self) -> None:
-        path, mark, query = self.target.partition("?")
-        self.query = QueryText(query) if mark else NO_QUERY
-        self.path = decode_path(path) if "%" in path else path
-        if path == "*" and self.method != "OPTIONS":
-            raise BadRequest("the target * belongs to OPTIONS only")
 
     def _drop_twins(self) -> None:
         names = {name.lower() for name, _ in self.headers}
@@ -179,13 +187,13 @@ class Head:
             twin = name.lower().replace("_", "-")
             if "_" not in name:
                 kept.append((name, value))
-            elif twin in _NO_TWIN:
-                raise BadRequest(f"the header {name} could be taken for {twin.title()}: write it with '-'")
-            elif twin not in names and not twin.startswith(_TRUSTED):
+            elif twin in _REJECTED_TWINS:
+                raise BadRequest(f"header {name} can be confused with {twin.title()}: use '-' in the name")
+            elif twin not in names and not twin.startswith(_IDENTIFYING):
                 kept.append((name, value))
         self.headers = kept
 
-    def _join_doubles(self) -> None:
+    def _join_duplicates(self) -> None:
         values: dict[str, set[str]] = {}
         names = [name.lower() for name, _ in self.headers]
         for name, (_, value) in zip(names, self.headers, strict=True):
@@ -193,17 +201,13 @@ class Head:
         for name in _SINGLE:
             if names.count(name) > 1:
                 raise BadRequest(f"more than one {name.title()} header")
-        for name in _ALIKE:
+        for name in _EQUAL:
             if len(values.get(name, ())) > 1:
-                raise BadRequest(f"more than one {name.title()} header, and they differ")
+                raise BadRequest(f"more than one {name.title()} header with different values")
         self._index = joined_fields(self.headers)
         for name in _DATES:
             if names.count(name) > 1:
                 del self._index[name]
-
-    def _wants_to_stay(self) -> bool:
-        tokens = {token.strip().lower() for token in self._index["connection"].split(",")}
-        return "close" not in tokens and (self.version == "1.1" or "keep-alive" in tokens)
 
     def _check_host(self) -> None:
         host = self._index.get("host")
@@ -219,35 +223,25 @@ class Head:
         index = self._index
         length, coding, expect = index.get("content-length"), index.get("transfer-encoding"), index.get("expect")
         if coding is not None:
-            self._check_coding(coding, length)
+            if length is not None:
+                raise BadRequest("both Content-Length and Transfer-Encoding")
+            if coding.lower() != "chunked" or self.version == "1.0":
+                raise BadRequest("Transfer-Encoding may only be chunked, in HTTP/1.1")
             self.content_length = None
         elif length is not None:
             if _LENGTH.fullmatch(length) is None:
                 raise BadRequest("malformed Content-Length header")
             self.content_length = int(length)
         if expect is not None and expect.lower() != "100-continue":
-            raise BadRequest("the only expectation we know is 100-continue", status=417)
+            raise BadRequest("the only supported expectation is 100-continue", status=417)
         self.expects_continue = expect is not None and self.version == "1.1"
-
-    def _check_handshake(self) -> None:
-        """RFC 6455 §4.1: a GET of HTTP/1.1; a body would be taken for frames."""
-        if self.version == "1.0":
-            raise BadRequest("a WebSocket handshake needs HTTP/1.1")
-        if self.content_length != 0:
-            raise BadRequest("a WebSocket handshake has no body")
-
-    def _check_coding(self, coding: str, length: str | None) -> None:
-        if length is not None:
-            raise BadRequest("both Content-Length and Transfer-Encoding")
-        if coding.lower() != "chunked" or self.version == "1.0":
-            raise BadRequest("Transfer-Encoding may only be chunked, in HTTP/1.1")
 
 
 _recent: dict[bytes, Head] = {}
 
 
 def parse(data: bytes) -> Head:
-    """Give the `Head` for these bytes, from memory when they came before: clients repeat themselves.
+    """Return the `Head` for these bytes, from a cache if possible: clients often repeat the same head.
 
     Raises:
         BadRequest: as `Head`.
@@ -255,7 +249,7 @@ def parse(data: bytes) -> Head:
     head = _recent.get(data)
     if head is None:
         head = Head(data)
-        # One with credentials comes but once (Digest), or has a password in it (Basic).
+        # Heads with credentials are not cached: those of Digest never repeat, those of Basic contain a password.
         if len(data) <= _MAX_RECENT_BYTES and head.get("authorization") is None:
             if len(_recent) >= _MAX_RECENT:
                 _recent.clear()
@@ -264,7 +258,7 @@ def parse(data: bytes) -> Head:
 
 
 def _origin_form(method: bytes, target: bytes) -> tuple[bytes, str | None]:
-    """Give an absolute target, or one with raw UTF-8, as an origin target; and the host in it, None without one."""
+    """Return a target in origin form with raw UTF-8 percent-encoded, and the host of an absolute target."""
     host: str | None = None
     absolute = _ABSOLUTE.fullmatch(target)
     if absolute is not None:
@@ -277,22 +271,22 @@ def _origin_form(method: bytes, target: bytes) -> tuple[bytes, str | None]:
     try:
         target.decode("utf-8")
     except UnicodeDecodeError:
-        raise BadRequest("raw bytes in the target that are no UTF-8: percent-encode them") from None
-    return _RAW.sub(lambda match: b"%%%02X" % match[0][0], target), host
+        raise BadRequest("invalid UTF-8 in the target: percent-encode the bytes") from None
+    return _NON_ASCII.sub(lambda match: b"%%%02X" % match[0][0], target), host
 
 
 def decode_path(path: str) -> str:
     """Percent-decode a path, once.
 
     Raises:
-        BadRequest: for a broken escape and for an encoded slash, backslash or control character: those only hide a
-            path from a check.
+        BadRequest: a malformed escape, or an encoded slash, backslash or control character, whose only use is to bypass
+            checks of paths.
     """
-    raw = _ESCAPE.sub(_unescape, path.encode("ascii"))
+    raw = _ESCAPE.sub(_decode_escape, path.encode("ascii"))
     return raw.decode("utf-8", "surrogateescape")
 
 
-def _unescape(match: re.Match[bytes]) -> bytes:
+def _decode_escape(match: re.Match[bytes]) -> bytes:
     digits = match[1]
     if digits is None:
         raise BadRequest("malformed percent escape in the path")
@@ -303,25 +297,16 @@ def _unescape(match: re.Match[bytes]) -> bytes:
 
 
 def check_beginning(data: bytes, checked: int = 0) -> None:
-    """Refuse the beginning of a head that can't become a good one, so that nobody has to wait for its end.
+    """Reject the beginning of a head that cannot become valid, without waiting for its end.
 
     Args:
-        data: what has arrived; no empty line in it yet.
+        data: the bytes that have arrived, without an empty line yet.
         checked: length of the part that passed this check before.
 
     Raises:
-        BadRequest: for characters no head contains (a TLS hello, bare line ends) and for a first line that is no
-            request line.
+        BadRequest: characters that no head contains (a TLS hello, bare line ends), or a malformed request line.
     """
-    if _NEVER_IN_A_HEAD.search(data, max(checked - 2, 0)) is not None:
+    if _INVALID_IN_HEAD.search(data, max(checked - 2, 0)) is not None:
         raise BadRequest("control character or bare line end in the head")
     if b"\r\n" in data and _REQUEST_LINE.match(data) is None:
         raise BadRequest("malformed request line")
-
-
-def _complaint(data: bytes) -> str:
-    if _NEVER_IN_A_HEAD.search(data) is not None:
-        return "control character or bare line end in the head"
-    if _REQUEST_LINE.match(data) is None:
-        return "malformed request line"
-    return "malformed header line"

@@ -1,5 +1,7 @@
-"""Header fields: those of a response, ordered, in any letter case and never able to split the head; the values of the
-fields that have a form of their own: dates, ranges (RFC 9110 §14), cookies (RFC 6265).
+"""HTTP header fields, error statuses and error pages.
+
+Header fields of a response are ordered, case-insensitive and checked against injection. Also parsers for dates, ranges
+(RFC 9110 §14) and cookies (RFC 6265).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import overload
 
 from smqrt.errors import SmqrtError
 
-# ---- Status codes, the error a handler may raise, and the small error pages.
+# ---- Status codes, errors that handlers may raise, and error pages.
 
 _HEAD = (
     '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><title>{}</title>'
@@ -28,13 +30,13 @@ REASONS: dict[int, str] = {status.value: status.phrase for status in HTTPStatus}
 
 
 class HttpError(SmqrtError):
-    """A request that is answered with an error status.
+    """An error that becomes the response to a request.
 
     Args:
-        status: the status code of the answer.
-        detail: one sentence for the page and the log.
-        headers: further headers of the answer, such as `Allow`.
-        close: end the connection behind the answer, because the byte stream can't be trusted any more.
+        status: status code of the response.
+        detail: sentence for the error page and the log.
+        headers: further header fields of the response, such as `Allow`.
+        close: close the connection after the response, because the position in the byte stream is unreliable.
     """
 
     def __init__(
@@ -48,23 +50,23 @@ class HttpError(SmqrtError):
 
 
 class BadRequest(HttpError):
-    """The bytes are no request we accept: 400 and the end of the connection."""
+    """A malformed request; becomes a response 400 and closes the connection."""
 
     def __init__(self, detail: str, status: int = 400) -> None:
         super().__init__(status, detail, close=True)
 
 
 class ClientGoneError(ConnectionError):
-    """The client of an exchange is gone: nothing can be sent to it any more."""
+    """The client has closed the connection, or the connection was lost."""
 
 
 def reason(status: int) -> str:
-    """Give the reason phrase of a status code."""
+    """Return the reason phrase of a status code."""
     return REASONS.get(status, "Unknown")
 
 
 def error_page(status: int, detail: str = "") -> bytes:
-    """Build the small HTML page of an error status; `detail` is escaped."""
+    """Return the HTML page of an error status; `detail` is escaped."""
     return _page(status, detail) if detail else _page_without_detail(status)
 
 
@@ -80,12 +82,14 @@ def _page(status: int, detail: str) -> bytes:
     return f'<!DOCTYPE html><html lang="en">{head}<body><h1>{title}</h1>{text}</body></html>\n'.encode()
 
 
+# ---- Header fields.
+
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_FRAMING = ("content-length", "connection")
-_UNSAFE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-_MAX_KNOWN = 1024
-MAX_RANGES = 10  # more in one request are an attack; it gets the whole file
-_SPEC = re.compile(r"([0-9]{0,15})-([0-9]{0,15})")
+_SET_BY_SERVER = ("content-length", "connection")
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_MAX_CACHED = 1024
+MAX_RANGES = 10  # more in one request are an attack; the response is then the whole file
+_RANGE = re.compile(r"([0-9]{0,15})-([0-9]{0,15})")
 _ONE_VALUE = frozenset(
     [
         "age",
@@ -108,39 +112,39 @@ _ONE_VALUE = frozenset(
         "user-agent",
     ]
 )
-_NONE: Mapping[str, str] = {}
-_NEVER_IN_A_COOKIE = re.compile(r"[\x00-\x1f\x7f;]")
+_NO_FIELDS: Mapping[str, str] = {}
+_INVALID_IN_COOKIE = re.compile(r"[\x00-\x1f\x7f;]")
 
 
 class Headers:
-    """Header fields by name; a name keeps its place and the spelling it was set with.
+    """Header fields by name. A name keeps its position and its spelling.
 
     Args:
-        fields: to begin with. Raises as `set`.
+        fields: initial fields. Raises as `set`.
     """
 
     __slots__ = ("_fields",)
 
-    def __init__(self, fields: Mapping[str, str] = _NONE) -> None:
+    def __init__(self, fields: Mapping[str, str] = _NO_FIELDS) -> None:
         self._fields: dict[str, list[tuple[str, str]]] = {}
         for name, value in fields.items():
             self.set(name, value)
 
     def set(self, name: str, value: str) -> None:
-        """Set a field, in place of all of that name.
+        """Set a field, replacing all fields of that name.
 
         Raises:
-            ValueError: the name is no token, the value has a control character or is not latin-1, or the field is the
-                framing's own.
+            ValueError: the name is not a token, the value has a control character or is not latin-1, or only the server
+                may set the field.
         """
         self._fields[check_field(name, value)] = [(name, value)]
 
     def add(self, name: str, value: str) -> None:
-        """Add a further field of that name, as cookies need it. Raises as `set`."""
+        """Add a field and keep those of the same name. Raises as `set`."""
         self._fields.setdefault(check_field(name, value), []).append((name, value))
 
     def set_cookie(self, name: str, field: str) -> None:
-        """Add a Set-Cookie field, in place of those for the cookie `name`. Raises as `set`."""
+        """Add a Set-Cookie field, replacing those for the cookie `name`. Raises as `set`."""
         check_field("Set-Cookie", field)
         others = [other for other in self._fields.get("set-cookie", ()) if not other[1].startswith(f"{name}=")]
         self._fields["set-cookie"] = [*others, ("Set-Cookie", field)]
@@ -150,29 +154,29 @@ class Headers:
     @overload
     def get(self, name: str, default: str) -> str: ...
     def get(self, name: str, default: str | None = None) -> str | None:
-        """Give the first field of that name."""
+        """Return the first field of a name, or `default`."""
         fields = self._fields.get(name.lower())
         return fields[0][1] if fields else default
 
-    def says(self, name: str, token: str) -> bool:
-        """Whether a field of that name has that token in its list."""
+    def has_token(self, name: str, token: str) -> bool:
+        """Return whether the list in a field contains a token."""
         value = self.get(name)
         return value is not None and token in [part.strip().lower() for part in value.split(",")]
 
     def remove(self, name: str) -> None:
-        """Remove the fields of that name, if there are any."""
+        """Remove the fields of a name, if present."""
         self._fields.pop(name.lower(), None)
 
     def clear(self) -> None:
-        """Remove all fields but cookies: what was given to the browser stays given (spec: bas-api §17)."""
+        """Remove all fields except cookies (spec: bas-api §17)."""
         self._fields = {name: fields for name, fields in self._fields.items() if name == "set-cookie"}
 
     def merge(self, others: Headers) -> None:
-        """Set the fields of others, in place of those of their names."""
+        """Set all fields of `others`, replacing fields of the same names."""
         self._fields.update([(key, list(fields)) for key, fields in others._fields.items()])
 
     def copy(self) -> Headers:
-        """Give fields of their own that are the same now."""
+        """Return an independent copy."""
         copied = Headers()
         copied._fields = {name: list(fields) for name, fields in self._fields.items()}
         return copied
@@ -188,23 +192,23 @@ class Headers:
             yield from fields
 
     def encode(self) -> bytes:
-        """Give the fields as lines of a head, without those that only the server can know."""
-        kept = [fields for key, fields in self._fields.items() if key not in _FRAMING]
+        """Return the fields as header lines, without those that the server sets."""
+        kept = [fields for key, fields in self._fields.items() if key not in _SET_BY_SERVER]
         return "".join([f"{name}: {value}\r\n" for fields in kept for name, value in fields]).encode("latin-1")
 
 
-def completed(lines: bytes, fields: Mapping[str, str]) -> bytes:
-    """Give header lines with those of `fields` whose names are not among them."""
+def with_missing_fields(lines: bytes, fields: Mapping[str, str]) -> bytes:
+    """Return header lines, extended by those of `fields` whose names are missing."""
     present = {line.partition(b":")[0].lower() for line in lines.split(b"\r\n")}
     missing = [field for field in fields.items() if field[0].lower().encode() not in present]
     return lines + "".join([f"{name}: {value}\r\n" for name, value in missing]).encode("latin-1")
 
 
 def joined_fields(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Give what header lines say, by name in lower case, in the order of the first line of each.
+    """Return the values of header lines by name in lower case, in the order of each name's first line.
 
-    Several lines of a name are one list with "," between (RFC 9110 §5.3), cookies with "; " (RFC 6265 §5.4). Of fields
-    with one value the first counts; a Set-Cookie can't be joined, so the first counts too.
+    Several lines of a name are joined by "," (RFC 9110 §5.3), cookies by "; " (RFC 6265 §5.4). The first line counts
+    for fields with one value, and for Set-Cookie, which cannot be joined.
     """
     lines: dict[str, list[str]] = {}
     for name, value in pairs:
@@ -216,24 +220,24 @@ def joined_fields(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def spelled_fields(pairs: Sequence[tuple[str, str]], fields: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Give `fields`, which `joined_fields` made of `pairs`, with names in the spelling of their first lines."""
+    """Return `fields`, the result of `joined_fields(pairs)`, with names in the spelling of their first lines."""
     names = {name.lower(): name for name, _ in reversed(pairs)}
     return [(names[key], value) for key, value in fields.items()]
 
 
 def check_field(name: str, value: str) -> str:
-    """Refuse a field that would break the head; give the name in lower case.
+    """Check that a field cannot break the head; return the name in lower case.
 
     Raises:
-        ValueError: naming the field and the rule.
+        ValueError: the field is invalid; the text names the field and the rule.
     """
     key = _checked_name(name)
-    if not (value.isascii() and value.isprintable()):  # nearly all are
+    if not (value.isascii() and value.isprintable()):  # a fast check that nearly all values pass
         _check_value(name, value)
     return key
 
 
-@lru_cache(_MAX_KNOWN)
+@lru_cache(_MAX_CACHED)
 def _checked_name(name: str) -> str:
     if _NAME.fullmatch(name) is None:
         raise ValueError(f"header name {name!r} is not a token: use letters, digits and '-'")
@@ -244,8 +248,8 @@ def _checked_name(name: str) -> str:
 
 
 def _check_value(name: str, value: str) -> None:
-    if _UNSAFE.search(value) is not None:
-        raise ValueError(f"value of header {name} has a control character: a line end would start another header")
+    if _CONTROL_CHARACTER.search(value) is not None:
+        raise ValueError(f"value of header {name} has a control character; a line end would start another header")
     try:
         value.encode("latin-1")
     except UnicodeEncodeError:
@@ -253,12 +257,12 @@ def _check_value(name: str, value: str) -> None:
 
 
 def http_date(unix_s: float) -> str:
-    """Give the HTTP form of a time in seconds since 1970."""
+    """Return a time in seconds since 1970 as an HTTP date."""
     return formatdate(unix_s, usegmt=True)
 
 
 def parse_date(text: str) -> int | None:
-    """Read an HTTP date; None when it is none."""
+    """Return the time of an HTTP date in seconds since 1970, None for an invalid one."""
     try:
         return int(parsedate_to_datetime(text).timestamp())
     except (ValueError, OverflowError):
@@ -266,7 +270,7 @@ def parse_date(text: str) -> int | None:
 
 
 def date_line() -> bytes:
-    """Give the `Date: …` line of now, with its line end."""
+    """Return the `Date: …` line for the current time, with its line end."""
     return _date_line(int(time()))
 
 
@@ -277,7 +281,7 @@ def _date_line(now_s: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes `first` up to and without `end`."""
+    """A range of bytes from `first` to `end`, excluding `end`."""
 
     first: int
     end: int
@@ -287,10 +291,11 @@ class Span:
 
 
 def parse_ranges(header: str, size: int) -> list[Span] | None:
-    """Read a `Range` header for something of `size` bytes.
+    """Parse a `Range` field for a content of `size` bytes.
 
     Returns:
-        the spans that can be given, none of them empty (an empty list: 416); None when the header is to be ignored.
+        the spans within the content, none of them empty. An empty list requires status 416. None if the field must be
+        ignored.
     """
     unit, _, text = header.partition("=")
     specs = text.split(",")
@@ -298,7 +303,7 @@ def parse_ranges(header: str, size: int) -> list[Span] | None:
         return None
     spans: list[Span] = []
     for spec in specs:
-        match = _SPEC.fullmatch(spec.strip())
+        match = _RANGE.fullmatch(spec.strip())
         if match is None or not any(match.groups()):
             return None
         if match[1] and match[2] and int(match[2]) < int(match[1]):
@@ -306,7 +311,7 @@ def parse_ranges(header: str, size: int) -> list[Span] | None:
         span = _span(match[1], match[2], size)
         if span.first < span.end:
             spans.append(span)
-    return None if sum(map(len, spans)) > size else spans  # overlapping: the whole is smaller
+    return None if sum(map(len, spans)) > size else spans  # overlapping ranges: the whole content is smaller
 
 
 def _span(first: str, last: str, size: int) -> Span:
@@ -316,7 +321,7 @@ def _span(first: str, last: str, size: int) -> Span:
 
 
 def cookie_of(fields: str, name: str) -> str | None:
-    """The value of cookie `name` in a Cookie header field, without quotes; None when it is not there."""
+    """Return the value of a cookie in a Cookie header field, without quotes; None if it is missing."""
     for part in fields.split(";"):
         key, equals, value = part.strip().partition("=")
         if equals and key == name:
@@ -325,21 +330,20 @@ def cookie_of(fields: str, name: str) -> str | None:
 
 
 def set_cookie_field(name: str, value: str, attributes: dict[str, str | None]) -> str:
-    """Build the value of a Set-Cookie field.
+    """Return the value of a Set-Cookie field.
 
     Args:
-        name, value: of the cookie.
-        attributes: by name, such as `{"Path": "/", "Max-Age": "60", "Secure": None}`; None for one without a value.
+        name, value: name and value of the cookie.
+        attributes: values by name, such as `{"Path": "/", "Max-Age": "60", "Secure": None}`; None for no value.
 
     Raises:
-        ValueError: a part has what would end it and begin another: the name is no token, or something else has a
-            semicolon or a control character.
+        ValueError: the name is not a token, or another part has a semicolon or a control character.
     """
     if _NAME.fullmatch(name) is None:
-        raise ValueError(f"cookie name {name!r} is no token: use letters, digits, '-' and '_'")
+        raise ValueError(f"cookie name {name!r} is not a token: use letters, digits, '-' and '_'")
     for what, text in {"value": value, **attributes}.items():
-        if text is not None and _NEVER_IN_A_COOKIE.search(text) is not None:
-            fault = f"{what} {text!r} of cookie {name} has a semicolon or a control character"
-            raise ValueError(f"{fault}: percent-encode it")
+        if text is not None and _INVALID_IN_COOKIE.search(text) is not None:
+            fault = "has a semicolon or a control character: percent-encode it"
+            raise ValueError(f"{what} {text!r} of cookie {name} {fault}")
     parts = [f"{key}={text}" if text is not None else key for key, text in attributes.items()]
     return "; ".join([f"{name}={value}", *parts])

@@ -1,4 +1,4 @@
-"""One exchange: the request as handlers see it, and the connection they may take away."""
+"""Requests as handlers see them, and connections detached from HTTP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, overload
 
 from smqrt.http.access import Access, Cors
-from smqrt.http.body import URLENCODED, Body, BodyMemory, Form, HttpLimits, Posted, Source, kind_of
+from smqrt.http.body import URLENCODED, Body, BodyMemory, Form, HttpLimits, Posted, Source, media_type
 from smqrt.http.forms import as_text, parse_parameters
 from smqrt.http.head import Head, parse
 from smqrt.http.headers import HttpError
@@ -23,11 +23,11 @@ from smqrt.transport.tls import Address, Transport
 
 log = logging.getLogger("smqrt")
 
-_SUBPROTOCOL, _SHOWN_OFFER = "Sec-WebSocket-Protocol", 100
+_SUBPROTOCOL, _MAX_SHOWN_OFFER = "Sec-WebSocket-Protocol", 100  # characters in an error message
 
 
 class RequestServer(Protocol):
-    """What a request needs of its server, which is `smqrt.http.server.HttpServer`."""
+    """The parts of `smqrt.http.server.HttpServer` that a request uses."""
 
     access: Access
     limits: HttpLimits
@@ -35,11 +35,11 @@ class RequestServer(Protocol):
     logins: Logins
 
     def accepted(self, transport: Transport, peer: Address, secure: bool = False, data: bytes = b"") -> None:
-        """Take a connection back."""
+        """Serve a connection again."""
 
 
 class RequestConnection(Source, ResponseConnection, Protocol):
-    """What a request and its response need of their connection, which is `smqrt.http.server.HttpConnection`."""
+    """The parts of `smqrt.http.server.HttpConnection` that a request and its response use."""
 
     peer: tuple[str, int]
     secure: bool
@@ -47,25 +47,25 @@ class RequestConnection(Source, ResponseConnection, Protocol):
 
     @property
     def server(self) -> RequestServer:
-        """Where it belongs."""
+        """The server of the connection."""
 
     def release(self) -> tuple[Transport, Watcher, bytes]:
-        """Give transport, stopped READ watcher and unused bytes away."""
+        """Detach and return the transport, its stopped READ watcher and the unused bytes."""
 
 
 @dataclass(slots=True)
 class Detached:
-    """A connection that left HTTP.
+    """A connection that was detached from HTTP.
 
     Attributes:
-        transport: the non-blocking socket or `TlsTransport`, now the taker's to close.
-        watcher: its READ watcher, stopped; `watcher.start(callback)` begins to read.
-        data: what arrived behind the head.
+        transport: the non-blocking socket or `TlsTransport`; the new owner closes it.
+        watcher: its stopped READ watcher; `watcher.start(callback)` begins to read.
+        data: bytes received after the head.
         secure: whether the transport is TLS.
-        request: the request that led here; its response is dead.
-        server: the `HttpServer` that takes it back with `accepted`.
-        unsent: what was written to a response that had begun and is to be sent first.
-        is_chunked: whether what follows it has to be sent in chunks, and ended with an empty one.
+        request: the request; its response has ended.
+        server: the `HttpServer`; its `accepted` serves the connection again.
+        unsent: bytes written to a response that had begun, to be sent first.
+        is_chunked: whether further bytes must be sent in chunks, with an empty chunk at the end.
     """
 
     transport: Transport
@@ -79,19 +79,19 @@ class Detached:
 
 
 class Request(Head, Posted):
-    """A request; see `Head` for what its head says.
+    """A request. See `Head` for the attributes of its head.
 
     Attributes:
         peer: address and port of the client, also behind a trusted proxy.
-        secure: whether the client uses https, with this server or with a trusted proxy in front of it.
-        prefix: the path under which such a proxy mounts the server, for URLs that the client is given.
-        transport: the socket or `TlsTransport`; to read facts from, not bytes.
-        response: the answer under way.
-        env: free for the layers above.
+        secure: whether the client uses https, to this server or to a trusted proxy.
+        prefix: path under which a trusted proxy mounts the server, for URLs in responses.
+        transport: the socket or `TlsTransport`, for its properties. Do not read from it.
+        response: the response.
+        env: values of the layers above, by name.
         includes, forwards: depth of server-side includes and forwards (see `tree.Root.internal`).
-        cors: the rules of the application that is asked, for pages of other hosts; None for those of the server.
-        is_fresh: whether authenticators and prologues are asked: for what came from the client, and for what a redirect
-            within the server searches; forwards and includes go around them (spec: bas-api §17 A1).
+        cors: CORS rules of the application, None for those of the server.
+        is_fresh: whether authenticators and prologues check the request. True for requests of clients and for redirects
+            within the server; false in forwards and includes (spec: bas-api §17 A1).
     """
 
     __slots__ = (
@@ -114,7 +114,7 @@ class Request(Head, Posted):
     )
 
     def __init__(self, head: bytes, connection: RequestConnection) -> None:
-        self.adopt(parse(head))
+        self.copy_from(parse(head))
         self._connection = connection
         self._body: Body | None = None
         self._whole: bytes | None = None
@@ -132,36 +132,36 @@ class Request(Head, Posted):
         self.running: tuple[object, ...] = ()
         self.response = Response(connection, self.method, self.version)
 
-    def speaks_for(
+    def apply_claim(
         self, client: tuple[str, int] | None, secure: bool | None = None, host: str | None = None, prefix: str = ""
     ) -> None:
-        """Take what a trusted proxy says of the client for true.
+        """Apply the values of a trusted proxy.
 
         Args:
-            client: its address and port.
-            secure: whether it uses https.
-            host: what it has sent as Host.
-            prefix: the path under which the proxy mounts the server.
+            client: address and port of the client.
+            secure: whether the client uses https.
+            host: the Host field of the client.
+            prefix: path under which the proxy mounts the server.
 
         Raises:
-            BadRequest: `host` is none.
+            BadRequest: `host` is malformed.
         """
         self.peer = client or self.peer
         self.prefix = prefix
         if secure is not None:
             self.secure = self.response.secure = secure
         if host is not None:
-            self.be_asked_for(host)
+            self.replace_host(host)
 
     @property
     def local(self) -> tuple[str, int]:
-        """Address and port the client connected to."""
+        """Local address and port of the connection."""
         host, port = self.transport.getsockname()[:2]
         return host, port
 
     @property
     def authority(self) -> str:
-        """Host and port as the client named them, or those it connected to, when it named none (HTTP/1.0)."""
+        """Host and port in the Host field, or those of the connection without one (HTTP/1.0)."""
         named = self.get("host")
         if named:
             return named
@@ -171,28 +171,28 @@ class Request(Head, Posted):
 
     @property
     def initial(self) -> bool:
-        """Whether neither a forward nor an include is under way."""
+        """Whether the request is neither forwarded nor included."""
         return not (self.includes or self.forwards)
 
     @property
     def has_body(self) -> bool:
-        """Whether the client announced a body of at least one byte (or of unknown length)."""
+        """Whether the client announced a body of at least one byte or of unknown length."""
         return self.content_length != 0
 
     @property
     def body_limit_bytes(self) -> int:
-        """The server's limit for a body that is read as a whole."""
+        """Limit for a body that is read as a whole."""
         return self._connection.server.limits.body_bytes
 
     def body(self, limit_bytes: int | None = None) -> bytes:
-        """Give the whole body; blocks the greenlet until it is there.
+        """Return the whole body; blocks the greenlet until it has arrived.
 
         Args:
-            limit_bytes: instead of the server's limit.
+            limit_bytes: limit instead of the server's.
 
         Raises:
-            HttpError: 413 over the limit, 408 when it comes too slowly, 400 when it is malformed, 503 when the bodies
-                of all requests together are over theirs.
+            HttpError: 413, it is over the limit; 408, it arrives too slowly; 400, it is malformed; 503, the memory for
+                bodies is full.
         """
         if self._whole is None:
             self._whole = self.rest(limit_bytes)
@@ -200,11 +200,11 @@ class Request(Head, Posted):
 
     @property
     def is_read(self) -> bool:
-        """Whether the body was read as a whole, and is kept."""
+        """Whether the body was read as a whole and is in memory."""
         return self._whole is not None
 
     def rest(self, limit_bytes: int | None = None) -> bytes:
-        """Give what is left of the body, as a whole; nothing when it was read. Args and raises as `body`."""
+        """Return the unread rest of the body. Args and raises as `body`."""
         return self._reader().whole(self.body_limit_bytes if limit_bytes is None else limit_bytes)
 
     def _posted(self) -> Form:
@@ -213,20 +213,21 @@ class Request(Head, Posted):
         return self._form
 
     def chunks(self, size_bytes: int = 65536) -> Iterator[bytes]:
-        """Iterate over the body in pieces of up to `size_bytes`, without a limit to the whole; also when a login form
-        was looked for in it before. Raises as `body`."""
+        """Iterate over the body in pieces of up to `size_bytes`, without a limit of its size. Raises as `body`."""
         if self._whole is not None:
-            return _cut(self._whole, size_bytes)
+            whole = self._whole  # an authenticator has looked for a login form in it
+            return (whole[at : at + size_bytes] for at in range(0, len(whole), size_bytes))
         return self._reader().pieces(size_bytes)
 
     def params(self) -> list[tuple[str, str]]:
-        """Give the parameters of the query, then those of a urlencoded body, which is read for it. Raises as `body`."""
+        """Return the parameters of the query, then those of a urlencoded body. Raises as
+        `body`."""
         return [(as_text(name), as_text(value)) for name, value in self.raw_params()]
 
     def raw_params(self) -> list[tuple[bytes, bytes]]:
-        """Give the parameters as `params` does, as bytes. Raises as `body`."""
+        """Return the parameters like `params`, as bytes. Raises as `body`."""
         pairs = parse_parameters(self.query.encode("ascii"))
-        if self.has_body and kind_of(self) == URLENCODED:
+        if self.has_body and media_type(self) == URLENCODED:
             pairs += parse_parameters(self.body(), Turn().yield_if_due)
         return pairs
 
@@ -240,13 +241,13 @@ class Request(Head, Posted):
     @overload
     def session(self, create: bool = False) -> HttpSession | None: ...
     def session(self, create: bool = False) -> HttpSession | None:
-        """Give the session of the client, in which an application keeps what it likes (spec: bas-api §2.1).
+        """Return the session of the client, which stores values of an application (spec: bas-api §2.1).
 
         Args:
-            create: make one when there is none, and set its cookie; the response must not have begun.
+            create: create a session and set its cookie if there is none. The response must not have begun.
 
         Returns:
-            None when there is none.
+            the session, or None.
 
         Raises:
             RuntimeError: the response has begun.
@@ -260,20 +261,20 @@ class Request(Head, Posted):
         return sessions.begin(self)
 
     def user(self) -> Login | None:
-        """Give who is logged in; None when nobody is, also when the session's cookie comes from another address (spec:
-        bas-api §2.1)."""
+        """Return the login of the client, or None. A session cookie from another address has no login (spec: bas-api
+        §2.1)."""
         return self.logins.of(self)
 
     def login(self, name: str | None = None, maxusers: int = 1, recycle: bool = True) -> bool | str:
         """Log the client in without a password; the response must not have begun (spec: bas-api §2.1).
 
         Args:
-            name: of the user; None for an anonymous login.
-            maxusers: sessions that the user may have at the same time.
-            recycle: end the oldest of them for this one; otherwise it is refused.
+            name: name of the user, None for an anonymous login.
+            maxusers: largest number of sessions of the user at the same time.
+            recycle: end the oldest session if `maxusers` is reached; otherwise the login is rejected.
 
         Returns:
-            whether that was done; the user's name when somebody is logged in already.
+            whether the login succeeded; the user's name if the client is logged in already.
 
         Raises:
             RuntimeError: the response has begun.
@@ -286,7 +287,7 @@ class Request(Head, Posted):
         return self.logins.begin(self, name, maxusers=maxusers, recycle=recycle) is not None
 
     def logout(self, everywhere: bool = False) -> bool:
-        """Log the client out and end its session; tell whether somebody was logged in.
+        """Log the client out and end its session; return whether it was logged in.
 
         Args:
             everywhere: end all sessions of the user.
@@ -295,12 +296,18 @@ class Request(Head, Posted):
 
     @property
     def access(self) -> Access:
-        """What the server asks of requests."""
+        """The access rules of the server."""
         return self._connection.server.access
 
     def refuse_foreign(self, more: Origins | None = None) -> bool:
-        """Answer 403 to a page of another host, see `Access.check_origin`; tell whether that was done. Raises as
-        `Response.error`."""
+        """Respond with 403 to a page of an origin that is not allowed, see `Access.check_origin`.
+
+        Returns:
+            whether the request was rejected.
+
+        Raises:
+            ClientGoneError: the client has closed the connection.
+        """
         try:
             self.access.check_origin(self, more)
         except HttpError as error:
@@ -309,13 +316,14 @@ class Request(Head, Posted):
         return False
 
     def upgrade_lines(self, subprotocol: str | None = None) -> bytes:
-        """Give the header lines that the application adds to the 101 of a WebSocket: the sub-protocol and cookies.
+        """Return the application's header lines for the 101 of a WebSocket: sub-protocol and cookies.
 
         Args:
-            subprotocol: that is chosen; None for the field Sec-WebSocket-Protocol of the response, if it has one.
+            subprotocol: the sub-protocol; None for the response's field Sec-WebSocket-Protocol, if set.
 
         Raises:
-            HttpError: 400, the client has not offered it (RFC 6455 §4.2.2): it would close the connection.
+            HttpError: 400, the client has not offered the sub-protocol (RFC 6455 §4.2.2) and would close the
+                connection.
         """
         fields = [(name, value) for name, value in self.response.headers if name.lower() == "set-cookie"]
         chosen = subprotocol
@@ -324,20 +332,23 @@ class Request(Head, Posted):
         if chosen:
             offered = [one.strip() for one in (self.get(_SUBPROTOCOL) or "").split(",")]
             if chosen not in offered:
-                raise HttpError(400, _not_offered(chosen, ", ".join(filter(None, offered))))
+                offer = ", ".join(filter(None, offered))[:_MAX_SHOWN_OFFER] or "none"
+                raise HttpError(
+                    400, f"WebSocket sub-protocol {chosen!r} is not offered by the client, which offers {offer}."
+                )
             fields.append((_SUBPROTOCOL, chosen))
         return "".join(f"{name}: {value}\r\n" for name, value in fields).encode("latin-1")
 
     def report_failure(self, language: str, failure: str) -> None:
-        """Log a failure of a page or a directory function under a number, and put it into the response, which is open;
-        `Access.shows_errors` decides whether the client sees more than the number (spec: runtime §4).
+        """Log a failure of a page or a directory function with a number, and write it into the open response.
 
-        Nothing sent yet: status 500 and plain text, or `{"error": "lua", "emsg": ...}` for a request by script. Already
-        under way: a block of HTML behind what was sent.
+        `Access.shows_errors` decides whether the client sees more than the number (spec: runtime §4). Before the head
+        is sent: status 500 and plain text, or `{"error": "lua", "emsg": ...}` for a request by script. Afterwards: a
+        block of HTML at the end.
 
         Args:
-            language: of the code that failed, "Lua" or "Python".
-            failure: the message with file and line, and the traceback below it.
+            language: language of the code, "Lua" or "Python".
+            failure: message with file and line, followed by the traceback.
         """
         number = self.log_failure(failure)
         if not self.access.shows_errors(self):
@@ -346,25 +357,25 @@ class Request(Head, Posted):
         self.response.show_failure(language, failure, by_script)
 
     def log_failure(self, failure: str) -> str:
-        """Log a failure of a page or a directory function; give its number in the log."""
+        """Log a failure of a page or a directory function; return its number in the log."""
         number = secrets.token_hex(4)
         log.error("error %s in %s: %s", number, self.path, failure)
         return number
 
     @property
     def is_answered(self) -> bool:
-        """Whether the response has begun, or the connection was taken away."""
+        """Whether the response has begun, or the connection was detached."""
         return self.response.committed or self.response.ended
 
     def detach(self, within: bool = False, more: bytes = b"") -> Detached:
-        """Take the connection away from HTTP: nothing is sent, the response is dead.
+        """Detach the connection from HTTP and end the response without sending anything.
 
         Args:
-            within: also when the response has begun; the taker goes on with its body.
-            more: belongs to the body of such a response, behind what was written so far.
+            within: allow this also after the response has begun; the new owner continues its body.
+            more: further bytes of the body of such a response.
 
         Raises:
-            RuntimeError: the response has begun, or the connection was taken before.
+            RuntimeError: the response has begun, or the connection was detached before.
         """
         if self.response.committed and not within:
             raise RuntimeError("the response has begun: detach() must come before it")
@@ -374,44 +385,42 @@ class Request(Head, Posted):
         self.response.ended = True
         slot = self.env.get("slot")
         if slot is not None:
-            slot.close()  # who has the connection from now on runs no request
+            slot.close()  # the request does not count for the limit of its application any more
         transport, watcher, data = self._connection.release()
         secure, server = self._connection.secure, self._connection.server
         return Detached(transport, watcher, data, secure, self, server, unsent, is_chunked)
 
     def skip_body(self) -> bool:
-        """Skip what is left of the body as far as it has arrived; tell whether the next request begins behind it.
+        """Skip the rest of the body as far as it has arrived; return whether that was all of it.
 
         Raises:
-            BadRequest: what arrived is no chunked body.
+            BadRequest: the chunked body is malformed.
         """
         return self.content_length == 0 or self._reader().skip_buffered()
 
     @property
     def body_is_here(self) -> bool:
-        """Whether all of the body has arrived, so that it is known where the next request begins."""
+        """Whether all of the body has arrived, so that the beginning of the next request is known."""
         return self.content_length == 0 or self._reader().is_here
 
     def hold(self, count: int) -> None:
-        """Count `count` bytes of the body as held in memory until the request is over, as `body` does by itself.
+        """Count `count` bytes as memory of the body until the request ends. `body` does this itself.
 
         Raises:
-            HttpError: 503, the bodies of all requests together are over their limit.
+            HttpError: 503, memory for bodies is full.
         """
         self._reader().hold(count)
 
-    def tap(self, most_bytes: int) -> None:
-        """Keep a copy of the first `most_bytes` of the body that somebody reads, for `tapped`."""
-        self._reader().tap(most_bytes)
+    def tap(self, max_bytes: int) -> None:
+        """Keep a copy of the first `max_bytes` of the body as it is read, for `tapped`."""
+        self._reader().tap(max_bytes)
 
     def tapped(self) -> bytes:
-        """Give what `tap` has kept."""
+        """Return the copy that `tap` has kept."""
         return b"" if self._body is None else self._body.tapped
 
     def forget(self) -> None:
-        """Called when the request is over: a body that was read as a whole counts no more, and the layers above are
-        told by their `env`, now and not when garbage is collected.
-        """
+        """End the request: release the memory of its body, and the values in `env` before garbage collection."""
         self._is_over = True
         self.env.clear()
         self._whole = self._form = None
@@ -420,17 +429,8 @@ class Request(Head, Posted):
 
     def _reader(self) -> Body:
         if self._is_over:
-            raise RuntimeError("the request is over: read its body before the function that answers it returns")
+            raise RuntimeError("the request has ended: read its body before the directory function returns")
         if self._body is None:
             source, server = self._connection, self._connection.server
             self._body = Body(source, self.content_length, self.expects_continue, server.limits, server.bodies)
         return self._body
-
-
-def _cut(data: bytes, size_bytes: int) -> Iterator[bytes]:
-    return (data[at : at + size_bytes] for at in range(0, len(data), size_bytes))
-
-
-def _not_offered(chosen: str, offer: str) -> str:
-    offers = f"offers {offer[:_SHOWN_OFFER]}" if offer else "offers none"
-    return f"The application chose the WebSocket sub-protocol {chosen!r}, the client {offers}: offer it."

@@ -1,5 +1,6 @@
-"""An open file of a disk, for the loop and for threads: the loop reads what is in the system's memory and keeps what is
-written until it is much; everything else is for a thread.
+"""Open files for the loop and for threads.
+
+The loop reads only bytes in the page cache, and collects written bytes. All other operations run in threads.
 """
 
 from __future__ import annotations
@@ -16,34 +17,36 @@ from weakref import finalize
 import gevent
 from gevent import get_hub
 
-from smqrt.http.blocking_io import reach
+from smqrt.http.blocking_io import call_blocking
 from smqrt.http.resources import Io, IoError
 
 NOW_BYTES = 64 << 10
-"""The loop reads at most so much at a time, which takes 20 us, and keeps so much that was written."""
+"""Bytes that the loop reads at once, which takes 20 us, and written bytes that it collects."""
 AHEAD_BYTES = 4096
-"""Of smaller reads so much is got at once."""
+"""Bytes that are read at once and buffered for smaller reads."""
 MAX_READ_BYTES = 64 << 20
-"""Of one read. What it gives becomes a string of Lua in one step, which holds the loop for 0.7 ms per MiB."""
+"""Limit of one read. Converting the result to a Lua string blocks the loop for 0.7 ms per MiB."""
 _PIECE_BYTES = 1 << 20
 
-_buffer = bytearray(NOW_BYTES)  # of the loop: what is read is copied out at once
+_buffer = bytearray(NOW_BYTES)  # shared by all files: only the loop uses it, and copies the bytes at once
 _view = memoryview(_buffer)
 
 
 class DiskFile:
-    """A regular file with a position of its own. The loop calls `read_now`, `write_now` and `seek_now`, a thread the
-    others, and only while nobody else does anything with the file.
+    """A regular file with its own position.
+
+    The loop calls `read_now`, `write_now` and `seek_now`. A thread calls the other methods, and no other call may run
+    at the same time.
 
     Args:
-        fd: its descriptor; closed with this.
-        mode: how it was opened: "rb", "ab+" and the like.
-        is_local: it lies on a disk of this machine. Otherwise the loop reads only what the system says it has in
-            memory, which most file systems of networks don't say.
+        fd: the descriptor, which `close` closes.
+        mode: mode of opening, such as "rb" or "ab+".
+        is_local: whether the file is on a local disk. Otherwise the loop reads only if the file system supports
+            RWF_NOWAIT, which most network file systems do not.
     """
 
     __slots__ = (
-        "_ahead", "_ahead_at", "_appends", "_fd", "_is_readable", "_is_writable", "_knows_memory", "_position",
+        "_ahead", "_ahead_at", "_appends", "_fd", "_is_readable", "_is_writable", "_has_nowait", "_position",
         "_unwritten", "_unwritten_bytes", "is_local",
     )  # fmt: skip
 
@@ -55,15 +58,15 @@ class DiskFile:
         self._ahead, self._ahead_at = b"", 0
         self._unwritten: list[bytes] = []
         self._unwritten_bytes = 0
-        self._knows_memory = True  # else the file system, which is tmpfs, is memory itself
+        self._has_nowait = True  # False for tmpfs, which has no RWF_NOWAIT and never blocks
 
     @property
     def is_clean(self) -> bool:
-        """Whether all that was written is with the system."""
+        """Whether the system has all written bytes."""
         return not self._unwritten
 
     def read_now(self, size_bytes: int) -> bytes | None:
-        """Read as `read` does, without waiting; None when the disk has to be asked, or when it is too much for once."""
+        """Read like `read`, but return None if that would block or is too much at once."""
         if 0 < size_bytes <= AHEAD_BYTES:
             at = self._position - self._ahead_at
             data = self._ahead[at : at + size_bytes]
@@ -72,75 +75,63 @@ class DiskFile:
                 return data
         if self._unwritten or size_bytes > NOW_BYTES or not self._is_readable:
             return None
-        if 0 < size_bytes <= AHEAD_BYTES and self._look_ahead(size_bytes):
-            self._position += size_bytes
-            return self._ahead[:size_bytes]
-        return self._read_all_now(NOW_BYTES if size_bytes < 0 else size_bytes, size_bytes < 0)
-
-    def _look_ahead(self, size_bytes: int) -> bool:
-        """Have what follows in `_ahead`; tell whether it is as much as is wanted."""
-        count = self._copy(0, AHEAD_BYTES)
-        if count is None or count < size_bytes:
-            return False
-        self._ahead, self._ahead_at = _view[:count].tobytes(), self._position
-        return True
-
-    def _read_all_now(self, wanted: int, to_end: bool) -> bytes | None:
+        if 0 < size_bytes <= AHEAD_BYTES:
+            count = self._copy(0, AHEAD_BYTES)
+            if count is not None and count >= size_bytes:
+                self._ahead, self._ahead_at = _view[:count].tobytes(), self._position
+                self._position += size_bytes
+                return self._ahead[:size_bytes]
+        wanted = NOW_BYTES if size_bytes < 0 else size_bytes
         count = self._copy(0, wanted)
         if count is None:
             return None
-        is_unclear = count < wanted or to_end  # the end, or is the rest not in memory?
+        is_unclear = count < wanted or size_bytes < 0  # the end of the file, or is the rest not in the page cache?
         if count and is_unclear and self._copy(count, 1) != 0:
             return None
         self._position += count
         return _view[:count].tobytes()
 
     def _copy(self, ahead: int, size_bytes: int) -> int | None:
-        """Copy into the buffer from `ahead` on what follows the position by as much; None when it isn't in memory."""
+        """Copy bytes at `ahead` after the position into the buffer at `ahead`; None if that would block."""
         if ahead == NOW_BYTES:
             return None
         target = _view[ahead : ahead + size_bytes]
-        flags = os.RWF_NOWAIT if self._knows_memory else 0
+        flags = os.RWF_NOWAIT if self._has_nowait else 0
         try:
             return os.preadv(self._fd, [target], self._position + ahead, flags)
         except BlockingIOError:
             return None
         except OSError as error:
-            if error.errno != errno.EOPNOTSUPP or not (self._knows_memory and self.is_local):
+            if error.errno != errno.EOPNOTSUPP or not (self._has_nowait and self.is_local):
                 return None
-            self._knows_memory = False
+            self._has_nowait = False
             return self._copy(ahead, size_bytes)
 
     def read(self, size_bytes: int) -> bytes:
-        """Read so much, or to the end when there is less, or for -1.
+        """Read `size_bytes`, or less at the end of the file. Reads to the end for -1.
 
         Raises:
-            IoError: "mem" when it is more than MAX_READ_BYTES; and what the system says.
+            IoError: "mem", it is more than MAX_READ_BYTES; "noaccess", the file is open for writing only.
         """
         if not self._is_readable:
             raise IoError("noaccess", "the file was opened for writing")
         self.flush()
-        size = max(0, os.fstat(self._fd).st_size - self._position)  # 0 for some files that have content
+        size = max(0, os.fstat(self._fd).st_size - self._position)  # 0 for some files with content, such as in /proc
         wanted = MAX_READ_BYTES + 1 if size_bytes < 0 else size_bytes
         if min(size, wanted) > MAX_READ_BYTES:
             raise IoError("mem", f"more than {MAX_READ_BYTES} bytes at once; read it in pieces")
-        data = self._read_pieces(min(wanted, max(size + 1, NOW_BYTES)), wanted)
-        if len(data) > MAX_READ_BYTES:
-            raise IoError("mem", f"more than {MAX_READ_BYTES} bytes at once; read it in pieces")
-        self._position += len(data)
-        return data
-
-    def _read_pieces(self, first_bytes: int, wanted: int) -> bytes:
-        """Read up to `wanted` bytes, in one step when that is what there is."""
-        pieces = [os.pread(self._fd, first_bytes, self._position)]
+        pieces = [os.pread(self._fd, min(wanted, max(size + 1, NOW_BYTES)), self._position)]  # usually all of it
         count = len(pieces[0])
         while pieces[-1] and count < min(wanted, MAX_READ_BYTES + 1):
             pieces.append(os.pread(self._fd, min(_PIECE_BYTES, wanted - count), self._position + count))
             count += len(pieces[-1])
+        if count > MAX_READ_BYTES:
+            raise IoError("mem", f"more than {MAX_READ_BYTES} bytes at once; read it in pieces")
+        self._position += count
         return pieces[0] if count == len(pieces[0]) else b"".join(pieces)
 
     def write_now(self, data: bytes) -> bool:
-        """Keep `data` until there is more; tell whether there was room."""
+        """Collect `data` for a later write; return whether the collected bytes stay under NOW_BYTES."""
         self._ahead = b""
         if self._unwritten_bytes + len(data) > NOW_BYTES or not self._is_writable:
             return False
@@ -150,7 +141,7 @@ class DiskFile:
         return True
 
     def write(self, data: bytes) -> None:
-        """Write what was kept, and `data`. Raises IoError and what the system says."""
+        """Write the collected bytes and `data`. Raises IoError and OSError."""
         if not self._is_writable:
             raise IoError("noaccess", "the file was opened for reading")
         if data:
@@ -158,7 +149,7 @@ class DiskFile:
         self.flush()
 
     def flush(self) -> None:
-        """Give the system what was kept. Raises what the system says; what it did not take is dropped then."""
+        """Write the collected bytes. Raises OSError; unwritten bytes are then lost."""
         kept, self._unwritten, self._unwritten_bytes, self._ahead = self._unwritten, [], 0, b""
         rest = memoryview(kept[0] if len(kept) == 1 else b"".join(kept))
         while rest:
@@ -167,48 +158,48 @@ class DiskFile:
             rest = rest[count:]
 
     def seek_now(self, position: int) -> bool:
-        """Move to a position; tell whether that was possible without writing first."""
+        """Set the position; return False if collected bytes must be written first."""
         if self._unwritten:
             return False
         self._position, self._ahead = position, b""
         return True
 
     def seek(self, position: int) -> None:
-        """Write what was kept, and move."""
+        """Write the collected bytes, then set the position."""
         self.flush()
         self._position = position
 
     def close(self) -> None:
-        """Write what was kept, and close the file. Raises as `flush`; the file is closed all the same."""
+        """Write the collected bytes and close the file, also if writing fails. Raises as `flush`."""
         try:
             self.flush()
         finally:
             os.close(self._fd)
 
 
-# ---- A file that takes its name when it is whole, for uploads: until then the file that has the name stays.
+# ---- Files that replace another one when they are complete, for uploads.
 
 PREFIX = ".smqrt-upload-"
-"""How names of files that are not whole begin: hidden, in the same folder."""
+"""Prefix of the names of incomplete files, which are hidden in the target's folder."""
 
 T = TypeVar("T")
 
 
 class NewFile:
-    """A file that is being written. A context: left early, nothing remains of it. Blocks the greenlet.
+    """A file that is being written; blocks the greenlet. As a context manager, it removes an unfinished file.
 
-    On a disk it is written beside its name and renamed. Other ios can't rename so that nobody sees a half: there it is
-    written in place, and what was not finished is removed.
+    On a disk the file has a temporary name and is renamed at the end. Other ios have no atomic rename: there it is
+    written in place.
 
     Args:
-        io: gets the file.
-        name: the name; a file that has it is replaced.
+        io: stores the file.
+        name: name of the file; an existing file is replaced.
 
     Attributes:
-        file: to write to, with `reach_file`.
+        file: the open file, for operations in `call_blocking_file`.
 
     Raises:
-        IoError: it can't be made.
+        IoError: the file cannot be created.
     """
 
     def __init__(self, io: Io, name: str) -> None:
@@ -216,25 +207,25 @@ class NewFile:
         folder = name.rpartition("/")[0]
         own = f"{PREFIX}{secrets.token_hex(8)}"
         self._path = (f"{folder}/{own}" if folder else own) if io.kind == "disk" else name
-        self.file: IO[bytes] = reach(io, name, io.open, self._path, "w")
-        self._finished = False
-        # Also when the server ends meanwhile: then no greenlet comes to `abort`.
-        self._leftover = finalize(self, _unlink, io.realpath(self._path)) if self._path != name else None
+        self.file: IO[bytes] = call_blocking(io, name, io.open, self._path, "w")
+        self._is_finished = False
+        # `finalize` also runs when the process exits, without a call of `abort`.
+        self._finalizer = finalize(self, _try_unlink, io.realpath(self._path)) if self._path != name else None
 
     def write(self, *pieces: bytes) -> None:
-        """Add to it. Raises IoError."""
-        reach_file(self._io, self._name, lambda: self.file.writelines(pieces))
+        """Append pieces. Raises IoError."""
+        call_blocking_file(self._io, self._name, lambda: self.file.writelines(pieces))
 
     def finish(self) -> None:
-        """Give it its name. Raises IoError."""
-        reach_file(self._io, self._name, self._close_and_rename)
-        self._finished = True
+        """Close the file and give it its name. Raises IoError."""
+        call_blocking_file(self._io, self._name, self._close_and_rename)
+        self._is_finished = True
 
     def abort(self) -> None:
-        """Drop it, unless it is finished."""
-        if not self._finished:
-            self._finished = True
-            reach_file(self._io, self._name, self._drop)
+        """Remove the file, unless it is finished."""
+        if not self._is_finished:
+            self._is_finished = True
+            call_blocking_file(self._io, self._name, self._close_and_remove)
 
     def __enter__(self) -> NewFile:
         return self
@@ -246,47 +237,45 @@ class NewFile:
         self.file.close()
         if self._path != self._name:
             self._io.rename(self._path, self._name)
-        self._keep()
+        self._detach_finalizer()
 
-    def _drop(self) -> None:
+    def _close_and_remove(self) -> None:
         try:
             self.file.close()
-        except OSError:  # what was in the buffer had no room
+        except OSError:  # no space on the disk for buffered bytes
             pass
         self._io.remove(self._path)
-        self._keep()
+        self._detach_finalizer()
 
-    def _keep(self) -> None:
-        if self._leftover is not None:
-            self._leftover.detach()
+    def _detach_finalizer(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer.detach()
 
 
-def reach_file(io: Io, name: str, work: Callable[[], T]) -> T:
-    """As `reach`, for work with open files, which has errors of the system. Raises IoError."""
+def call_blocking_file(io: Io, name: str, work: Callable[[], T]) -> T:
+    """Call like `call_blocking`, and convert OSError, which open files raise, to IoError."""
     try:
-        return reach(io, name, work)
+        return call_blocking(io, name, work)
     except OSError as error:
         raise IoError.of(error, name) from None
 
 
-def _unlink(path: str) -> None:
+def _try_unlink(path: str) -> None:
     try:
         os.unlink(path)
-    except OSError:  # it is gone, or its disk
+    except OSError:  # the file or its disk is gone
         pass
 
 
-# ---- A named pipe, a serial line or another file that is no store: whoever reads or writes it waits in a greenlet,
-# without
-# a thread.
+# ---- Named pipes, serial lines and other special files: reading and writing blocks a greenlet, not a thread.
 
 _READ, _WRITE = 1, 2
-_LOOK_S = 0.05  # between two looks whether somebody reads the pipe: the system tells nobody who waits to write
+_POLL_S = 0.05  # interval of trying to open a pipe for writing: the system has no event for its first reader
 MAX_PIPE_READ_BYTES = 1 << 20  # of one read: a device may have no end
 
 
 def is_special(path: str) -> bool:
-    """Tell whether a file is neither regular nor a folder."""
+    """Return whether a file is neither regular nor a folder."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -295,14 +284,14 @@ def is_special(path: str) -> bool:
 
 
 class PipeFile(io.RawIOBase):
-    """An open special file. Opening never waits: to write, the first `write` waits until somebody reads.
+    """An open special file. Opening does not block; the first `write` to a pipe blocks until it has a reader.
 
     Args:
-        path: the file.
-        mode: as `open` takes it.
+        path: path of the file.
+        mode: mode, as for `open`.
 
     Raises:
-        OSError: what the system says.
+        OSError: an error of the system.
     """
 
     def __init__(self, path: str, mode: str) -> None:
@@ -320,25 +309,27 @@ class PipeFile(io.RawIOBase):
         self._fd = os.open(self._path, access | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
 
     def readable(self) -> bool:
-        """Tell whether it was opened to read."""
+        """Return whether it is open for reading."""
         return self._reads
 
     def writable(self) -> bool:
-        """Tell whether it was opened to write."""
+        """Return whether it is open for writing."""
         return self._writes
 
     def read(self, size: int = -1) -> bytes:
-        """Read what there is next, at most `size` bytes and at most MAX_PIPE_READ_BYTES; empty once the other closed.
-        Blocks this greenlet.
+        """Read the next bytes, at most `size` and MAX_PIPE_READ_BYTES; blocks this greenlet.
+
+        Returns:
+            the bytes; empty after the other end has closed.
 
         Raises:
-            IoError: it was closed meanwhile, or opened to write.
-            OSError: what the system says.
+            IoError: the file was closed meanwhile, or is open for writing only.
+            OSError: an error of the system.
         """
         if not self._reads:
             raise IoError("noaccess", "the file was opened for writing")
         wanted = MAX_PIPE_READ_BYTES if size < 0 else min(size, MAX_PIPE_READ_BYTES)
-        self._wait(_READ)  # also for a pipe's first writer: until then a read would say that it is at its end
+        self._wait(_READ)  # before the first writer of a pipe, a read would return the end of the file
         while True:
             try:
                 return os.read(self._live(), wanted)
@@ -346,7 +337,7 @@ class PipeFile(io.RawIOBase):
                 self._wait(_READ)
 
     def write(self, data: Any) -> int:
-        """Write all of `data`; blocks this greenlet until somebody has taken it. Raises as `read`."""
+        """Write all of `data`; blocks this greenlet until the other end accepts it. Raises as `read`."""
         if not self._writes:
             raise IoError("noaccess", "the file was opened for reading")
         rest = memoryview(data)
@@ -358,17 +349,17 @@ class PipeFile(io.RawIOBase):
         return len(data)
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        """Raise IoError: it has no positions."""
+        """Raise IoError: a special file has no positions."""
         raise IoError("noimplementation", f"{self._path} has no positions")
 
     def close(self) -> None:
-        """Close it; whoever waits gets an IoError."""
+        """Close the file and raise IoError in waiting greenlets."""
         hub = get_hub()
         for watcher in self._waiting:
             hub.cancel_wait(watcher, IoError("ioerror", f"{self._path} was closed"))
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
-            hub.loop.run_callback(os.close, fd)  # when nobody watches it any more
+            hub.loop.run_callback(os.close, fd)  # after the watchers are stopped
         super().close()
 
     def _live(self) -> int:
@@ -383,7 +374,7 @@ class PipeFile(io.RawIOBase):
             except OSError as error:
                 if error.errno != errno.ENXIO:
                     raise
-                gevent.sleep(_LOOK_S)
+                gevent.sleep(_POLL_S)
         return self._fd
 
     def _wait(self, events: int) -> None:

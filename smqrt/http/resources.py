@@ -1,5 +1,6 @@
-"""Resources: trees of files (folders, ZIP archives, virtual files) behind one interface (spec: bas-api §6, error words:
-§15).
+"""Interface of file trees: folders, ZIP archives, virtual files (spec: bas-api §6).
+
+Error words: spec: bas-api §15.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class IoError(SmqrtError):
     """A file operation failed.
 
     Attributes:
-        word: the short name applications test (spec: bas-api §15).
+        word: error word for applications (spec: bas-api §15).
     """
 
     def __init__(self, word: str, detail: str = "") -> None:
@@ -48,7 +49,7 @@ class IoError(SmqrtError):
 
     @classmethod
     def of(cls, error: OSError, name: str) -> IoError:
-        """Translate an error of the system about `name`."""
+        """Return the IoError for an error of the system with the file `name`."""
         return cls(_WORDS.get(error.errno or 0, "ioerror"), f"{name}: {error.strerror or error}")
 
 
@@ -57,11 +58,11 @@ class Stat:
     """A file or directory.
 
     Attributes:
-        name: its own name, without directories.
+        name: name without directories.
         size: in bytes.
-        mtime: last change, in seconds since 1970.
+        mtime: time of the last change, in seconds since 1970.
         isdir: whether it is a directory.
-        version: differs when the content may differ.
+        version: a value that differs if the content may differ.
     """
 
     name: str
@@ -72,10 +73,10 @@ class Stat:
 
 
 def segments(name: str) -> list[str]:
-    """Split a name into its parts, without empty ones, "." and "..".
+    """Split a name into its parts, resolving "." and "..".
 
     Raises:
-        IoError: "invalidname" for NUL, a backslash, or ".." that leads above the root.
+        IoError: "invalidname", it has a NUL or a backslash, or leads above the root.
     """
     if "\0" in name or "\\" in name:
         raise IoError("invalidname", f"{name!r} has a NUL or a backslash")
@@ -97,70 +98,69 @@ class Io:
     """
 
     kind = "io"
-    """What `resourcetype` tells: "disk" or "zip"."""
+    """Kind of the tree, as `resourcetype` returns it: "disk" or "zip"."""
     private = Private()
-    """Tells what no client is shown, beside what is hidden everywhere."""
+    """Rules for files that clients cannot see, besides hidden ones."""
     in_loop = False
-    """Whether its operations run in the loop's own thread, where they block the greenlet: those of an io in Lua. All
-    others are for threads, see `smqrt.http.blocking_io`."""
+    """Whether operations run in the thread of the loop, as for an io in Lua. They block only the greenlet. All others
+    are for threads, see `smqrt.http.blocking_io`."""
 
     def place(self, name: str = "") -> str:
-        """Give the absolute path on whose disk an operation on `name` waits; "" when that is no disk."""
+        """Return an absolute path on the disk that an operation on `name` uses; "" without a disk."""
         return ""
 
     def is_near(self, name: str = "") -> bool:
-        """Tell whether looking at a file and opening it for reading takes no time worth a thread, because everything
-        lies on a disk of this machine."""
+        """Return whether `stat` and opening for reading need no thread, because all files are on a local disk."""
         return False
 
     def stat_now(self, name: str) -> Stat | None:
-        """Look as `stat` does, in the loop; None when that may take time."""
+        """Return the result of `stat`, in the loop; None if that may block."""
         return None
 
     def open_now(self, name: str) -> int | None:
-        """Open a regular file to read, in the loop, and give its descriptor; None when that may take time."""
+        """Open a regular file for reading, in the loop, and return its descriptor; None if that may block."""
         return None
 
     def open(self, name: str, mode: str = "r") -> IO[bytes]:
-        """Open a file; mode "r", "w", "a", each also with "+". Always binary."""
+        """Open a file in binary mode "r", "w" or "a", each also with "+"."""
         raise IoError("noimplementation", f"cannot open {name}")
 
     def stat(self, name: str) -> Stat:
-        """Look at a file or directory."""
-        raise IoError("noimplementation", f"cannot look at {name}")
+        """Return the stat of a file or directory."""
+        raise IoError("noimplementation", f"no stat of {name}")
 
     def files(self, path: str = "") -> Iterator[Stat]:
         """Iterate over the entries of a directory."""
         raise IoError("noimplementation", f"cannot list {path}")
 
     def sub(self, path: str) -> Io:
-        """Make an io whose root is a directory of this one, or a ZIP file in it."""
+        """Return an io whose root is a directory of this one, or a ZIP file in it."""
         raise IoError("noimplementation", f"cannot open {path}")
 
     def published(self, name: str) -> Stat:
-        """Look at what may be shown to a client under this name: a regular file or directory that no link smuggled
-        in."""
-        self._refuse_private("/".join(segments(name)))
+        """Return the stat of a file or directory that clients may see under this name, without links out of the
+        tree."""
+        self._reject_private("/".join(segments(name)))
         return self.stat(name)
 
-    def _refuse_private(self, name: str) -> None:
+    def _reject_private(self, name: str) -> None:
         if self.private.name(name):
-            raise IoError("notfound", f"{name} is not for clients")
+            raise IoError("notfound", f"{name} is private")
 
     def version(self, name: str) -> Hashable:
-        """Give the version a `Stat` of this name would have, cheaply; None when there is nothing."""
+        """Return the version that a `Stat` of this name would have; None if clients may see no such file."""
         try:
             return self.published(name).version
         except IoError:
             return None
 
     def read_published(self, name: str, limit_bytes: int) -> tuple[Stat, bytes]:
-        """Read a file that may be shown, at most `limit_bytes` of it, and look at what was read."""
+        """Read at most `limit_bytes` of a file that clients may see; return its stat and content."""
         with self.open_published(name) as file:
             return self.published(name), file.read(limit_bytes)
 
     def open_published(self, name: str) -> IO[bytes]:
-        """Open a file that may be shown to a client."""
+        """Open a file that clients may see."""
         self.published(name)
         return self.open(name)
 
@@ -170,7 +170,7 @@ class Io:
             return file.read()
 
     def mkdir(self, name: str) -> None:
-        """Make a directory."""
+        """Create a directory."""
         raise IoError("noaccess", f"{name}: read only")
 
     def rmdir(self, name: str) -> None:
@@ -182,22 +182,22 @@ class Io:
         raise IoError("noaccess", f"{name}: read only")
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file or directory; replaces a file of the new name."""
+        """Rename a file or directory; replaces an existing file of the new name."""
         raise IoError("noaccess", f"{old}: read only")
 
     def realpath(self, name: str = "") -> str:
-        """Give the path the operating system knows."""
+        """Return the path in the operating system."""
         raise IoError("noimplementation", f"{name} has no path")
 
 
-# ---- Files that are made when somebody reads them: the io objects "vm" of applications.
+# ---- Files that are generated when they are read: the io objects "vm" of applications.
 
 
 class VirtualIo(Io):
-    """A read-only tree of files that are functions.
+    """A read-only tree of generated files.
 
     Args:
-        files: name and maker of each; a maker that raises OSError has no file to offer.
+        files: functions that generate the content, by name. A function may raise OSError.
         prefix: the folder in it that is the root.
     """
 
@@ -206,7 +206,7 @@ class VirtualIo(Io):
     def __init__(self, files: Mapping[str, Callable[[], bytes]], prefix: str = "") -> None:
         self._files = files
         self._prefix = prefix
-        self._made = int(time.time())
+        self._created_s = int(time.time())
 
     def open(self, name: str, mode: str = "r") -> IO[bytes]:
         """See `Io.open`."""
@@ -219,15 +219,15 @@ class VirtualIo(Io):
         path = self._path(name)
         own = path.rpartition("/")[2]
         if path in self._files:
-            return Stat(own, len(self._content(path)), self._made, False)
-        if not any(self._below(path)):
+            return Stat(own, len(self._content(path)), self._created_s, False)
+        if not any(self._names_below(path)):
             raise IoError("notfound", name)
-        return Stat(own, 0, self._made, True)
+        return Stat(own, 0, self._created_s, True)
 
     def files(self, path: str = "") -> Iterator[Stat]:
         """See `Io.files`."""
         folder = self._path(path)
-        children = sorted({rest.partition("/")[0] for rest in self._below(folder)})
+        children = sorted({rest.partition("/")[0] for rest in self._names_below(folder)})
         if not children:
             raise IoError("notfound", path)
         return (self.stat(f"{path}/{child}") for child in children)
@@ -235,40 +235,40 @@ class VirtualIo(Io):
     def sub(self, path: str) -> Io:
         """See `Io.sub`."""
         if not self.stat(path).isdir:
-            raise IoError("notfound", f"{path} is no folder")
+            raise IoError("notfound", f"{path} is not a folder")
         return VirtualIo(self._files, self._path(path))
 
     def realpath(self, name: str = "") -> str:
-        """See `Io.realpath`; these files have no path, so it is one that names the io."""
+        """See `Io.realpath`. Generated files have no path, so the result only names the io."""
         return f"vm:/{self._path(name)}"
 
     def _path(self, name: str) -> str:
         parts = segments(name)
         return "/".join([self._prefix, *parts] if self._prefix else parts)
 
-    def _below(self, path: str) -> Iterator[str]:
+    def _names_below(self, path: str) -> Iterator[str]:
         start = path + "/" if path else ""
         return (name[len(start) :] for name in self._files if name.startswith(start))
 
     def _content(self, path: str) -> bytes:
-        maker = self._files.get(path)
-        if maker is None:
+        generate = self._files.get(path)
+        if generate is None:
             raise IoError("notfound", path)
         try:
-            return maker()
+            return generate()
         except OSError as error:
             raise IoError.of(error, path) from None
 
 
 def server_io() -> VirtualIo:
-    """What every server has: a certificate for trying TLS out, made by itself (spec: bas-api §10)."""
+    """Return the files of every server: a self-signed certificate for tests of TLS (spec: bas-api §10)."""
+
+    def certificate(part: int) -> bytes:
+        return Path(self_signed_pair("localhost")[part]).read_bytes()
+
     return VirtualIo(
         {
-            ".certificate/MakoServer.pem": lambda: _certificate(0),
-            ".certificate/MakoServer.key": lambda: _certificate(1),
+            ".certificate/MakoServer.pem": lambda: certificate(0),
+            ".certificate/MakoServer.key": lambda: certificate(1),
         }
     )
-
-
-def _certificate(part: int) -> bytes:
-    return Path(self_signed_pair("localhost")[part]).read_bytes()

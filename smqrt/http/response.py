@@ -1,4 +1,4 @@
-"""The answer of one exchange: buffered, and sent in one piece with its length when it fits."""
+"""HTTP responses: buffered, and sent at once with their length if they fit."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from smqrt.http.headers import Headers, date_line, error_page, reason, set_cooki
 from smqrt.loop.scheduling import Turn
 from smqrt.smq.messages import json_bytes
 
-BUFFER_BYTES = 8192  # a response up to this size leaves in one send with its length (spec: bas-api §2.2)
+BUFFER_BYTES = 8192  # a response up to this size is sent at once, with its length (spec: bas-api §2.2)
 _OK = b"HTTP/1.1 200 OK\r\n"
 
 
 class ResponseConnection(Protocol):
-    """What a response needs of its connection, which is `smqrt.http.server.HttpConnection`."""
+    """The parts of `smqrt.http.server.HttpConnection` that a response uses."""
 
     is_https: bool
 
     def can_keep_alive(self, is_over: bool) -> bool:
-        """Whether the connection can take another request behind this one; `is_over`: the response is complete."""
+        """Return whether the connection can carry another request. `is_over`: whether the response is complete."""
 
     def send(self, data: bytes) -> None:
         """Send all of `data`; may block the greenlet. Raises ClientGoneError."""
 
 
 class Draft(NamedTuple):
-    """A response that was not sent yet: status, header fields, what was written, and its bytes."""
+    """A saved response that was not sent yet: status, header fields, body and its size in bytes."""
 
     status: int
     headers: Headers
@@ -37,16 +37,16 @@ class Draft(NamedTuple):
 
 
 class Response:
-    """The answer: buffered, and sent in one piece with its length when it fits.
+    """A response: buffered, and sent at once with its length if it fits.
 
     Attributes:
         status: the status code.
         committed: whether the head was sent.
-        ended: whether it is complete (or dead, after `detach`); later writes are ignored.
-        size: bytes written to the body.
-        close: end the connection behind it.
+        ended: whether it is complete, or its connection was detached. Later writes are ignored.
+        size: bytes of the body so far.
+        close: whether to close the connection after the response.
         before_send: called before anything is sent; must not block.
-        finishers: called with the header lines, to add those that are in every answer; they stay when it is reset.
+        finishers: called with the header lines, to add those of every response. `reset` keeps them.
     """
 
     __slots__ = (
@@ -54,7 +54,7 @@ class Response:
         "_chunked",
         "_connection",
         "_headers",
-        "_left",
+        "_missing",
         "_parts",
         "_is_head",
         "before_send",
@@ -71,14 +71,14 @@ class Response:
     def __init__(self, connection: ResponseConnection, method: str, version: str) -> None:
         self._connection = connection
         self.secure = connection.is_https
-        self._is_head = method == "HEAD"  # and not the request itself: a cycle would keep both until a collection
+        self._is_head = method == "HEAD"  # no reference to the request: the cycle would need garbage collection
         self._version = version
         self._parts: list[bytes] = []
         self._buffered = 0
         self._chunked = False
-        self._left: int | None = None  # bytes the announced Content-Length still waits for
+        self._missing: int | None = None  # missing bytes of the announced Content-Length
         self.status = 200
-        self._headers: Headers | None = None  # made when the first field is set: most static answers have none
+        self._headers: Headers | None = None  # created with the first field: most static files have none
         self.committed = False
         self.ended = False
         self.close = False
@@ -88,28 +88,30 @@ class Response:
 
     @property
     def headers(self) -> Headers:
-        """The header fields; `Date`, `Connection` and the framing are added when the head is sent."""
+        """Header fields. The server adds `Date`, `Connection` and the framing when it sends the head."""
         if self._headers is None:
             self._headers = Headers()
         return self._headers
 
     def is_untouched(self) -> bool:
-        """Whether no status, no field and no byte was set yet."""
+        """Return whether no status, header field or body was set yet."""
         return self._headers is None and self.status == 200 and not self.size
 
     def write(self, data: bytes | str) -> None:
-        """Add to the body; sends when the buffer is full, which may block the greenlet.
+        """Append to the body. Sends when the buffer is full, which may block the greenlet.
 
         Args:
-            data: text is sent as UTF-8, and is HTML when no Content-Type was set before.
+            data: bytes, or text, which is sent as UTF-8 and is HTML unless a Content-Type was set before.
 
         Raises:
-            ClientGoneError: the client is gone.
+            ClientGoneError: the client has closed the connection.
         """
         if self.ended:
             return
         if isinstance(data, str):
-            data = self._encoded(data)
+            if not self.committed and not self.size and "content-type" not in self.headers:
+                self.headers.set("Content-Type", "text/html; charset=utf-8")
+            data = data.encode("utf-8", "surrogateescape")
         self._parts.append(data)
         self.size += len(data)
         self._buffered += len(data)
@@ -117,7 +119,7 @@ class Response:
             self.flush()
 
     def flush(self) -> None:
-        """Send the head and what was written so far. Raises as `write`."""
+        """Send the head and the buffered body. Raises as `write`."""
         if self.ended:
             return
         if self.before_send is not None:
@@ -126,7 +128,7 @@ class Response:
         self._send(head + self._framed(self._take()))
 
     def end(self, data: bytes = b"") -> None:
-        """Complete the response, with a last piece of the body. Raises as `write`."""
+        """Complete the response with a last piece of the body. Raises as `write`."""
         if self.ended:
             return
         if self.before_send is not None:
@@ -135,31 +137,33 @@ class Response:
         self.size += len(data)
         body = self._take()
         self.ended = True
-        if self.committed:
-            self._end_stream(body)
-        else:
+        if not self.committed:
             self.committed = True
-            self._send(self._head(self._length_lines(len(body))) + (b"" if self._bodyless else body))
+            self._send(self._head(self._length_line(len(body))) + (b"" if self._has_no_body else body))
+            return
+        has_body = not self._has_no_body
+        self._send(self._framed(body) + (b"0\r\n\r\n" if self._chunked and has_body else b""))
+        if self._missing and has_body:
+            self.close = True  # shorter than announced: only closing the connection shows that to the client
 
     def hand_over(self, more: bytes) -> tuple[bytes, bool]:
-        """End a response whose head was sent, because its connection gets another owner, who goes on with the body.
+        """End a response whose head was sent, because another owner of its connection continues the body.
 
         Args:
-            more: is written behind what was written so far.
+            more: further bytes of the body.
 
         Returns:
-            what was written and is not sent yet, framed; whether what follows has to be sent in chunks, and ended with
-            an empty one.
+            the unsent bytes, framed; and whether further bytes must be sent in chunks, with an empty chunk at the end.
         """
         unsent = self._framed(self._take() + more)
         self.ended = True
-        return unsent, self._chunked and not self._bodyless
+        return unsent, self._chunked and not self._has_no_body
 
     def send_ready(self, head: bytes, body: bytes) -> None:
-        """End a response that `is_untouched` with a head built beforehand. Raises as `write`.
+        """End a response that `is_untouched` with a prepared head. Raises as `write`.
 
         Args:
-            head: status line and fields with the length, without `Date` and the empty line.
+            head: status line and header fields including the length, without `Date` and the empty line.
         """
         if self.before_send is not None:
             self.before_send()
@@ -172,14 +176,15 @@ class Response:
         self._connection.send(b"".join((head, self._connection_line(), date_line(), b"\r\n", body)))
 
     def reset(self, what: str = "all") -> None:
-        """Drop what was written ("buffer"), the header fields but cookies ("headers"), or both ("all"). The status
-        stays (spec: bas-api §17).
+        """Discard the body ("buffer"), the header fields except cookies ("headers"), or both ("all").
+
+        The status does not change (spec: bas-api §17).
 
         Raises:
             RuntimeError: the head was sent already.
         """
         if self.committed:
-            raise RuntimeError("the response has begun: it can't be reset any more")
+            raise RuntimeError("the response has begun: it cannot be reset")
         if what in ("all", "headers"):
             self.headers.clear()
         if what in ("all", "buffer"):
@@ -187,18 +192,18 @@ class Response:
             self.size = 0
 
     def draft(self) -> Draft:
-        """Give what `restore` needs to undo a `reset`."""
+        """Return the state of the response, for `restore` after a `reset`."""
         return Draft(self.status, self.headers.copy(), tuple(self._parts), self.size)
 
     def restore(self, draft: Draft) -> None:
-        """Be again as `draft` says, unless the head was sent meanwhile."""
+        """Restore the state of a draft, unless the head was sent meanwhile."""
         if not self.committed:
             self.status, self._headers, self.size = draft.status, draft.headers, draft.size
             self._parts = list(draft.parts)
             self._buffered = sum(map(len, draft.parts))
 
     def error(self, status: int, detail: str = "", headers: dict[str, str] | None = None) -> None:
-        """End the response with a small error page, in place of what was written. Raises as `write`, and as `reset`."""
+        """End the response with an error page, replacing the body. Raises as `write` and `reset`."""
         if self.ended:
             return
         self.reset()
@@ -210,7 +215,7 @@ class Response:
         self.end(error_page(status, detail))
 
     def show_failure(self, language: str, failure: str, as_json: bool) -> None:
-        """Put a failure into the response, see `Request.report_failure`."""
+        """Write a failure into the response, see `Request.report_failure`."""
         if self.committed:
             self.write(f"\n<pre>{language} error: {escape(failure)}</pre>\n".encode())
             return
@@ -225,14 +230,14 @@ class Response:
         self.write(f"{language} error: {failure}\n".encode("utf-8", "backslashreplace"))
 
     def json(self, value: object, status: int | None = None) -> None:
-        """End the response with a value in JSON, in place of what was written. Raises as `write`, and as `reset`.
+        """End the response with a value in JSON, replacing the body. Raises as `write` and `reset`.
 
         Args:
-            value: what JSON knows: dict, list, tuple, text, number, bool, None; NaN and the infinities become null.
-            status: the status code; as it was set before when there is none.
+            value: dict, list, tuple, text, number, bool or None. NaN and infinities become null.
+            status: status code; None keeps the present one.
 
         Raises:
-            ArgumentError: JSON does not know it.
+            ArgumentError: JSON has no such value.
         """
         if self.ended:
             return
@@ -245,15 +250,15 @@ class Response:
         self.end(text)
 
     def stream(self, pieces: Iterable[bytes | str]) -> None:
-        """Send each piece when it is there, and end the response; blocks the greenlet while the client does not read.
-        A generator is closed when the client leaves. Raises as `write`.
+        """Send each piece as soon as it exists, then end the response; blocks the greenlet while the client does not
+        read. A generator is closed when the client disconnects. Raises as `write`.
 
         Args:
-            pieces: of the body.
+            pieces: pieces of the body.
         """
         turn = Turn()
         try:
-            for piece in () if self._is_head else pieces:  # they may have no end
+            for piece in () if self._is_head else pieces:  # the pieces may have no end
                 self.write(piece)
                 self.flush()
                 turn.yield_if_due()
@@ -282,15 +287,15 @@ class Response:
         """Add a cookie (RFC 6265).
 
         Args:
-            name, value: of the cookie.
-            path, domain: where the browser sends it.
-            max_age_s: how long the browser keeps it, 0 makes it forget it; without, until the browser ends.
-            secure: whether it goes over TLS only; without, when this request came over TLS.
-            httponly: whether scripts don't see it.
-            samesite: "Lax", "Strict", or "None", which browsers take from secure cookies only.
+            name, value: name and value of the cookie.
+            path, domain: paths and hosts to which the browser sends it.
+            max_age_s: lifetime; 0 deletes the cookie, None keeps it until the browser ends.
+            secure: whether the browser sends it over TLS only. None: if the client uses TLS for this request.
+            httponly: whether scripts have no access to it.
+            samesite: "Lax", "Strict", or "None", which browsers accept for secure cookies only.
 
         Raises:
-            ValueError: a part has a semicolon or a control character, or the name is no token.
+            ValueError: a part has a semicolon or a control character, or the name is not a token.
         """
         wanted: dict[str, str | bool | None] = {
             "Path": path,
@@ -304,16 +309,11 @@ class Response:
         self.headers.add("Set-Cookie", set_cookie_field(name, value, attributes))
 
     def delete_cookie(self, name: str, *, path: str = "/", domain: str | None = None) -> None:
-        """Make the browser forget a cookie; `path` and `domain` are those it was set with. Raises as `set_cookie`."""
+        """Delete a cookie in the browser. `path` and `domain` must be those of the cookie. Raises as `set_cookie`."""
         self.set_cookie(name, "", path=path, domain=domain, max_age_s=0)
 
-    def _encoded(self, text: str) -> bytes:
-        if not self.committed and not self.size and "content-type" not in self.headers:
-            self.headers.set("Content-Type", "text/html; charset=utf-8")
-        return text.encode("utf-8", "surrogateescape")
-
     @property
-    def _bodyless(self) -> bool:
+    def _has_no_body(self) -> bool:
         return self._is_head or self.status in (204, 304) or self.status < 200
 
     def _take(self) -> bytes:
@@ -327,10 +327,9 @@ class Response:
             self._connection.send(data)
 
     def _begin_stream(self) -> bytes:
-        declared = self.headers.get("content-length")
-        if declared is not None and declared.isascii() and declared.isdigit():
-            self._left = int(declared)
-            framing = f"Content-Length: {self._left}\r\n".encode()
+        self._missing = self._declared_length()
+        if self._missing is not None:
+            framing = b"Content-Length: %d\r\n" % self._missing
         elif self._version == "1.0":
             self.close, framing = True, b""
         else:
@@ -340,27 +339,25 @@ class Response:
         return head
 
     def _framed(self, data: bytes) -> bytes:
-        if not data or self._bodyless:
+        if not data or self._has_no_body:
             return b""
         if self._chunked:
             return b"%x\r\n%b\r\n" % (len(data), data)
-        if self._left is not None:
-            data = data[: self._left]
-            self._left -= len(data)
+        if self._missing is not None:
+            data = data[: self._missing]
+            self._missing -= len(data)
         return data
 
-    def _end_stream(self, body: bytes) -> None:
-        end = b"0\r\n\r\n" if self._chunked and not self._bodyless else b""
-        self._send(self._framed(body) + end)
-        if self._left and not self._bodyless:
-            self.close = True  # shorter than announced: only the end of the connection can tell
+    def _declared_length(self) -> int | None:
+        """Return the Content-Length that the handler has set, None without a valid one."""
+        declared = self.headers.get("content-length")
+        return int(declared) if declared is not None and declared.isascii() and declared.isdigit() else None
 
-    def _length_lines(self, length: int) -> bytes:
+    def _length_line(self, length: int) -> bytes:
         if self.status in (204, 304) or self.status < 200:
             return b""
         if self._is_head and not length:
-            declared = self.headers.get("content-length")
-            length = int(declared) if declared is not None and declared.isascii() and declared.isdigit() else 0
+            length = self._declared_length() or 0  # the length that a GET would have
         return b"Content-Length: %d\r\n" % length
 
     def _head(self, framing: bytes) -> bytes:
@@ -373,7 +370,7 @@ class Response:
 
     def _connection_line(self) -> bytes:
         if not self._connection.can_keep_alive(self.ended) or (
-            self._headers and self._headers.says("connection", "close")
+            self._headers and self._headers.has_token("connection", "close")
         ):
             self.close = True
         if self.close:

@@ -1,12 +1,12 @@
-"""The HTTP server and its connections, each driven by its READ watcher, with a worker for each exchange.
+"""HTTP server and its connections, with a pooled greenlet for each exchange.
 
-    waiting for a head ──head complete──▶ busy (a worker runs the handler) ──response sent──▶ waiting …
-         │                                   │ detach(): another owner           │ no keep-alive
-         └──────── deadline, end of stream, malformed head ──▶ graceful close ◀──┘
+    waiting for a head ──head complete──▶ busy (a greenlet runs the handler) ──response sent──▶ waiting …
+         │                                   │ detach(): another owner             │ no keep-alive
+         └──────── deadline, end of stream, malformed head ──▶ graceful close ◀────┘
 
-While a request is busy nothing further is read, so a client that pipelines is held back by TCP, and answers keep
-their order. Callbacks of the Hub greenlet: `_readable`, `_go_on`, `expired`. Everything a handler calls runs in its
-worker and may block.
+The READ watcher of a connection drives it. While it is busy, nothing further is read: TCP slows down a client that
+pipelines, and responses keep their order. The loop calls `_readable`, `_resume` and `expired`. Everything that a
+handler calls runs in its pooled greenlet and may block.
 """
 
 from __future__ import annotations
@@ -39,49 +39,49 @@ from smqrt.wire.connection_state import Life, moved
 log = logging.getLogger("smqrt")
 
 _READ, _WRITE = 1, 2
-_END = b"\r\n\r\n"
+_HEAD_END = b"\r\n\r\n"
 _CR = 13
-_LOOKED_AT_BYTES = 16384  # of a body that came with its head
-_REQUESTS_AT_ONCE = 4  # then the others who wait have a turn
-_buffer = bytearray(65536)  # shared: what is received is copied out before anything else can receive
+_CHECKED_BODY_BYTES = 16384  # bytes of a chunked body, received with its head, that are checked before the handler runs
+_REQUESTS_AT_ONCE = 4  # before other connections have a turn
+_buffer = bytearray(65536)  # shared by all connections: received bytes are copied before the next receive
 _view = memoryview(_buffer)
-_LATE = object()
+_TIMED_OUT = object()
 
 
 class Dispatcher(Protocol):
-    """What answers requests: `tree.Root`."""
+    """The handler of all requests: `tree.Root`."""
 
     def dispatch(self, request: Request) -> None:
-        """Answer `request`; runs in a worker and may block."""
+        """Respond to a request; runs in a pooled greenlet and may block."""
 
     def cors(self, path: str) -> Cors | None:
-        """The rules for pages of other hosts that an application has for a path; None for those of the server."""
+        """Return the CORS rules of an application for a path; None for those of the server."""
 
 
 class RequestObserver(Protocol):
-    """What is told of requests; must not block."""
+    """An observer of requests; must not block."""
 
     def began(self, request: Request) -> None:
-        """Before `request` is answered."""
+        """Called before the handler of `request`."""
 
     def ended(self, request: Request, is_detached: bool) -> None:
-        """The answer is complete, or the connection was taken away."""
+        """Called when the response is complete or the connection was detached."""
 
 
 class HttpServer:
-    """Speaks HTTP on the connections it is given.
+    """An HTTP server for accepted connections.
 
     Args:
-        root: answers the requests.
-        limits: what a client may take.
-        access: what is asked of every request.
-        logins: who is logged in.
+        root: handles the requests.
+        limits: limits for one client.
+        access: checks of every request.
+        logins: the logins of users.
 
     Attributes:
-        observers: are told of every request; usually there are none.
-        on_refused: is told of what was no request: address, status, why.
-        challenge_answer: gives what a certificate authority expects at a path, None where it expects nothing.
-        proxies: those in front of the server; None when nobody is believed.
+        observers: observers of every request; usually empty.
+        on_refused: called for malformed requests with address, status and reason.
+        challenge_answer: returns the ACME challenge response for a path, None for other paths.
+        proxies: trusted proxies; None without any.
     """
 
     def __init__(
@@ -109,15 +109,15 @@ class HttpServer:
         self._deadlines = Deadlines(min(0.25, shortest / 4))
 
     def __len__(self) -> int:
-        """How many connections there are, detached ones not counted."""
+        """Return the number of connections, without detached ones."""
         return len(self._connections)
 
     def accepted(self, transport: Transport, peer: Address, secure: bool = False, data: bytes = b"") -> None:
-        """Take a new connection; fits `Listener`'s `on_accept`.
+        """Serve a new connection. Fits the argument `on_accept` of `Listener`.
 
         Args:
             transport: a non-blocking socket, or a `TlsTransport` after its handshake (then `secure`).
-            peer: the client's address as `accept` gave it.
+            peer: address of the client as `accept` returned it.
             secure: whether the transport is TLS.
             data: bytes that were received already.
         """
@@ -126,34 +126,35 @@ class HttpServer:
         self._deadlines.watch(connection)
 
     def accepted_secure(self, transport: Transport, peer: Address) -> None:
-        """Take a new TLS connection."""
+        """Serve a new TLS connection."""
         self.accepted(transport, peer, secure=True)
 
     def forget(self, connection: HttpConnection) -> None:
-        """Called by a connection that ended or was detached."""
+        """Remove a connection that ended or was detached."""
         self._connections.discard(connection)
         self._deadlines.forget(connection)
 
     def drain(self, timeout_s: float = 5.0) -> bool:
-        """Answer the requests that have arrived, wholly or in part, and close all other connections; blocks the
-        greenlet.
+        """Respond to requests that have arrived, also in part, and close all other connections; blocks the greenlet.
 
         Returns:
-            whether all were finished in time.
+            whether all connections were closed in time.
         """
         self.draining = True
         end, turn = monotonic() + timeout_s, Turn()
         while True:
             for connection in [c for c in self._connections if not c.busy]:
-                in_hub(connection.leave)
+                in_hub(connection.close_if_idle)
                 turn.yield_if_due()
             if not self._connections or monotonic() > end:
                 return not self._connections
             gevent.sleep(0.02)
 
     def release_idle(self) -> Iterator[tuple[Transport, tuple[str, int], bytes]]:
-        """Give away the connections without TLS on which nothing is being answered: transport, client's address, and
-        what has come of the next request. The others are answered here, and closed then.
+        """Detach the idle connections without TLS. The others are served here and closed after their response.
+
+        Yields:
+            transport, address of the client, and the received bytes of the next request.
         """
         self.draining = True
         for connection in [one for one in self._connections if not one.busy and not one.secure]:
@@ -170,10 +171,10 @@ class HttpServer:
 
 
 class HttpConnection:
-    """A client's connection.
+    """A connection of a client.
 
     Args:
-        server: gives the limits, the tree, the deadlines.
+        server: the server.
         transport: non-blocking socket or `TlsTransport`.
         peer: address and port of the client.
         secure: whether the transport is TLS.
@@ -194,35 +195,35 @@ class HttpConnection:
         self.peer = peer
         self.secure = secure
         self.is_https = secure or getattr(transport, "client_tls", False)
-        self.data = data  # received and not yet used
+        self.data = data  # received and not yet processed
         self.deadline_s = monotonic() + server.limits.first_byte_s
         self._busy: Request | None = None
-        self._skipped = False  # an empty line before the head
-        self._checked = 0  # length of the beginning of a head that was found good
-        self._parked = False  # the worker of the busy request has blocked
-        self._waiting: greenlet | None = None  # the worker, while it waits for the transport
+        self._skipped = False  # whether an empty line before the head was skipped
+        self._checked = 0  # length of the checked beginning of an incomplete head
+        self._parked = False  # whether the greenlet of the busy request has blocked
+        self._waiting: greenlet | None = None  # the greenlet of the request, while it waits for the transport
         self._writable: Any = None
         self._watcher = get_hub().loop.io(transport.fileno(), _READ)
         self._watcher.start(self._readable)
         if data or (type(transport) is TlsTransport and transport.has_pending):
-            get_hub().loop.run_callback(self._go_on)
+            get_hub().loop.run_callback(self._resume)
 
     @property
     def busy(self) -> bool:
-        """Whether a request is being answered."""
+        """Whether a request is being handled."""
         return self._busy is not None
 
-    # Hub greenlet: receiving heads
+    # In the loop: receiving heads
 
     def _readable(self) -> None:
-        """The watcher's callback: it runs only while `_listens`."""
+        """Receive; the callback of the READ watcher, which is active only while `_is_idle`."""
         if self.server.share.spent():
             self._yield_turn()
         else:
             self._receive()
 
     @property
-    def _listens(self) -> bool:
+    def _is_idle(self) -> bool:
         return self._busy is None and not self.life.over
 
     def _receive(self) -> None:
@@ -239,10 +240,10 @@ class HttpConnection:
         self.data = self.data + data if self.data else data
         self._work_off()
         if self.secure and self.transport is not None and self.transport.has_pending:
-            get_hub().loop.run_callback(self._go_on)
+            get_hub().loop.run_callback(self._resume)
 
     def _work_off(self) -> None:
-        """Answer the requests that have arrived, one after the other, until one blocks or others should have a turn."""
+        """Handle the received requests one by one, until one blocks or other connections are due."""
         try:
             for _ in range(_REQUESTS_AT_ONCE):
                 head = self._cut_head() if self.data and self._busy is None else None
@@ -252,7 +253,7 @@ class HttpConnection:
                 if self.data and self.server.share.spent():
                     break
         except BadRequest as error:
-            self._refuse(error)
+            self._reject(error)
         except Exception:
             log.exception("error while reading from %s", self.peer)
             self.close()
@@ -260,15 +261,15 @@ class HttpConnection:
             self._yield_turn()
 
     def _yield_turn(self) -> None:
-        if self._listens:
+        if self._is_idle:
             self._watcher.stop()
-            self.server.share.later(self._go_on)
+            self.server.share.later(self._resume)
 
     def _cut_head(self) -> bytes | None:
         data = self.data
         if data[0] == _CR and data[:2] == b"\r\n" and not self._skipped:
-            self._skipped, self.data, data = True, data[2:], data[2:]  # RFC 9112 §2.2; one, as some clients send it
-        end = data.find(_END, self._checked - 3 if self._checked > 3 else 0) + 4
+            self._skipped, self.data, data = True, data[2:], data[2:]  # RFC 9112 §2.2: some clients send one empty line
+        end = data.find(_HEAD_END, self._checked - 3 if self._checked > 3 else 0) + 4
         limit = self.server.limits.head_bytes
         if end > limit or (end < 4 and len(data) > limit):
             raise BadRequest(f"the head is longer than {limit} bytes", status=431)
@@ -288,8 +289,8 @@ class HttpConnection:
     def _begin(self, request: Request) -> None:
         if self.server.proxies is not None:
             self.server.proxies.apply(request)
-        if request.content_length is None:  # nobody shall act on a request that is seen to be malformed
-            ChunkedDecoder().feed(self.data[:_LOOKED_AT_BYTES])
+        if request.content_length is None:  # reject a malformed body before a handler acts on the request
+            ChunkedDecoder().feed(self.data[:_CHECKED_BODY_BYTES])
         self._busy = request
         if self.life is Life.OPENING:
             self.life = moved(self.life, Life.OPEN)
@@ -300,9 +301,9 @@ class HttpConnection:
             if self._waiting is None:
                 self._watcher.stop()
 
-    def _go_on(self) -> None:
-        """Continue behind a request that had blocked, or behind a turn of others."""
-        if not self._listens:
+    def _resume(self) -> None:
+        """Continue after a request that had blocked, or after a turn of other connections."""
+        if not self._is_idle:
             return
         if self.server.share.spent():
             self._yield_turn()
@@ -313,26 +314,29 @@ class HttpConnection:
             return
         self._work_off()
         if self.secure and self.transport is not None and self.transport.has_pending:
-            get_hub().loop.run_callback(self._go_on)
+            get_hub().loop.run_callback(self._resume)
 
-    # Worker: one exchange
+    # In a pooled greenlet: one exchange
 
     def _exchange(self, request: Request) -> None:
         try:
             for observer in self.server.observers:
                 observer.began(request)
-            self._answer(request)
+            self._respond(request)
         except ClientGoneError:
             self.close()
         except Exception:
             log.exception("error while answering %s %s", request.method, request.path)
             self.close()
-        except BaseException:  # the worker is being ended
+        except BaseException:  # the greenlet is being killed
             self.close()
             raise
         finally:
-            if self.server.observers:
-                self._observed(request)
+            for observer in self.server.observers:
+                try:
+                    observer.ended(request, self._busy is not request)
+                except Exception:
+                    log.exception("observer failed for %s %s", request.method, request.path)
             request.forget()
         if self._busy is not request:
             return  # detached
@@ -345,55 +349,40 @@ class HttpConnection:
         self.deadline_s = monotonic() + self.server.limits.keep_alive_s
         if self._parked:
             self._parked = False
-            get_hub().loop.run_callback(self._go_on)
+            get_hub().loop.run_callback(self._resume)
 
-    def _observed(self, request: Request) -> None:
-        for observer in self.server.observers:
-            try:
-                observer.ended(request, self._busy is not request)
-            except Exception:
-                log.exception("telling of %s %s failed", request.method, request.path)
-
-    def _answer(self, request: Request) -> None:
+    def _respond(self, request: Request) -> None:
         response = request.response
         try:
             request.cors = self.server.root.cors(request.path)
             find = self.server.challenge_answer
             if find is not None and (found := find(request.path)) is not None:
-                self._answer_challenge(request, found)
+                # A certificate authority: before logins and redirects of applications, and for every host name.
+                response.headers.set("Content-Type", "application/octet-stream")
+                response.headers.set("Cache-Control", "no-store")
+                response.write(found)
             elif not self.server.access.check(request):
                 self.server.root.dispatch(request)
             if request.content_length != 0 and self._busy is request and not request.skip_body():
                 response.close = True
             response.end()
         except HttpError as error:
-            self._answer_error(request, error)
+            self._respond_error(request, error)
         except ClientGoneError:
             raise
         except Exception:
-            self._answer_failure(request)
+            if self._busy is not request or response.committed:
+                log.exception("error in %s %s", request.method, request.path)
+                self._respond_error(request, HttpError(500))
+            else:
+                response.ended = False
+                request.report_failure("Python", traceback.format_exc())
+                response.end()
 
-    @staticmethod
-    def _answer_challenge(request: Request, found: bytes) -> None:
-        """Answer a certificate authority: before logins and redirects of applications, and under every name."""
-        request.response.headers.set("Content-Type", "application/octet-stream")
-        request.response.headers.set("Cache-Control", "no-store")
-        request.response.write(found)
-
-    def _answer_failure(self, request: Request) -> None:
-        response = request.response
-        if self._busy is not request or response.committed:
-            log.exception("error in %s %s", request.method, request.path)
-            self._answer_error(request, HttpError(500))
-        else:
-            response.ended = False
-            request.report_failure("Python", traceback.format_exc())
-            response.end()
-
-    def _answer_error(self, request: Request, error: HttpError) -> None:
+    def _respond_error(self, request: Request, error: HttpError) -> None:
         response = request.response
         if self._busy is not request:
-            return  # detached: not ours to answer
+            return  # detached: another owner responds
         if response.committed or error.close:
             response.close = True
         if not response.committed:
@@ -401,13 +390,13 @@ class HttpConnection:
             response.error(error.status, error.detail, error.headers)
         response.ended = True
 
-    # Worker: what a handler needs
+    # In a pooled greenlet: called by handlers
 
     def can_keep_alive(self, is_over: bool) -> bool:
-        """Whether the connection can take another request behind the busy one.
+        """Return whether the connection can carry another request after the busy one.
 
         Args:
-            is_over: the response is complete; before that, its handler may still want the body.
+            is_over: whether the response is complete. Before that, the handler may still read the body.
         """
         request = self._busy
         if request is None or not request.keep_alive or self.server.draining:
@@ -423,14 +412,14 @@ class HttpConnection:
         """Wait for more of a body, for `within_s` seconds at most.
 
         Raises:
-            BadRequest: the client ended the stream.
-            HttpError: 408, nothing came in time.
+            BadRequest: the client closed the stream.
+            HttpError: 408, no byte arrived in time.
         """
         while True:
             try:
-                size = self._live_transport().recv_into(_buffer)
+                size = self._open_transport().recv_into(_buffer)
             except BlockingIOError:
-                self._wait(self._watcher, within_s, HttpError(408, "the body came too slowly", close=True))
+                self._wait(self._watcher, within_s, HttpError(408, "the body arrived too slowly", close=True))
                 continue
             except OSError as error:
                 raise ClientGoneError(str(error)) from None
@@ -442,10 +431,10 @@ class HttpConnection:
         """Send all of `data`; blocks the greenlet while the client does not read.
 
         Raises:
-            ClientGoneError: the client is gone or did not read in time.
+            ClientGoneError: the client has closed the connection or did not read in time.
         """
         try:
-            sent = self._live_transport().send(data)
+            sent = self._open_transport().send(data)
         except BlockingIOError:
             sent = 0
         except OSError as error:
@@ -461,7 +450,7 @@ class HttpConnection:
             self.life = moved(self.life, Life.BLOCKED)
         while rest or (self.secure and self.transport.wants_write):
             self._wait(self._writable, self.server.limits.send_idle_s, late)
-            transport = self._live_transport()
+            transport = self._open_transport()
             try:
                 if rest:
                     rest = rest[transport.send(rest) :]
@@ -475,60 +464,60 @@ class HttpConnection:
             self.life = moved(self.life, Life.OPEN)
 
     def send_continue(self) -> None:
-        """Tell the client to send the body."""
+        """Send 100 Continue."""
         self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _wait(self, watcher: Any, idle_s: float, late: BaseException) -> None:
-        """Block this worker until the watcher fires; raises `late` when it does not in `idle_s` seconds."""
+        """Block this greenlet until the watcher fires. Raises `late` after `idle_s` seconds."""
         self._waiting = getcurrent()
         self._watcher.stop()
         self.deadline_s = monotonic() + idle_s
         watcher.start(self._waiting.switch)
         try:
-            if get_hub().switch() is _LATE:
+            if get_hub().switch() is _TIMED_OUT:
                 raise late
         finally:
             watcher.stop()
             self._waiting = None
             self.deadline_s = NEVER
 
-    def _live_transport(self) -> Any:
+    def _open_transport(self) -> Any:
         if self.transport is None:
             raise ClientGoneError("the connection was closed")
         return self.transport
 
     def release(self) -> tuple[Transport, Watcher, bytes]:
-        """Give transport, stopped READ watcher and unused bytes away; this object is dead then."""
-        return self._give_away(Life.CLOSED)
+        """Detach the connection from HTTP and return transport, stopped READ watcher and unused bytes."""
+        return self._detach_transport(Life.CLOSED)
 
-    def _give_away(self, to: Life) -> tuple[Transport, Watcher, bytes]:
+    def _detach_transport(self, to: Life) -> tuple[Transport, Watcher, bytes]:
         self.life = moved(self.life, to)
         transport, data = self.transport, self.data
         self._watcher.stop()
         self.transport, self._busy, self.data = None, None, b""
-        self._end_writable()
+        self._close_writable()
         self.server.forget(self)
         return transport, self._watcher, data
 
-    # Endings
+    # Closing
 
     def expired(self) -> None:
-        """The deadline is over: end what was being waited for."""
+        """End the wait that has exceeded the deadline."""
         if self._waiting is not None:
-            self._waiting.switch(_LATE)
+            self._waiting.switch(_TIMED_OUT)
         elif self._busy is None and self._checked:
-            self._refuse(HttpError(408, "the head came too slowly", close=True))
+            self._reject(HttpError(408, "the head arrived too slowly", close=True))
         else:
             self.close()
 
-    def _refuse(self, error: HttpError) -> None:
-        """Answer something that never became a request, and end."""
+    def _reject(self, error: HttpError) -> None:
+        """Respond to a malformed request, then close."""
         page = error_page(error.status, error.detail)
         head = (
             f"HTTP/1.1 {error.status} {reason(error.status)}\r\nContent-Type: text/html; charset=utf-8\r\n"
             f"Content-Length: {len(page)}\r\nConnection: close\r\n\r\n"
         )
-        log.debug("refused %s: %s", self.peer, error)
+        log.debug("rejected %s: %s", self.peer, error)
         if self.server.on_refused is not None:
             self.server.on_refused(self.peer[0], error.status, error.detail)
         self._checked, self.data = 0, b""
@@ -539,32 +528,32 @@ class HttpConnection:
         else:
             self._close_gracefully()
 
-    def leave(self) -> None:
-        """Close, unless a request is under way; also one that has arrived and was not looked at is."""
-        if self._listens and not self.data:
+    def close_if_idle(self) -> None:
+        """Close, unless a request is being handled or has arrived, also in part."""
+        if self._is_idle and not self.data:
             self._receive()
-        if self._listens and not self.data:
+        if self._is_idle and not self.data:
             self._close_gracefully()
 
     def _close_gracefully(self) -> None:
-        transport, watcher, _ = self._give_away(Life.DRAINING)
+        transport, watcher, _ = self._detach_transport(Life.DRAINING)
         half_close(self, transport, watcher)
 
     def close(self) -> None:
-        """Close at once. A worker that waits for this connection gets a `ClientGoneError`."""
+        """Close at once. In a greenlet that waits for this connection, `ClientGoneError` is raised."""
         if self.life.over:
             return
         self.life = moved(self.life, Life.CLOSED)
         transport, self.transport = self.transport, None
         self._watcher.stop()
         self._watcher.close()
-        self._end_writable()
+        self._close_writable()
         self.server.forget(self)
         transport.close()
         if self._waiting is not None:
             get_hub().loop.run_callback(self._waiting.throw, ClientGoneError("the connection was closed"))
 
-    def _end_writable(self) -> None:
+    def _close_writable(self) -> None:
         if self._writable is not None:
             self._writable.stop()
             self._writable.close()

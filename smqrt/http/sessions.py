@@ -1,4 +1,4 @@
-"""Sessions of browsers, known by a cookie (spec: bas-api §5, runtime §8). No clock, no timer: the owner brings both."""
+"""HTTP sessions of browsers, identified by a cookie (spec: bas-api §5, runtime §8)."""
 
 from __future__ import annotations
 
@@ -8,43 +8,38 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from gevent import get_hub
 
 from smqrt.http.headers import cookie_of
+from smqrt.http.response import Response
 from smqrt.loop import greenlet_pool
 from smqrt.loop.scheduling import Turn
 from smqrt.settings.limit_register import Limit
 
-if TYPE_CHECKING:
-    from smqrt.http.message import Request
-
-
 COOKIE = "smqrt_session"
 MAX_INACTIVE_S = 20 * 60
-MAX_SESSIONS = 10_000  # a page that makes one for each visitor must not fill the memory: the least recently used goes
-MAX_PER_ADDRESS = 1000  # nor may one visitor drive out the sessions of all others
-TellOthers = Callable[[bytes, bytes], object]
-"""Tells other workers a note: its name, and what it says."""
-Arrived = Callable[[bytes, bytes], object]
-"""Called with a note of another worker."""
+MAX_SESSIONS = 10_000  # bounds the memory if a page creates one for each visitor; the least recently used one ends
+MAX_PER_ADDRESS = 1000  # so that one visitor cannot displace the sessions of all others
+Note = Callable[[bytes, bytes], object]
+"""Sends a note to other workers, or receives one: called with its name and its data."""
 
 
 @dataclass(slots=True, eq=False)
 class HttpSession:
-    """A session: `session["name"]` is what an application keeps in it, as with a dict.
+    """A session; `session["name"]` is a value that an application stores, as in a dict.
 
     Attributes:
-        id: 24 characters that nobody guesses; the cookie's value.
-        number: by which the server's own code knows it.
-        peer: the client's IP address when it was made.
-        created_s, accessed_s: times of the owner's clock.
-        max_inactive_s: it ends when it was not used for so long.
-        uses: how many requests have found it.
-        locks: how many hold it; it does not expire meanwhile.
-        attributes: what applications in Python keep in it.
-        login: who is logged in, see `smqrt.http.logins`.
+        id: 24 random characters, the value of the cookie.
+        number: number of the session inside the server, which is not secret.
+        peer: IP address of the client when the session was created.
+        created_s, accessed_s: times of the clock of `HttpSessions`.
+        max_inactive_s: time without a request after which the session expires.
+        uses: number of requests with this session.
+        locks: number of locks; a locked session does not expire.
+        attributes: values of applications in Python.
+        login: the login, see `smqrt.http.logins`.
     """
 
     id: str
@@ -71,40 +66,50 @@ class HttpSession:
         return name in self.attributes
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Give what is kept under this name."""
+        """Return the value of a name, or `default`."""
         return self.attributes.get(name, default)
 
     def pop(self, name: str, default: Any = None) -> Any:
-        """Give what is kept under this name, and forget it."""
+        """Remove the value of a name and return it, or `default`."""
         return self.attributes.pop(name, default)
 
     def setdefault(self, name: str, value: Any) -> Any:
-        """Give what is kept under this name, after keeping `value` when that was nothing."""
+        """Return the value of a name. A missing one is set to `value` first."""
         return self.attributes.setdefault(name, value)
 
     def expired(self, now_s: float) -> bool:
-        """Whether it was unused for too long."""
+        """Return whether the session was unused for longer than `max_inactive_s`."""
         return not self.locks and now_s - self.accessed_s > self.max_inactive_s
 
 
-SESSIONS_PER_ADDRESS = Limit(
-    "sessions_per_address", "sessions_per_address", "an address has as many HTTP sessions as it may"
-)
-SESSIONS = Limit("sessions", "", "there are as many HTTP sessions as there may be")
+class SessionRequest(Protocol):
+    """The parts of `smqrt.http.message.Request` that sessions and logins use."""
+
+    env: dict[str, Any]
+    peer: tuple[str, int]
+    response: Response
+    secure: bool
+
+    def get(self, name: str) -> str | None:
+        """Return a header field, or None without it."""
+
+
+SESSIONS_PER_ADDRESS = Limit("sessions_per_address", "sessions_per_address", "HTTP sessions of one address")
+SESSIONS = Limit("sessions", "", "HTTP sessions")
 
 
 class HttpSessions:
-    """All sessions of a server, in the order of their last use.
+    """All sessions of a server, ordered by their last use. The owner calls `expire`.
 
     Args:
-        now: gives the time in seconds.
-        on_end: called with each session that ended, by `terminate`, by time, or to make room.
-        per_address: how many one IP address may have; beyond, the one it used least recently ends.
-        most: how many there may be; beyond, the least recently used ends.
+        now: returns the time in seconds.
+        on_end: called with each session that ended: terminated, expired or displaced.
+        per_address: limit for one IP address; beyond it, the address's least recently used session ends.
+        max_sessions: limit for all; beyond it, the least recently used session ends.
 
     Attributes:
-        on_login: called when another worker has changed who is logged in with a session; with `Login.record`, or None
-            for nobody.
+        on_login: called when another worker has changed the login of a session; with `Login.record`, or None after a
+            logout.
     """
 
     def __init__(
@@ -112,11 +117,11 @@ class HttpSessions:
         now: Callable[[], float],
         on_end: Callable[[HttpSession], None],
         per_address: int = MAX_PER_ADDRESS,
-        most: int = MAX_SESSIONS,
+        max_sessions: int = MAX_SESSIONS,
     ) -> None:
         self._now = now
         self._on_end = on_end
-        self._per_address, self._most = per_address, most
+        self._per_address, self._max_sessions = per_address, max_sessions
         self.on_login: Callable[[HttpSession, Any], object] = lambda session, record: None
         self._by_peer: dict[str, dict[str, HttpSession]] = {}
         self._next_number = itertools.count(self._first_number()).__next__
@@ -127,22 +132,20 @@ class HttpSessions:
         return len(self._by_id)
 
     def create(self, peer: str) -> HttpSession:
-        """Make a session for the client with this IP address."""
+        """Create a session for the client with this IP address."""
         if len(self._by_peer.get(peer, ())) >= self._per_address:
-            rule = f"{peer} has {self._per_address} sessions already, and the one it used least recently ends"
+            rule = f"limit reached: sessions_per_address ({self._per_address}) for {peer}"
             self._displace(self._by_peer[peer], SESSIONS_PER_ADDRESS, rule)
-        if len(self._by_id) >= self._most:
-            rule = f"there are {self._most} sessions already, and the one used least recently ends"
-            self._displace(self._by_id, SESSIONS, rule)
-        now_s = self._now()
-        session = self._made(_new_id(), self._next_number(), peer, now_s)
+        if len(self._by_id) >= self._max_sessions:
+            self._displace(self._by_id, SESSIONS, f"limit reached: sessions ({self._max_sessions})")
+        session = self._new_session(_new_id(), self._next_number(), peer, self._now())
         self._add(session)
         return session
 
     def _first_number(self) -> int:
         return 1
 
-    def _made(self, session_id: str, number: int, peer: str, now_s: float) -> HttpSession:
+    def _new_session(self, session_id: str, number: int, peer: str, now_s: float) -> HttpSession:
         return HttpSession(session_id, number, peer, now_s, now_s)
 
     def _add(self, session: HttpSession) -> None:
@@ -150,15 +153,15 @@ class HttpSessions:
         self._by_id[session.id] = self._by_peer.setdefault(session.peer, {})[session.id] = session
 
     def _displace(self, sessions: dict[str, HttpSession], limit: Limit, rule: str) -> None:
-        limit.refused("one more HTTP session", rule)
+        limit.refused("a further HTTP session", f"{rule}; the least recently used one ends")
         self.terminate(self._oldest(sessions))
 
     def _oldest(self, sessions: dict[str, HttpSession]) -> HttpSession:
-        """The one that was used least recently."""
+        """Return the session that was used least recently."""
         return next(iter(sessions.values()))
 
     def find(self, session_id: str) -> HttpSession | None:
-        """Give the session with this id and note that it was used; None when there is none (any more)."""
+        """Return the session with this id and note its use; None if it does not exist or has ended."""
         session = self._alive(self._by_id.get(session_id))
         if session is not None:
             session.uses += 1
@@ -166,15 +169,15 @@ class HttpSessions:
         return session
 
     def by_number(self, number: int) -> HttpSession | None:
-        """Give the session with this number; None when there is none (any more)."""
+        """Return the session with this number; None if it does not exist or has ended."""
         return self._alive(self._by_number.get(number))
 
     def numbers(self) -> list[int]:
-        """Give the numbers of all sessions."""
+        """Return the numbers of all sessions."""
         return sorted(self._by_number)
 
     def touch(self, session: HttpSession) -> None:
-        """Note that `session` was used."""
+        """Note the use of a session."""
         session.accessed_s = self._now()
         self._move_to_end(session)
 
@@ -184,13 +187,13 @@ class HttpSessions:
             of_peer = self._by_peer[session.peer]
             of_peer[session.id] = of_peer.pop(session.id)
 
-    def touch_now_and_then(self, session: HttpSession) -> None:
-        """The same for a session that may be used a thousand times a second: noted once a second."""
+    def touch_each_second(self, session: HttpSession) -> None:
+        """Note the use of a session at most once a second, for sessions with many requests."""
         if not 0 <= self._now() - session.accessed_s < 1:
             self.touch(session)
 
     def renew(self, session: HttpSession) -> None:
-        """Give a session that has not ended another id."""
+        """Change the id of a session that has not ended."""
         self._rename(session, _new_id())
 
     def _rename(self, session: HttpSession, session_id: str) -> None:
@@ -200,11 +203,11 @@ class HttpSessions:
         self._by_id[session.id] = of_peer[session.id] = session
 
     def hold(self, session: HttpSession, change: int) -> None:
-        """Let one more hold a session (1), or one less (-1)."""
+        """Add a lock to a session (1), or remove one (-1)."""
         session.locks = max(0, session.locks + change)
 
     def terminate(self, session: HttpSession) -> bool:
-        """End a session; tell whether it was there."""
+        """End a session; return whether it existed."""
         return self._remove(session)
 
     def _remove(self, session: HttpSession) -> bool:
@@ -218,50 +221,51 @@ class HttpSessions:
         self._on_end(session)
         return True
 
-    def expire(self, breathe: Callable[[], object] = bool) -> None:
-        """End what was unused for too long; `yield_if_due` is called after each."""
+    def expire(self, yield_turn: Callable[[], object] = bool) -> None:
+        """End expired sessions; `yield_turn` is called after each."""
         now_s = self._now()
         for session in [session for session in self._by_id.values() if session.expired(now_s)]:
-            if session.expired(now_s):  # it may have been used meanwhile
+            if session.expired(now_s):  # `yield_turn` runs other greenlets, which may have used it
                 self.terminate(session)
-                breathe()
+                yield_turn()
 
-    # What the workers of a server have to tell one another; a process alone has nothing to tell.
+    # Hooks for sessions that several workers share. A single process needs none.
 
     def catch_up(self) -> None:
-        """Learn what other workers of this server have done."""
+        """Apply the changes of other workers."""
 
     def save(self, session: HttpSession) -> None:
-        """Let other workers know what an application keeps in a session, and how long it lives."""
+        """Send a session's values of applications and its `max_inactive_s` to other workers."""
 
     def save_login(self, session: HttpSession) -> None:
-        """Let other workers know who is logged in with a session."""
+        """Send the login of a session to other workers."""
 
     def alone(self) -> AbstractContextManager[bool]:
-        """Keep other workers from changing anything meanwhile; nothing inside may switch greenlets.
+        """Lock out other workers inside a `with` block, which must not switch greenlets.
 
         Returns:
-            whether that could be done.
+            the context; its value is whether the lock was obtained.
         """
         return nullcontext(True)
 
-    def share_notes(self, kind: bytes, keep_s: float, arrived: Arrived) -> TellOthers:
-        """Share what belongs to no session.
+    def share_notes(self, kind: bytes, keep_s: float, arrived: Note) -> Note:
+        """Share notes that belong to no session.
 
         Args:
-            kind: one byte, the notes' own.
-            keep_s: how long a note is of use.
-            arrived: called with each note of another worker.
+            kind: one byte that identifies this kind of notes.
+            keep_s: how long a note is valid.
+            arrived: receives each note of another worker.
 
         Returns:
-            what tells the others a note.
+            the function that sends a note to the other workers.
         """
         return lambda name, data: None
 
     def close(self) -> None:
-        """Called when the server ends."""
+        """Release the resources at shutdown."""
 
     def _alive(self, session: HttpSession | None) -> HttpSession | None:
+        """Return the session, or None and end it if it has expired."""
         if session is not None and session.expired(self._now()):
             self.terminate(session)
             return None
@@ -273,81 +277,81 @@ def _new_id() -> str:
 
 
 def cookie_field(session: HttpSession, secure: bool) -> str:
-    """Give the value of the Set-Cookie field that tells the browser its session."""
+    """Return the value of the Set-Cookie field of a session."""
     return f"{COOKIE}={session.id}; Path=/; HttpOnly; SameSite=Lax" + ("; Secure" if secure else "")
 
 
-# ---- The sessions of a server's requests: found by their cookie, begun for a visitor, ended by a timer when unused.
+# ---- Sessions of requests: found by their cookie, and ended by a timer when they have expired.
 
 EXPIRE_EVERY_S = 5.0
-_KEY = "session"  # in Request.env
+_SESSION = "session"  # in Request.env
 
 
 class RequestSessions(HttpSessions):
-    """The sessions of a server.
+    """The sessions of a server, found by the cookies of requests.
 
     Args:
-        per_address, most: see `HttpSessions`.
+        per_address, max_sessions: see `HttpSessions`.
 
     Attributes:
         ended: functions that are called with each session that ended; they must not block.
     """
 
-    def __init__(self, per_address: int = MAX_PER_ADDRESS, most: int = MAX_SESSIONS) -> None:
-        super().__init__(time, self._tell, per_address, most)
+    def __init__(self, per_address: int = MAX_PER_ADDRESS, max_sessions: int = MAX_SESSIONS) -> None:
+        super().__init__(time, self._call_ended, per_address, max_sessions)
         self.ended: list[Callable[[HttpSession], object]] = []
         self._timer: Any = None
-        self._watching = False
+        self._is_timer_active = False
 
-    def of(self, request: Request) -> HttpSession | None:
-        """Give the session of a request, None when it has none."""
-        session: HttpSession | None = request.env.get(_KEY)
+    def of(self, request: SessionRequest) -> HttpSession | None:
+        """Return the session of a request, or None."""
+        session: HttpSession | None = request.env.get(_SESSION)
         if session is None or self.by_number(session.number) is not session:
             fields = request.get("cookie")
             session = self.find(cookie_of(fields, COOKIE) or "") if fields else None
-            request.env[_KEY] = session
+            request.env[_SESSION] = session
         return session
 
-    def begin(self, request: Request) -> HttpSession:
-        """Make a session for the client of a request whose response has not begun, and set its cookie."""
+    def begin(self, request: SessionRequest) -> HttpSession:
+        """Create a session for the client of a request, and set its cookie. The response must not have begun."""
         session = self.create(str(request.peer[0]))
         self.adopt(request, session)
         _set_cookie(request, session)
-        self._watch()
+        self._start_timer()
         return session
 
-    def change_id(self, request: Request) -> None:
-        """Give the request's session another id and cookie: who knew the old one knows nothing any more."""
+    def change_id(self, request: SessionRequest) -> None:
+        """Change the id and the cookie of a request's session, so that the old id becomes useless."""
         session = self.of(request)
         if session is not None:
             self.renew(session)
             _set_cookie(request, session)
 
-    def adopt(self, request: Request, session: HttpSession) -> None:
-        """Let `session` be the request's."""
-        request.env[_KEY] = session
+    def adopt(self, request: SessionRequest, session: HttpSession) -> None:
+        """Set the session of a request."""
+        request.env[_SESSION] = session
 
-    def _tell(self, session: HttpSession) -> None:
+    def _call_ended(self, session: HttpSession) -> None:
         for function in self.ended:
             function(session)
 
-    def _watch(self) -> None:
+    def _start_timer(self) -> None:
         if self._timer is None:
             self._timer = get_hub().loop.timer(EXPIRE_EVERY_S, EXPIRE_EVERY_S, ref=False)
-        if not self._watching:
-            self._watching = True
+        if not self._is_timer_active:
+            self._is_timer_active = True
             self._timer.again(greenlet_pool.start, self._expire)
 
     def _expire(self) -> None:
-        """In a worker: functions of applications are started for each session that ends, and that takes time."""
+        """End expired sessions, in a pooled greenlet: functions of applications for ended sessions take time."""
         self._timer.stop()
         try:
             self.expire(Turn().yield_if_due)
         finally:
-            self._watching = bool(self)
-            if self._watching:  # not `start`: a timer of libev that has fired fires again at once
+            self._is_timer_active = bool(self)
+            if self._is_timer_active:  # not `start`: a libev timer that has fired would fire again at once
                 self._timer.again(greenlet_pool.start, self._expire)
 
 
-def _set_cookie(request: Request, session: HttpSession) -> None:
+def _set_cookie(request: SessionRequest, session: HttpSession) -> None:
     request.response.headers.set_cookie(COOKIE, cookie_field(session, request.secure))

@@ -1,5 +1,8 @@
-"""The sessions of a server with several workers: each worker has all of them in memory, and what happens to one is
-known to the others before the response goes out (help: workers, decision 0033)."""
+"""HTTP sessions shared by the workers of a server.
+
+Each worker has all sessions in memory. The other workers receive the changes of a session before the response is sent
+(help: workers, decision 0033).
+"""
 
 from __future__ import annotations
 
@@ -11,65 +14,62 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from gevent import get_hub
 
-from smqrt.http.sessions import MAX_INACTIVE_S, Arrived, HttpSession, RequestSessions, TellOthers
+from smqrt.http.sessions import MAX_INACTIVE_S, HttpSession, Note, RequestSessions, SessionRequest
 from smqrt.loop import greenlet_pool
 from smqrt.loop.scheduling import Turn
 from smqrt.settings.limit_register import LineLimit
 from smqrt.workers.shared_rows import MOST_WRITTEN, Row, SharedRows
 from smqrt.workers.worker_identity import WorkerPlace
 
-if TYPE_CHECKING:
-    from smqrt.http.message import Request
-
 HEAD = b"s"
-"""The row of a session that is there as long as it lives: its first id, the client's address, when it was made."""
+"""The kind of row that exists as long as its session: first id, address of the client, time of creation."""
 _ID, _INACTIVE, _LOGIN, _USES = b"i", b"m", b"g", b"u"
 _PYTHON = b"p"
 LUA = b"l"
-"""Begins the names of rows with attributes of applications in Lua."""
+"""The kind of rows with attributes of applications in Lua; the first byte of a row's name is its kind."""
 TICK_S = 1.0
-"""So often the uses of sessions are told, and what was not part of a request."""
+"""Interval of sending the uses of sessions, and changes outside of requests."""
 SLACK_S = 2 * TICK_S
-"""A session lives so much longer than it should, since another worker may not have said yet that it was used."""
-HELD_S = 5 * TICK_S
-MOST_VALUE_BYTES = 256 << 10
+"""Sessions expire later by this time, because the note of a use at another worker may arrive that late."""
+LOCK_S = 5 * TICK_S  # validity of another worker's lock, which that worker renews with each tick
+MAX_VALUE_BYTES = 256 << 10
 _PURGE_TICKS = 10
-_COMPARED = 100
-_PORTIONS, _TICK_PORTIONS, _FIRST_PORTIONS = 4, 500, 10_000  # of what others have written, in one go
-_MOMENT_S = 0.005
-_DEEPEST = 20
-_OF_A_PROCESS = 1_000_000_000  # numbers of sessions
-_use = struct.Struct(">dI?")  # when a session was used last, how often in that worker, whether somebody holds it there
+_MAX_COMPARED = 100
+_BATCHES, _TICK_BATCHES, _FIRST_BATCHES = 4, 500, 10_000  # of other workers' rows, read per call
+_FRESH_S = 0.005
+_MAX_DEPTH = 20
+_NUMBERS_PER_WORKER = 1_000_000_000  # session numbers
+_use = struct.Struct(">dI?")  # last use of a session, number of uses in that worker, whether that worker has a lock
 _scalars = (str, int, float, bool, bytes, type(None))
 _lines = LineLimit()
 
 
 class SharedSession(HttpSession):
-    """A session that other workers have too.
+    """A session shared with other workers.
 
     Attributes:
-        known: the rows that all workers have of it, by name.
-        changes: how often another worker has set an attribute of applications in Lua.
-        held_s: when another worker said that somebody holds it.
-        own_uses: the part of `uses` that is of this worker.
-        has_said: whether there may be something of Python, or a time, that the others know of.
-        changed: called when an attribute is set, or given out.
+        known: its rows that all workers have, by name.
+        changes: number of changes of Lua attributes by other workers.
+        locked_s: time of another worker's last note of a lock.
+        own_uses: part of `uses` in this worker.
+        has_rows: whether other workers may have rows of Python attributes or of `max_inactive_s`.
+        changed: called when an attribute is set or read.
     """
 
     def __init__(self, session_id: str, number: int, peer: str, created_s: float, changed: Callable[[Any], object]):
         super().__init__(session_id, number, peer, created_s, created_s)
         self.known: dict[bytes, bytes] = {}
         self.changes = self.own_uses = 0
-        self.held_s = 0.0
-        self.has_said = False
+        self.locked_s = 0.0
+        self.has_rows = False
         self.changed = changed
 
     def __getitem__(self, name: str) -> Any:
-        self.changed(self)  # it may be a list
+        self.changed(self)  # the value may be a list, which the caller can change
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -97,43 +97,48 @@ class SharedSession(HttpSession):
 
     def expired(self, now_s: float) -> bool:
         """See `HttpSession.expired`."""
-        return now_s - self.held_s > HELD_S and super().expired(now_s - SLACK_S)
+        return now_s - self.locked_s > LOCK_S and super().expired(now_s - SLACK_S)
 
 
 class SharedSessions(RequestSessions):
-    """The sessions of a server, of which this process is one worker.
+    """The sessions of a server with several workers, in one of them.
 
     Args:
-        rows: what the workers share.
-        per_address, most: see `HttpSessions`; over all workers.
+        rows: the table that the workers share.
+        per_address, max_sessions: see `HttpSessions`; limits for all workers together.
 
     Attributes:
-        ticked: functions that are called once in `TICK_S`; they must not block.
+        ticked: functions that are called every `TICK_S`; they must not block.
     """
 
-    def __init__(self, rows: SharedRows, per_address: int, most: int) -> None:
+    def __init__(self, rows: SharedRows, per_address: int, max_sessions: int) -> None:
         self._rows = rows
-        super().__init__(per_address, most)
+        super().__init__(per_address, max_sessions)
         self.ticked: list[Callable[[], object]] = []
-        self._arrivals: dict[bytes, Arrived] = {}
+        self._note_receivers: dict[bytes, Note] = {}
         self._changed: set[SharedSession] = set()
-        self._held: set[SharedSession] = set()
+        self._locked: set[SharedSession] = set()
         self._is_loaded = self._is_catching_up = False
         self._ticks = 0
-        self._caught_up_s = -_MOMENT_S
+        self._caught_up_s = -_FRESH_S
         self._ticker = get_hub().loop.timer(TICK_S, TICK_S, ref=False)
         self._ticker.start(greenlet_pool.start, self._tick)
 
-    # ---- what the others say
+    # ---- changes from other workers
 
     def catch_up(self) -> None:
-        """See `HttpSessions.catch_up`. The first time that is everything."""
+        """See `HttpSessions.catch_up`. The first call loads all sessions."""
         if self._is_catching_up:
             return
         self._is_catching_up = True
         try:
-            for _ in range(_PORTIONS if self._is_loaded else _FIRST_PORTIONS):
-                self._catch_up()
+            for _ in range(_BATCHES if self._is_loaded else _FIRST_BATCHES):
+                living = self._rows.living_if_missed()
+                if living is not None:
+                    for session in [one for number, one in self._by_number.items() if number not in living]:
+                        self._remove(session)
+                for row in self._rows.changes():
+                    self._apply(row)
                 if self._rows.is_complete:
                     break
             self._is_loaded = True
@@ -141,87 +146,73 @@ class SharedSessions(RequestSessions):
             self._is_catching_up = False
             self._caught_up_s = monotonic()
 
-    def _catch_up(self) -> None:
-        living = self._rows.living_if_missed()
-        if living is not None:
-            for session in [one for number, one in self._by_number.items() if number not in living]:
-                self._remove(session)
-        for row in self._rows.changes():
-            self._apply(row)
-
     def _apply(self, row: Row) -> None:
         kind, rest, data = row.name[:1], row.name[1:], row.data
         session = cast("SharedSession | None", self._by_number.get(row.owner))
         if row.owner == 0:
-            if data is not None and kind in self._arrivals:
-                self._arrivals[kind](rest, data)
-        elif kind == HEAD:
-            self._apply_head(row.owner, session, data)
-        elif session is not None:
-            self._apply_part(session, kind, row.name, data)
-
-    def _apply_head(self, number: int, session: SharedSession | None, data: bytes | None) -> None:
-        if data is None:
+            if data is not None and kind in self._note_receivers:
+                self._note_receivers[kind](rest, data)
+        elif kind == HEAD and data is None:
             if session is not None:
                 self._remove(session)
-        elif session is None:
-            session_id, peer, created_s = json.loads(data)
-            self._add(self._made(session_id, number, peer, created_s))
-            self._watch()
+        elif kind == HEAD and data is not None:
+            if session is None:
+                session_id, peer, created_s = json.loads(data)
+                self._add(self._new_session(session_id, row.owner, peer, created_s))
+                self._start_timer()
+        elif session is not None:
+            self._apply_to_session(session, kind, row.name, data)
 
-    def _apply_part(self, session: SharedSession, kind: bytes, name: bytes, data: bytes | None) -> None:
+    def _apply_to_session(self, session: SharedSession, kind: bytes, name: bytes, data: bytes | None) -> None:
         if kind == _ID and data:
             self._rename(session, data.decode())
         elif kind == _USES and data:
-            self._apply_use(session, name, data)
+            accessed_s, uses, is_locked = _use.unpack(data)
+            session.uses += uses - (_use.unpack(session.known[name])[1] if name in session.known else 0)
+            session.locked_s = time() if is_locked else 0.0
+            if accessed_s > session.accessed_s:
+                session.accessed_s = accessed_s
+                self._move_to_end(session)
         elif kind == _INACTIVE and data:
-            session.max_inactive_s, session.has_said = float(data), True
+            session.max_inactive_s, session.has_rows = float(data), True
         elif kind == _LOGIN:
             self.on_login(session, json.loads(data) if data else None)
         elif kind == _PYTHON:
             _apply_attribute(session, name, data)
             return
         session.changes += kind == LUA
-        _note(session, name, data)
+        _set_known(session, name, data)
 
-    def _apply_use(self, session: SharedSession, name: bytes, data: bytes) -> None:
-        accessed_s, uses, is_held = _use.unpack(data)
-        before = _use.unpack(session.known[name])[1] if name in session.known else 0
-        session.uses += uses - before
-        session.held_s = time() if is_held else 0.0
-        if accessed_s > session.accessed_s:
-            session.accessed_s = accessed_s
-            self._move_to_end(session)
-
-    # ---- what is said to the others
+    # ---- changes for other workers
 
     def save(self, session: HttpSession) -> None:
-        """See `HttpSessions.save`. What is in attributes may have changed without a word, as a list does."""
+        """See `HttpSessions.save`. Compares all attributes: values such as lists change without a call."""
         assert isinstance(session, SharedSession)
         if self._by_number.get(session.number) is not session:
             return
-        if not session.attributes and session.max_inactive_s == MAX_INACTIVE_S and not session.has_said:
-            return  # as are by far the most
-        session.has_said = True
-        wanted = _attributes(session)
-        gone = [name for name in session.known if name[:1] == _PYTHON and name not in wanted]
+        if not session.attributes and session.max_inactive_s == MAX_INACTIVE_S and not session.has_rows:
+            return  # most sessions
+        session.has_rows = True
+        wanted = _attribute_rows(session)
+        removed = [name for name in session.known if name[:1] == _PYTHON and name not in wanted]
         with self._rows.together():
             if session.max_inactive_s != MAX_INACTIVE_S or _INACTIVE in session.known:
                 self.put(session, _INACTIVE, repr(float(session.max_inactive_s)).encode())
             for name, data in wanted.items():
                 self.put(session, name, data)
-            for name in gone:
+            for name in removed:
                 self.put(session, name, None)
 
     def put(self, session: SharedSession, name: bytes, data: bytes | None) -> None:
-        """Write a row of a session, unless it is so already.
+        """Write a row of a session if it has changed.
 
         Args:
-            name: of the row.
-            data: None to take it away.
+            session: the session.
+            name: name of the row.
+            data: content of the row, None to remove it.
         """
         if session.known.get(name) != data:
-            _note(session, name, data)
+            _set_known(session, name, data)
             self._rows.put(session.number, name, data)
 
     def save_login(self, session: HttpSession) -> None:
@@ -236,27 +227,27 @@ class SharedSessions(RequestSessions):
             self.catch_up()
             yield is_alone and self._rows.is_complete
 
-    def share_notes(self, kind: bytes, keep_s: float, arrived: Arrived) -> TellOthers:
+    def share_notes(self, kind: bytes, keep_s: float, arrived: Note) -> Note:
         """See `HttpSessions.share_notes`."""
-        self._arrivals[kind] = arrived
+        self._note_receivers[kind] = arrived
         return lambda name, data: self._rows.put(0, kind + name, data, keep_s)
 
     def close(self) -> None:
-        """Tell the others what they don't know yet."""
+        """Send the remaining changes to the other workers."""
         self._ticker.stop()
-        self._tell_uses(self._changed)
+        self._send_uses(self._changed)
         self._rows.write()
 
     # ---- the sessions
 
-    def of(self, request: Request) -> HttpSession | None:
+    def of(self, request: SessionRequest) -> HttpSession | None:
         """See `RequestSessions.of`."""
         session = super().of(request)
         if session is not None:
             request.response.before_send = partial(self.save, session)
         return session
 
-    def adopt(self, request: Request, session: HttpSession) -> None:
+    def adopt(self, request: SessionRequest, session: HttpSession) -> None:
         """See `RequestSessions.adopt`."""
         super().adopt(request, session)
         request.response.before_send = partial(self.save, session)
@@ -270,13 +261,13 @@ class SharedSessions(RequestSessions):
         return session
 
     def _oldest(self, sessions: dict[str, HttpSession]) -> HttpSession:
-        """Uses at other workers are told late, so the order is not quite that of the last use."""
-        return min(islice(sessions.values(), _COMPARED), key=lambda session: session.accessed_s)
+        """See `HttpSessions._oldest`. Uses in other workers arrive late, so the order is only approximate."""
+        return min(islice(sessions.values(), _MAX_COMPARED), key=lambda session: session.accessed_s)
 
     def _first_number(self) -> int:
-        return (self._rows.writer - 1) * _OF_A_PROCESS + 1
+        return (self._rows.writer - 1) * _NUMBERS_PER_WORKER + 1
 
-    def _made(self, session_id: str, number: int, peer: str, now_s: float) -> SharedSession:
+    def _new_session(self, session_id: str, number: int, peer: str, now_s: float) -> SharedSession:
         return SharedSession(session_id, number, peer, now_s, self._changed.add)
 
     def find(self, session_id: str) -> HttpSession | None:
@@ -288,9 +279,8 @@ class SharedSessions(RequestSessions):
         return session
 
     def by_number(self, number: int) -> HttpSession | None:
-        """See `HttpSessions.by_number`. For those who have found it before: they ask often, and see a moment later what
-        others do."""
-        if monotonic() - self._caught_up_s > _MOMENT_S:
+        """See `HttpSessions.by_number`. Called often, so it applies changes of other workers after `_FRESH_S`."""
+        if monotonic() - self._caught_up_s > _FRESH_S:
             self.catch_up()
         return super().by_number(number)
 
@@ -300,7 +290,7 @@ class SharedSessions(RequestSessions):
         return super().numbers()
 
     def touch(self, session: HttpSession) -> None:
-        """See `HttpSessions.touch`; the others hear of it with the next tick."""
+        """See `HttpSessions.touch`. Other workers receive it with the next tick."""
         super().touch(session)
         self._changed.add(cast(SharedSession, session))
 
@@ -310,14 +300,14 @@ class SharedSessions(RequestSessions):
         self.put(cast(SharedSession, session), _ID, session.id.encode())
 
     def hold(self, session: HttpSession, change: int) -> None:
-        """See `HttpSessions.hold`. Others are told again and again: who dies holds nothing."""
+        """See `HttpSessions.hold`. Each tick renews a lock, so that the locks of a dead worker expire."""
         super().hold(session, change)
         shared = cast(SharedSession, session)
         if shared.locks:
-            self._held.add(shared)
+            self._locked.add(shared)
         else:
-            self._held.discard(shared)
-        self._tell_uses([shared])
+            self._locked.discard(shared)
+        self._send_uses([shared])
 
     def terminate(self, session: HttpSession) -> bool:
         """See `HttpSessions.terminate`."""
@@ -326,29 +316,32 @@ class SharedSessions(RequestSessions):
         self._rows.end(session.number)
         return True
 
-    # ---- now and then
+    # ---- ticks
 
     def _tick(self) -> None:
         self._ticker.stop()
         try:
             turn = Turn()
             self.catch_up()
-            for _ in range(_TICK_PORTIONS):
+            for _ in range(_TICK_BATCHES):
                 if self._rows.is_complete:
                     break
                 turn.yield_if_due()
                 self.catch_up()
-            changed = self._changed | self._held
+            changed = self._changed | self._locked
             self._changed.clear()
-            self._tell_uses(changed, turn.yield_if_due)
+            self._send_uses(changed, turn.yield_if_due)
             for function in self.ticked:
                 function()
             self._rows.write()
-            self._purge(turn)
+            self._ticks += 1
+            if self._ticks % _PURGE_TICKS == 0:
+                while self._rows.purge():
+                    turn.yield_if_due()
         finally:
             self._ticker.again(greenlet_pool.start, self._tick)
 
-    def _tell_uses(self, sessions: Iterable[SharedSession], breathe: Callable[[], object] = bool) -> None:
+    def _send_uses(self, sessions: Iterable[SharedSession], yield_turn: Callable[[], object] = bool) -> None:
         living = [one for one in sessions if self._by_number.get(one.number) is one]
         for at in range(0, len(living), MOST_WRITTEN):
             with self._rows.together():
@@ -356,43 +349,37 @@ class SharedSessions(RequestSessions):
                     self.save(session)
                     row = _use.pack(session.accessed_s, session.own_uses, session.locks > 0)
                     self._rows.put(session.number, b"%b%d" % (_USES, self._rows.writer), row)
-            breathe()
-
-    def _purge(self, turn: Turn) -> None:
-        self._ticks += 1
-        if self._ticks % _PURGE_TICKS == 0:
-            while self._rows.purge():
-                turn.yield_if_due()
+            yield_turn()
 
 
-def sessions_of(place: WorkerPlace, per_address: int, most: int) -> RequestSessions:
-    """The sessions of this process: shared with others when it is one worker of several.
+def sessions_of(place: WorkerPlace, per_address: int, max_sessions: int) -> RequestSessions:
+    """Return the sessions of this process, which are shared if it is one worker of several.
 
     Args:
-        place: of this process.
-        per_address, most: see `HttpSessions`.
+        place: place of this process among the workers.
+        per_address, max_sessions: see `HttpSessions`.
 
     Raises:
-        StartError: they can't be shared; one sentence.
+        StartError: the shared table is not available.
     """
     if place.directory is None:
-        return RequestSessions(per_address, most)
-    return SharedSessions(SharedRows(place.directory, place.secret, HEAD), per_address, most)
+        return RequestSessions(per_address, max_sessions)
+    return SharedSessions(SharedRows(place.directory, place.secret, HEAD), per_address, max_sessions)
 
 
-def _note(session: SharedSession, name: bytes, data: bytes | None) -> None:
+def _set_known(session: SharedSession, name: bytes, data: bytes | None) -> None:
     if data is None:
         session.known.pop(name, None)
     else:
         session.known[name] = data
 
 
-def _attributes(session: SharedSession) -> dict[bytes, bytes]:
-    """The rows of those attributes of Python that other workers can have."""
+def _attribute_rows(session: SharedSession) -> dict[bytes, bytes]:
+    """Return the rows of the Python attributes that can be shared."""
     found: dict[bytes, bytes] = {}
     for name, value in session.attributes.items():
         if isinstance(name, str) and is_plain(value):
-            data = marshal.dumps(value, 2)  # of this version, the same value is always the same bytes
+            data = marshal.dumps(value, 2)  # version 2 is deterministic: equal values give equal bytes
             if is_small(data, session, name):
                 found[_PYTHON + name.encode("utf-8", "surrogatepass")] = data
     return found
@@ -400,7 +387,7 @@ def _attributes(session: SharedSession) -> dict[bytes, bytes]:
 
 def _apply_attribute(session: SharedSession, row: bytes, data: bytes | None) -> None:
     name = row[1:].decode("utf-8", "surrogatepass")
-    session.has_said = True
+    session.has_rows = True
     if data is not None:
         value = session.attributes[name] = marshal.loads(data)
         session.known[row] = marshal.dumps(value, 2)
@@ -409,12 +396,14 @@ def _apply_attribute(session: SharedSession, row: bytes, data: bytes | None) -> 
 
 
 def is_plain(value: object, depth: int = 0) -> bool:
-    """Whether a value of Python can be had by other workers: None, texts, numbers, booleans, bytes, and lists, tuples,
-    sets and dicts of such."""
+    """Return whether a Python value can be shared.
+
+    That is None, texts, numbers, booleans, bytes, and lists, tuples, sets and dicts of such values.
+    """
     kind = type(value)
     if kind in _scalars:
         return True
-    if depth >= _DEEPEST:
+    if depth >= _MAX_DEPTH:
         return False
     if kind is dict:
         pairs = cast("dict[object, object]", value).items()
@@ -425,10 +414,10 @@ def is_plain(value: object, depth: int = 0) -> bool:
 
 
 def is_small(data: bytes, session: HttpSession, name: str) -> bool:
-    """Whether other workers get the attribute of this name; when it is too long the log says so."""
-    if len(data) <= MOST_VALUE_BYTES:
+    """Return whether an attribute is small enough to be shared; log a warning if it is not."""
+    if len(data) <= MAX_VALUE_BYTES:
         return True
-    size_kib, most_kib = len(data) >> 10, MOST_VALUE_BYTES >> 10
-    what = f"the attribute {name} of session {session.number} has {size_kib} KiB"
-    _lines.warn(f"{what}, and other workers get {most_kib} KiB at most: it stays in this one")
+    size_kib, max_kib = len(data) >> 10, MAX_VALUE_BYTES >> 10
+    what = f"attribute {name} of session {session.number} has {size_kib} KiB"
+    _lines.warn(f"{what}; attributes over {max_kib} KiB are not shared with other workers")
     return False

@@ -1,5 +1,6 @@
-"""Static files: kept in memory while small (text compressed as well), checked with one `stat` a request, with
-conditions and ranges (spec: runtime §5.6).
+"""Static files with an in-memory cache, compression, conditions and ranges (spec: runtime §5.6).
+
+Small files are cached, text also in compressed form. Each request checks the file with one `stat`.
 """
 
 from __future__ import annotations
@@ -15,31 +16,31 @@ from gevent import get_hub
 from gevent.lock import BoundedSemaphore
 
 from smqrt.http.access import MAGIC_BYTES, is_page
-from smqrt.http.blocking_io import reach, reach_near
+from smqrt.http.blocking_io import call_blocking, reach_near
 from smqrt.http.headers import Span, check_field, http_date, parse_date, parse_ranges
 from smqrt.http.message import Request
 from smqrt.http.resources import Io, IoError, Stat
 from smqrt.loop.scheduling import Turn
 
-MAX_KEPT_FILE = 256 << 10  # larger ones are read from the disk, whose cache the system keeps
-MAX_KEPT_BYTES = 32 << 20  # of one resource reader
-MAX_KNOWN = 4096  # names
+MAX_KEPT_FILE = 256 << 10  # larger files are read from the disk each time; the system caches them
+MAX_KEPT_BYTES = 32 << 20  # for all files of one resource reader
+MAX_KNOWN = 4096  # names of one resource reader
 _PIECE = 64 << 10
-MIN_PACKED_BYTES = 1024  # below, the answer is one packet anyway
-_WORTH_IT = 0.9  # of its size: what compresses worse is left as it is
+MIN_PACKED_BYTES = 1024  # smaller responses fit into one packet anyway
+_MAX_PACKED_RATIO = 0.9  # compressed to original size; other files are not compressed
 _GZIP_LEVEL = 6
-_GZIP_WINDOW = 31  # of zlib: 15 bits, with gzip's head
+_GZIP_WINDOW = 31  # for zlib: a window of 15 bits, plus 16 for the gzip format
 _SPECIAL = frozenset(("if-none-match", "if-modified-since", "if-match", "if-unmodified-since", "range"))
-_packing = BoundedSemaphore()  # a file is compressed once for all who want it at the same time, and one at a time
-_unpacking = BoundedSemaphore()  # an entry of a ZIP file is unpacked once for all who want it at the same time
+_packing = BoundedSemaphore()  # one compression at a time, so that concurrent requests compress a file once
+_unpacking = BoundedSemaphore()  # so that concurrent requests unpack an entry of a ZIP file once
 _ALLOW = "GET, HEAD, OPTIONS"
 _MULTIPART_BOUNDARY = f"smqrt-{token_hex(12)}"
 
 _WITHOUT_CHARSET = ("application/json", "application/manifest+json", "application/wasm")
 _TEXT_TYPES = (*_WITHOUT_CHARSET, "application/javascript", "application/xml", "image/svg+xml")
 _UNKNOWN_TYPE = "application/octet-stream"
-_types = MimeTypes()  # the standard library's own table: the machine's files must not change what a browser gets
-_MORE = {
+_types = MimeTypes()  # the table of the standard library, independent of the machine's mime.types
+_FURTHER_TYPES = {
     ".avif": "image/avif",
     ".js": "text/javascript",
     ".lua": "text/plain",
@@ -53,19 +54,19 @@ _MORE = {
     ".woff": "font/woff",
     ".woff2": "font/woff2",
 }
-for _extension, _type in _MORE.items():
+for _extension, _type in _FURTHER_TYPES.items():
     _types.add_type(_type, _extension)
 
 
 @dataclass(slots=True)
 class StaticFile:
-    """Something that was found good to show.
+    """A file or page that clients may see.
 
     Attributes:
-        body: its bytes, while they are kept in memory.
-        packed: the same compressed; empty when that is not worth it, None until somebody asked.
-        head, packed_head: what goes before them, without `Date` and the empty line.
-        fields: of the reader, when the heads were built.
+        body: the content, while it is in memory.
+        packed: the compressed content. Empty if compression saves too little, None until a client accepts gzip.
+        head, packed_head: the prepared response heads, without `Date` and the empty line.
+        fields: header fields of the reader in the heads.
     """
 
     name: str
@@ -83,17 +84,17 @@ class StaticFile:
 
     @property
     def kept_bytes(self) -> int:
-        """What it holds in memory."""
+        """Bytes of the content in memory."""
         return len(self.body or b"") + len(self.packed or b"")
 
     @property
     def varies(self) -> bool:
-        """Whether clients get it compressed or not, as they ask."""
+        """Whether the response depends on Accept-Encoding."""
         return self.packed != b""
 
 
 class StaticFiles:
-    """Serves the files of one io.
+    """Server of the files of one io.
 
     Args:
         io: the files.
@@ -105,134 +106,127 @@ class StaticFiles:
         self._kept_bytes = 0
 
     def find(self, name: str) -> StaticFile | None:
-        """Look for a file that may be shown under this name."""
+        """Return the file or page of a name that clients may see, or None."""
         entry = self._known.get(name)
         if entry is None or reach_near(self._io, name, self._io.version, name) != entry.stat.version:
-            entry = self._look(name)
+            entry = self._look_up(name)
         return None if entry is None or entry.stat.isdir else entry
 
     def serve(self, request: Request, entry: StaticFile, headers: dict[str, str]) -> None:
-        """Answer with a file that was found.
+        """Respond with a file that `find` has returned.
 
         Args:
-            headers: fields to add to the answer.
+            request: the request.
+            entry: the file.
+            headers: fields to add to the response.
         """
         response = request.response
         if request.includes:
-            self._include(request, entry)
+            self._send_include(request, entry)
         elif request.initial and request.method not in ("GET", "HEAD"):
-            _refuse_method(request)
-        elif not response.is_untouched() or request.has_any(_SPECIAL) or not self._keep(entry, headers):
-            self._answer(request, entry, headers)
+            if request.method == "OPTIONS":
+                response.status = 204
+                response.headers.set("Allow", _ALLOW)
+                response.end()
+            else:
+                response.error(405, headers={"Allow": _ALLOW})
+        elif not response.is_untouched() or request.has_any(_SPECIAL) or not self._ensure_in_memory(entry, headers):
+            try:
+                _FileResponse(self._io, request, entry, headers).send()
+            except IoError:  # the file was removed or replaced after `find`
+                if response.committed:
+                    raise
+                response.error(404)
         elif self._sends_packed(request, entry):
             response.send_ready(entry.packed_head, entry.packed or b"")
         else:
             response.send_ready(entry.head, entry.body or b"")
 
     def _sends_packed(self, request: Request, entry: StaticFile) -> bool:
-        """Whether the client takes the file compressed, and it is there so."""
+        """Return whether to send the compressed content; compress it first if necessary."""
         accepted = request.get("accept-encoding") if entry.varies else None
         if not accepted or not accepts_gzip(accepted):
             return False
-        if entry.packed is None:
-            self._pack(entry)
+        if entry.packed is not None:
+            return bool(entry.packed)
+        with _packing:
+            if entry.packed is not None or entry.body is None:  # another request has compressed it
+                return bool(entry.packed)
+            packed = get_hub().threadpool.apply(_gzip, (entry.body,))
+        entry.packed = packed if len(packed) < _MAX_PACKED_RATIO * len(entry.body) else b""
+        if self._known.get(entry.name) is entry:  # else it was dropped meanwhile, and does not count
+            self._kept_bytes += len(entry.packed)
+        _prepare_heads(entry, entry.fields or {})
         return bool(entry.packed)
 
-    def _pack(self, entry: StaticFile) -> None:
-        with _packing:
-            if entry.packed is not None or entry.body is None:
-                return
-            packed = get_hub().threadpool.apply(_gzip, (entry.body,))
-        entry.packed = packed if len(packed) < _WORTH_IT * len(entry.body) else b""
-        if self._known.get(entry.name) is entry:  # or it was dropped meanwhile, and counts no more
-            self._kept_bytes += len(entry.packed)
-        _make_heads(entry, entry.fields or {})
-
-    def _answer(self, request: Request, entry: StaticFile, headers: dict[str, str]) -> None:
+    def _look_up(self, name: str) -> StaticFile | None:
+        self._remove(name)
         try:
-            _Answer(self._io, request, entry, headers).give()
-        except IoError:  # gone, or became something else, since it was looked at
-            if request.response.committed:
-                raise
-            request.response.error(404)
-
-    def _look(self, name: str) -> StaticFile | None:
-        self._drop(name)
-        try:
-            stat, begin = reach_near(self._io, name, _looked_at, self._io, name)
+            stat, begin = reach_near(self._io, name, _read_beginning, self._io, name)
             entry = StaticFile(name, stat, is_page(name))
             if not entry.stat.isdir and self._io.private.content(name, begin):
                 return None
         except IoError:
             return None
         if len(self._known) >= MAX_KNOWN:
-            self._drop(next(iter(self._known)))
+            self._remove(next(iter(self._known)))
         self._known[name] = entry
         return entry
 
-    def _drop(self, name: str) -> None:
+    def _remove(self, name: str) -> None:
         entry = self._known.pop(name, None)
         if entry is not None:
             self._kept_bytes -= entry.kept_bytes
 
-    def _keep(self, entry: StaticFile, headers: dict[str, str]) -> bool:
-        """Have the file in memory with its head, if it is small enough."""
+    def _ensure_in_memory(self, entry: StaticFile, headers: dict[str, str]) -> bool:
+        """Load a small file and prepare its head; return whether it is in memory."""
         if entry.body is not None and entry.fields == headers:
             return True
         if entry.stat.size > MAX_KEPT_FILE:
             return False
-        body = self._read(entry)
-        if body is None:
-            return False
-        self._kept_bytes += len(body) - len(entry.body or b"")
-        entry.body = body
-        _make_heads(entry, headers)
-        self._make_room(entry.name)
-        return True
-
-    def _read(self, entry: StaticFile) -> bytes | None:
         try:
             read = self._io.read_published
             stat, body = reach_near(self._io, entry.name, read, entry.name, MAX_KEPT_FILE + 1)
         except IoError:
-            return None
-        return body if stat.version == entry.stat.version and len(body) == stat.size else None
-
-    def _make_room(self, newest: str) -> None:
-        for name in list(self._known):
+            return False
+        if stat.version != entry.stat.version or len(body) != stat.size:
+            return False  # it has changed since `find`
+        self._kept_bytes += len(body) - len(entry.body or b"")
+        entry.body = body
+        _prepare_heads(entry, headers)
+        for name in list(self._known) if self._kept_bytes > MAX_KEPT_BYTES else ():  # the oldest first
+            if name != entry.name:
+                self._remove(name)
             if self._kept_bytes <= MAX_KEPT_BYTES:
-                return
-            if name != newest:
-                self._drop(name)
+                break
+        return True
 
-    def _include(self, request: Request, entry: StaticFile) -> None:
+    def _send_include(self, request: Request, entry: StaticFile) -> None:
         if entry.body is not None:
             request.response.write(entry.body)
             return
-        with reach(self._io, entry.name, self._io.open_published, entry.name) as file:
+        with call_blocking(self._io, entry.name, self._io.open_published, entry.name) as file:
             for piece in _pieces(self._io, entry.name, file, Span(0, entry.stat.size)):
                 request.response.write(piece)
 
 
-class _Answer:
-    """The answer with one file: conditions, ranges, the whole."""
+class _FileResponse:
+    """The response with a file: conditions, ranges, or the whole content."""
 
     def __init__(self, io: Io, request: Request, entry: StaticFile, headers: dict[str, str]) -> None:
-        self.io, self.request, self.response, self.name, self.stat = (
-            io,
-            request,
-            request.response,
-            entry.name,
-            entry.stat,
-        )
+        self.io, self.request, self.response = io, request, request.response
+        self.name, self.stat = entry.name, entry.stat
         self.type = _forwarded_type(entry.name) if request.forwards else content_type(entry.name)
         self.etag = etag(entry.stat)
         for field, value in (*headers.items(), *_fields(entry)):
             self.response.headers.set(field, value)
 
-    def give(self) -> None:
-        """Answer. Conditions and ranges are for a GET of this very file, not when a handler has set the status and
-        forwarded (RFC 9110 §13.2.1)."""
+    def send(self) -> None:
+        """Send the response.
+
+        Conditions and ranges apply only to requests for this file, not if a handler has set the status and forwarded
+        (RFC 9110 §13.2.1).
+        """
         if self.response.status != 200 or self.request.method not in ("GET", "HEAD"):
             self._send(self.type, self.stat.size, [(b"", Span(0, self.stat.size))], b"")
         elif _precondition_failed(self.request, self.stat):
@@ -243,40 +237,30 @@ class _Answer:
             self.response.status = 304
             self.response.end()
         else:
-            self._give_body()
+            self._send_spans()
 
-    def _give_body(self) -> None:
-        header = self.request.get("range")
+    def _send_spans(self) -> None:
+        header, condition = self.request.get("range"), self.request.get("if-range")
         spans = None
-        if header is not None and self.request.method == "GET" and self._range_is_valid():
+        is_valid = condition is None or condition in (self.etag, http_date(self.stat.mtime))
+        if header is not None and self.request.method == "GET" and is_valid:
             spans = parse_ranges(header, self.stat.size)
         if spans is None:
             self._send(self.type, self.stat.size, [(b"", Span(0, self.stat.size))], b"")
         elif not spans:
             self.response.error(416, headers={"Content-Range": f"bytes */{self.stat.size}"})
         elif len(spans) == 1:
-            self._give_span(spans[0])
+            span = spans[0]
+            self.response.status = 206
+            self.response.headers.set("Content-Range", f"bytes {span.first}-{span.end - 1}/{self.stat.size}")
+            self._send(self.type, len(span), [(b"", span)], b"")
         else:
-            self._give_multipart(spans)
-
-    def _range_is_valid(self) -> bool:
-        condition = self.request.get("if-range")
-        if condition is None:
-            return True
-        return condition == self.etag or condition == http_date(self.stat.mtime)
-
-    def _give_span(self, span: Span) -> None:
-        self.response.status = 206
-        self.response.headers.set("Content-Range", f"bytes {span.first}-{span.end - 1}/{self.stat.size}")
-        self._send(self.type, len(span), [(b"", span)], b"")
-
-    def _give_multipart(self, spans: list[Span]) -> None:
-        self.response.status = 206
-        heads = [_part_head(span, self.stat.size, self.type) for span in spans]
-        tail = f"\r\n--{_MULTIPART_BOUNDARY}--\r\n".encode()
-        kind = f"multipart/byteranges; boundary={_MULTIPART_BOUNDARY}"
-        length = sum(map(len, heads)) + sum(map(len, spans)) + len(tail)
-        self._send(kind, length, list(zip(heads, spans, strict=True)), tail)
+            self.response.status = 206
+            heads = [_part_head(span, self.stat.size, self.type) for span in spans]
+            tail = f"\r\n--{_MULTIPART_BOUNDARY}--\r\n".encode()
+            kind = f"multipart/byteranges; boundary={_MULTIPART_BOUNDARY}"
+            length = sum(map(len, heads)) + sum(map(len, spans)) + len(tail)
+            self._send(kind, length, list(zip(heads, spans, strict=True)), tail)
 
     def _send(self, kind: str, length: int, parts: list[tuple[bytes, Span]], tail: bytes) -> None:
         self.response.headers.set("Content-Type", kind)
@@ -284,31 +268,31 @@ class _Answer:
         if self.request.method == "HEAD":
             self.response.end()
             return
-        with self._open() as file:
+        io, name = self.io, self.name
+        if self.stat.size <= MAX_KEPT_FILE:
+            opened = reach_near(io, name, io.open_published, name)
+        elif io.in_loop:
+            opened = io.open_published(name)
+        else:
+            with _unpacking:
+                opened = call_blocking(io, name, io.open_published, name)
+        with opened as file:
             for head, span in parts:
                 self.response.write(head)
-                for piece in _pieces(self.io, self.name, file, span):
+                for piece in _pieces(io, name, file, span):
                     self.response.write(piece)
         self.response.end(tail)
 
-    def _open(self) -> IO[bytes]:
-        if self.stat.size <= MAX_KEPT_FILE:
-            return reach_near(self.io, self.name, self.io.open_published, self.name)
-        if self.io.in_loop:
-            return self.io.open_published(self.name)
-        with _unpacking:
-            return reach(self.io, self.name, self.io.open_published, self.name)
-
 
 def etag(stat: Stat) -> str:
-    """Give the entity tag of a file's present content."""
+    """Return the entity tag of a file's current content."""
     version = stat.version
     mark = version[0] if isinstance(version, tuple) else stat.mtime
     return f'"{mark:x}-{stat.size:x}"'
 
 
 def _packed_tag(tag: str) -> str:
-    """The entity tag of the compressed form: other bytes, so another tag (RFC 9110 §8.8.3)."""
+    """Return the entity tag of the compressed content: other bytes need another tag (RFC 9110 §8.8.3)."""
     return f'{tag[:-1]}-gzip"'
 
 
@@ -324,29 +308,29 @@ def _fields(entry: StaticFile, packed: bool = False) -> list[tuple[str, str]]:
     return fields
 
 
-def _make_heads(entry: StaticFile, headers: dict[str, str]) -> None:
-    """Build what goes before the file, and before its compressed form, if there is one."""
+def _prepare_heads(entry: StaticFile, headers: dict[str, str]) -> None:
+    """Prepare the response heads for the file and for its compressed content, if it has one."""
     for field, value in headers.items():
         check_field(field, value)
     entry.fields = dict(headers)
-    entry.head = _ready_head(entry, headers, entry.body or b"", False)
-    entry.packed_head = _ready_head(entry, headers, entry.packed, True) if entry.packed else b""
+    entry.head = _build_head(entry, headers, entry.body or b"", False)
+    entry.packed_head = _build_head(entry, headers, entry.packed, True) if entry.packed else b""
 
 
-def _ready_head(entry: StaticFile, headers: dict[str, str], body: bytes, packed: bool) -> bytes:
+def _build_head(entry: StaticFile, headers: dict[str, str], body: bytes, packed: bool) -> bytes:
     own = ("Content-Type", content_type(entry.name)), ("Content-Length", str(len(body))), *_fields(entry, packed)
     lines = [f"{field}: {value}\r\n" for field, value in (*headers.items(), *own)]
     return ("HTTP/1.1 200 OK\r\n" + "".join(lines)).encode("latin-1")
 
 
 def _gzip(body: bytes) -> bytes:
-    """Compress; runs in a thread."""
+    """Compress a body; runs in a thread."""
     compressor = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _GZIP_WINDOW)
     return compressor.compress(body) + compressor.flush()
 
 
 def accepts_gzip(accept_encoding: str) -> bool:
-    """Whether a client takes gzip, by its Accept-Encoding field (RFC 9110 §12.5.3)."""
+    """Return whether an Accept-Encoding field accepts gzip (RFC 9110 §12.5.3)."""
     weights = {}
     for part in accept_encoding.lower().split(","):
         coding, _, weight = part.partition(";")
@@ -354,8 +338,8 @@ def accepts_gzip(accept_encoding: str) -> bool:
     return weights.get("gzip", weights.get("*", False))
 
 
-def _looked_at(io: Io, name: str) -> tuple[Stat, bytes]:
-    """What is under a name that may be shown, and how it begins."""
+def _read_beginning(io: Io, name: str) -> tuple[Stat, bytes]:
+    """Return the stat and the first bytes of a name that clients may see."""
     stat = io.published(name)
     return stat, b"" if stat.isdir else io.read_published(name, MAGIC_BYTES)[1]
 
@@ -366,20 +350,10 @@ def _pieces(io: Io, name: str, file: IO[bytes], span: Span) -> Iterator[bytes]:
     while left:
         piece = reach_near(io, name, file.read, min(left, _PIECE))
         if not piece:
-            return  # the file shrank: the connection ends, since the announced length is not reached
+            return  # the file has become shorter: the connection is closed, as the announced length is not reached
         left -= len(piece)
         yield piece
         turn.yield_if_due()
-
-
-def _refuse_method(request: Request) -> None:
-    response = request.response
-    if request.method == "OPTIONS":
-        response.status = 204
-        response.headers.set("Allow", _ALLOW)
-        response.end()
-    else:
-        response.error(405, headers={"Allow": _ALLOW})
 
 
 def _matches(header: str, tag: str) -> bool:
@@ -408,25 +382,25 @@ def _not_modified(request: Request, stat: Stat) -> bool:
 
 
 def content_type(name: str) -> str:
-    """Give the content type for a file's name, with the character set for text."""
+    """Return the content type for a file's name, with the character set for text."""
     kind, encoding = _types.guess_type(name, strict=True)
-    if kind is None or encoding is not None:  # an archive: nobody should unpack it on the way
+    if kind is None or encoding is not None:  # a compressed file, which browsers must not unpack
         return _UNKNOWN_TYPE if encoding is None else f"application/{encoding}"
     return f"{kind}; charset=utf-8" if is_text(kind) and kind not in _WITHOUT_CHARSET else kind
 
 
 def _forwarded_type(name: str) -> str:
-    """Give the type of a file that a page forwards to: nobody asks for parts of pages by their own names."""
+    """Return the type of a file that a page forwards to. Without extension, or as .shtml, it is HTML."""
     plain = name.rpartition("/")[2]
     return "text/html; charset=utf-8" if "." not in plain or plain.lower().endswith(".shtml") else content_type(name)
 
 
 def is_text(kind: str) -> bool:
-    """Whether a content type is one of text, which packs well."""
+    """Return whether a content type is text, which compresses well."""
     return kind.startswith("text/") or kind.partition(";")[0] in _TEXT_TYPES
 
 
 def _part_head(span: Span, size: int, content_type: str) -> bytes:
-    """Build what stands before a part of a multipart answer."""
+    """Return the head of one part of a multipart response."""
     content_range = f"Content-Range: bytes {span.first}-{span.end - 1}/{size}"
     return f"\r\n--{_MULTIPART_BOUNDARY}\r\nContent-Type: {content_type}\r\n{content_range}\r\n\r\n".encode("latin-1")

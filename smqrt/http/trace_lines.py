@@ -1,4 +1,4 @@
-"""Lines of a trace, in memory of a bounded size; and those of several workers in the order of their time."""
+"""Trace lines in bounded memory, merged from several workers by time."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from smqrt.workers.fd_channel import Message
 from smqrt.workers.worker_rpc import News, WorkerRpc
 
 HOLD_S = 0.2
-"""So long a line waits for older ones of other workers."""
-_LOOK_S = 0.05
+"""How long a line waits for older lines of other workers."""
+_CHECK_S = 0.05
 
 
 class Line(NamedTuple):
-    """A line, or the lines of one record of the log.
+    """A line, or the lines of one log record.
 
     Attributes:
-        at_s: when, in Unix seconds.
-        data: UTF-8, with the line feed.
+        at_s: time in Unix seconds.
+        data: UTF-8, including the line feed.
     """
 
     at_s: float
@@ -36,95 +36,98 @@ class Line(NamedTuple):
 
 
 class Lines:
-    """Lines that wait, of so many bytes together: when more come, the oldest go and are counted.
+    """A queue of lines with a limit in bytes. Beyond it, the oldest lines are dropped and counted.
 
     Args:
-        most_bytes: see above.
+        max_bytes: the limit.
 
     Attributes:
-        added: how many lines there were so far, those that have gone included.
+        added: number of lines added so far, including dropped ones.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._lines: deque[Line] = deque()
-        self._bytes = self._left_out = 0
+        self._bytes = self._dropped = 0
         self.added = 0
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return the number of lines in the queue."""
         return len(self._lines)
 
     def __iter__(self) -> Iterator[Line]:
-        """Those that wait, the oldest first."""
+        """Iterate over the lines, the oldest first."""
         return iter(self._lines)
 
-    def copy(self, most_bytes: int, behind: int = 0) -> Lines:
-        """The same lines with room for more.
+    def copy(self, max_bytes: int, behind: int = 0) -> Lines:
+        """Return a copy with another limit.
 
         Args:
-            most_bytes: see `Lines`.
-            behind: only those that came behind so many; what has gone of these is left out.
+            max_bytes: see `Lines`.
+            behind: copy only the lines added after this number; dropped ones among these are counted.
         """
-        copy = Lines(most_bytes)
+        copy = Lines(max_bytes)
         here = min(self.added - behind, len(self._lines))
         for line in islice(self._lines, len(self._lines) - here, None):
             copy.add(line)
-        copy._left_out = self.added - behind - here if behind else 0  # else that is the past, of which this is the end
+        copy._dropped = (
+            self.added - behind - here if behind else 0
+        )  # `behind` 0 requests the past, whose start is always missing
         return copy
 
     def add(self, line: Line) -> int:
-        """Add a line; give how many went."""
+        """Add a line; return how many lines were dropped for it."""
         self.added += 1
         self._lines.append(line)
         self._bytes += len(line.data)
-        before = self._left_out
-        while self._bytes > self._most_bytes:
+        before = self._dropped
+        while self._bytes > self._max_bytes:
             self._bytes -= len(self._lines.popleft().data)
-            self._left_out += 1
-        return self._left_out - before
+            self._dropped += 1
+        return self._dropped - before
 
-    def miss(self, lines: int) -> None:
-        """So many were left out before they came here."""
-        self._left_out += lines
+    def count_dropped(self, lines: int) -> None:
+        """Count lines that were dropped by another worker."""
+        self._dropped += lines
 
     def take_left_out(self) -> int:
-        """How many were left out since this was asked last."""
-        left_out, self._left_out = self._left_out, 0
-        return left_out
+        """Return how many lines were dropped since the last call."""
+        dropped, self._dropped = self._dropped, 0
+        return dropped
 
-    def take(self, most_bytes: int) -> list[Line]:
-        """Take lines from the front, about so many bytes, and at least one if there is one."""
+    def take(self, max_bytes: int) -> list[Line]:
+        """Remove and return the oldest lines, about `max_bytes`, but at least one if there is one."""
         taken: list[Line] = []
         size = 0
-        while self._lines and (not taken or size + len(self._lines[0].data) <= most_bytes):
+        while self._lines and (not taken or size + len(self._lines[0].data) <= max_bytes):
             taken.append(self._lines.popleft())
             size += len(taken[-1].data)
         self._bytes -= size
         return taken
 
 
-class InOrder:
-    """Gives lines of several workers in the order of their time, each `HOLD_S` after that. One that comes later than so
-    is given at once. At first the past is gathered, until `begin`.
+class MergedLines:
+    """Merges lines of several workers by time. Each line is delivered `HOLD_S` after its time, a late one at once.
+
+    Until `begin`, it collects past lines.
 
     Args:
-        give: gets each line.
-        past_bytes: of the past, the newest; more of it goes.
-        most_bytes: what may wait; of more the oldest is given before its time.
+        give: receives each line.
+        past_bytes: limit for past lines; the oldest are dropped.
+        max_bytes: limit for waiting lines; beyond it, the oldest is delivered early.
     """
 
-    def __init__(self, give: Callable[[Line], object], past_bytes: int, most_bytes: int) -> None:
-        self._give = give
-        self._most_bytes, self._past_bytes = most_bytes, past_bytes
+    def __init__(self, give: Callable[[Line], object], past_bytes: int, max_bytes: int) -> None:
+        self._deliver = give
+        self._max_bytes, self._past_bytes = max_bytes, past_bytes
         self._waiting: list[tuple[float, int, Line]] = []
         self._bytes = 0
         self._number = count().__next__
         self._is_past, self._is_closed = True, False
-        self._timer: Any = get_hub().loop.timer(_LOOK_S, _LOOK_S)
+        self._timer: Any = get_hub().loop.timer(_CHECK_S, _CHECK_S)
 
     def add(self, line: Line) -> None:
-        """A line has come."""
+        """Add a line."""
         if self._is_closed:
             return
         heappush(self._waiting, (line.at_s, self._number(), line))
@@ -133,23 +136,23 @@ class InOrder:
             while self._bytes > self._past_bytes:
                 self._pop()
             return
-        while self._bytes > self._most_bytes:
-            self._give(self._pop())
-        self._look_again()
+        while self._bytes > self._max_bytes:
+            self._deliver(self._pop())
+        self._update_timer()
 
     def begin(self) -> None:
-        """The past is here; a second call does nothing."""
+        """End the collection of past lines and deliver them. A second call does nothing."""
         if self._is_past and not self._is_closed:
             self._is_past = False
-            self._ripen()
+            self._deliver_due()
 
-    def give_all(self) -> None:
-        """Give what waits, since nothing comes behind it."""
+    def deliver_all(self) -> None:
+        """Deliver all waiting lines, because no more will follow."""
         while self._waiting:
-            self._give(self._pop())
+            self._deliver(self._pop())
 
     def close(self) -> None:
-        """Give nothing any more; a second call does nothing."""
+        """Deliver no more lines. A second call does nothing."""
         if not self._is_closed:
             self._is_closed = True
             self._timer.stop()
@@ -161,46 +164,47 @@ class InOrder:
         self._bytes -= len(line.data)
         return line
 
-    def _ripen(self) -> None:
+    def _deliver_due(self) -> None:
         now_s = time()
-        # What seems to come from the future does not wait for it: the clock was set back.
+        # A line from the future is delivered at once: the clock was set back.
         while self._waiting and not now_s - HOLD_S < self._waiting[0][0] <= now_s:
-            self._give(self._pop())
-        self._look_again()
+            self._deliver(self._pop())
+        self._update_timer()
 
-    def _look_again(self) -> None:
+    def _update_timer(self) -> None:
         if not self._waiting:
             self._timer.stop()
         elif not self._timer.active:
-            self._timer.start(self._ripen)
+            self._timer.start(self._deliver_due)
 
 
-# ---- The trace of a server with several workers: the one that a viewer is connected to asks the others for their
-# lines.
+# ---- The trace of a server with several workers. The worker with the viewer requests the lines of the others.
 #
-#     asks    {uri, claim, behind: [start, number]}    of which trace logger; who has a right to the place, the latest
-#                                                      has; which lines it has already
-#     told    {do: "lines", start, number, missed, lines: [[at_s, data], …]}    at first the past, also an empty one
-#             {do: "taken"}                            there is a later viewer
+#     request     {uri, claim, behind: [start, number]}
+#                     the trace logger, the claim of the viewer (the latest one counts), the lines it has already
+#     responses   {do: "lines", start, number, missed, lines: [[at_s, data], …]}
+#                     first the past lines, also if there are none
+#                 {do: "taken"}
+#                     there is a later viewer
 #
-# So the one place is held at every worker, by its own viewer or by that of another one.
+# So each worker knows the one viewer of the server: its own, or that of another worker.
 
 QUESTION = "trace lines"
 PAST_S = 0.5
-"""So long a viewer waits for the past of workers that do not answer; it comes later then."""
+"""How long a viewer waits for the past lines of other workers."""
 TAKEN: Message = {"do": "taken"}
 
 Claim = tuple[float, int]
-"""When a viewer came, by the clock of the machine, and to which worker."""
+"""Monotonic time of a viewer's connection, and number of its worker."""
 
 
-class FarViewer:
-    """A viewer of another worker, as a worker sees it that is asked for its lines.
+class RemoteViewer:
+    """The viewer of another worker, which has requested the lines of this worker.
 
     Args:
         claim: see `Claim`.
-        past: what it is told at first.
-        missed: how many lines were left out of that.
+        past: the past lines, which are sent first.
+        missed: number of dropped lines before them.
     """
 
     def __init__(self, claim: Claim, past: list[Line], missed: int) -> None:
@@ -210,25 +214,25 @@ class FarViewer:
         self._is_over = self._is_taken = False
 
     def takes(self) -> bool:
-        """Whether what it was shown last has gone."""
+        """Return whether the last batch was sent."""
         return self._batch is None and not self._is_over
 
     def show(self, lines: list[Line], missed: int) -> None:
-        """Show lines, and how many were left out before them."""
+        """Send lines, and the number of dropped lines before them."""
         self._batch = lines, missed
         self._more.set()
 
     def end(self, is_taken: bool = False) -> None:
-        """Show nothing any more, because the place is taken or because there is no trace logger."""
+        """End, because there is a later viewer or because the trace logger ends."""
         self._is_over, self._is_taken = True, is_taken
         self._more.set()
 
     def news(self, number: Callable[[], int], more: Callable[[], object]) -> News:
-        """Yields what is told to the other worker.
+        """Yield the messages for the other worker.
 
         Args:
-            number: gives how many lines there were, up to the last that was shown.
-            more: is called when there is room for more.
+            number: returns the number of lines up to the last one that was sent.
+            more: called when the next batch can be sent.
         """
         while self._batch is not None or not self._is_over:
             if self._batch is None:
@@ -243,25 +247,25 @@ class FarViewer:
 
 
 _START = f"{os.getpid()} {monotonic()}"
-"""Tells the lines of this process from those of the one before."""
+"""Identifies this process, so that its line numbers are not confused with those of its predecessor."""
 
 
 def behind_of(question: Message) -> int:
-    """How many of this process's lines who asks has already."""
+    """Return how many lines of this process the requesting worker has already."""
     start, number = question["behind"]
     return int(number) if start == _START else 0
 
 
-class Gathering:
-    """The lines of all workers, for the viewer of this one.
+class WorkerLines:
+    """The lines of all workers, for the viewer of this worker.
 
     Args:
         fleet: the workers.
-        uri: gives the address of the trace logger, by which the others know theirs.
-        claim: of the viewer.
-        order: puts the lines in order.
-        missed: is told how many lines others had to leave out.
-        taken: is called when there is a later viewer at another worker.
+        uri: returns the path of the trace logger, which identifies it in the other workers.
+        claim: claim of the viewer.
+        order: merges the lines.
+        missed: called with the number of lines that other workers have dropped.
+        taken: called when another worker has a later viewer.
     """
 
     def __init__(
@@ -269,30 +273,30 @@ class Gathering:
         fleet: WorkerRpc,
         uri: Callable[[], str],
         claim: Claim,
-        order: InOrder,
+        order: MergedLines,
         missed: Callable[[int], object],
         taken: Callable[[], object],
     ) -> None:
         self._uri, self._claim, self._order = uri, claim, order
         self._missed, self._taken = missed, taken
         self._behind: dict[int, list[Any]] = {}
-        self._awaited = set(fleet.others)
+        self._without_past = set(fleet.others)
         self._greenlets: list[gevent.Greenlet[..., None]] = [
-            gevent.spawn(fleet.follow, number, partial(self._question, number), partial(self._told, number))
+            gevent.spawn(fleet.follow, number, partial(self._question, number), partial(self._receive, number))
             for number in fleet.others
         ]
         self._greenlets.append(gevent.spawn(self._begin))
 
     def add(self, line: Line) -> None:
-        """A line of this worker."""
+        """Add a line of this worker."""
         self._order.add(line)
 
-    def give_all(self) -> None:
-        """Give what waits: this worker's trace logger ends."""
-        self._order.give_all()
+    def deliver_all(self) -> None:
+        """Deliver all waiting lines, because the trace logger ends."""
+        self._order.deliver_all()
 
     def close(self) -> None:
-        """Ask no more; a second call does nothing."""
+        """End the requests. A second call does nothing."""
         gevent.killall(self._greenlets, block=False)
         self._order.close()
 
@@ -304,7 +308,7 @@ class Gathering:
         behind = self._behind.get(number, ["", 0])
         return {"do": QUESTION, "uri": self._uri(), "claim": self._claim, "behind": behind}
 
-    def _told(self, worker: int, said: Message) -> None:
+    def _receive(self, worker: int, said: Message) -> None:
         if said == TAKEN:
             self._taken()
             return
@@ -312,6 +316,6 @@ class Gathering:
         self._missed(said["missed"])
         for at_s, data in said["lines"]:
             self._order.add(Line(at_s, data))
-        self._awaited.discard(worker)
-        if not self._awaited:
+        self._without_past.discard(worker)
+        if not self._without_past:
             self._order.begin()

@@ -1,12 +1,12 @@
-"""The trace logger: a directory that shows the server's trace in a browser, over a WebSocket (spec: bas-api §4, §17).
+"""Trace logger: a directory that sends the server's log to a browser by WebSocket (spec: bas-api §4, §17).
 
-    GET with X-Requested-With    204 it is free, 503 somebody looks already
+    GET with X-Requested-With    204: no viewer, 503: there is a viewer
     WebSocket                    binary frames: byte 1 and a greeting, then byte 2 and lines of the trace;
-                                 byte 3: another viewer has taken over
+                                 byte 3: a later viewer has replaced this one
     GET                          the page
 
-What viewers don't take is bounded and counted; nobody who traces ever waits for them. A server with several workers has
-one trace and one viewer: see `smqrt.http.trace_lines`.
+Lines for slow viewers are bounded and dropped; logging never waits for a viewer. A server with several workers has one
+trace and one viewer, see `smqrt.http.trace_lines`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from html import escape
 from importlib import resources
 from time import monotonic, time
@@ -28,7 +28,7 @@ from smqrt.errors import ProtocolError, StreamError
 from smqrt.http.headers import reason
 from smqrt.http.message import Request
 from smqrt.http.server import HttpServer
-from smqrt.http.trace_lines import TAKEN, Claim, FarViewer, Gathering, InOrder, Line, Lines, behind_of
+from smqrt.http.trace_lines import TAKEN, Claim, Line, Lines, MergedLines, RemoteViewer, WorkerLines, behind_of
 from smqrt.http.tree import Directory
 from smqrt.smq.handshake import websocket_key
 from smqrt.transport.stream import Stream
@@ -38,31 +38,31 @@ from smqrt.workers.worker_rpc import News, WorkerRpc
 
 NAME = "tracelogger.service"
 HELLO, LINES, TAKEN_OVER = b"\x01", b"\x02", b"\x03"
-HISTORY_BYTES = 64 << 10  # of the past, for who comes to see what went wrong
-WAITING_BYTES = 256 << 10  # beyond, the oldest lines are left out
+HISTORY_BYTES = 64 << 10  # of past lines for a new viewer
+WAITING_BYTES = 256 << 10  # of unsent lines; beyond it, the oldest are dropped
 FRAME_BYTES = 32 << 10
-LINE_BYTES = 16 << 10  # of one record; the rest of it is cut
-BODY_BYTES = 4 << 10  # of a request, as far as the application has read it
-QUEUE_BYTES = 64 << 10  # handed to the connection, not yet taken by the viewer
-FOR_VIEWERS = "for_viewers"  # an attribute of records that `on_line` does not get
-PATIENCE_S = 30.0  # a viewer that takes nothing for so long is closed
-_MAX_MESSAGE_BYTES = 1024  # viewers have nothing to say
+LINE_BYTES = 16 << 10  # of one record; the rest is cut
+BODY_BYTES = 4 << 10  # of a request body, as far as the application has read it
+QUEUE_BYTES = 64 << 10  # in the send queue of the viewer's connection
+FOR_VIEWERS = "for_viewers"  # attribute of records that `on_line` does not receive
+PATIENCE_S = 30.0  # a viewer that reads nothing for this time is closed
+_MAX_MESSAGE_BYTES = 1024  # messages of viewers are ignored
 _SECRET = frozenset(("authorization", "proxy-authorization", "cookie", "set-cookie"))
 _PASSWORD = re.compile(rb"((?:^|[&?\s])[\w.-]{0,32}(?:password|passwd|pwd)=)[^&\s]+", re.IGNORECASE)  # in a form
-_SHOWN = 8  # characters of a secret, to tell one from the other
-_SERVICE = "/rtl/tracelogger.service/"  # in the page, which is a file as well
-_QUIET = "no trace"  # in Request.env: requests of viewers are not shown
+_SHOWN = 8  # characters of a secret, to distinguish secrets
+_SERVICE = "/rtl/tracelogger.service/"  # placeholder in the page, which is also served as a file
+_QUIET = "no trace"  # in Request.env: requests of viewers are not traced
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; base-uri 'none'"
 
 
 @dataclass
 class TraceOptions:
-    """What is shown of HTTP requests beside the trace; nothing at first.
+    """Parts of HTTP requests in the trace; none by default.
 
     Attributes:
-        request: a line for each request, with the status of its answer.
-        requestheaders: its header fields; of cookies and passwords the beginning.
-        responseheaders: the header fields that the application set.
+        request: a line for each request, with the status of its response.
+        requestheaders: its header fields; only the beginning of cookies and passwords.
+        responseheaders: the header fields that the application has set.
         requestbody: the beginning of its body, as far as the application has read it.
     """
 
@@ -73,7 +73,7 @@ class TraceOptions:
 
     @property
     def any(self) -> bool:
-        """Whether anything is."""
+        """Whether any option is set."""
         return self.request or self.requestheaders or self.responseheaders or self.requestbody
 
 
@@ -82,18 +82,18 @@ OPTIONS = tuple(item.name for item in fields(TraceOptions))
 
 
 class TraceLogger(Directory):
-    """A directory that shows what is logged, to one viewer at a time.
+    """A directory that sends log records to one viewer at a time.
 
     Args:
         name, priority: see `Directory`.
-        server: whose requests can be shown; None when there are none.
-        logger: what is shown, with all below it.
-        fleet: the workers of the server; None when this process is alone.
+        server: server whose requests can be traced, or None.
+        logger: name of the logger, which includes its children.
+        fleet: the workers of the server; None without other workers.
 
     Attributes:
-        options: what is shown of requests.
-        left_out: lines that a viewer was too slow for, of all viewers together.
-        on_line: called in the loop's greenlet with each line of this process; must not block. None when not set.
+        options: parts of requests in the trace.
+        left_out: number of lines dropped because of slow viewers, in total.
+        on_line: called in the loop with each line of this process; must not block. May be None.
     """
 
     def __init__(
@@ -112,23 +112,23 @@ class TraceLogger(Directory):
         self._fleet, self._label = fleet, f"{fleet.place.label}: " if fleet else ""
         self._history = Lines(HISTORY_BYTES)
         self._waiting = Lines(WAITING_BYTES)
-        self._viewer: _Viewer | FarViewer | None = None
-        self._gathering: Gathering | None = None
+        self._viewer: _Viewer | RemoteViewer | None = None
+        self._worker_lines: WorkerLines | None = None
         self._flushing = False
         self._logger = logging.getLogger(logger)
-        self._handler = _Handler(self)
+        self._log_handler = _LogHandler(self)
         self._loop, self._thread = get_hub().loop, _thread_id()
         self._last_resort = None if self._logger.hasHandlers() else logging.lastResort
-        for handler in filter(None, (self._handler, self._last_resort)):
-            self._logger.addHandler(handler)  # also what is asked only while there is no other
+        for handler in filter(None, (self._log_handler, self._last_resort)):
+            self._logger.addHandler(handler)  # `lastResort` too, which logging uses only without other handlers
 
     @property
     def taken(self) -> bool:
-        """Whether somebody looks, at whatever worker."""
+        """Whether there is a viewer, at any worker."""
         return self._viewer is not None
 
     def configure(self, options: Mapping[str, bool]) -> None:
-        """Choose what is shown of requests; options that are not given stay, unknown ones are left aside."""
+        """Set options. Missing ones do not change; unknown ones are ignored."""
         for name in OPTIONS:
             if name in options:
                 setattr(self.options, name, options[name])
@@ -137,28 +137,28 @@ class TraceLogger(Directory):
             self._server.observers = (*others, self) if self.options.any else others
 
     def close(self) -> None:
-        """Show nothing any more: the viewer is disconnected, the directory leaves the tree."""
+        """Disconnect the viewer and remove the directory from the tree."""
         self.on_line = None
-        for handler in filter(None, (self._handler, self._last_resort)):
+        for handler in filter(None, (self._log_handler, self._last_resort)):
             self._logger.removeHandler(handler)
         self.unlink()
         if self._server is not None:
             self._server.observers = tuple(one for one in self._server.observers if one is not self)
-        if self._gathering is not None:
-            self._gathering.give_all()
+        if self._worker_lines is not None:
+            self._worker_lines.deliver_all()
         self._flush()
         if self._viewer is not None:
             self._viewer.end()
 
-    # What is shown
+    # Lines
 
     def show(self, text: str, at_s: float | None = None, is_for_viewers: bool = False) -> None:
-        """Show a text: a record of the log, or a request. Callable from everywhere, never blocks.
+        """Add a log record or a request to the trace. Any thread may call this; it never blocks.
 
         Args:
-            text: one line, or several that belong together.
-            at_s: when that was, in Unix seconds; None for now.
-            is_for_viewers: `on_line` does not get it.
+            text: one line, or several of one record.
+            at_s: time in Unix seconds; None for now.
+            is_for_viewers: whether `on_line` does not receive it.
         """
         at_s = time() if at_s is None else at_s
         if _thread_id() != self._thread:
@@ -170,22 +170,19 @@ class TraceLogger(Directory):
         self._history.add(line)
         if self.on_line is not None and not is_for_viewers:
             self.on_line(line)
-        if self._gathering is not None:
-            self._gathering.add(line)
+        if self._worker_lines is not None:
+            self._worker_lines.add(line)
         elif self._viewer is not None:
-            self._give(line)
+            self._add_waiting(line)
 
-    def _give(self, line: Line) -> None:
+    def _add_waiting(self, line: Line) -> None:
         self.left_out += self._waiting.add(line)
-        self._flush_soon()
-
-    def _flush_soon(self) -> None:
         if not self._flushing:
             self._flushing = True
             self._loop.run_callback(self._flush)
 
     def _flush(self) -> None:
-        """Hub greenlet: hand the viewer what it takes; the rest waits, at most `WAITING_BYTES`."""
+        """Send the viewer as many lines as it accepts; at most `WAITING_BYTES` wait. Called by the loop."""
         self._flushing = False
         viewer = self._viewer
         while viewer is not None and self._waiting and viewer.takes():
@@ -203,7 +200,7 @@ class TraceLogger(Directory):
         options, response = self.options, request.response
         if _QUIET in request.env:
             return
-        outcome = "handed over" if is_detached else f"{response.status} {reason(response.status)}"
+        outcome = "detached" if is_detached else f"{response.status} {reason(response.status)}"
         lines = [f"{request.peer[0]} {request.method} {request.target} {outcome}"]
         if options.requestheaders:
             lines += (f"> {name}: {_shown(name, value)}" for name, value in request.headers)
@@ -216,8 +213,8 @@ class TraceLogger(Directory):
 
     # Viewers
 
-    def _own(self, request: Request, relpath: str) -> bool:
-        if super()._own(request, relpath):
+    def _serve_own(self, request: Request, relpath: str) -> bool:
+        if super()._serve_own(request, relpath):
             return True
         if relpath:
             return False
@@ -231,17 +228,13 @@ class TraceLogger(Directory):
             response.status = 503 if self.taken else 204
             response.headers.set("Cache-Control", "no-store")
         else:
-            self._show_page(request)
+            response.headers.set("Content-Type", "text/html; charset=utf-8")
+            response.headers.set("Cache-Control", "no-store")
+            response.headers.set("Content-Security-Policy", _POLICY)
+            response.headers.set("X-Content-Type-Options", "nosniff")
+            response.headers.set("X-Frame-Options", "DENY")
+            response.write(_page().replace(_SERVICE, escape(self.baseuri())).encode())
         return True
-
-    def _show_page(self, request: Request) -> None:
-        headers = request.response.headers
-        headers.set("Content-Type", "text/html; charset=utf-8")
-        headers.set("Cache-Control", "no-store")
-        headers.set("Content-Security-Policy", _POLICY)
-        headers.set("X-Content-Type-Options", "nosniff")
-        headers.set("X-Frame-Options", "DENY")
-        request.response.write(_page().replace(_SERVICE, escape(self.baseuri())).encode())
 
     def _connect(self, request: Request, key: str) -> None:
         lines = request.upgrade_lines()
@@ -249,31 +242,31 @@ class TraceLogger(Directory):
         taken.watcher.close()
         stream = Stream(taken.transport, taken.data)
         viewer = _Viewer(self, stream, (monotonic(), self._fleet.place.number if self._fleet else 0))
-        self._seat(viewer)
+        self._replace_viewer(viewer)
         stream.push_or_forget(websocket.switching_protocols(key, lines))
         viewer.send(HELLO + b"smqrt\n")
         if self._fleet is None:
             self._waiting = self._history.copy(WAITING_BYTES)
         else:
-            self._gathering = self._gather(self._fleet, viewer)
+            merged = MergedLines(self._add_waiting, HISTORY_BYTES, WAITING_BYTES)
+            for line in self._history:
+                merged.add(line)
+            replaced = partial(viewer.end, is_taken=True)
+            self._worker_lines = WorkerLines(
+                self._fleet, self.baseuri, viewer.claim, merged, self._count_dropped, replaced
+            )
         self._flush()
 
-    def _gather(self, fleet: WorkerRpc, viewer: _Viewer) -> Gathering:
-        order = InOrder(self._give, HISTORY_BYTES, WAITING_BYTES)
-        for line in self._history:
-            order.add(line)
-        return Gathering(fleet, self.baseuri, viewer.claim, order, self._missed, lambda: viewer.end(is_taken=True))
-
-    def _missed(self, lines: int) -> None:
+    def _count_dropped(self, lines: int) -> None:
         self.left_out += lines
-        self._waiting.miss(lines)
+        self._waiting.count_dropped(lines)
 
     def lines(self, question: Message) -> News:
-        """Yields the lines of this worker for a viewer of another one; see `smqrt.http.trace_lines`."""
+        """Yield the lines of this worker for the viewer of another one, see `smqrt.http.trace_lines`."""
         when_s, number = question["claim"]
         waiting = self._history.copy(WAITING_BYTES, behind_of(question))
-        viewer = FarViewer((when_s, number), waiting.take(WAITING_BYTES), waiting.take_left_out())
-        if not self._seat(viewer):
+        viewer = RemoteViewer((when_s, number), waiting.take(WAITING_BYTES), waiting.take_left_out())
+        if not self._replace_viewer(viewer):
             yield TAKEN
             return
         try:
@@ -281,8 +274,8 @@ class TraceLogger(Directory):
         finally:
             self.forget(viewer)
 
-    def _seat(self, viewer: _Viewer | FarViewer) -> bool:
-        """Whether the place is the viewer's now: the latest has it."""
+    def _replace_viewer(self, viewer: _Viewer | RemoteViewer) -> bool:
+        """Replace the present viewer unless it is a later one; return whether that was done."""
         before = self._viewer
         if before is not None and before.claim > viewer.claim:
             return False
@@ -292,15 +285,15 @@ class TraceLogger(Directory):
         self._viewer = viewer
         return True
 
-    def forget(self, viewer: _Viewer | FarViewer) -> None:
-        """Called by a viewer that is gone."""
+    def forget(self, viewer: _Viewer | RemoteViewer) -> None:
+        """Remove a viewer that has disconnected."""
         if self._viewer is not viewer:
             return
         self._viewer = None
         self._waiting = Lines(WAITING_BYTES)
-        if self._gathering is not None:
-            self._gathering.close()
-            self._gathering = None
+        if self._worker_lines is not None:
+            self._worker_lines.close()
+            self._worker_lines = None
 
 
 @cache
@@ -312,8 +305,8 @@ def _shown(name: str, value: str) -> str:
     return f"{value[:_SHOWN]}…" if name.lower() in _SECRET and len(value) > _SHOWN else value
 
 
-class _Handler(logging.Handler):
-    """Hands records to a trace logger."""
+class _LogHandler(logging.Handler):
+    """Logging handler of a trace logger."""
 
     def __init__(self, owner: TraceLogger) -> None:
         super().__init__()
@@ -334,41 +327,41 @@ class _Viewer:
         self._owner, self._stream, self.claim = owner, stream, claim
         self._codec = websocket.WebSocketCodec(max_message_bytes=_MAX_MESSAGE_BYTES)
         stream.queue_limit_bytes = QUEUE_BYTES
-        self._waits = False
+        self._awaits_space = False
         gevent.spawn(self._read)
 
     def takes(self) -> bool:
-        """Whether there is room for a frame; if not, the owner is called once there is."""
+        """Return whether the send queue accepts a frame. Otherwise `_flush` is called later."""
         if self._stream.closed:
             return False
         if self._stream.queued_bytes < QUEUE_BYTES:
             return True
-        if not self._waits:
-            self._waits = True
-            self._stream.writable(PATIENCE_S).then(self._room)
+        if not self._awaits_space:
+            self._awaits_space = True
+            self._stream.writable(PATIENCE_S).then(self._on_writable)
         return False
 
-    def _room(self, _value: None, error: BaseException | None) -> None:
-        self._waits = False
+    def _on_writable(self, _value: None, error: BaseException | None) -> None:
+        self._awaits_space = False
         if error is not None:
             self.end()
         else:
             self._owner._flush()
 
     def show(self, lines: list[Line], missed: int) -> None:
-        """Show lines, and how many were left out before them."""
+        """Send lines, and the number of dropped lines before them."""
         note = b"... %d lines were left out: this viewer is too slow\n" % missed if missed else b""
         self.send(LINES + note + b"".join(line.data for line in lines))
 
     def send(self, payload: bytes) -> None:
-        """Send a frame; a connection that fails ends by itself."""
+        """Send a frame, or close a failed connection."""
         try:
             self._stream.push(self._codec.message(payload, is_text=False))
         except StreamError:
             self.end()
 
     def end(self, is_taken: bool = False) -> None:
-        """Close, with a frame that says so when another viewer has the place."""
+        """Close the connection, with a frame of its own if a later viewer has replaced this one."""
         self._owner.forget(self)
         if not self._stream.closed:
             frame = self._codec.message(TAKEN_OVER, is_text=False) if is_taken else b""
@@ -376,7 +369,7 @@ class _Viewer:
             self._stream.close(graceful=True)
 
     def _read(self) -> None:
-        """Answer pings and the close; what viewers say has no meaning."""
+        """Respond to pings and the close frame; messages of viewers are ignored."""
         codec = self._codec
         try:
             while codec.close_code is None and (data := self._stream.read()):
@@ -385,5 +378,5 @@ class _Viewer:
                     pass
                 self._stream.push_or_forget(codec.take_replies())
         except (StreamError, ProtocolError):
-            pass  # gone, or no WebSocket
+            pass  # disconnected, or a protocol error
         self.end()

@@ -1,4 +1,4 @@
-"""The virtual directory tree: who answers which path (spec: bas-api §4, runtime §5)."""
+"""Virtual directory tree that dispatches requests by path (spec: bas-api §4, runtime §5)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.http.access import MAX_AGE_S, Cors, hidden
-from smqrt.http.headers import Headers, completed
+from smqrt.http.headers import Headers, with_missing_fields
 from smqrt.http.logins.authenticator import Authenticator
 from smqrt.http.logins.authorizer import Authorizer, LoginGuard
 from smqrt.http.message import Request
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("smqrt")
 
-MAX_NESTING = 10  # forwards and includes of one request, each (spec: bas-api §2.2)
+MAX_NESTING = 10  # nested forwards, and nested includes, of one request (spec: bas-api §2.2)
 PUBLIC = "public/"
-"""What needs no login in a directory that reads files (spec: bas-api §5)."""
+"""Folder of a resource reader that needs no login (spec: bas-api §5)."""
 _SLASHES = re.compile("/{2,}")
 _DOTS = frozenset((".", ".."))
 _REDIRECTED = frozenset(("GET", "HEAD", "POST"))
-"""What browsers send: at an address without its last slash they are led to the one with it."""
+"""Methods of browsers. Only these are redirected to the address with a slash at its end."""
 _ALLOW = "GET, HEAD, POST, OPTIONS"
 DAV_FIELDS = {"DAV": "1,2", "MS-Author-Via": "DAV"}
-"""How a file server is known (RFC 4918 §10.1)."""
+"""Header fields that identify a WebDAV server (RFC 4918 §10.1)."""
 _INDEX = ("index.html", "index.htm", "index.lsp")
 
 
-_with_cors: WeakSet[Directory] = WeakSet()  # those with rules of their own; mostly there is none
+_with_cors: WeakSet[Directory] = WeakSet()  # directories with CORS rules; usually empty, and then no path is searched
 
 
 class DispatchError(SmqrtError):
-    """A forward or include can't be done.
+    """A failed forward, include or redirect.
 
     Attributes:
         word: "pagenotfound", "iscommitted", "toomanyforwards" or "toomanyincludes" (spec: bas-api §15).
@@ -55,63 +55,65 @@ class DispatchError(SmqrtError):
 
 @dataclass(slots=True)
 class HiddenPathRoute:
-    """The way for a hidden name to a directory that has rules of its own for such names.
+    """The route of a hidden path to a directory with its own rules for hidden names.
 
     Attributes:
-        directory: that directory.
-        relpath: the rest of the path behind it.
-        guards: those before it, from the outside, with what they are told of the path.
+        directory: the directory.
+        relpath: the path relative to it.
+        guards: the guards on the route from the outside, each with the path relative to its directory.
     """
 
     directory: Directory
     relpath: str
     guards: list[tuple[LoginGuard, str]]
 
-    def lets_in(self, request: Request) -> bool:
-        """Have the directory answer, if all guards agree; tell whether anybody answered."""
+    def serve(self, request: Request) -> bool:
+        """Serve the request by the directory unless a guard stops it; return whether it was answered."""
         stopped = any(guard.stops(request, relpath) for guard, relpath in self.guards)
         return stopped or self.directory.service(request, self.relpath)
 
 
 class Branch:
-    """What has child directories, kept in the order in which they are asked: by priority, named before unnamed, first
-    inserted first."""
+    """A node with child directories.
+
+    Children are tried in this order: by priority, named before unnamed, then in the order of insertion.
+    """
 
     def __init__(self) -> None:
         self._children: list[Directory] = []
 
     @property
     def children(self) -> tuple[Directory, ...]:
-        """The children in the order they are asked."""
+        """The children in the order in which they are tried."""
         return tuple(self._children)
 
     def insert(self, child: Directory) -> None:
         """Add a child.
 
         Raises:
-            ArgumentError: it is in a tree already ("alreadyinserted").
+            ArgumentError: the child is in a tree already ("alreadyinserted").
         """
         child.link(self, self._children)
 
     def baseuri(self) -> str:
-        """Give the absolute path, with "/" at its end."""
+        """Return the absolute path, with "/" at its end."""
         return "/"
 
     @property
-    def _below(self) -> list[Directory]:
-        """All that is asked for paths in it."""
+    def _searched(self) -> list[Directory]:
+        """All directories that are tried for its paths."""
         return self._children
 
     def cors(self, relpath: str) -> Cors | None:
-        """Give the rules of the innermost directory on the way of a path that has some; None without."""
-        ways = [child for child in self._below if f"{relpath}/".startswith(child.prefix)]
-        named = [child for child in ways if child.prefix]  # what is open at / opens no other application
-        rules = (child.cors(relpath[len(child.prefix) :]) for child in named or ways)
+        """Return the CORS rules of the innermost directory of a path that has rules, or None."""
+        children = [child for child in self._searched if f"{relpath}/".startswith(child.prefix)]
+        named = [child for child in children if child.prefix]  # rules of the application at / do not apply to others
+        rules = (child.cors(relpath[len(child.prefix) :]) for child in named or children)
         return next((one for one in rules if one is not None), None)
 
     def file_servers(self, folder: str) -> Iterator[str]:
-        """Give the rest of the way from `folder`, a path with "/" at its end, to each file server at or below it."""
-        for child in tuple(self._below):
+        """Yield the path from `folder`, which ends with "/", to each file server at or below it."""
+        for child in tuple(self._searched):
             yield from child.file_servers(folder)
 
     def _ask(self, children: list[Directory], request: Request, relpath: str) -> bool:
@@ -122,28 +124,31 @@ class Branch:
         return False
 
     def _guards(self, children: list[Directory], relpath: str) -> Iterator[tuple[LoginGuard, str]]:
-        """Give the guards that a request for `relpath` meets, and what they are told of the path."""
+        """Yield the guards of a path, each with the path relative to its directory."""
         for child in tuple(children):
             if relpath.startswith(child.prefix):
                 yield from child.guards(relpath[len(child.prefix) :])
 
-    def _open_door(self, children: list[Directory], relpath: str) -> HiddenPathRoute | None:
-        """Give the way to the first directory that has rules of its own for hidden names."""
-        ways = (child.door(relpath[len(child.prefix) :]) for child in children if relpath.startswith(child.prefix))
-        return next(filter(None, ways), None)
+    def _find_hidden_route(self, children: list[Directory], relpath: str) -> HiddenPathRoute | None:
+        """Return the route to the first directory with its own rules for hidden names."""
+        routes = (
+            child.hidden_route(relpath[len(child.prefix) :]) for child in children if relpath.startswith(child.prefix)
+        )
+        return next(filter(None, routes), None)
 
 
 class Directory(Branch):
-    """A virtual directory. A class below that answers in `_own` asks `super()._own` first: the guard.
+    """A virtual directory. Subclasses serve files in `_serve_own`, which calls `super()._serve_own` first, for the
+    guard.
 
     Args:
-        name: the path segment it answers; None or "" answers every path.
-        priority: −127…127, higher is asked first.
+        name: path segment of the directory; None or "" for every path.
+        priority: −127 to 127; higher ones are tried first.
 
     Attributes:
-        func: asked first with the request and the rest of the path; `False` means not handled.
-        guard: asked then: who is let in to all that follows.
-        prefix: how the paths begin that lead here; empty for every path.
+        func: called first, with the request and the relative path; returns `False` if it did not respond.
+        guard: called next; protects everything that follows.
+        prefix: beginning of the paths of this directory; empty for every path.
         is_file_server: whether it speaks WebDAV.
     """
 
@@ -167,22 +172,23 @@ class Directory(Branch):
         self._cors: Cors | None = None
 
     def setfunc(self, func: Func | None) -> None:
-        """Set `func`; None removes it (spec: bas-api §4). The name is that of the Lua method.
+        """Set `func`; None removes it (spec: bas-api §4).
 
         Raises:
-            ArgumentError: it can't be called.
+            ArgumentError: it is not callable.
         """
         if func is not None and not callable(func):
             raise ArgumentError(f"func: a function is needed, not {type(func).__name__}")
         self.func = func
 
     def setauth(self, authenticator: Authenticator | None = None, authorizer: Authorizer | None = None) -> None:
-        """Let in only who is logged in, to the files and directories in it; `func` is asked before (spec: bas-api §4,
-        runtime §5). In force at once, for requests that begin.
+        """Require a login for the files and directories in it, but not for `func` (spec: bas-api §4, runtime §5).
+
+        This takes effect for new requests.
 
         Args:
-            authenticator: asks for logins; None lets everybody in again.
-            authorizer: says what they may do; None for everything.
+            authenticator: authenticates clients; None removes the requirement.
+            authorizer: authorizes their requests; None permits all.
         """
         self.guard = None if authenticator is None else LoginGuard(authenticator, authorizer, self)
 
@@ -196,8 +202,9 @@ class Directory(Branch):
         credentials: bool | None = None,
         max_age_s: int = MAX_AGE_S,
     ) -> None:
-        """Set which pages of other hosts may send to the addresses in it, and read. In force at once; without arguments
-        it has no rules of its own any more. Args and raises: see `Cors`; an empty `origins` closes it to all.
+        """Set the CORS rules of the paths in it. They take effect at once; without arguments they are removed.
+
+        Args and raises: see `Cors`. An empty `origins` denies all other origins.
         """
         rules = Cors(
             origins, methods=methods, headers=headers, expose=expose, credentials=credentials, max_age_s=max_age_s
@@ -215,31 +222,31 @@ class Directory(Branch):
         inside = folder.startswith(self.prefix)
         if not inside and not self.prefix.startswith(folder):
             return
-        rest, way = (folder[len(self.prefix) :], "") if inside else ("", self.prefix[len(folder) :])
+        rest, path_left = (folder[len(self.prefix) :], "") if inside else ("", self.prefix[len(folder) :])
         if self.is_file_server and not rest:
-            yield way
+            yield path_left
         for further in super().file_servers(rest):
-            yield way + further
+            yield path_left + further
 
     def refuse(self, request: Request) -> None:
-        """Answer a request that the authorizer has refused."""
+        """Respond to a request that the authorizer has denied."""
         request.response.error(403)
 
     def guards(self, relpath: str) -> Iterator[tuple[LoginGuard, str]]:
-        """Give the guards that a request for the hidden name `relpath` meets."""
+        """Yield the guards of the hidden path `relpath`, each with the path relative to its directory."""
         if self.guard is not None:
             yield self.guard, relpath
         yield from self._guards(self._children, relpath)
 
-    def door(self, relpath: str) -> HiddenPathRoute | None:
-        """Give the way for the hidden name `relpath` to a directory below that has rules of its own for such names."""
-        door = self._open_door(self._children, relpath)
-        if door is not None and self.guard is not None:
-            door.guards.insert(0, (self.guard, relpath))
-        return door
+    def hidden_route(self, relpath: str) -> HiddenPathRoute | None:
+        """Return the route of the hidden path `relpath` to a directory with its own rules for hidden names."""
+        route = self._find_hidden_route(self._children, relpath)
+        if route is not None and self.guard is not None:
+            route.guards.insert(0, (self.guard, relpath))
+        return route
 
     def link(self, parent: Branch, siblings: list[Directory]) -> None:
-        """Used by `insert`: take a place among `siblings`."""
+        """Add the directory to `siblings`; called by `insert`."""
         if self.parent is not None:
             raise ArgumentError(f"directory {self.name!r}: alreadyinserted; unlink it first")
         self.parent, self._siblings = parent, siblings
@@ -247,7 +254,7 @@ class Directory(Branch):
         siblings.sort(key=lambda child: (-child.priority, not child.name))
 
     def unlink(self) -> bool:
-        """Take it out of the tree; tell whether it was in one."""
+        """Remove the directory from its tree; return whether it was in one."""
         if self.parent is None:
             return False
         self._siblings.remove(self)
@@ -260,17 +267,17 @@ class Directory(Branch):
         return above + self.prefix
 
     def service(self, request: Request, relpath: str) -> bool:
-        """Answer `request` for `relpath`, the rest of the path behind this directory; tell whether that was done."""
+        """Serve a request by `func`, own files or children; return whether it was answered."""
         if self.func is not None and self._call(request, relpath):
             return True
-        return self._own(request, relpath) or self._ask(self._children, request, relpath)
+        return self._serve_own(request, relpath) or self._ask(self._children, request, relpath)
 
     def resources(self, request: Request, relpath: str) -> bool:
-        """As `service`, but without asking `func`."""
-        return self._own(request, relpath) or self._ask(self._children, request, relpath)
+        """Serve a request like `service`, but not by `func`."""
+        return self._serve_own(request, relpath) or self._ask(self._children, request, relpath)
 
     def _call(self, request: Request, relpath: str) -> bool:
-        """Ask `func`, unless it is running for this request: it does not get its own forwards back."""
+        """Call `func`, unless it is already running for this request: it does not receive its own forwards."""
         if self.func is None or self in request.running:
             return False
         outer = request.running
@@ -280,7 +287,7 @@ class Directory(Branch):
         finally:
             request.running = outer
 
-    def _own(self, request: Request, relpath: str) -> bool:
+    def _serve_own(self, request: Request, relpath: str) -> bool:
         return self.guard is not None and request.is_fresh and self.guard.stops(request, relpath)
 
 
@@ -292,8 +299,8 @@ class ResourceReader(Directory):
         io: the files.
 
     Attributes:
-        headers: fields added to every answer that is no include.
-        pages: runs a Lua Server Page: request, what was found, name in the io, this directory; None hides pages.
+        headers: fields added to every response, except in includes.
+        pages: runs a Lua Server Page, called with request, stat, name in the io and this directory. None hides pages.
     """
 
     def __init__(self, name: str | None = None, priority: int = 0, *, io: Io) -> None:
@@ -306,11 +313,11 @@ class ResourceReader(Directory):
         self._files = StaticFiles(io)
 
     @property
-    def _below(self) -> list[Directory]:
+    def _searched(self) -> list[Directory]:
         return self._prologues + self._children
 
     def insertprolog(self, child: Directory) -> None:
-        """Add a child that is asked before the files, by initial requests only. Raises as `insert`."""
+        """Add a child that is tried before the files, for initial requests only. Raises as `insert`."""
         child.link(self, self._prologues)
 
     def guards(self, relpath: str) -> Iterator[tuple[LoginGuard, str]]:
@@ -319,17 +326,19 @@ class ResourceReader(Directory):
         if not relpath.startswith(PUBLIC):
             yield from super().guards(relpath)
 
-    def door(self, relpath: str) -> HiddenPathRoute | None:
-        """See `Directory.door`."""
-        door = self._open_door(self._prologues, relpath)  # the guard stands behind them
-        return door or (
-            self._open_door(self._children, relpath) if relpath.startswith(PUBLIC) else super().door(relpath)
-        )
+    def hidden_route(self, relpath: str) -> HiddenPathRoute | None:
+        """See `Directory.hidden_route`."""
+        route = self._find_hidden_route(self._prologues, relpath)  # prologues come before the guard
+        if route is not None:
+            return route
+        if relpath.startswith(PUBLIC):
+            return self._find_hidden_route(self._children, relpath)
+        return super().hidden_route(relpath)
 
-    def _own(self, request: Request, relpath: str) -> bool:
+    def _serve_own(self, request: Request, relpath: str) -> bool:
         if self._prologues and request.is_fresh and self._ask(self._prologues, request, relpath):
             return True
-        if self.guard is not None and not relpath.startswith(PUBLIC) and super()._own(request, relpath):
+        if self.guard is not None and not relpath.startswith(PUBLIC) and super()._serve_own(request, relpath):
             return True
         entry = self._find(relpath)
         if entry is None:
@@ -348,76 +357,77 @@ class ResourceReader(Directory):
                 return entry
         return None
 
-    def _checked_headers(self) -> Headers:
-        """`headers` as they go out: checked when they have changed, not for each page."""
-        if self._checked[0] != self.headers:
-            self._checked = dict(self.headers), Headers(self.headers)
-        return self._checked[1]
-
     def _run(self, request: Request, entry: StaticFile) -> bool:
         if self.pages is None:
             return False
         if self.headers and not request.includes:
-            request.response.headers.merge(self._checked_headers())
+            if self._checked[0] != self.headers:  # check them after a change, not for each page
+                self._checked = dict(self.headers), Headers(self.headers)
+            request.response.headers.merge(self._checked[1])
         self.pages(request, entry.stat, entry.name, self)
         return True
 
 
 class Root(Branch):
-    """The top of the tree: gets every request."""
+    """The top of the tree, which receives every request."""
 
     def cors(self, path: str) -> Cors | None:
-        """See `Branch.cors`; for the path of a request."""
-        return super().cors(_one_name(path)) if _with_cors else None
+        """See `Branch.cors`. Here `path` is the path of a request."""
+        return super().cors(_relative(path)) if _with_cors else None
 
     def dispatch(self, request: Request) -> None:
-        """Answer `request`: by the first directory that does, else 302 to the path with a slash, else 404."""
-        path = _one_name(request.path)
+        """Respond by the first directory that serves the path, else with 302 to the path with a slash, else with
+        404."""
+        path = _relative(request.path)
         if request.method not in _REDIRECTED:
-            path = self._path_of_file_server(request, path)
+            path = self._resolve_file_server(request, path)
         if request.path == "*":
             request.response.status = 204
             request.response.headers.set("Allow", _ALLOW)
         elif hidden(path):
-            self._hide(request, path)
+            self._serve_hidden(request, path)
         elif not self._ask(self._children, request, path):
             self._not_found(request)
 
-    def _path_of_file_server(self, request: Request, path: str) -> str:
-        """Give `path` with a slash if that is a file server's: programs don't follow a redirection there. The answer to
-        OPTIONS tells of file servers below, where Windows looks for them before it asks for one.
+    def _resolve_file_server(self, request: Request, path: str) -> str:
+        """Return `path` with a slash if that is the path of a file server: WebDAV clients do not follow redirects.
+
+        The response to OPTIONS has WebDAV fields also above file servers, where Windows looks for them first.
         """
         folder = path if path.endswith("/") or not path else f"{path}/"
-        ways = set(self.file_servers(folder))
-        if request.method == "OPTIONS" and ways:
-            request.response.finishers += (_tell_of_file_servers,)
-        return folder if "" in ways else path
+        servers = set(self.file_servers(folder))
+        if request.method == "OPTIONS" and servers:
+            request.response.finishers += (_add_dav_fields,)
+        return folder if "" in servers else path
 
-    def _hide(self, request: Request, path: str) -> None:
-        """Answer 404; to who is not logged in, what any other name gets (spec: bas-api §17 A4). File servers have rules
-        of their own."""
-        is_plain = not _DOTS.intersection(path.split("/"))  # or an authorizer would not know "./a" for "a"
-        door = self._open_door(self._children, path) if is_plain else None
-        if door is not None:
-            if not door.lets_in(request):
+    def _serve_hidden(self, request: Request, path: str) -> None:
+        """Respond with 404, or with a request for a login like for other names (spec: bas-api §17 A4).
+
+        File servers have their own rules for hidden names.
+        """
+        is_plain = not _DOTS.intersection(path.split("/"))  # an authorizer would not recognize "./a" as "a"
+        route = self._find_hidden_route(self._children, path) if is_plain else None
+        if route is not None:
+            if not route.serve(request):
                 request.response.error(404)
         elif not any(guard.stops(request, relpath) for guard, relpath in self._guards(self._children, path)):
             request.response.error(404)
 
     def internal(self, request: Request, path: str, base: Directory, mode: str) -> None:
-        """Let another resource answer, as `response:forward`, `include` and `redirect` need it (spec: bas-api §2.2).
+        """Respond by another resource, for `response:forward`, `include` and `redirect` (spec: bas-api §2.2).
 
-        Hidden names are allowed, except for "redirect". A directory function does not get the forwards it makes itself.
+        Hidden names are allowed, except for "redirect". A directory function does not receive its own forwards.
 
         Args:
-            path: with a leading "/" from the root of the server, else from `base`.
+            request: the request.
+            path: from the root of the server with a leading "/", else relative to `base`.
             base: the directory that serves the caller.
-            mode: "forward" (what was written is dropped, header fields stay), "include" (adds to it) or "redirect" (as
-                forward, but searched like a new request, and with new header fields). Status and cookies always stay.
+            mode: "forward" discards the body and keeps the header fields. "include" appends to the body. "redirect"
+                searches like for a new request and discards the header fields too. Status and cookies are always kept.
 
         Raises:
-            DispatchError: nothing answers the path, too many in one another, or the response was committed before a
-                forward. The response is as it was then.
+            DispatchError: no resource has the path, the nesting is too deep, or the response was committed before a
+                forward. The response is then unchanged.
         """
         response = request.response
         outer, draft = (request.includes, request.forwards, request.is_fresh), None
@@ -452,11 +462,11 @@ class Root(Branch):
 
     def _not_found(self, request: Request) -> None:
         last = request.path.rpartition("/")[2]
-        if _tell_of_file_servers in request.response.finishers:
+        if _add_dav_fields in request.response.finishers:
             request.response.headers.set("Allow", _ALLOW)
             request.response.end()
             return
-        if not last or ("." in last and "" not in self.file_servers(f"{_one_name(request.path)}/")):
+        if not last or ("." in last and "" not in self.file_servers(f"{_relative(request.path)}/")):
             request.response.error(404)
             return
         path, mark, query = request.target.partition("?")
@@ -464,19 +474,18 @@ class Root(Branch):
         request.response.redirect(f"{scheme}://{request.authority}{request.prefix}{path}/{mark}{query}")
 
 
-def _tell_of_file_servers(fields: bytes) -> bytes:
-    """Header lines with those of a file server, where it has not answered itself."""
-    return completed(fields, DAV_FIELDS)
+def _add_dav_fields(fields: bytes) -> bytes:
+    """Return header lines with the missing WebDAV fields added."""
+    return with_missing_fields(fields, DAV_FIELDS)
 
 
-def _one_name(path: str) -> str:
-    """A path without its first slash, and without empty parts: one name for one thing, or a guard of "a/" would not see
-    "//a/"."""
+def _relative(path: str) -> str:
+    """Return a path without its first slash and without empty parts, so that the guard of "a/" also sees "//a/"."""
     return _SLASHES.sub("/", path)[1:] if "//" in path else path[1:]
 
 
 def normalise(path: str) -> str | None:
-    """Resolve "." and ".." of a path, without its leading slash; None when it leads above its beginning."""
+    """Return a path without leading slash, "." and ".."; None if it leads above its beginning."""
     clean = normpath(path.lstrip("/"))
     if clean == ".." or clean.startswith("../"):
         return None

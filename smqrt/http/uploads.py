@@ -1,4 +1,4 @@
-"""Uploads: the body of a request goes to a file as it arrives, in bounded memory, whatever holds the file."""
+"""Uploads: request bodies written to files as they arrive, in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smqrt.http.open_files import NewFile
 from smqrt.http.resources import Io, IoError
 
 PIECE_BYTES = 256 << 10
-"""So much is collected before a thread writes it: a thread costs 60 us, and each upload keeps twice this."""
+"""Bytes per write by a thread. A call of a thread costs 60 us; each upload has twice this in memory."""
 _RECEIVED_BYTES = 64 << 10
 
 
@@ -21,8 +21,8 @@ class UploadError(Exception):
     """An upload failed.
 
     Attributes:
-        word: the short name applications test (spec: bas-api §15).
-        detail: a sentence.
+        word: error word for applications (spec: bas-api §15).
+        detail: a sentence for people.
     """
 
     def __init__(self, word: str, detail: str) -> None:
@@ -31,40 +31,42 @@ class UploadError(Exception):
 
 
 class UploadWatcher(Protocol):
-    """Who is told of an upload; its functions may block."""
+    """Callbacks of an upload; they may block."""
 
     def begin(self, name: str) -> bool:
-        """A file begins, which gets this name; whether it is wanted."""
+        """Called before each file with its name; return whether to accept it."""
 
     def wants_more(self) -> bool:
-        """Whether the upload shall go on; asked for every piece."""
+        """Return whether to continue; called for every piece."""
 
     def end(self) -> None:
-        """All is complete and closed."""
+        """Called when all files are complete and closed."""
 
 
 def is_form(request: Request) -> bool:
-    """Tell whether the body is a form with files."""
+    """Return whether the body is a form with files."""
     return boundary_of(request.get("content-type") or "") is not None
 
 
 def receive(request: Request, io: Io, name: str, watcher: UploadWatcher) -> None:
-    """Write the body of a request to a file: all of it, or the files of a form. Blocks the greenlet.
+    """Write the body of a request, or each file of a form in it, to a file; blocks the greenlet.
 
     Args:
-        request: whose body nobody has read.
-        io: gets the file; one that was not completed is dropped, and on a disk the older one of its name stays.
-        name: of the file. "" or what ends in "/": the name that the form has for it is put behind; it must not be
-            hidden.
-        watcher: is told.
+        request: a request whose body was not read.
+        io: stores the file. An incomplete file is removed; on a disk, an existing file of that name then remains.
+        name: name of the file. The form's file name is appended to a folder ("" or a name with "/" at its end); it must
+            not be hidden.
+        watcher: receives the events.
 
     Raises:
-        UploadError: it failed.
-        ClientGoneError: the client went away.
+        UploadError: the upload failed.
+        ClientGoneError: the client has closed the connection.
     """
     boundary = boundary_of(request.get("content-type") or "")
     try:
         if boundary is None:
+            if not name or name.endswith("/"):
+                raise IoError("invalidname", "a body that is not a form has no file name: add one")
             _receive_file(request.chunks(_RECEIVED_BYTES), io, name, watcher)
         else:
             _receive_form(request, boundary, io, name, watcher)
@@ -83,7 +85,6 @@ def receive(request: Request, io: Io, name: str, watcher: UploadWatcher) -> None
 
 
 def _receive_file(pieces: Iterator[bytes], io: Io, name: str, watcher: UploadWatcher) -> None:
-    _check_name(name)
     if not watcher.begin(name):
         return
     with _Target(io, name) as target:
@@ -105,7 +106,7 @@ def _receive_form(request: Request, boundary: bytes, io: Io, name: str, watcher:
             event = next(events, None)
             continue
         found = True
-        path = _named(name, event)
+        path = _path_of(name, event)
         if not watcher.begin(path):
             return
         with _Target(io, path) as target:
@@ -121,40 +122,35 @@ def _receive_form(request: Request, boundary: bytes, io: Io, name: str, watcher:
     watcher.end()
 
 
-def _named(name: str, file: File) -> str:
+def _path_of(name: str, file: File) -> str:
     if name and not name.endswith("/"):
         return name
     if file.filename.startswith(".") or not file.filename:
-        raise IoError("invalidname", f"the form names its file {file.filename!r}, which is hidden or no name")
+        raise IoError("invalidname", f"file name {file.filename!r} in the form is hidden or empty")
     return name + file.filename
 
 
-def _check_name(name: str) -> None:
-    if not name or name.endswith("/"):
-        raise IoError("invalidname", "a body that is no form has no name of its own: give one")
-
-
 class _Target:
-    """The file that is being written, in larger pieces than come. What was not finished is dropped."""
+    """A file that is written in larger pieces than those that arrive. An incomplete file is removed."""
 
     def __init__(self, io: Io, name: str) -> None:
         self._file = NewFile(io, name)
         self._pieces: list[bytes] = []
-        self._bytes = 0
+        self._buffered_bytes = 0
 
     def write(self, piece: bytes) -> None:
         self._pieces.append(piece)
-        self._bytes += len(piece)
-        if self._bytes >= PIECE_BYTES:
-            self._write_out()
+        self._buffered_bytes += len(piece)
+        if self._buffered_bytes >= PIECE_BYTES:
+            self._flush()
 
-    def _write_out(self) -> None:
-        pieces, self._pieces, self._bytes = self._pieces, [], 0
+    def _flush(self) -> None:
+        pieces, self._pieces, self._buffered_bytes = self._pieces, [], 0
         if pieces:
             self._file.write(*pieces)
 
     def finish(self) -> None:
-        self._write_out()
+        self._flush()
         self._file.finish()
 
     def __enter__(self) -> _Target:

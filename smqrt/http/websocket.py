@@ -1,4 +1,4 @@
-"""WebSockets of requests (RFC 6455), in plain blocking style."""
+"""WebSockets of requests (RFC 6455), in blocking style."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from smqrt.wire.websocket import WebSocketCodec
 
 MAX_MESSAGE_BYTES = 1 << 20
 INTERNAL_ERROR = 1011
-_REASON_BYTES = 123  # of the 125 of a control frame
+_REASON_BYTES = 123  # a control frame has 125 bytes, two of them for the code
 SEND_S = 30.0
-"""A client that takes nothing for so long is gone, as for responses."""
+"""The connection is closed if the client accepts no bytes for this time."""
 
 
 class WebSocketClosedError(SmqrtError, ConnectionError):
-    """The connection is closed: nothing can be sent to the client any more."""
+    """The connection is closed, so nothing can be sent to the client."""
 
 
 class WebSocket:
-    """The WebSocket that a request asks for; its connection leaves HTTP.
+    """The WebSocket of a request. Its connection is detached from HTTP.
 
         def answer(request, relpath):
             with WebSocket(request) as client:
                 for message in client:
                     client.send(message)
 
-    It ends with `close`, at the end of `with`, when nobody refers to it any more, and with the application.
+    It is closed by `close`, at the end of `with`, by garbage collection, and when the application ends.
 
     Args:
-        request: whose response has not begun.
-        max_message_bytes: the largest message that is taken; the client is cut off with a larger one.
-        subprotocol: one of those that the client offers in its header Sec-WebSocket-Protocol, sent in the answer; None
-            for the response's field of that name, if it was set.
+        request: a request whose response has not begun.
+        max_message_bytes: limit of a received message; a larger one closes the connection.
+        subprotocol: a sub-protocol that the client offers in Sec-WebSocket-Protocol. None for the response's field of
+            that name, if it was set.
 
     Attributes:
-        close_code: why it was closed (RFC 6455 §7.4.1), None while it is open or when no word came.
+        close_code: close reason (RFC 6455 §7.4.1); None while it is open, or if it was closed without one.
 
     Raises:
-        HttpError: 426, the request asks for no WebSocket; 403, it comes from a page of another host that is not in the
-            setting `origins`; 400, the client does not offer the sub-protocol.
+        HttpError: 426, the request is not for a WebSocket; 403, it is from a page of an origin that the setting
+            `origins` does not allow; 400, the client does not offer the sub-protocol.
         RuntimeError: the response has begun.
     """
 
@@ -62,13 +62,13 @@ class WebSocket:
             raise ArgumentError(f"max_message_bytes: {max_message_bytes} is too small; use at least 1")
         key = websocket_key(request)
         if key is None:
-            raise HttpError(426, "This address speaks WebSocket.", headers={"Upgrade": "websocket"})
+            raise HttpError(426, "This address is for WebSockets.", headers={"Upgrade": "websocket"})
         request.access.check_origin(request)
         lines = request.upgrade_lines(subprotocol)
         taken = request.detach()
         taken.watcher.close()
         self.close_code: int | None = None
-        self._pieces: list[bytes] = []  # of a large frame that has not come whole
+        self._pieces: list[bytes] = []  # of a large frame that is incomplete
         self._codec = WebSocketCodec(max_message_bytes=max_message_bytes)
         self._loop: Any = get_hub().loop
         self._stream = Stream(taken.transport, taken.data)
@@ -77,24 +77,24 @@ class WebSocket:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be sent any more. The end of a client shows in `receive`."""
+        """Whether the connection is closed. Only `receive` notices that the client has closed it."""
         return self._stream.closed
 
     def receive(self, timeout_s: float | None = None) -> str | bytes | None:
         """Wait for the next message; blocks the greenlet.
 
         Args:
-            timeout_s: for how long; None for ever.
+            timeout_s: longest wait; None for no limit.
 
         Returns:
-            a text or bytes, as the client sent it; None when the connection is closed.
+            a text or bytes, as the client sent it; None after the connection was closed.
 
         Raises:
-            TimeoutError: nothing came in time; the connection stays.
+            TimeoutError: no message arrived in time; the connection stays open.
         """
         end_s = None if timeout_s is None else monotonic() + timeout_s
         try:
-            return self._received(end_s)
+            return self._next_message(end_s)
         except ProtocolError as violation:
             self.close(websocket.close_code(violation.reason))
         except StreamError as error:
@@ -109,11 +109,13 @@ class WebSocket:
             yield message
 
     def send(self, message: str | bytes, timeout_s: float = SEND_S) -> None:
-        """Send a text as a text, bytes as binary; blocks the greenlet while the client does not read. Any greenlet may
-        send.
+        """Send a text as text, bytes as binary; blocks the greenlet while the client does not read.
+
+        Any greenlet may send.
 
         Raises:
-            WebSocketClosedError: the connection is closed, or was now: the client took nothing for `timeout_s`.
+            WebSocketClosedError: the connection is closed. It was closed now if the client has read nothing for
+                `timeout_s`.
         """
         is_text = isinstance(message, str)
         data = message.encode() if isinstance(message, str) else bytes(message)
@@ -125,7 +127,7 @@ class WebSocket:
 
         Args:
             opcode: `smqrt.wire.websocket.PING` or `PONG`.
-            data: what it carries, at most 125 bytes.
+            data: payload, at most 125 bytes.
         """
         self._write(websocket.encode(opcode, data), SEND_S)
 
@@ -137,17 +139,17 @@ class WebSocket:
             raise WebSocketClosedError(f"the WebSocket is closed: {error}") from None
 
     def close(self, code: int = websocket.CLOSE_NORMAL, reason: str = "") -> None:
-        """Say goodbye and close; who waits in `receive` gets None. A second call does nothing.
+        """Send a close frame and close; `receive` then returns None. A second call does nothing.
 
         Args:
-            code: 1000, or 3000 to 4999 of your own.
-            reason: for the client; 123 bytes of it are sent.
+            code: 1000, or a code of the application from 3000 to 4999.
+            reason: text for the client, of which 123 bytes are sent.
         """
         if self._stream.closed:
             return
         if self.close_code is None:
             self.close_code = code
-        _end(self._stream, self._codec, code, reason)
+        _close_stream(self._stream, self._codec, code, reason)
 
     def __enter__(self) -> WebSocket:
         return self
@@ -158,46 +160,38 @@ class WebSocket:
         self.close(INTERNAL_ERROR if isinstance(error, Exception) else websocket.CLOSE_NORMAL)
 
     def __del__(self) -> None:
-        if hasattr(self, "_stream") and not self._stream.closed:  # the garbage may be collected by any thread
-            self._loop.run_callback_threadsafe(_end, self._stream, self._codec, websocket.CLOSE_NORMAL, "")
+        if hasattr(self, "_stream") and not self._stream.closed:  # any thread may run the garbage collector
+            self._loop.run_callback_threadsafe(_close_stream, self._stream, self._codec, websocket.CLOSE_NORMAL, "")
 
-    def _received(self, end_s: float | None) -> str | bytes | None:
+    def _next_message(self, end_s: float | None) -> str | bytes | None:
         while True:
-            Turn().yield_if_due()  # who always finds something lets the others run
+            Turn().yield_if_due()  # also if messages always are available
             message = self._codec.next()
-            self._reply()
+            if replies := self._codec.take_replies():
+                self._stream.push_or_forget(replies)
             if message is not None:
                 self._pieces.append(message.data)
                 if message.done_bytes == message.frame_bytes:
-                    return self._whole(message.is_text)
+                    data = b"".join(self._pieces)
+                    self._pieces.clear()
+                    return data.decode() if message.is_text else data
             elif self._codec.close_code is not None:
                 self.close_code = self._codec.close_code
                 self.close()
                 return None
-            elif not self._codec.has_more and not self._fill(end_s):
-                self.close()
-                return None
-
-    def _whole(self, is_text: bool) -> str | bytes:
-        data = b"".join(self._pieces)
-        self._pieces.clear()
-        return data.decode() if is_text else data
-
-    def _fill(self, end_s: float | None) -> bool:
-        timeout_s = None if end_s is None else max(end_s - monotonic(), 0.0)
-        data = self._stream.read(timeout_s=timeout_s)
-        self._codec.feed(data)
-        return bool(data)
-
-    def _reply(self) -> None:
-        if replies := self._codec.take_replies():
-            self._stream.push_or_forget(replies)
+            elif not self._codec.has_more:
+                timeout_s = None if end_s is None else max(end_s - monotonic(), 0.0)
+                data = self._stream.read(timeout_s=timeout_s)
+                if not data:
+                    self.close()
+                    return None
+                self._codec.feed(data)
 
 
-def _end(stream: Stream, codec: WebSocketCodec, code: int, reason: str) -> None:
+def _close_stream(stream: Stream, codec: WebSocketCodec, code: int, reason: str) -> None:
     if stream.closed:
         return
-    goodbye = codec.close(code, reason.encode()[:_REASON_BYTES].decode("utf-8", "ignore").encode())
-    if goodbye:
-        stream.push_or_forget(goodbye)
+    frame = codec.close(code, reason.encode()[:_REASON_BYTES].decode("utf-8", "ignore").encode())
+    if frame:
+        stream.push_or_forget(frame)
     stream.close(graceful=True)

@@ -1,4 +1,4 @@
-"""WSGI applications (PEP 3333) mounted in the tree of directories: Flask, Django, WsgiDAV."""
+"""WSGI applications (PEP 3333) in the directory tree, such as Flask and Django."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from smqrt.wire import websocket
 
 # ---- `environ["wsgi.websocket"]`: WebSockets for WSGI applications, with the methods of gevent-websocket's object.
 #
-# gevent-websocket answers the handshake before it calls the application. Here it is answered when the application first
-# receives or sends, so that the application may also answer such a request as plain HTTP, or give it to a hub.
+# gevent-websocket responds to the handshake before it calls the application. Here the first receiving or sending method
+# does, so that the application may also respond with plain HTTP, or pass the request to a hub.
 
 log = logging.getLogger("smqrt.wsgi")
 
@@ -34,17 +34,17 @@ _CLOSED = "Connection is already closed"
 
 
 def websocket_error() -> type[OSError]:
-    """Return the class of errors: gevent-websocket's where the application has imported it, else ours."""
+    """Return the class of errors: that of gevent-websocket if the application has imported it, else ours."""
     module = sys.modules.get("geventwebsocket.exceptions")
     found: type[OSError] = WebSocketClosedError if module is None else module.WebSocketError
     return found
 
 
 class Client:
-    """A client in `handler.server.clients`; an application may set attributes of its own.
+    """A client in `handler.server.clients`. Applications may add attributes.
 
     Args:
-        address: of the client, the key in `clients`.
+        address: address of the client, the key in `clients`.
         ws: its WebSocket.
     """
 
@@ -53,13 +53,13 @@ class Client:
 
 
 class WebSocketServer:
-    """What the WebSockets of one mounted application share: `handler.server` of gevent-websocket.
+    """State shared by the WebSockets of one mounted application: `handler.server` of gevent-websocket.
 
     Args:
-        application: the WSGI application. Its `app_protocol(path)`, if it has that, names the sub-protocol of a path.
+        application: the WSGI application. Its `app_protocol(path)`, if present, returns the sub-protocol for a path.
 
     Attributes:
-        clients: the clients that are connected, by their address.
+        clients: the connected clients by address.
     """
 
     def __init__(self, application: Any) -> None:
@@ -67,7 +67,7 @@ class WebSocketServer:
         self.clients: dict[tuple[str, int], Client] = {}
 
     def offer(self, request: Request, environ: dict[str, Any]) -> EnvironWebSocket | None:
-        """Put a WebSocket into the environ of a request that asks for one; None when it does not."""
+        """Add a WebSocket to the environ of a WebSocket request and return it; None for other requests."""
         if websocket_key(request) is None:
             return None
         offered = EnvironWebSocket(self, request, environ)
@@ -75,7 +75,7 @@ class WebSocketServer:
         return offered
 
     def protocol_of(self, request: Request, path: str) -> str | None:
-        """Return the sub-protocol that the application speaks at a path, if the client offers it."""
+        """Return the sub-protocol of the application for a path, if the client offers it."""
         find = getattr(self.application, "app_protocol", None)
         chosen = find(path) if find is not None else None
         offers = (request.get("Sec-WebSocket-Protocol") or "").split(",")
@@ -83,20 +83,20 @@ class WebSocketServer:
 
 
 class WebSocketHandler:
-    """What applications use of gevent-websocket's handler.
+    """The parts of gevent-websocket's handler that applications use.
 
     Attributes:
-        server: what all WebSockets of the application share.
+        server: state shared by all WebSockets of the application.
         websocket: the WebSocket of this request.
-        environ: of the request.
-        client_address: the client's address and port; another number where several clients would have the same.
+        environ: environ of the request.
+        client_address: address and port of the client. The port is changed if several clients would have the same.
         active_client: this client in `server.clients`.
     """
 
     logger = log
 
     def __init__(self, server: WebSocketServer, sock: EnvironWebSocket, address: tuple[str, int]) -> None:
-        while address in server.clients:  # a proxy may name no ports
+        while address in server.clients:  # a proxy may not forward ports
             address = address[0], address[1] - 1
         self.server, self.websocket, self.client_address = server, sock, address
         self.application, self.environ = server.application, sock.environ
@@ -104,19 +104,20 @@ class WebSocketHandler:
 
 
 class EnvironWebSocket:
-    """The WebSocket of a request, as gevent-websocket has it.
+    """The WebSocket of a request, with the interface of gevent-websocket.
 
-    The handshake is answered by the first call of `receive`, `send`, `send_frame` or `close`. A request of a page of
-    another host gets 403 then, as with `smqrt.app.WebSocket`. The connection is closed when the application returns.
+    The first call of `receive`, `send`, `send_frame` or `close` responds to the handshake. It rejects a request from a
+    page of another origin with 403, as `smqrt.app.WebSocket` does. The connection is closed when the application
+    returns.
 
     Args:
-        server: what all WebSockets of the application share.
-        request: asks for a WebSocket.
-        environ: of the request.
+        server: state shared by all WebSockets of the application.
+        request: the request for a WebSocket.
+        environ: environ of the request.
 
     Raises:
         OSError: in all methods, gevent-websocket's WebSocketError (`websocket_error`): the connection is closed, or the
-            request was answered otherwise.
+            request was answered with plain HTTP.
     """
 
     OPCODE_CONTINUATION, OPCODE_TEXT, OPCODE_BINARY = websocket.CONTINUATION, websocket.TEXT, websocket.BINARY
@@ -135,33 +136,33 @@ class EnvironWebSocket:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing can be sent or received any more; also when the request was answered otherwise."""
+        """Whether the connection is closed, or the request was answered with plain HTTP."""
         if self._sock is not None:
             return self._sock.closed
         return self._is_over or self._request.is_answered
 
     @property
     def handler(self) -> WebSocketHandler:
-        """The handler: see `WebSocketHandler`. From now on the client is in `handler.server.clients`."""
+        """The handler, see `WebSocketHandler`. The first use adds the client to `handler.server.clients`."""
         if self._handler is None:
             self._handler = WebSocketHandler(self._server, self, self._request.peer)
         return self._handler
 
     @property
     def logger(self) -> logging.Logger:
-        """Where gevent-websocket would log."""
+        """The logger of gevent-websocket's interface."""
         return log
 
     @property
     def is_opened(self) -> bool:
-        """Whether the handshake was answered."""
+        """Whether the handshake is complete."""
         return self._sock is not None
 
     def receive(self) -> str | bytearray | None:
         """Wait for the next message; blocks the greenlet.
 
         Returns:
-            a text as str, binary data as bytearray; None once, when the connection ends.
+            a text as str, binary data as bytearray; None once, after the connection was closed.
         """
         message = self._opened().receive()
         return bytearray(message) if isinstance(message, bytes) else message
@@ -170,13 +171,13 @@ class EnvironWebSocket:
         """Send a message; blocks the greenlet while the client does not read. Any greenlet may send.
 
         Args:
-            message: str or bytes; with `binary=False` any value, as its text.
-            binary: send it as binary data; None for what is no str.
+            message: str or bytes. With `binary=False` any value, converted with `str`.
+            binary: whether to send binary data; None for binary unless it is a str.
 
         Raises:
-            ArgumentError: the message is neither, or bytes that are to be text are not UTF-8.
+            ArgumentError: the message is neither str nor bytes, or bytes to be sent as text are not UTF-8.
         """
-        sock = self._opened()  # first: programs send the None that `receive` gave, and expect WebSocketError
+        sock = self._opened()  # before the check: programs send the None of `receive`, and expect WebSocketError
         as_text = isinstance(message, str) if binary is None else not binary
         data = _text(message) if as_text else _binary(message)
         try:
@@ -185,14 +186,14 @@ class EnvironWebSocket:
             raise websocket_error()(str(error)) from None
 
     def send_frame(self, message: object, opcode: int) -> None:
-        """Send one frame: a text, binary data, a ping, a pong or a close.
+        """Send one frame: text, binary data, ping, pong or close.
 
         Args:
-            message: what it carries.
+            message: payload.
             opcode: one of `OPCODE_TEXT`, `OPCODE_BINARY`, `OPCODE_PING`, `OPCODE_PONG`, `OPCODE_CLOSE`.
 
         Raises:
-            ArgumentError: see `send`; another opcode; over 125 bytes in a ping or pong.
+            ArgumentError: see `send`; an unknown opcode; more than 125 bytes in a ping or pong.
         """
         sock = self._opened()
         if opcode in (self.OPCODE_TEXT, self.OPCODE_BINARY):
@@ -202,32 +203,34 @@ class EnvironWebSocket:
         elif opcode in (self.OPCODE_PING, self.OPCODE_PONG):
             data = _binary(message)
             if len(data) > websocket.MAX_CONTROL_BYTES:
-                raise ArgumentError(f"message: {len(data)} bytes; a ping or pong takes {websocket.MAX_CONTROL_BYTES}")
+                raise ArgumentError(
+                    f"message: {len(data)} bytes; limit of a ping or pong: {websocket.MAX_CONTROL_BYTES}"
+                )
             try:
                 sock.send_control(opcode, data)
             except WebSocketClosedError as error:
                 raise websocket_error()(str(error)) from None
         else:
-            raise ArgumentError(f"opcode: {opcode!r} is no frame that can be sent; use one of the OPCODE_ names")
+            raise ArgumentError(f"opcode: {opcode!r} cannot be sent; use one of the OPCODE_ names")
 
     def close(self, code: int = websocket.CLOSE_NORMAL, message: object = b"") -> None:
         """Send a close frame and close. A second call does nothing.
 
         Args:
-            code: 1000, or 3000 to 4999 of your own.
-            message: the reason, str or bytes; 123 bytes of it are sent.
+            code: 1000, or a code of the application from 3000 to 4999.
+            message: reason, str or bytes, of which 123 bytes are sent.
         """
         if not self.closed:
             self._opened().close(code, _binary(message or b"").decode("utf-8", "replace"))
 
     def end(self, is_failed: bool) -> None:
-        """Close because the application has returned, or has raised an exception."""
+        """Close after the application has returned or has raised an exception."""
         self._is_over = True
         if self._sock is not None:
             self._sock.close(INTERNAL_ERROR if is_failed else websocket.CLOSE_NORMAL)
         if self._handler is not None:
             self._server.clients.pop(self._handler.client_address, None)
-        self.environ = {}  # it has this object: else both wait for the garbage collector
+        self.environ = {}  # breaks a reference cycle: it contains this object
 
     def _opened(self) -> WebSocket:
         """Return the connection, after the handshake."""
@@ -237,10 +240,10 @@ class EnvironWebSocket:
             chosen = self._server.protocol_of(self._request, self.path)
             try:
                 self._sock = WebSocket(self._request, subprotocol=chosen)
-            except HttpError as refusal:
-                self._request.response.error(refusal.status, refusal.detail)
-                raise websocket_error()(f"the handshake was refused: {refusal.detail}") from None
-            _ = self.handler  # enters the client
+            except HttpError as rejection:
+                self._request.response.error(rejection.status, rejection.detail)
+                raise websocket_error()(f"the handshake was rejected: {rejection.detail}") from None
+            _ = self.handler  # adds the client to `clients`
         return self._sock
 
 
@@ -258,37 +261,39 @@ def _binary(message: object) -> bytes:
         return message.encode()
     if isinstance(message, bytes | bytearray | memoryview):
         return bytes(message)
-    raise ArgumentError(f"message: {type(message).__name__} can't be sent; use str or bytes")
+    raise ArgumentError(f"message: {type(message).__name__} cannot be sent; use str or bytes")
 
+
+# ---- WSGI.
 
 Environ = dict[str, Any]
-"""What WSGI tells of a request: values of any kind."""
+"""The environ of a WSGI request; values of any type."""
 ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
-"""What `sys.exc_info` gives."""
+"""The result of `sys.exc_info`."""
 Application = Callable[[Environ, Callable[..., Callable[[bytes], object]]], Iterable[bytes]]
 
 _STATUS = re.compile(r"([2-5][0-9]{2})(?: .*)?")
 _HOP_BY_HOP = frozenset(("connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"))
-_NEVER_PASSED_ON = frozenset(("content-type", "content-length", "proxy"))  # "Proxy" would become HTTP_PROXY
+_NOT_IN_ENVIRON = frozenset(("content-type", "content-length", "proxy"))  # "Proxy" would become HTTP_PROXY
 _FILE_PIECE_BYTES = 64 << 10
 BODY_BYTES = 64 << 20
-"""The longest body a mounted application gets, unless it says otherwise: frameworks keep what they call JSON whole."""
+"""Default limit of bodies for mounted applications: frameworks read JSON into memory."""
 
 
 class WsgiDirectory(Directory):
-    """A directory that a WSGI application answers.
+    """A directory that is served by a WSGI application.
 
-    The application runs in the worker of its request and may block it. `wsgi.input` is the body as it arrives, under
-    the server's time limits; what it reads as a whole counts as other bodies do. An exception is answered as one of a
-    directory function is. A request that asks for a WebSocket has one in `wsgi.websocket`.
+    The application runs in the greenlet of its request and may block it. `wsgi.input` is the body as it arrives, under
+    the server's time limits. A body that is read as a whole counts as memory for bodies. An exception has the same
+    response as that of a directory function. `wsgi.websocket` is the WebSocket of a WebSocket request.
 
     Args:
-        application: a WSGI application; `SCRIPT_NAME` is this directory, `PATH_INFO` begins with a slash.
+        application: a WSGI application. `SCRIPT_NAME` is this directory; `PATH_INFO` begins with a slash.
         name, priority: see `Directory`.
-        body_bytes: the longest body it gets, None for any length; 413 is answered to longer ones.
+        body_bytes: limit of bodies, None for no limit. Larger ones get a response 413.
 
     Attributes:
-        websockets: what its WebSockets share.
+        websockets: state shared by its WebSockets.
     """
 
     def __init__(
@@ -304,8 +309,8 @@ class WsgiDirectory(Directory):
         self.body_bytes = body_bytes
         self.websockets = WebSocketServer(application)
 
-    def _own(self, request: Request, relpath: str) -> bool:
-        if super()._own(request, relpath):
+    def _serve_own(self, request: Request, relpath: str) -> bool:
+        if super()._serve_own(request, relpath):
             return True
         answer(self.application, request, self.baseuri(), relpath, self.body_bytes, self.websockets)
         return True
@@ -319,37 +324,39 @@ def answer(
     body_bytes: int | None = BODY_BYTES,
     websockets: WebSocketServer | None = None,
 ) -> None:
-    """Let a WSGI application answer a request; blocks the greenlet until it has.
+    """Handle a request by a WSGI application; blocks the greenlet until the response is complete.
 
     Args:
-        base: the path of what it is mounted on, with "/" at its end.
+        application: the WSGI application.
+        request: the request.
+        base: path of the application's directory, with "/" at its end.
         relpath: the rest of the path.
-        body_bytes: the longest body, None for any length.
-        websockets: makes `wsgi.websocket` for requests that ask for one; None for none.
+        body_bytes: limit of the body, None for no limit.
+        websockets: creates `wsgi.websocket` for WebSocket requests; None for no WebSockets.
 
     Raises:
-        ClientGoneError: the client is gone.
-        HttpError: the body was too long, too slow or malformed.
-        Exception: what the application raises.
+        ClientGoneError: the client has closed the connection.
+        HttpError: the body was too large, too slow or malformed.
+        Exception: any exception of the application.
     """
     if body_bytes is not None and (request.content_length or 0) > body_bytes:
         raise too_large(body_bytes)
     body = Input(request, body_bytes)
     environ = environ_of(request, base, relpath, body)
     sock = None if websockets is None else websockets.offer(request, environ)
-    answering = _Answer(request, body, sock)
+    response = _WsgiResponse(request, body, sock)
     pieces: Iterable[bytes] = ()
     is_failed = True
     try:
-        pieces = application(environ, answering.start)
-        answering.give(pieces)
+        pieces = application(environ, response.start)
+        response.send(pieces)
         is_failed = False
     except Exception as error:
-        if body.failure is not None:  # a framework makes something of its own of it
+        if body.failure is not None:  # a framework replaces it by an exception of its own
             raise body.failure from None
         if sock is None or not sock.closed or not isinstance(error, websocket_error()):
             raise
-        log.debug("%s: the WebSocket ended: %s", request.path, error)  # the client has left: that is no mistake
+        log.debug("%s: the WebSocket was closed: %s", request.path, error)  # by the client, so it is not an error
     finally:
         if sock is not None:
             sock.end(is_failed)
@@ -360,7 +367,7 @@ def answer(
 
 
 def environ_of(request: Request, base: str, relpath: str, body: io.BufferedIOBase) -> Environ:
-    """Build what WSGI tells of a request. Args as `answer`; body: `wsgi.input`."""
+    """Return the environ of a request. Args as `answer`; `body` is `wsgi.input`."""
     host, port = request.local
     environ: Environ = {
         "REQUEST_METHOD": request.method,
@@ -378,7 +385,7 @@ def environ_of(request: Request, base: str, relpath: str, body: io.BufferedIOBas
         "wsgi.input": body,
         "wsgi.input_terminated": True,
         "wsgi.errors": _Errors(request.path),
-        "wsgi.multithread": True,  # of greenlets: what they share must be guarded all the same
+        "wsgi.multithread": True,  # requests run concurrently in greenlets, so shared state needs locks
         "wsgi.multiprocess": False,
         "wsgi.run_once": False,
         "wsgi.file_wrapper": FileWrapper,
@@ -389,7 +396,7 @@ def environ_of(request: Request, base: str, relpath: str, body: io.BufferedIOBas
     if (login := request.user()) is not None:
         environ["REMOTE_USER"], environ["AUTH_TYPE"] = _wsgi_text(login.name), login.kind
     for name, value in request.fields():
-        if name.lower() not in _NEVER_PASSED_ON and "_" not in name:  # it would look like one with a dash
+        if name.lower() not in _NOT_IN_ENVIRON and "_" not in name:  # in environ "_" is the same as "-"
             environ["HTTP_" + name.upper().replace("-", "_")] = value
     return environ
 
@@ -411,19 +418,19 @@ class FileWrapper:
 
 
 class Input(io.BufferedReader):
-    """`wsgi.input`: the body as it arrives; what is not yet read stays with the client.
+    """`wsgi.input`: the body as it arrives. Unread bytes slow down the client by TCP.
 
-    One call gives no more than the server's limit for bodies in memory: a stranger's Content-Length is no size for a
-    buffer.
+    One call returns at most the server's limit for bodies in memory, because applications pass the Content-Length of a
+    client as the size.
 
     Attributes:
-        failure: what the body ended with, if it did not come whole.
+        failure: the error that ended the body, if it is incomplete.
     """
 
     def __init__(self, request: Request, limit_bytes: int | None) -> None:
-        self._arriving = _Arriving(request, limit_bytes)
+        self._arriving = _ArrivingBody(request, limit_bytes)
         super().__init__(self._arriving, _FILE_PIECE_BYTES)
-        self._most_bytes = request.body_limit_bytes
+        self._max_bytes = request.body_limit_bytes
 
     @property
     def failure(self) -> HttpError | None:
@@ -431,19 +438,19 @@ class Input(io.BufferedReader):
         return self._arriving.failure
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """So many bytes, fewer at the end; all without a size or with one over the limit. Raises as `Request.body`."""
-        return super().read(-1 if size is None or size > self._most_bytes else size)
+        """Read `size` bytes, or all without a size or with one over the limit. Raises as `Request.body`."""
+        return super().read(-1 if size is None or size > self._max_bytes else size)
 
     def readline(self, size: int | None = -1, /) -> bytes:
-        """A line; one longer than the limit comes in parts. Raises as `Request.chunks`."""
-        return super().readline(self._most_bytes if size is None or size < 0 else size)
+        """Read a line. One over the limit is returned in parts. Raises as `Request.chunks`."""
+        return super().readline(self._max_bytes if size is None or size < 0 else size)
 
     def readlines(self, hint: int | None = -1, /) -> list[bytes]:
-        """All lines, or some of together `hint` bytes. Raises as `Request.body`."""
+        """Read all lines, or lines of about `hint` bytes. Raises as `Request.body`."""
         return super().readlines(hint) if hint and hint > 0 else self.read().splitlines(keepends=True)
 
 
-class _Arriving(io.RawIOBase):
+class _ArrivingBody(io.RawIOBase):
     """The body as it arrives; at most one piece of it is in memory."""
 
     def __init__(self, request: Request, limit_bytes: int | None) -> None:
@@ -459,7 +466,7 @@ class _Arriving(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the buffer with what has arrived; 0 at the end. Raises as `Request.chunks`, and HttpError 413."""
+        """Read arrived bytes into the buffer; return their number. Raises as `Request.chunks`, and HttpError 413."""
         if not self._rest:
             self._rest = memoryview(self._guarded(self._next))
         size = min(len(buffer), len(self._rest))
@@ -467,14 +474,11 @@ class _Arriving(io.RawIOBase):
         return size
 
     def readall(self) -> bytes:
-        """The whole rest, counted as held. Raises as `Request.body`."""
+        """Read the whole rest, which counts as memory for bodies. Raises as `Request.body`."""
         rest, self._rest = bytes(self._rest), memoryview(b"")
-        return rest + self._guarded(self._all)
-
-    def _all(self) -> bytes:
-        if self._request.is_read:  # when a login form was looked for in it
-            return b"".join(self._pieces)
-        return self._request.rest()
+        if self._request.is_read:  # an authenticator has looked for a login form in it
+            return rest + self._guarded(lambda: b"".join(self._pieces))
+        return rest + self._guarded(self._request.rest)
 
     def _next(self) -> bytes:
         piece = next(self._pieces, b"")
@@ -484,6 +488,7 @@ class _Arriving(io.RawIOBase):
         return piece
 
     def _guarded(self, read: Callable[[], bytes]) -> bytes:
+        """Call `read`, and store its HttpError as `failure`."""
         try:
             return read()
         except HttpError as error:
@@ -504,8 +509,8 @@ class _Errors(io.TextIOBase):
         return len(text)
 
 
-class _Answer:
-    """The answer of one application to one request."""
+class _WsgiResponse:
+    """The response of an application to one request."""
 
     def __init__(self, request: Request, body: Input, sock: EnvironWebSocket | None) -> None:
         self._body, self._request, self._sock = body, request, sock
@@ -514,7 +519,8 @@ class _Answer:
 
     @property
     def _is_over(self) -> bool:
-        """Whether a hub or a WebSocket has answered, or taken the connection: what the application says is dropped."""
+        """Whether a hub or a WebSocket has responded or detached the connection. Output of the application is then
+        ignored."""
         return self._response.ended or (not self._started and self._response.committed)
 
     def start(
@@ -523,10 +529,10 @@ class _Answer:
         """`start_response`.
 
         Raises:
-            RuntimeError: called twice, with nothing having gone wrong.
-            ValueError: the status or a field is none.
-            HttpError: the body did not come whole; what the application makes of that is not sent.
-            Exception: that of `exc_info`, when the head was sent already.
+            RuntimeError: a second call without `exc_info`.
+            ValueError: the status or a header field is invalid.
+            HttpError: the body is incomplete; this replaces the error response of the application.
+            Exception: the exception in `exc_info`, if the head was sent already.
         """
         if self._is_over:
             return self.write
@@ -544,56 +550,47 @@ class _Answer:
         self._started = True
         self._response.status = int(found[1])
         for name, value in headers:
-            self._add(name, value)
+            if name.lower() not in _HOP_BY_HOP:
+                self._response.headers.add(name, value)
+            elif name.lower() == "connection" and value.lower() == "close":
+                self._response.close = True
         return self.write
 
-    def _add(self, name: str, value: str) -> None:
-        if name.lower() not in _HOP_BY_HOP:
-            self._response.headers.add(name, value)
-        elif name.lower() == "connection" and value.lower() == "close":
-            self._response.close = True
-
     def write(self, data: bytes) -> None:
-        """What `start_response` gives: sends at once, as PEP 3333 has it. Raises as `Response.write`."""
+        """Send bytes at once (PEP 3333); the result of `start_response`. Raises as `Response.write`."""
         if self._is_over:
             return
         self._send(data)
         self._response.flush()
 
-    def give(self, pieces: Iterable[bytes]) -> None:
-        """Send what the application gives, each piece before the next is asked for, and end the response."""
+    def send(self, pieces: Iterable[bytes]) -> None:
+        """Send each piece of the application before requesting the next, and end the response."""
         if self._is_over and not (self._sock is not None and self._sock.is_opened):
             return
-        self._announce(pieces)
-        at_hand, turn = isinstance(pieces, list | tuple), Turn()
+        response, turn = self._response, Turn()
+        is_list = isinstance(pieces, list | tuple)
+        is_single = isinstance(pieces, list | tuple) and len(pieces) == 1
+        if is_single and self._started and not response.size and "content-length" not in response.headers:
+            response.headers.set("Content-Length", str(len(pieces[0])))  # type: ignore[index]
         for piece in pieces:  # a generator may use its WebSocket only now
             if piece and not self._is_over:
                 self._send(piece)
-                if not at_hand and not self._is_whole():
-                    self._response.flush()
+                is_whole = response.headers.get("content-length") == str(response.size)
+                if not is_list and not is_whole:  # a whole body can be sent together with the head
+                    response.flush()
                 turn.yield_if_due()
         if not self._started and self._sock is not None:
-            self._sock.close()  # gevent-websocket would have answered the handshake
+            self._sock.close()  # with gevent-websocket, the handshake would be complete
         elif not self._started:
             raise RuntimeError("the application did not call start_response")
         self._response.end()
-
-    def _announce(self, pieces: Iterable[bytes]) -> None:
-        """An answer of one piece has a length."""
-        single = isinstance(pieces, list | tuple) and len(pieces) == 1
-        if single and self._started and not self._response.size and "content-length" not in self._response.headers:
-            self._response.headers.set("Content-Length", str(len(pieces[0])))  # type: ignore[index]
 
     def _send(self, data: bytes) -> None:
         if not self._started:
             raise RuntimeError("the application wrote before it called start_response")
         self._response.write(data)
 
-    def _is_whole(self) -> bool:
-        """Whether all of the announced length was written: then it may leave in one send with the head."""
-        return self._response.headers.get("content-length") == str(self._response.size)
-
 
 def _wsgi_text(path: str) -> str:
-    """A path as PEP 3333 has it: its bytes as latin-1."""
+    """Return a path in the form of PEP 3333: its bytes decoded as latin-1."""
     return path.encode("utf-8", "surrogateescape").decode("latin-1")

@@ -88,7 +88,7 @@ class _Asked:
     def has_any(self, names: frozenset[str]) -> bool:
         return any(name.lower() in names for name, _ in self.headers)
 
-    def speaks_for(self, client: object, secure: object = None, host: object = None, prefix: str = "") -> None:
+    def apply_claim(self, client: object, secure: object = None, host: object = None, prefix: str = "") -> None:
         self.claims = client, secure, host, prefix
 
 

@@ -130,7 +130,7 @@ def test_many_bodies_that_do_not_end(stranger: Stranger, action: str) -> None:
             with suppress(OSError):  # it was refused amidst
                 connection.sendall(head.encode() + rows)
             attack.sent(len(rows))
-        stranger.server.served.wait_for("refused: a body of a request: the bodies in memory have 128 MiB already")
+        stranger.server.served.wait_for("refused: a request body: limit reached: bodies_mib (128)")
         for connection in waiting:
             connection.close()
         wait_until(lambda: "200" in stranger.commit(rows, attack), "there is room again")

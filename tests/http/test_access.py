@@ -72,7 +72,7 @@ def test_one_line_names_the_setting(bench: Bench, ask: Callable[..., int], caplo
             ask("POST", origin="https://evil.example")
     [line] = caplog.messages
     assert line == (
-        "refused: POST '/' of a page of 'https://evil.example' for 'test': "
+        "refused: POST '/' from a page of 'https://evil.example' for 'test': "
         "to allow it, set origins=https://evil.example; see the setting origins"
     )
     caplog.clear()
@@ -102,7 +102,7 @@ def test_long_ones_are_cut_and_not_kept(bench: Bench, caplog: pytest.LogCaptureF
     assert bench.connect().send(f"POST /{long} HTTP/1.1\r\n{fields}\r\n".encode()).answer().status == 403
     [line] = caplog.messages
     assert len(line) < 1200
-    assert not access._known
+    assert not access._accepted_hosts
 
 
 def _shown(access: Access, bench: Bench, head: str) -> bool:

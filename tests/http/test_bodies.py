@@ -80,7 +80,7 @@ def test_bodies_share_a_memory(start: Any, caplog: pytest.LogCaptureFixture) -> 
             refused = bench.connect().send(POST % 100_000 + b"x" * 100_000).answer()
             assert (refused.status, refused.fields["retry-after"]) == (503, "1")
     assert [record.message for record in caplog.records] == [
-        "refused: a body of a request: the bodies in memory have 0 MiB already; see the setting bodies_mib"
+        "refused: a request body: limit reached: bodies_mib (0); see the setting bodies_mib"
     ]
     assert BODIES.count == 3
     go_on.set()

@@ -7,7 +7,7 @@ from time import process_time
 
 import pytest
 
-from smqrt.http.forwarded import AUTO, FORWARDED, X_FORWARDED, Proxies, node, of_forwarded, walk
+from smqrt.http.forwarded import AUTO, FORWARDED, X_FORWARDED, Proxies, find_client, node, of_forwarded
 from smqrt.http.headers import BadRequest
 from smqrt.transport.trusted_proxies import TrustedNetworks
 
@@ -25,7 +25,7 @@ class Asked:
     def has_any(self, names: frozenset[str]) -> bool:
         return any(name.lower() in names for name, _ in self.headers)
 
-    def speaks_for(self, client: object, secure: object = None, host: object = None, prefix: str = "") -> None:
+    def apply_claim(self, client: object, secure: object = None, host: object = None, prefix: str = "") -> None:
         self.said = (client, secure, host, prefix)
 
 
@@ -59,7 +59,7 @@ def said(*headers: str, mode: str = AUTO, peer: tuple[str, int] = PROXY) -> tupl
     ],
 )
 def test_addresses_are_walked_from_the_right(hops: list[str], client: str | None) -> None:
-    found = walk(hops, TRUSTED.has)[0]
+    found = find_client(hops, TRUSTED.has)[0]
     assert (found and found[0]) == client
 
 

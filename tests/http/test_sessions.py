@@ -65,7 +65,7 @@ def test_terminate_ends_it_once(sessions, ended):
 
 
 def test_the_least_recently_used_makes_room(clock, ended):
-    sessions = HttpSessions(clock, ended.append, most=3)
+    sessions = HttpSessions(clock, ended.append, max_sessions=3)
     first, second, _ = (sessions.create("a") for _ in range(3))
     sessions.find(first.id)
     sessions.create("a")

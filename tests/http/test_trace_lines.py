@@ -8,10 +8,10 @@ from time import time
 import pytest
 
 from smqrt.http import trace_lines
-from smqrt.http.trace_lines import InOrder, Line, Lines
+from smqrt.http.trace_lines import Line, Lines, MergedLines
 from tests.waiting import let_others_run, wait_until
 
-PAST_BYTES, MOST_BYTES = 10, 40
+PAST_BYTES, MAX_BYTES = 10, 40
 
 
 def lines(*texts: str) -> list[Line]:
@@ -22,7 +22,7 @@ def test_the_oldest_go_and_are_counted() -> None:
     kept = Lines(6)
     assert [kept.add(line) for line in lines("aa", "bb", "cc", "dddd", "e")] == [0, 0, 0, 2, 1]
     assert (len(kept), kept.added, kept.take_left_out(), kept.take_left_out()) == (2, 5, 3, 0)
-    kept.miss(7)
+    kept.count_dropped(7)
     assert [line.data for line in kept.take(1)] == [b"dddd"], "one at least"
     assert (kept.take_left_out(), kept.take(100), kept.take(100)) == (7, [Line(4.0, b"e")], [])
 
@@ -45,9 +45,9 @@ def given() -> list[bytes]:
 
 
 @pytest.fixture
-def order(given: list[bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[InOrder]:
+def order(given: list[bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[MergedLines]:
     monkeypatch.setattr(trace_lines, "HOLD_S", 0.2)
-    made = InOrder(lambda line: given.append(line.data), PAST_BYTES, MOST_BYTES)
+    made = MergedLines(lambda line: given.append(line.data), PAST_BYTES, MAX_BYTES)
     yield made
     made.close()
     made.close()
@@ -55,7 +55,7 @@ def order(given: list[bytes], monkeypatch: pytest.MonkeyPatch) -> Iterator[InOrd
     assert b"late" not in given
 
 
-def test_the_past_is_the_newest_of_all(order: InOrder, given: list[bytes]) -> None:
+def test_the_past_is_the_newest_of_all(order: MergedLines, given: list[bytes]) -> None:
     for at_s, data in ((3.0, b"cccc"), (1.0, b"aaaa"), (4.0, b"dddd"), (2.0, b"bbbb")):
         order.add(Line(at_s, data))
     assert given == []
@@ -64,7 +64,7 @@ def test_the_past_is_the_newest_of_all(order: InOrder, given: list[bytes]) -> No
     assert given == [b"cccc", b"dddd"]
 
 
-def test_lines_wait_for_older_ones(order: InOrder, given: list[bytes]) -> None:
+def test_lines_wait_for_older_ones(order: MergedLines, given: list[bytes]) -> None:
     order.begin()
     now_s = time()
     for later_s, data in ((0.02, b"c"), (0.0, b"a"), (0.01, b"b")):
@@ -80,10 +80,10 @@ def test_lines_wait_for_older_ones(order: InOrder, given: list[bytes]) -> None:
     wait_until(lambda: given[4:] == [b"e"], given)
 
 
-def test_what_waits_is_bounded(order: InOrder, given: list[bytes]) -> None:
+def test_what_waits_is_bounded(order: MergedLines, given: list[bytes]) -> None:
     order.begin()
     for number in range(10):
         order.add(Line(time(), b"line%06d" % number))
     assert given == [b"line%06d" % number for number in range(6)]
-    order.give_all()
+    order.deliver_all()
     assert len(given) == 10

@@ -205,7 +205,7 @@ def test_websockets(app: AppServer, caplog: pytest.LogCaptureFixture) -> None:
 def test_a_request_that_is_over(app: AppServer) -> None:
     assert post(app, "kept", b"a=1", URLENCODED).text == "kept"
     said = value(app.ask("/pyapi/kept/late"))
-    assert all(text.startswith("the request is over: ") for text in said[:4]), said
+    assert all(text.startswith("the request has ended: ") for text in said[:4]), said
     assert "must come before it" in said[4]
 
 

@@ -265,7 +265,7 @@ dir.setfunc(lambda request, relpath: smq.connect(request))
     [
         ("{origins='friend.example'}", "no origin"),
         ("{origins='*', credentials=true}", "credentials"),
-        ("{methods='GET, a b'}", "methods: ' a b' is no name"),
+        ("{methods='GET, a b'}", "methods: invalid name ' a b'"),
         ("{headers={'X:'}}", "headers"),
         ("{expose={1, 'a\\r\\nb'}}", "expose"),
         ("{maxage=-1}", "max_age"),

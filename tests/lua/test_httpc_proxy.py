@@ -100,7 +100,7 @@ def test_proxycon_makes_the_tunnel_only(server: AppServer, kind: type[TestProxy]
         assert lines == [
             "nil\tprxready",
             f"127.0.0.1\t{proxy.port}\tfalse",
-            "nil\tincorrectuse\tthe tunnel is not for HTTP",
+            "nil\tincorrectuse\tthe connection is a tunnel, not HTTP",
         ]
         (client,) = server.services.http_clients.values()
         released = client.release()

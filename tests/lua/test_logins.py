@@ -108,7 +108,7 @@ def test_a_right_password_that_is_refused_has_its_reason(app: AppServer):
     info = json.loads(app.ask("/form/", "POST", body, FORM_TYPE | {"X-Requested-With": "XMLHttpRequest"}).body)
     assert (info["reason"], info["maxusers"], info["loginattempts"]) == ("maxusers", 2, 0)
     told = AuthInfo("form", "realm", username="<ann>", reason="maxusers", maxusers=2)
-    assert b"The password is right, but &lt;ann&gt; is logged in 2 times already" in login_page(told, hashes=False)
+    assert b"The password is correct, but &lt;ann&gt; has 2 sessions already" in login_page(told, hashes=False)
 
 
 @pytest.mark.parametrize("algorithm", ["MD5", "SHA-256"])
@@ -447,7 +447,7 @@ def test_wrong_arguments(app: AppServer):
     assert app.vm.eval("return ba.create.jsonuser():set'{'")[0] is None
     assert app.vm.eval("return ba.create.jsonuser():set{ann = true}") == (
         None,
-        b"user 'ann': a table with a field 'pwd' is needed",
+        b"user 'ann': must be a table with a field 'pwd'",
     )
     assert app.vm.eval("return ba.create.jsonuser():getpwd'ann'") == (None,)
     null = """return ba.create.jsonuser():set'{"ann": {"pwd": "x", "inactive": null}}'"""
@@ -479,7 +479,7 @@ WRONG = {
     "ba.create.authenticator()": "bad argument #1 to 'authenticator' (authuser or jsonuser expected, got no value)",
     "ba.create.authenticator(ba.create.jsonuser(), {type='x'})": "unknown type 'x'",
     "ba.create.authenticator(ba.create.jsonuser(), {type='form'})": "needs op.response",
-    "ba.create.authenticator(ba.create.jsonuser(), {realm='\"'})": "realm: a quote",
+    "ba.create.authenticator(ba.create.jsonuser(), {realm='\"'})": "realm: must not contain a quote",
     "ba.create.jsonuser():set(5)": "bad argument #1 to 'set' (table expected, got number)",
     "ba.create.jsonuser():authorizer():set{a={roles={}}}": "rule 'a': 'urls' must be a list",
     "ba.create.jsonuser():authorizer():set'x'": "set: parse",

@@ -228,7 +228,7 @@ def test_no_part_of_a_cookie_can_add_another(server: AppServer, part, value, way
 def test_the_name_of_a_cookie_is_a_token(server: AppServer, name):
     answer = server.page(f"<?lsp local c = response:createcookie'{name}' print(pcall(c.activate, c)) ?>")
     assert "Set-Cookie" not in answer.headers
-    assert "is no token" in answer.text
+    assert "is not a token" in answer.text
 
 
 BREAKING_VALUES = ["a\\r\\nX: y", "a\\nX: y", "a\\rX: y", "a\\0"]

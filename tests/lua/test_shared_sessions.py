@@ -31,7 +31,7 @@ Make = Callable[..., AppServer]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done once a second is done more often."""
-    for name, value in {"TICK_S": TICK_S, "SLACK_S": SLACK_S, "HELD_S": 5 * TICK_S}.items():
+    for name, value in {"TICK_S": TICK_S, "SLACK_S": SLACK_S, "LOCK_S": 5 * TICK_S}.items():
         monkeypatch.setattr(shared_sessions, name, value)
 
 

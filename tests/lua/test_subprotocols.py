@@ -93,7 +93,7 @@ def test_what_the_client_does_not_offer_is_refused(site: AppServer, path: str) -
         assert words in text
         assert answer.getheader("X") is None
     if path == "/field.lsp":
-        assert site.ask("/said.lsp").text.startswith("subprotocol: The application chose")
+        assert site.ask("/said.lsp").text.startswith("subprotocol: WebSocket sub-protocol")
 
 
 @pytest.mark.parametrize("path", ["/py/none", "/none.lsp"])

@@ -93,8 +93,8 @@ def test_what_is_near() -> None:
     trees = {"/": False, "/home": False, "/home/net": False, "/home/net/ram": True, "/srv": False, "/srv/b": True}
     assert {tree: disks.is_near_tree(tree) for tree in trees} == trees
     assert not disks.is_near("/srv/b/file")
-    disks.learn("/srv/b/file")
-    disks.learn("/home/net/file")
+    disks.find_mount("/srv/b/file")
+    disks.find_mount("/home/net/file")
     assert disks.is_near("/srv/b/other")
     assert not disks.is_near("/home/net/other")
     assert disks.threads("/srv/b/x") is not disks.threads("/home/net/x")

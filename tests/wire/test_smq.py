@@ -7,14 +7,14 @@ from smqrt.wire.smq import ConnackCode, Type
 
 
 def test_answers_to_connect_keep_their_numbers() -> None:
-    """specification: smq.md §1"""
+    """spec: smq §1"""
     assert [code.value for code in ConnackCode] == list(range(7))
     assert ConnackCode.ACCEPTED == 0
     assert ConnackCode.ACCESS_DENIED == 6
 
 
 def test_packet_types_keep_their_numbers() -> None:
-    """specification: smq.md §1"""
+    """spec: smq §1"""
     assert [kind.value for kind in Type] == [*range(1, 10), *range(11, 20)]
     assert (Type.PUBLISH, Type.DISCONNECT, Type.PUBFRAG) == (8, 11, 19)
 

@@ -1,5 +1,6 @@
-"""The HTTP client that follows redirects, keeps cookies (RFC 6265: each goes back to the host that set it) and answers
-challenges (Digest, RFC 7616: a password is proved without being sent).
+"""HTTP client with redirects, cookies and Digest authentication.
+
+Cookies (RFC 6265) are sent only to the host that set them. Digest (RFC 7616) proves a password without sending it.
 """
 
 from __future__ import annotations
@@ -25,36 +26,36 @@ from smqrt.transport.tls_contexts import ClientTls, Trust
 from smqrt.wire import websocket
 from smqrt.wire.url import Url
 
-# ---- A client's conversation with a server: connect, ask, send a body, read the answer, perhaps ask again.
+# ---- A client for one request at a time: connect, send a request and its body, read the response.
 
 READ_BYTES = 65536
-LARGE_BYTES = 1 << 20  # whoever reads more as a whole has a turn of the loop for it
+LARGE_BYTES = 1 << 20  # after reading a larger body as a whole, other greenlets run
 TIMEOUT_S = 20.0
 FETCH_S = 5.0
 MAX_BODY_BYTES = 64 << 20
-MIN_BYTES_PER_S = 1024  # on the average, of a body that is read whole: a server that drips is not waited for
+MIN_BYTES_PER_S = 1024  # average rate of a body that is read as a whole; slower servers cause a timeout
 _REPEATABLE = frozenset(("GET", "HEAD", "OPTIONS"))
-_GONE = frozenset(("socketclosed", "socketreadfailed", "socketwritefailed"))
+_CONNECTION_LOST = frozenset(("socketclosed", "socketreadfailed", "socketwritefailed"))
 
 
 @dataclass(slots=True)
 class HttpClientOptions:
-    """How a client goes about it.
+    """Options of a client.
 
     Attributes:
-        tls: for https and wss.
-        persistent: whether a connection is kept for the next request to the same server.
-        proxy: to go through, None for none.
-        tunnel: only make the connection through the proxy; what is spoken over it is the caller's business.
-        host: the Host field and the name for TLS, when they are not what the URL says.
-        source: the local address to connect from.
-        ipv6: use IPv6 only.
-        timeout_s: for connecting, for the handshake, for the head of a response, and for each wait for its body. For a
-            body that is read whole it is as long, and a second more for each `MIN_BYTES_PER_S` that came.
-        max_body_bytes: the largest body that is read whole.
+        tls: TLS options for https and wss.
+        persistent: whether to reuse a connection for the next request to the same server.
+        proxy: proxy, or None.
+        tunnel: whether only to connect through the proxy; the caller then uses the connection itself.
+        host: Host field and name for TLS, if different from the URL.
+        source: local address to connect from.
+        ipv6: whether to use IPv6 only.
+        timeout_s: for connecting, for the handshake, for the head of a response, and for each wait for its body. A body
+            that is read as a whole has one more second for each `MIN_BYTES_PER_S` received.
+        max_body_bytes: limit of a body that is read as a whole.
 
     Raises:
-        ArgumentError: a host that can't be sent.
+        ArgumentError: the host is not valid in a Host field.
     """
 
     tls: ClientTls = field(default_factory=ClientTls)
@@ -74,13 +75,13 @@ class HttpClientOptions:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A connection that is not HTTP's any more.
+    """A connection that was detached from HTTP.
 
     Attributes:
-        stream: bytes that were received already are read first.
-        websocket: whether the server agreed to speak WebSocket.
-        tls: whom to ask about the server, None without TLS.
-        host: whom the connection is to.
+        stream: the connection; bytes that were received already are read first.
+        websocket: whether the server has accepted the upgrade to WebSocket.
+        tls: TLS options with the trusted certificates, None without TLS.
+        host: name of the server.
     """
 
     stream: Stream
@@ -90,10 +91,10 @@ class Released:
 
 
 class HttpConversation:
-    """A client for one request at a time. All calls that wait block the greenlet; `close` may come from any.
+    """A client for one request at a time. Its methods block the greenlet; any greenlet may call `close`.
 
-    Every call raises StreamError (spec: bas-api §15): what `Stream` raises, "invalidresponse", "sslnottrusted",
-    "incorrectuse" (nothing was asked), and what `open_through` raises.
+    Every method raises StreamError (spec: bas-api §15): as `Stream` and `open_through`, "invalidresponse",
+    "sslnottrusted", and "incorrectuse" without a request.
     """
 
     def __init__(self, options: HttpClientOptions) -> None:
@@ -104,59 +105,64 @@ class HttpConversation:
         self._host = ""
         self._response = ClientResponse()
         self._key = ""
-        self._left: int | None = 0  # of the body, None when it is sent in chunks
-        self._repeatable = False
-        self._number = 0  # of the last connection
+        self._unsent: int | None = 0  # announced and unsent bytes of the body, None for chunks
+        self._is_repeatable = False  # whether a reused connection that the server has just closed is replaced
+        self._number = 0  # of the last connection; `close` changes it while another greenlet connects
 
-    # ---- asking
+    # ---- sending a request
 
     def ask(self, request: ClientRequest) -> None:
         """Send the head of a request.
 
         Raises:
-            StreamError: also "prxready", when only the tunnel was wanted, which is there now; "sslnotenabled", when the
-                server has to be trusted and the address is not one of TLS.
+            StreamError: also "prxready", the tunnel is connected and `tunnel` is set; "sslnotenabled", the server must
+                be trusted and the URL is without TLS.
         """
         if request.trusted and not request.url.secure:
             self.close()
-            raise StreamError("sslnotenabled", f"{request.url} without TLS, where the server has to be trusted")
+            raise StreamError("sslnotenabled", f"{request.url} without TLS, but the server must be trusted")
         if request.url.websocket:
             self._key = websocket.new_key()
             request = request.as_websocket(self._key)
         self.request = request
-        stream = self._kept_for(request.url)
-        self._repeatable = stream is not None and request.method in _REPEATABLE and request.length == 0
+        stream = self._reusable_stream(request.url)
+        self._is_repeatable = stream is not None and request.method in _REPEATABLE and request.length == 0
         if stream is None:
-            stream = self._connected(request)
+            stream = self._connect(request)
         self._begin(stream, request)
 
     def _begin(self, stream: Stream, request: ClientRequest) -> None:
         self._response = ClientResponse(request.method == "HEAD")
-        self._left = request.length
-        self._check_trust(request)
+        self._unsent = request.length
+        if request.trusted and (trust := self.trust()) is not Trust.TRUSTED:
+            self.close()
+            raise StreamError("sslnottrusted", trust.value if trust else "")
         agent = f"smqrt/{smqrt.__version__}"
-        head = request.head(agent, self.options.persistent, self.options.host, self._forwarding(request.url))
+        head = request.head(agent, self.options.persistent, self.options.host, self._proxy_authorization(request.url))
         try:
             stream.write(head, self.options.timeout_s)
         except StreamError as error:
-            if not (self._repeatable and error.word in _GONE):
-                raise  # otherwise the wait for the answer notices, and repeats
+            if not (self._is_repeatable and error.word in _CONNECTION_LOST):
+                raise  # otherwise reading the response fails too, and repeats the request
 
-    def _kept_for(self, url: Url) -> Stream | None:
-        """The open connection, when another request can be sent over it."""
+    def _reusable_stream(self, url: Url) -> Stream | None:
+        """Return the open connection if it can carry another request; else close it and return None."""
         stream = self._stream
         if stream is None:
             return None
         usable = self._response.persistent and self._origin == url.origin
-        if usable and _is_silent(stream):
-            return stream
+        try:
+            if usable and stream.try_read() is None:  # neither closed nor unexpected bytes
+                return stream
+        except StreamError:
+            pass
         self.close()
         return None
 
-    def _connected(self, request: ClientRequest) -> Stream:
+    def _connect(self, request: ClientRequest) -> Stream:
         self._number += 1
         number, url = self._number, request.url
-        stream = self._opened(url)
+        stream = self._open_connection(url)
         if number != self._number:
             stream.close()
             raise StreamError("socketclosed")
@@ -167,28 +173,21 @@ class HttpConversation:
             stream.starttls(self.options.tls.context(), self._host, timeout_s=self.options.timeout_s)
         return stream
 
-    def _opened(self, url: Url) -> Stream:
+    def _open_connection(self, url: Url) -> Stream:
         options, proxy = self.options, self.options.proxy
         if proxy is None:
             return Stream.connect(url.host, url.port, options.timeout_s, options.source, options.ipv6)
-        if self._forwarding(url) is not None:
+        if self._proxy_authorization(url) is not None:
             return Stream.connect(proxy.host, proxy.port, options.timeout_s, options.source, options.ipv6)
         return open_through(proxy, url.host, url.port, options.timeout_s, options.source, options.ipv6)
 
-    def _forwarding(self, url: Url) -> str | None:
-        """What a proxy wants to know that forwards requests, "" when it asks nobody; None when it makes a tunnel."""
+    def _proxy_authorization(self, url: Url) -> str | None:
+        """Return the authorization for a proxy that forwards requests, "" without one; None for a tunnel or no
+        proxy."""
         proxy = self.options.proxy
         if proxy is None or proxy.socks or self.options.tunnel or url.secure or url.websocket:
             return None
         return proxy.authorization or ""
-
-    def _check_trust(self, request: ClientRequest) -> None:
-        if not request.trusted:
-            return
-        trust = self.trust()
-        if trust is not Trust.TRUSTED:
-            self.close()
-            raise StreamError("sslnottrusted", trust.value if trust else "")
 
     # ---- the body of the request
 
@@ -196,78 +195,72 @@ class HttpConversation:
         """Send a piece of the body.
 
         Raises:
-            StreamError: also "toomuchdata": more than was announced.
+            StreamError: also "toomuchdata", more than was announced.
         """
-        stream = self._talking()
-        if self._left is None:
+        stream = self._http_stream()
+        if self._unsent is None:
             data = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-        elif len(data) > self._left:
-            raise StreamError("toomuchdata", f"{len(data)} bytes, where {self._left} are still announced")
+        elif len(data) > self._unsent:
+            raise StreamError("toomuchdata", f"{len(data)} bytes, but only {self._unsent} are still announced")
         else:
-            self._left -= len(data)
+            self._unsent -= len(data)
         stream.write(data, self.options.timeout_s)
 
-    def _end_body(self) -> None:
-        if self._left is None:
-            self._left = 0
-            self._live().write(b"0\r\n\r\n", self.options.timeout_s)
-
-    # ---- the answer
+    # ---- the response
 
     def status(self) -> int:
-        """Wait for the head of the response and give its code."""
-        stream, response = self._talking(), self._response
+        """Wait for the head of the response and return its status code."""
+        stream, response = self._http_stream(), self._response
         if response.status is None:
-            self._send_end(stream)
+            if self._unsent is None:
+                self._unsent = 0
+                try:
+                    stream.write(b"0\r\n\r\n", self.options.timeout_s)
+                except StreamError:
+                    if stream.closed:
+                        raise  # otherwise the server may have sent a response before it stopped reading
             end_s = monotonic() + self.options.timeout_s
             while response.status is None:
                 response = self._receive_head(response, end_s)
-            self._check_upgrade(response)
+            is_upgrade = response.switches and self.request is not None and self.request.url.websocket
+            if is_upgrade and response.get("sec-websocket-accept") != websocket.accept_key(self._key):
+                self.close()
+                raise StreamError("invalidresponse", "the server answered the WebSocket upgrade with a wrong key")
         return response.status
-
-    def _send_end(self, stream: Stream) -> None:
-        try:
-            self._end_body()
-        except StreamError:
-            if stream.closed:
-                raise  # otherwise the server may have answered before it stopped to read
 
     def _receive_head(self, response: ClientResponse, end_s: float) -> ClientResponse:
         try:
             self._receive(response, end_s)
         except StreamError as error:
             request = self.request
-            if not (self._repeatable and error.word in _GONE and request and not response.started):
+            if not (self._is_repeatable and error.word in _CONNECTION_LOST and request and not response.started):
                 raise
-            self._repeatable = False
+            self._is_repeatable = False
             self.close()
-            self._begin(self._connected(request), request)
+            self._begin(self._connect(request), request)
         return self._response
 
-    def _check_upgrade(self, response: ClientResponse) -> None:
-        if not (response.switches and self.request and self.request.url.websocket):
-            return
-        if response.get("sec-websocket-accept") != websocket.accept_key(self._key):
-            self.close()
-            raise StreamError("invalidresponse", "the server answered the WebSocket upgrade with a wrong key")
-
     def read(self, size_bytes: int = READ_BYTES) -> bytes | None:
-        """The next bytes of the body, at most `size_bytes`; None at its end."""
+        """Return the next bytes of the body, at most `size_bytes`; None at its end."""
         self.status()
         return self._next(size_bytes, monotonic() + self.options.timeout_s)
 
     def read_whole(self, size_bytes: int | None = None) -> bytes:
-        """The rest of the body, or its next `size_bytes`.
+        """Return the rest of the body, or its next `size_bytes`.
 
         Raises:
-            StreamError: also "toomuchdata", over `max_body_bytes`: the connection is closed. At "timeout" nothing is
-                lost: what has come is read next.
+            StreamError: also "toomuchdata", over `max_body_bytes`; the connection is then closed. After "timeout", the
+                next call returns the received bytes.
         """
         self.status()
         body, began_s = bytearray(), monotonic() + self.options.timeout_s
         try:
             while size_bytes is None or len(body) < size_bytes:
-                self._check_size(len(body))
+                limit, response = self.options.max_body_bytes, self._response
+                if max(len(body), 0 if response.complete else response.announced_bytes) > limit:
+                    self.close()
+                    what = f"the body is over {limit} bytes; read it in pieces, or set maxsize"
+                    raise StreamError("toomuchdata", what)
                 wanted = READ_BYTES if size_bytes is None else min(READ_BYTES, size_bytes - len(body))
                 data = self._next(wanted, began_s + len(body) / MIN_BYTES_PER_S)
                 if data is None:
@@ -279,20 +272,15 @@ class HttpConversation:
             raise
         whole = bytes(body)
         if len(whole) > LARGE_BYTES:
-            share().wait()  # 64 MiB are copied in 20 ms, and whoever gets them copies them again
+            share().wait()  # copying 64 MiB has blocked the loop for 20 ms, and the caller will copy them again
         return whole
 
-    def _check_size(self, read_bytes: int) -> None:
-        most_bytes, response = self.options.max_body_bytes, self._response
-        if max(read_bytes, 0 if response.complete else response.announced_bytes) > most_bytes:
-            self.close()
-            raise StreamError("toomuchdata", f"the body is over {most_bytes} bytes; read it in pieces, or set maxsize")
+    def skip(self, max_bytes: int | None = None) -> None:
+        """Read and discard the rest of the body, so that the connection can be reused.
 
-    def skip(self, most_bytes: int | None = None) -> None:
-        """Read the rest of the body and drop it, so that the connection can be used again. When it is over
-        `most_bytes` or takes longer than a wait may, the connection is closed instead.
+        If the rest is over `max_bytes` or takes longer than `timeout_s`, close the connection instead.
         """
-        left = self.options.max_body_bytes if most_bytes is None else most_bytes
+        left = self.options.max_body_bytes if max_bytes is None else max_bytes
         end_s = monotonic() + self.options.timeout_s
         try:
             while left > 0 and (data := self._next(READ_BYTES, end_s)) is not None:
@@ -313,8 +301,8 @@ class HttpConversation:
     def _receive(self, response: ClientResponse, end_s: float) -> None:
         left_s = end_s - monotonic()
         if left_s <= 0:
-            raise StreamError("timeout", "the server answers too slowly")
-        data = self._live().read(READ_BYTES, min(left_s, self.options.timeout_s))
+            raise StreamError("timeout", "the server responds too slowly")
+        data = self._open_stream().read(READ_BYTES, min(left_s, self.options.timeout_s))
         if data:
             try:
                 response.feed(data)
@@ -326,18 +314,18 @@ class HttpConversation:
 
     @property
     def headers(self) -> list[tuple[str, str]]:
-        """The fields of the response."""
+        """Header fields of the response."""
         return self._response.headers
 
     def get(self, name: str) -> str | None:
-        """The first field of this name in the response."""
+        """Return the header field of a name in the response."""
         return self._response.get(name)
 
     # ---- the connection
 
     def trust(self) -> Trust | None:
-        """What is to be thought of the server; None without TLS."""
-        stream = self._live()
+        """Return whether the server is trusted; None without TLS."""
+        stream = self._open_stream()
         if stream.tls is None:
             return None
         return self.options.tls.store.judge(stream.tls.peer_chain(), self._host)
@@ -345,15 +333,15 @@ class HttpConversation:
     @property
     def stream(self) -> Stream:
         """The connection."""
-        return self._live()
+        return self._open_stream()
 
     def release(self) -> Released:
-        """Give the connection away.
+        """Detach and return the connection.
 
         Raises:
-            StreamError: "invalidresponse", when WebSocket was wanted and refused.
+            StreamError: "invalidresponse", the server has rejected the upgrade to WebSocket.
         """
-        stream, response, request = self._live(), self._response, self.request
+        stream, response, request = self._open_stream(), self._response, self.request
         wanted = request is not None and request.url.websocket and not self.options.tunnel
         if wanted and self.status() != 101:
             raise StreamError("invalidresponse", f"the server answered {self.status()} instead of WebSocket")
@@ -363,33 +351,38 @@ class HttpConversation:
         return Released(stream, wanted, self.options.tls if stream.tls else None, self._host)
 
     def close(self) -> bool:
-        """Close the connection; false when there is none. The next request makes a new one."""
+        """Close the connection; return False if there is none. The next request opens a new one."""
         self._number += 1
         stream, self._stream = self._stream, None
         return stream is not None and stream.close()
 
-    def _talking(self) -> Stream:
-        stream = self._live()
+    def _http_stream(self) -> Stream:
+        stream = self._open_stream()
         if self.options.tunnel:
-            raise StreamError("incorrectuse", "the tunnel is not for HTTP")
+            raise StreamError("incorrectuse", "the connection is a tunnel, not HTTP")
         return stream
 
-    def _live(self) -> Stream:
+    def _open_stream(self) -> Stream:
         if self._stream is None:
             raise StreamError("socketclosed" if self.request else "incorrectuse")
         return self._stream
 
 
-def fetched(url: str, most_bytes: int) -> bytes:
-    """Get a small document from a server that has to be trusted, unless it is one of this machine without TLS; blocks
-    for `FETCH_S` at most. Redirects are not followed.
+def fetched(url: str, max_bytes: int) -> bytes:
+    """Return a small document; blocks for at most `FETCH_S`. Does not follow redirects.
+
+    The server must be trusted if the URL is https.
+
+    Args:
+        url: URL of the document.
+        max_bytes: limit of its size.
 
     Raises:
-        StreamError: it can't be had, another status than 200, or more than `most_bytes`.
+        StreamError: the request failed, the status is not 200, or the document is too large.
     """
-    place = url_of(url)
-    request = ClientRequest("GET", place, [("Accept", "application/json")], trusted=place.secure)
-    conversation = HttpConversation(HttpClientOptions(persistent=False, timeout_s=FETCH_S, max_body_bytes=most_bytes))
+    parsed = url_of(url)
+    request = ClientRequest("GET", parsed, [("Accept", "application/json")], trusted=parsed.secure)
+    conversation = HttpConversation(HttpClientOptions(persistent=False, timeout_s=FETCH_S, max_body_bytes=max_bytes))
     try:
         with Timeout(FETCH_S, StreamError("timeout", f"no answer in {FETCH_S:g} s")):
             conversation.ask(request)
@@ -400,109 +393,98 @@ def fetched(url: str, most_bytes: int) -> bytes:
         conversation.close()
 
 
-def _is_silent(stream: Stream) -> bool:
-    try:
-        return stream.try_read() is None
-    except StreamError:
-        return False
-
+# ---- Redirects, cookies and challenges.
 
 MAX_REDIRECTS = 9
-MAX_CHALLENGES = 100  # of as many servers; they ask again when they were forgotten
+MAX_CHALLENGES = 100  # cached challenges, one per server; a server sends a removed one again
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
-_DRAIN_BYTES = 65536  # a longer body of a redirect is not waited for
+_MAX_SKIPPED_BYTES = 65536  # of the body of a redirect; for a longer one the connection is closed
 MAX_COOKIES = 300
 MAX_COOKIES_OF_HOST = 50
-MAX_COOKIE_BYTES = 4096  # name and value, and the path (RFC 6265 §6.1)
+MAX_COOKIE_BYTES = 4096  # of name and value, and of the path (RFC 6265 §6.1)
 _FOREVER_S = 10**9
 _HASHES = {"MD5": "md5", "SHA-256": "sha256", "SHA-512-256": "sha512_256"}
 
 
 class HttpClient(HttpConversation):
-    """A conversation that follows up to nine redirects, and answers one challenge (Digest), as far as it need not send
-    a body again. What it learned is used for the requests that follow.
+    """A client that follows up to nine redirects and responds to one Digest challenge.
+
+    It does neither if it would have to send a body again. Later requests use its cookies and challenges.
     """
 
     def __init__(self, options: HttpClientOptions) -> None:
         super().__init__(options)
         self._jar = CookieJar()
-        self._asked: ClientRequest | None = None
+        self._current: ClientRequest | None = None
         self._redirects = 0
         self._challenges: dict[tuple[bool, str, int], Challenge] = {}
-        self._proved = False
+        self._has_authenticated = False
 
     def ask(self, request: ClientRequest) -> None:
         """See `HttpConversation.ask`."""
         self._redirects = 0
-        self._proved = False
+        self._has_authenticated = False
         self._ask(request)
 
     def _ask(self, request: ClientRequest) -> None:
-        self._asked = request
+        self._current = request
         own = {name.lower() for name, _ in request.headers}
-        more = [("Cookie", self._jar.value(request.url)), ("Authorization", self._proof(request))]
+        challenge, (user, password) = self._challenges.get(request.url.origin), request.login
+        authorization = ""
+        if challenge is not None and user is not None:
+            authorization = challenge.answer(request.method, request.url.target, user, password or "")
+        more = [("Cookie", self._jar.value(request.url)), ("Authorization", authorization)]
         headers = [(name, value) for name, value in more if value and name.lower() not in own]
         super().ask(replace(request, headers=[*request.headers, *headers]))
 
-    def _proof(self, request: ClientRequest) -> str:
-        challenge = self._challenges.get(request.url.origin)
-        user, password = request.login
-        if challenge is None or user is None:
-            return ""
-        return challenge.answer(request.method, request.url.target, user, password or "")
-
     def status(self) -> int:
-        """See `HttpConversation.status`; the one behind the last redirect."""
+        """See `HttpConversation.status`. Returns the status after the last redirect."""
         while True:
             answered = self._response.status is not None
             status = super().status()
-            if answered or self._asked is None:
+            if answered or self._current is None:
                 return status
-            self._jar.keep(self._asked.url, self.headers)
-            following = self._challenged() if status == 401 else self._following(status)
+            self._jar.keep(self._current.url, self.headers)
+            following = self._authenticated_request() if status == 401 else self._redirected_request(status)
             if following is None:
                 return status
-            self.skip(_DRAIN_BYTES)
+            self.skip(_MAX_SKIPPED_BYTES)
             self._ask(following)
 
     @property
     def url(self) -> Url | None:
-        """Where the last request went."""
-        return self._asked.url if self._asked else None
+        """URL of the last request."""
+        return self._current.url if self._current else None
 
-    def _following(self, status: int) -> ClientRequest | None:
+    def _redirected_request(self, status: int) -> ClientRequest | None:
         location = self.get("location")
         if status not in _REDIRECTS or location is None or self._redirects >= MAX_REDIRECTS:
             return None
-        assert self._asked is not None
+        assert self._current is not None
         self._redirects += 1
-        self._proved = False
-        url = joined(self._asked.url, location.encode("latin-1").decode("utf-8", "replace"))
-        return self._asked.redirected(status, url)
+        self._has_authenticated = False
+        url = joined(self._current.url, location.encode("latin-1").decode("utf-8", "replace"))
+        return self._current.redirected(status, url)
 
-    def _challenged(self) -> ClientRequest | None:
-        """The same request again, when the server asked for a proof that can be given and was not."""
-        assert self._asked is not None
+    def _authenticated_request(self) -> ClientRequest | None:
+        """Return the request to repeat with credentials, or None."""
+        assert self._current is not None
         challenge = find_challenge([value for name, value in self.headers if name.lower() == "www-authenticate"])
-        if challenge is None or self._asked.login[0] is None:
+        if challenge is None or self._current.login[0] is None:
             return None
-        had = self._challenges.get(self._asked.url.origin)
-        self._remember(challenge)
-        if self._proved or (had is not None and not challenge.stale) or self._asked.length != 0:
-            return None
-        self._proved = True
-        return self._asked
-
-    def _remember(self, challenge: Challenge) -> None:
-        assert self._asked is not None
+        had = self._challenges.get(self._current.url.origin)
         if len(self._challenges) >= MAX_CHALLENGES:
             self._challenges.clear()
-        self._challenges[self._asked.url.origin] = challenge
+        self._challenges[self._current.url.origin] = challenge
+        if self._has_authenticated or (had is not None and not challenge.stale) or self._current.length != 0:
+            return None
+        self._has_authenticated = True
+        return self._current
 
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """A cookie as a server set it. `expires_s` is Unix time, None for one that lasts as long as the client."""
+    """A cookie that a server has set. `expires_s` is Unix time, None for one that expires with the client."""
 
     name: str
     value: str
@@ -513,12 +495,12 @@ class Cookie:
 
 @dataclass(slots=True)
 class CookieJar:
-    """What a client keeps, by host, path and name."""
+    """The cookies of a client, by host, path and name."""
 
     _cookies: dict[tuple[str, str, str], Cookie] = field(default_factory=dict)
 
     def keep(self, url: Url, headers: Iterable[tuple[str, str]]) -> None:
-        """Keep (or forget) what a response of `url` sets."""
+        """Store or remove the cookies that a response of `url` sets."""
         for cookie in parse_cookies(headers, url):
             key = (url.host, cookie.path, cookie.name)
             if cookie.expires_s is not None and cookie.expires_s <= time.time():
@@ -534,14 +516,14 @@ class CookieJar:
         return of_host < MAX_COOKIES_OF_HOST and len(self._cookies) < MAX_COOKIES
 
     def value(self, url: Url) -> str:
-        """The Cookie field for a request to `url`, empty when there is none; longer paths come first."""
+        """Return the Cookie field for a request to `url`, empty without cookies. Longer paths come first."""
         fitting = [cookie for (host, _, _), cookie in self._cookies.items() if host == url.host and _fits(cookie, url)]
         fitting.sort(key=lambda cookie: -len(cookie.path))
         return "; ".join(f"{cookie.name}={cookie.value}" for cookie in fitting)
 
 
 def parse_cookies(headers: Iterable[tuple[str, str]], url: Url | None = None) -> list[Cookie]:
-    """The cookies that the fields of a response set. `url`: where it came from."""
+    """Return the cookies that the header fields of a response set. `url` is that of the response."""
     path = url.target.partition("?")[0].rpartition("/")[0] or "/" if url else "/"
     found = (_cookie(value, path) for name, value in headers if name.lower() == "set-cookie")
     return [cookie for cookie in found if cookie]
@@ -580,10 +562,10 @@ def _fits(cookie: Cookie, url: Url) -> bool:
 
 @dataclass(slots=True)
 class Challenge:
-    """What a server asked. Good for many requests to it.
+    """A Digest challenge of a server, valid for many requests.
 
     Attributes:
-        fields: realm, nonce, and what else it said.
+        fields: realm, nonce and other parameters.
     """
 
     fields: dict[str, str]
@@ -591,11 +573,11 @@ class Challenge:
 
     @property
     def stale(self) -> bool:
-        """Whether the credentials were right, and only the nonce was too old."""
+        """Whether the credentials were correct, and only the nonce has expired."""
         return self.fields.get("stale", "").lower() == "true"
 
     def answer(self, method: str, target: str, user: str, password: str, cnonce: str | None = None) -> str:
-        """The value of the Authorization field for a request."""
+        """Return the value of the Authorization field for a request."""
         self._count += 1
         fields, count, cnonce = self.fields, f"{self._count:08x}", cnonce or os.urandom(16).hex()
         algorithm = fields.get("algorithm", "MD5")
@@ -613,20 +595,18 @@ class Challenge:
 
 
 def find_challenge(values: list[str]) -> Challenge | None:
-    """The first challenge among the WWW-Authenticate fields that can be met, None when there is none."""
+    """Return the first supported challenge in WWW-Authenticate fields, or None."""
     for value in values:
         scheme, _, rest = value.strip().partition(" ")
-        if scheme.lower() == "digest" and (challenge := _challenge_of(rest)):
-            return challenge
+        if scheme.lower() != "digest":
+            continue
+        pairs = [part for part in parse_http_list(rest) if part.partition("=")[2]]
+        fields = {key.lower(): value for key, value in parse_keqv_list(pairs).items()}
+        is_known = fields.get("algorithm", "MD5").upper().removesuffix("-SESS") in _HASHES
+        has_auth = "auth" in fields.get("qop", "auth").replace(",", " ").lower().split()
+        if is_known and has_auth and {"realm", "nonce"} <= set(fields):
+            return Challenge(fields)
     return None
-
-
-def _challenge_of(text: str) -> Challenge | None:
-    pairs = [part for part in parse_http_list(text) if part.partition("=")[2]]
-    fields = {key.lower(): value for key, value in parse_keqv_list(pairs).items()}
-    known = fields.get("algorithm", "MD5").upper().removesuffix("-SESS") in _HASHES
-    protects = "auth" in fields.get("qop", "auth").replace(",", " ").lower().split()
-    return Challenge(fields) if known and protects and {"realm", "nonce"} <= set(fields) else None
 
 
 def _hash(name: str, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Directories that are file servers: WebDAV, and WebDAV with the web file manager (spec: bas-api §4)."""
+"""File server directories: WebDAV and the web file manager (spec: bas-api §4)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from smqrt.http.dav.names import canonical, href
 from smqrt.http.dav.share import DavShare
 from smqrt.http.forms import parse_parameters
 from smqrt.http.headers import HttpError, http_date, reason
-from smqrt.http.logins.authorizer import passed
+from smqrt.http.logins.authorizer import GuardedDirectory, passed
 from smqrt.http.message import Request
 from smqrt.http.resources import Io, IoError, Stat
 from smqrt.http.sessions import HttpSession
@@ -35,10 +35,10 @@ log = logging.getLogger("smqrt")
 
 MAX_UPLOADS, MAX_LOCKS = 5, 20  # spec: bas-api §4
 SESSION_ID = 24
-"""Characters of a session's id, and so of the first segment of a session URL."""
+"""Characters of a session's id, which is the first segment of a session URL."""
 _READING = frozenset(("GET", "HEAD"))
 _METHODS = "OPTIONS, GET, HEAD, PUT, DELETE, PROPFIND, PROPPATCH, MKCOL, COPY, MOVE, LOCK, UNLOCK"
-_ENGINES = frozenset(_METHODS.split(", ")) - _READING - {"OPTIONS"}
+_ENGINE_METHODS = frozenset(_METHODS.split(", ")) - _READING - {"OPTIONS"}
 _FILE_FIELDS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "private, no-cache"}
 _SANDBOX = "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _ACTIVE_FIELDS = _FILE_FIELDS | {"Content-Security-Policy": _SANDBOX}
@@ -51,10 +51,10 @@ class DavDirectory(Directory):
     Args:
         name, priority: see `Directory`.
         io: the files.
-        lockdir: the folder in `io` that keeps the locks; it is made, and no client sees it. Without one LOCK is
-            refused, so that clients that lock before they write can only read.
-        max_uploads: how many PUT requests may run at the same time; more are answered with 503.
-        max_locks: how many locks there may be; more are answered with 503.
+        lockdir: folder in `io` for the locks, which is created and hidden from clients. Without it LOCK is rejected,
+            and clients that lock before they write can only read.
+        max_uploads: limit of PUT requests at the same time; more get a response 503.
+        max_locks: limit of locks; more get a response 503.
     """
 
     is_file_server = True
@@ -76,7 +76,7 @@ class DavDirectory(Directory):
         self._max_uploads, self._uploads = max_uploads, 0
         self._locking = _Locking(io, lockdir, max_locks) if lockdir else None
         self._views: dict[bool, _View] = {}
-        from smqrt.http.dav import engine  # noqa: F401 -- 10 MB of modules, for those who serve files only
+        import smqrt.http.dav.engine  # noqa: F401 -- needs 10 MB, so it is imported only for file servers
 
     @property
     def locks(self) -> Locks | None:
@@ -84,50 +84,55 @@ class DavDirectory(Directory):
         return self._locking.locks if self._locking else None
 
     def refuse(self, request: Request) -> None:
-        """See `Directory.refuse`: a page for browsers, plain text for programs (spec: bas-api §17)."""
+        """See `Directory.refuse`. Sends a page to browsers and plain text to programs (spec: bas-api §17)."""
         _error(request, 403)
 
-    def door(self, relpath: str) -> HiddenPathRoute | None:
-        """See `Directory.door`: the share decides which names it shows."""
+    def hidden_route(self, relpath: str) -> HiddenPathRoute | None:
+        """See `Directory.hidden_route`. The share decides which names it shows."""
         return HiddenPathRoute(self, relpath, [])
 
-    def _own(self, request: Request, relpath: str) -> bool:
+    def _serve_own(self, request: Request, relpath: str) -> bool:
         base, rest = self._without_session(request, relpath)
         if rest != relpath and not self._allows_also(request, request.method, rest):
-            raise HttpError(403)  # the guards around it were told of the session, and not of the file
-        if super()._own(request, rest):
+            raise HttpError(403)  # outer guards have checked the path with the session id, not this one
+        if super()._serve_own(request, rest):
             return True
-        return self._serve(Asked(request, base, canonical(rest), rest.endswith("/") or not rest))
+        return self._serve(DavRequest(request, base, canonical(rest), rest.endswith("/") or not rest))
 
-    def _serve(self, asked: Asked) -> bool:
-        request = asked.request
+    def _serve(self, target: DavRequest) -> bool:
+        request = target.request
         if request.method in _READING or not request.initial:
-            if self._read(asked):
+            if self._read(target):
                 return True
-            if request.initial and hidden(asked.name):
-                raise HttpError(404)  # what is asked next would show it
+            if request.initial and hidden(target.name):
+                raise HttpError(404)  # the search must not continue with directories that would show it
             return False
         if request.method == "OPTIONS":
-            _answer_options(request)
-        elif request.method in _ENGINES:
-            self._change(asked)
+            for field, value in (*DAV_FIELDS.items(), ("Allow", _METHODS), ("Accept-Ranges", "bytes")):
+                request.response.headers.set(field, value)
+            request.response.headers.set("Content-Length", "0")
+            request.response.end()
+        elif request.method in _ENGINE_METHODS:
+            self._change(target)
         else:
             request.response.error(405, headers={"Allow": _METHODS})
         return True
 
     def _without_session(self, request: Request, relpath: str) -> tuple[str, str]:
-        """Split the id of a session URL off; give the path of the share and the rest."""
+        """Split off the id of a session URL; return the path of the share and the rest."""
         base = self.baseuri()
         first, slash, rest = relpath.partition("/")
-        is_folder = slash or request.method not in _READING  # those are redirected to the URL with its slash
-        session = _session(request, first) if len(first) == SESSION_ID and is_folder else None
+        is_folder = slash or request.method not in _READING  # GET and HEAD are redirected to the URL with a slash
+        sessions = request.logins.sessions
+        session = sessions.find(first) if len(first) == SESSION_ID and is_folder else None
         if session is None:
             return base, relpath
-        self._entered(session)
+        sessions.adopt(request, session)
+        self._on_session_url(session)
         return f"{base}{first}/", rest
 
-    def _entered(self, session: HttpSession) -> None:
-        """A request came by the URL of a session."""
+    def _on_session_url(self, session: HttpSession) -> None:
+        """Called for a request with the URL of a session."""
 
     def _view(self, request: Request) -> _View:
         owner = self._is_owner(request)
@@ -137,85 +142,86 @@ class DavDirectory(Directory):
         return self._views[owner]
 
     def _is_owner(self, request: Request) -> bool:
-        """Whether a guard of this directory or around it has let the client in."""
-        around: list[Branch] = [self]
-        while isinstance(around[-1], Directory) and around[-1].parent is not None:
-            around.append(around[-1].parent)
+        """Return whether a guard of this directory or of an outer one has permitted the request."""
+        around: list[GuardedDirectory] = []
+        directory: Branch | None = self
+        while isinstance(directory, Directory):
+            around.append(directory)
+            directory = directory.parent
         return any(guard.directory in around for guard in passed(request))
 
     def _allows_also(self, request: Request, method: str, name: str) -> bool:
-        """Whether the guards that have let a request in allow that it does something with another file."""
+        """Return whether the guards that have permitted a request also permit a method for another file."""
         return all(guard.allows_also(request, method, self.baseuri() + name) for guard in passed(request))
 
     # Reading
 
-    def _read(self, asked: Asked) -> bool:
-        view = self._view(asked.request)
-        if not view.share.shows(asked.name):
+    def _read(self, target: DavRequest) -> bool:
+        view = self._view(target.request)
+        if not view.share.shows(target.name):
             return False
-        if not asked.is_folder:
-            entry = view.files.find(asked.name)
+        if not target.is_folder:
+            entry = view.files.find(target.name)
             if entry is not None:
-                kind = content_type(asked.name).partition(";")[0]
-                view.files.serve(asked.request, entry, _ACTIVE_FIELDS if kind in _ACTIVE else _FILE_FIELDS)
+                kind = content_type(target.name).partition(";")[0]
+                view.files.serve(target.request, entry, _ACTIVE_FIELDS if kind in _ACTIVE else _FILE_FIELDS)
                 return True
         try:
-            stat = view.share.look(asked.name)
+            stat = view.share.look(target.name)
         except IoError as error:
             raise HttpError(500, error.word) from None
-        return stat is not None and stat.isdir and self._read_folder(asked, view.share, stat)
+        return stat is not None and stat.isdir and self._read_folder(target, view.share, stat)
 
-    def _read_folder(self, asked: Asked, share: DavShare, stat: Stat) -> bool:
-        """A folder is not for GET here: the search goes on."""
+    def _read_folder(self, target: DavRequest, share: DavShare, stat: Stat) -> bool:
+        """Respond to GET of a folder; return whether that was done. Plain WebDAV does not."""
         return False
 
-    # Everything else
+    # All other methods
 
-    def _change(self, asked: Asked) -> None:
-        request = asked.request
+    def _change(self, target: DavRequest) -> None:
+        request = target.request
         if request.method == "LOCK" and self._locking is None:
-            raise HttpError(403, "this file server has no folder for locks; the argument is `lockdir`")
+            raise HttpError(403, "this file server has no folder for locks; add one with the argument `lockdir`")
         if request.method != "PUT":
-            self._run(asked)
+            self._run(target)
             return
         if self._uploads >= self._max_uploads:
             raise HttpError(503, "too many uploads at the same time", headers={"Retry-After": "2"}, close=True)
         self._uploads += 1
         try:
-            self._run(asked)
+            self._run(target)
         finally:
             self._uploads -= 1
 
-    def _run(self, asked: Asked) -> None:
+    def _run(self, target: DavRequest) -> None:
         from wsgidav.dav_error import DAVError
 
         from smqrt.http.dav.engine import Engine
 
-        request, share = asked.request, self._view(asked.request).share
-        engine = Engine(self._manager(), self._locking.properties if self._locking else None)
-        bases = (asked.base,) if asked.base == self.baseuri() else (asked.base, self.baseuri())
+        request, share = target.request, self._view(target.request).share
+        locking, login = self._locking, request.user()
+        engine = Engine(*((locking.manager(), locking.properties) if locking else (None, None)))
+        user = login.name if login is not None else ""
+        bases = (target.base,) if target.base == self.baseuri() else (target.base, self.baseuri())
 
         def application(environ: dict[str, Any], start: Callable[..., Any]) -> Any:
-            environ["smqrt.path"] = "/" + asked.name + ("/" if asked.is_folder and asked.name else "")
+            environ["smqrt.path"] = "/" + target.name + ("/" if target.is_folder and target.name else "")
             environ["smqrt.allows"] = lambda method, name: self._allows_also(request, method, name)
-            return engine(share, bases, _user(request), environ, start)
+            return engine(share, bases, user, environ, start)
 
         try:
-            answer(application, request, asked.base, asked.name, None)
+            answer(application, request, target.base, target.name, None)
         except DAVError as error:
-            _refuse(request, error)
+            _respond_error(request, error)
         except IoError as error:
             raise HttpError(500, error.word) from None
         finally:
-            if self._locking:
-                self._locking.save()
-
-    def _manager(self) -> LockManager | None:
-        return self._locking.manager() if self._locking else None
+            if locking:
+                locking.save()
 
 
-class Asked:
-    """What a request is about."""
+class DavRequest:
+    """A request with the path of the share and the name in it."""
 
     __slots__ = ("base", "is_folder", "name", "request")
 
@@ -224,20 +230,22 @@ class Asked:
 
     @property
     def url(self) -> str:
-        """The path as a URL's, a folder's with a slash."""
+        """The URL path; that of a folder ends with a slash."""
         return href(f"{self.base}{self.name}/" if self.name else self.base)
 
 
 class _View:
-    """The files as one kind of client sees them."""
+    """The files that one kind of client sees: owners or others."""
 
     def __init__(self, share: DavShare, files: StaticFiles) -> None:
         self.share, self.files = share, files
 
 
 class _Locking:
-    """The locks, and the properties that clients set, with the folder that keeps them; read at the first use, which may
-    block. Where there can be no folder they live in memory alone."""
+    """The locks, and the properties that clients set, with the folder that stores them.
+
+    The folder is read at the first use, which may block. If it cannot be created, the state is in memory only.
+    """
 
     def __init__(self, io: Io, folder: str, max_locks: int) -> None:
         from wsgidav.lock_man.lock_manager import LockManager
@@ -247,59 +255,36 @@ class _Locking:
 
         self.folder = canonical(folder)
         self.locks, self.properties = Locks(max_locks), DeadProperties()
-        self._io, self._loaded, self._keeps, self._loading = io, False, True, BoundedSemaphore()
+        self._io, self._loaded, self._is_persistent, self._loading = io, False, True, BoundedSemaphore()
         self._manager = LockManager(self.locks)
 
     def manager(self) -> LockManager:
-        """WsgiDAV's manager of them."""
+        """Return WsgiDAV's lock manager, after loading the state."""
         with self._loading:
             if not self._loaded:
                 try:
                     self.locks.load(self._io, self.folder)
                     self.properties.load(self._io, self.folder)
                 except IoError as error:
-                    self._keeps = False
-                    log.warning("the locks of a file server are kept in memory only: %s: %s", self.folder, error)
+                    self._is_persistent = False
+                    log.warning("locks of a file server are in memory only: %s: %s", self.folder, error)
                 self._loaded = True
         return self._manager
 
     def save(self) -> None:
-        """Keep what has changed."""
-        if not self._keeps:
+        """Store the changes."""
+        if not self._is_persistent:
             return
         with self._loading:
             try:
                 self.locks.save(self._io, self.folder)
                 self.properties.save(self._io, self.folder)
             except IoError as error:
-                log.warning("the locks of a file server cannot be kept in %s: %s", self.folder, error)
-
-
-def _answer_options(request: Request) -> None:
-    response = request.response
-    for field, value in (*DAV_FIELDS.items(), ("Allow", _METHODS), ("Accept-Ranges", "bytes")):
-        response.headers.set(field, value)
-    response.headers.set("Content-Length", "0")
-    response.end()
-
-
-def _session(request: Request, session_id: str) -> HttpSession | None:
-    """Take the session of this id for the request's; None when there is none."""
-    sessions = request.logins.sessions
-    session = sessions.find(session_id)
-    if session is not None:
-        sessions.adopt(request, session)
-    return session
-
-
-def _user(request: Request) -> str:
-    """The name of the client who has logged in, empty for nobody."""
-    login = request.user()
-    return login.name if login is not None else ""
+                log.warning("locks of a file server cannot be stored in %s: %s", self.folder, error)
 
 
 def _error(request: Request, status: int, detail: str = "", headers: dict[str, str] | None = None) -> None:
-    """Answer with an error: a page for browsers, plain text for programs."""
+    """Respond with an error: a page for browsers, plain text for programs."""
     if "text/html" in (request.get("accept") or ""):
         request.response.error(status, detail, headers)
         return
@@ -312,8 +297,8 @@ def _error(request: Request, status: int, detail: str = "", headers: dict[str, s
     response.end(f"{status} {reason(status)}{': ' if detail else ''}{detail}\n".encode("utf-8", "replace"))
 
 
-def _refuse(request: Request, error: Any) -> None:
-    """Answer what the engine refuses with. Raises ConnectionError, for a client that is gone."""
+def _respond_error(request: Request, error: Any) -> None:
+    """Respond with an error of the engine. Raises ConnectionError if the client has disconnected."""
     if isinstance(error.src_exception, ConnectionError):
         raise error.src_exception
     if error.value == 500:
@@ -348,7 +333,7 @@ _FIELDS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "private, no-store",
-    "Referrer-Policy": "same-origin",  # a session URL is for nobody else
+    "Referrer-Policy": "same-origin",  # a session URL is a secret
 }
 _HEAD = """<!doctype html>
 <html lang="en">
@@ -404,12 +389,12 @@ _TAIL = """</tbody>
 
 
 class WfsDirectory(DavDirectory):
-    """A directory that serves an io by WebDAV and with the web file manager. Args as `DavDirectory`.
+    """A directory that serves an io by WebDAV and with the web file manager. Args: see `DavDirectory`.
 
     Attributes:
-        session_s: how long a session lives unused that came by its URL; None leaves it as it is.
-        helpuri, logouturi: where the page's links "Help" and "Log out" lead; empty for no link.
-        filterservice: asked before each request with it and the path; True, it has answered.
+        session_s: time without a request after which a session of a session URL expires; None keeps its value.
+        helpuri, logouturi: URLs of the links "Help" and "Log out"; empty for no link.
+        filterservice: called before each request with the request and the path; returns True if it has responded.
         dircmd: the same, for requests with a parameter `cmd`.
     """
 
@@ -419,56 +404,52 @@ class WfsDirectory(DavDirectory):
     filterservice: Hook | None = None
     dircmd: Hook | None = None
 
-    def _serve(self, asked: Asked) -> bool:
-        request = asked.request
-        path = asked.name + ("/" if asked.is_folder and asked.name else "")
+    def _serve(self, target: DavRequest) -> bool:
+        request = target.request
+        path = target.name + ("/" if target.is_folder and target.name else "")
         if self.filterservice is not None and self.filterservice(request, path):
             return True
-        if self.dircmd is not None and _has_command(request) and self.dircmd(request, path):
-            return True
-        return super()._serve(asked)
+        if self.dircmd is not None:
+            has_command = any(name == b"cmd" for name, _ in parse_parameters(request.query.encode("ascii")))
+            if has_command and self.dircmd(request, path):
+                return True
+        return super()._serve(target)
 
-    def _entered(self, session: HttpSession) -> None:
+    def _on_session_url(self, session: HttpSession) -> None:
         if self.session_s is not None:
             session.max_inactive_s = self.session_s
 
-    def _read_folder(self, asked: Asked, share: DavShare, stat: Stat) -> bool:
-        response = asked.request.response
-        if not asked.is_folder:
-            response.redirect(asked.url)
+    def _read_folder(self, target: DavRequest, share: DavShare, stat: Stat) -> bool:
+        response = target.request.response
+        if not target.is_folder:
+            response.redirect(target.url)
             return True
         for field, value in _FIELDS.items():
             response.headers.set(field, value)
-        if asked.request.method == "HEAD":
+        if target.request.method == "HEAD":
             response.end()
             return True
         try:
-            found = share.list(asked.name)
+            found = share.list(target.name)
         except IoError as error:
             raise HttpError(403 if error.word == "toomuchdata" else 500, error.word) from None
         turn = Turn()
-        for piece in self._page(asked, found):
+        for piece in self._page(target, found):
             response.write(piece.encode("utf-8", "replace"))
             turn.yield_if_due()
         return True
 
-    def _page(self, asked: Asked, found: list[tuple[str, Stat]]) -> Iterator[str]:
-        parts = asked.name.split("/") if asked.name else []
+    def _page(self, target: DavRequest, found: list[tuple[str, Stat]]) -> Iterator[str]:
+        parts = target.name.split("/") if target.name else []
         title = escape(parts[-1] if parts else self.name or "Files")
-        yield _HEAD.format(title=title, crumbs=_crumbs(self.name or "Files", asked.base, parts), links=self._links())
+        uris = (("Help", self.helpuri), ("Log out", self.logouturi))
+        links = " ".join(f'<a href="{escape(uri)}">{text}</a>' for text, uri in uris if uri)
+        yield _HEAD.format(title=title, crumbs=_crumbs(self.name or "Files", target.base, parts), links=links)
         if parts:
             yield _UP
         for start in range(0, len(found), _BATCH):
             yield "".join([_row(stat) for _, stat in found[start : start + _BATCH]])
         yield _TAIL.format(hidden=" hidden" if found else "")
-
-    def _links(self) -> str:
-        both = (("Help", self.helpuri), ("Log out", self.logouturi))
-        return " ".join(f'<a href="{escape(uri)}">{text}</a>' for text, uri in both if uri)
-
-
-def _has_command(request: Request) -> bool:
-    return any(name == b"cmd" for name, _ in parse_parameters(request.query.encode("ascii")))
 
 
 def _crumbs(top: str, base: str, parts: list[str]) -> str:
@@ -499,7 +480,7 @@ def _shown(name: str) -> str:
 
 
 def _size(size_bytes: int) -> str:
-    """A size for people."""
+    """Return a size with a unit, such as "1.5 MB"."""
     if size_bytes < 1000:
         return f"{size_bytes} B"
     size, unit = size_bytes / 1000, 0

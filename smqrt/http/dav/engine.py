@@ -1,7 +1,7 @@
-"""WsgiDAV as the engine of file servers: its methods and its rules of locks over a `Share`.
+"""WebDAV methods and lock rules of WsgiDAV over a `DavShare`.
 
-Listings, downloads and the reading of headers are ours: WsgiDAV builds listings whole, and its Destination header loses
-what follows a "?" or ";" in a name. Inside it, paths are `escaped`.
+Listings, downloads and the Destination field are implemented here: WsgiDAV builds listings in memory, and its parser of
+Destination cuts names at "?" or ";". Paths inside WsgiDAV are `escaped`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from wsgidav.dav_provider import DAVCollection, DAVNonCollection, DAVProvider
 from wsgidav.lock_man.lock_manager import LockManager
 from wsgidav.request_server import RequestServer
 
-from smqrt.http.dav import properties as bodies
-from smqrt.http.dav import properties as listing
+import smqrt.http.dav.properties as listing
 from smqrt.http.dav.names import destination, escaped, href, unescaped
 from smqrt.http.dav.properties import DeadProperties
 from smqrt.http.dav.share import DavShare
@@ -29,14 +28,14 @@ from smqrt.http.resources import IoError, Stat
 from smqrt.http.static_files import etag
 from smqrt.http.wsgi import Environ
 
-logging.getLogger("wsgidav").setLevel(logging.CRITICAL + 1)  # it logs what clients do wrong, with tracebacks
+logging.getLogger("wsgidav").setLevel(logging.CRITICAL + 1)  # it logs errors of clients with tracebacks
 
 T = TypeVar("T")
 Start = Callable[..., Any]
 
 BLOCK_BYTES = 1 << 20
-"""So much of an upload is written in one step."""
-MAX_FIELD_CHARACTERS = 2048  # of If, Timeout and others: WsgiDAV's expressions are quadratic, this takes 15 ms
+"""Bytes of an upload that are written at once."""
+MAX_FIELD_CHARACTERS = 2048  # of If, Timeout and others: 15 ms in WsgiDAV, whose expressions take quadratic time
 _STATUSES = {
     "notfound": 404,
     "noaccess": 403,
@@ -48,8 +47,8 @@ _STATUSES = {
     "noimplementation": 403,
     "locked": 423,
 }
-_WITH_XML = frozenset(("PROPFIND", "PROPPATCH", "LOCK"))
-_FIELDS = tuple(
+_XML_METHODS = frozenset(("PROPFIND", "PROPPATCH", "LOCK"))
+_LIMITED_FIELDS = tuple(
     f"HTTP_{field}" for field in ("IF", "TIMEOUT", "DEPTH", "OVERWRITE", "LOCK_TOKEN", "IF_MATCH", "IF_NONE_MATCH")
 )
 _CONFIG: dict[str, Any] = {"block_size": BLOCK_BYTES, "hotfixes": {}, "mutable_live_props": []}
@@ -60,8 +59,8 @@ class Engine:
     """The WebDAV methods of one file server.
 
     Args:
-        locks: the lock manager; None refuses LOCK.
-        properties: what clients set; None refuses it.
+        locks: the lock manager; None rejects LOCK.
+        properties: properties that clients set; None rejects setting them.
     """
 
     def __init__(self, locks: LockManager | None, properties: DeadProperties | None) -> None:
@@ -70,15 +69,15 @@ class Engine:
     def __call__(
         self, share: DavShare, bases: tuple[str, ...], user: str, environ: Environ, start: Start
     ) -> Iterable[bytes]:
-        """Answer one request as a WSGI application does.
+        """Respond to one request as a WSGI application does.
 
         Args:
-            share: the files as the client may see them.
-            bases: the paths of the share, with "/" at their ends; the first is the one of this request.
-            user: the client's name, empty for nobody.
+            share: the files that the client may see.
+            bases: the paths of the share, each with "/" at its end; the first is that of this request.
+            user: name of the user, empty without a login.
 
         Raises:
-            HttpError, DAVError: what is to be answered.
+            HttpError, DAVError: the error to respond with.
         """
         provider = _Provider(share, bases, self._locks, self._properties)
         _prepare(environ, bases)
@@ -90,12 +89,12 @@ class Engine:
             "wsgidav.auth.user_name": user,
             "PATH_INFO": escaped(environ["smqrt.path"]),
         }
-        silent = _Silent(start, environ["REQUEST_METHOD"])
+        without_page = _WithoutPage(start, environ["REQUEST_METHOD"])
         try:
-            for piece in _Methods(provider)(environ, silent.start):
-                if not silent.empty:
+            for piece in _Methods(provider)(environ, without_page.start):
+                if not without_page.empty:
                     yield piece
-            if silent.empty:
+            if without_page.empty:
                 yield b""
         finally:
             upload: NewFile | None = environ.get("smqrt.upload")
@@ -104,7 +103,7 @@ class Engine:
 
 
 class _Provider(DAVProvider):  # type: ignore[misc]
-    """A `Share` for WsgiDAV, for one request."""
+    """A `DavShare` as a provider of WsgiDAV, for one request."""
 
     def __init__(
         self, share: DavShare, bases: tuple[str, ...], locks: LockManager | None, properties: DeadProperties | None
@@ -116,27 +115,27 @@ class _Provider(DAVProvider):  # type: ignore[misc]
         self.set_lock_manager(locks)
 
     def resolve_provider(self, path: str) -> tuple[str, _Provider]:
-        """As an application of WsgiDAV."""
+        """See the method of WsgiDAV's applications."""
         return "", self
 
     def get_resource_inst(self, path: str | None, environ: Environ) -> _Folder | _File | None:
-        """See the base class. None is what is around the share."""
+        """See the base class. A path None is outside of the share."""
         if path is None:
             return None
         name = unescaped(path).strip("/")
-        stat = _done(lambda: self.share.look(name))
+        stat = _with_dav_errors(lambda: self.share.look(name))
         if stat is None or (path.endswith("/") and name and not stat.isdir):
             return None
         return (_Folder if stat.isdir else _File)(name, environ, stat)
 
     def forget_properties(self, name: str) -> None:
-        """Forget what was set for a file or folder of that name, which is gone."""
+        """Remove the properties of a file or folder that was removed."""
         if self.properties is not None:
             self.properties.forget(name)
 
     def locks_of(self, name: str, isdir: bool = False) -> list[dict[str, Any]]:
-        """The locks that guard a name, with the paths of what was locked."""
-        url = _ref_url(name, isdir)
+        """Return the locks that protect a name, with the paths of the locked files and folders."""
+        url = _lock_key(name, isdir)
         found = self.lock_manager.get_indirect_url_lock_list(url) if self.lock_manager else []
         return [
             {**lock, "href": href(self.bases[0] + unescaped(unescaped(lock["root"])).lstrip("/"))} for lock in found
@@ -144,7 +143,7 @@ class _Provider(DAVProvider):  # type: ignore[misc]
 
 
 class _Resource:
-    """What files and folders have in common; goes before WsgiDAV's class."""
+    """Base class of files and folders, before WsgiDAV's class in the method resolution order."""
 
     provider: _Provider
     environ: Environ
@@ -155,179 +154,182 @@ class _Resource:
         self.share, self.own_name, self.stat = environ["wsgidav.provider"].share, name, stat
 
     def get_href(self) -> str:
-        """The path for the client."""
+        """Return the path for the client."""
         return href(self.provider.bases[0] + self.own_name + ("/" if self.is_collection and self.own_name else ""))
 
     def get_display_name(self) -> str:
-        """The last part of the name."""
+        """Return the last part of the name."""
         return self.own_name.rpartition("/")[2]
 
     def get_last_modified(self) -> float | None:
-        """In seconds since 1970."""
+        """Return the time of the last change in seconds since 1970."""
         return self.stat.mtime if self.stat else None
 
     def get_property_value(self, name: str) -> Any:
-        """Only asked by LOCK, for the lock it has made."""
+        """Return the lockdiscovery property. Only LOCK calls this, for its new lock."""
         if name != "{DAV:}lockdiscovery":
             raise DAVError(404)
         text = listing.lock_discovery(self.provider.locks_of(self.own_name, self.is_collection))
         return ElementTree.fromstring(text.replace("<D:lockdiscovery>", '<D:lockdiscovery xmlns:D="DAV:">', 1))
 
     def set_property_value(self, name: str, value: Any, *, dry_run: bool = False) -> bool:
-        """Windows sets times and attributes of what it has uploaded, and takes a refusal for a failure."""
+        """Set a property. Those of Windows are ignored: it sets them after an upload, and reports a rejection as a
+        failure."""
         properties = self.provider.properties
         if name.startswith(_WIN32):
             return True
         if name.startswith("{DAV:}") or properties is None:
-            raise DAVError(403, "this server has no folder for properties of clients")
+            raise DAVError(403, "this file server has no folder for properties")
         text = None if value is None else ElementTree.tostring(value, "unicode")
         if text is not None and not properties.has_room(self.own_name, name, text):
-            raise DAVError(507, "too many properties, or too long a one")
+            raise DAVError(507, "too many properties, or a property is too long")
         if not dry_run:
             properties.set(self.own_name, name, text)
         return True
 
     def handle_delete(self) -> bool:
-        """DELETE, locks of what is inside included."""
-        self._check_unlocked("infinity")
-        if self.is_collection:
-            _done(lambda: self.share.remove_tree(self.own_name))
-        else:
-            _done(lambda: self.share.remove(self.own_name, False))
-        self.provider.forget_properties(self.own_name)
-        self._release()
-        return True
-
-    def handle_move(self, path: str) -> bool:
-        """MOVE: a rename."""
-        target = self._make_room(path)
-        if self.is_collection and _done(lambda: self.share.holds_unseen(self.own_name)):
-            raise DAVError(403, "there are files in it that are not for clients")
-        _done(lambda: self.share.rename(self.own_name, target))
-        if self.provider.properties is not None:
-            self.provider.properties.move(self.own_name, target)
-        self._release()
-        return True
-
-    def handle_copy(self, path: str, *, depth_infinity: bool) -> bool:
-        """COPY, with what is inside or without."""
-        target = self._make_room(path)
-        if self.provider.properties is not None:
-            self.provider.properties.copy(self.own_name, target, depth_infinity)
-        if not self.is_collection:
-            _done(lambda: self.share.copy(self.own_name, target))
-            return True
-        inside = _done(lambda: list(self.share.walk(self.own_name))) if depth_infinity else []
-        _done(lambda: self.share.mkdir(target))
-        for name, stat in inside:
-            new = target + name[len(self.own_name) :]
-            _done(lambda new=new: self.share.mkdir(new) if stat.isdir else self.share.copy(name, new))  # type: ignore[misc] # noqa: B023
-        return True
-
-    def _make_room(self, path: str) -> str:
-        """The name of a destination; a folder that is there goes, and a file that a folder replaces."""
-        target = unescaped(path).strip("/")
-        if not target or self.own_name.startswith(target + "/"):
-            raise DAVError(403, "the destination holds the source")
-        there = _done(lambda: self.share.look(target))
-        self.environ["smqrt.created"] = there is None
-        if there is not None and there.isdir:
-            _done(lambda: self.share.remove_tree(target))
-        elif there is not None and self.is_collection:
-            _done(lambda: self.share.remove(target, False))
-        return target
-
-    def _check_unlocked(self, depth: str) -> None:
+        """Delete the file or folder; locks of files inside must permit it."""
         manager = self.provider.lock_manager
         if manager is not None:
             tokens, user = self.environ["wsgidav.ifLockTokenList"], self.environ["wsgidav.user_name"]
-            url = _ref_url(self.own_name, self.is_collection)
-            manager.check_write_permission(url=url, depth=depth, token_list=tokens, principal=user)
+            url = _lock_key(self.own_name, self.is_collection)
+            manager.check_write_permission(url=url, depth="infinity", token_list=tokens, principal=user)
+        if self.is_collection:
+            _with_dav_errors(lambda: self.share.remove_tree(self.own_name))
+        else:
+            _with_dav_errors(lambda: self.share.remove(self.own_name, False))
+        self.provider.forget_properties(self.own_name)
+        self._release_locks()
+        return True
 
-    def _release(self) -> None:
+    def handle_move(self, path: str) -> bool:
+        """Move the file or folder by renaming it."""
+        target = self._prepare_target(path)
+        if self.is_collection and _with_dav_errors(lambda: self.share.has_invisible(self.own_name)):
+            raise DAVError(403, "the folder contains private files")
+        _with_dav_errors(lambda: self.share.rename(self.own_name, target))
+        if self.provider.properties is not None:
+            self.provider.properties.move(self.own_name, target)
+        self._release_locks()
+        return True
+
+    def handle_copy(self, path: str, *, depth_infinity: bool) -> bool:
+        """Copy the file or folder, with its content if `depth_infinity`."""
+        target = self._prepare_target(path)
+        if self.provider.properties is not None:
+            self.provider.properties.copy(self.own_name, target, depth_infinity)
+        if not self.is_collection:
+            _with_dav_errors(lambda: self.share.copy(self.own_name, target))
+            return True
+        inside = _with_dav_errors(lambda: list(self.share.walk(self.own_name))) if depth_infinity else []
+        _with_dav_errors(lambda: self.share.mkdir(target))
+        for name, stat in inside:
+            new = target + name[len(self.own_name) :]
+            _with_dav_errors(lambda new=new: self.share.mkdir(new) if stat.isdir else self.share.copy(name, new))  # type: ignore[misc] # noqa: B023
+        return True
+
+    def _prepare_target(self, path: str) -> str:
+        """Return the name of a destination. Removes an existing folder there, or a file that a folder replaces."""
+        target = unescaped(path).strip("/")
+        if not target or self.own_name.startswith(target + "/"):
+            raise DAVError(403, "the destination contains the source")
+        there = _with_dav_errors(lambda: self.share.look(target))
+        self.environ["smqrt.created"] = there is None
+        if there is not None and there.isdir:
+            _with_dav_errors(lambda: self.share.remove_tree(target))
+        elif there is not None and self.is_collection:
+            _with_dav_errors(lambda: self.share.remove(target, False))
+        return target
+
+    def _release_locks(self) -> None:
         manager = self.provider.lock_manager
         if manager is not None:
-            manager.remove_all_locks_from_url(_ref_url(self.own_name, self.is_collection), recursive=True)
+            manager.remove_all_locks_from_url(_lock_key(self.own_name, self.is_collection), recursive=True)
 
 
 class _Folder(_Resource, DAVCollection):  # type: ignore[misc]
     def get_member_names(self) -> list[str]:
-        """Not asked: listings are `listing`'s."""
+        """Return nothing: listings are made by `Properties`."""
         return []
 
     def create_empty_resource(self, name: str) -> _File:
-        """A file for LOCK; PUT makes its own when all of it has come."""
-        path = _joined(self.own_name, unescaped(name))
+        """Create an empty file for LOCK. For PUT, the file is created when all of it has arrived."""
+        path = _child_path(self.own_name, unescaped(name))
         if self.environ["smqrt.path"].endswith("/"):
-            raise DAVError(409, "the name of a file does not end in a slash")
+            raise DAVError(409, "the name of a file must not end with a slash")
         if not self.share.shows(path):
-            raise DAVError(403, "that name is not for clients")
+            raise DAVError(403, "the name is private")
         self.provider.forget_properties(path)
         if self.environ["REQUEST_METHOD"] == "PUT":
             return _File(path, self.environ, None)
-        _done(lambda: _touch(self.share, path))
+
+        def create() -> None:
+            with self.share.new_file(path) as upload:
+                upload.finish()
+
+        _with_dav_errors(create)
         return _File(path, self.environ, self.share.look(path))
 
     def create_collection(self, name: str) -> None:
-        """MKCOL."""
-        path = _joined(self.own_name, unescaped(name))
-        _done(lambda: self.share.mkdir(path))
+        """Create a folder."""
+        path = _child_path(self.own_name, unescaped(name))
+        _with_dav_errors(lambda: self.share.mkdir(path))
         self.provider.forget_properties(path)
 
 
 class _File(_Resource, DAVNonCollection):  # type: ignore[misc]
     def get_content_length(self) -> int | None:
-        """In bytes."""
+        """Return the size in bytes."""
         return self.stat.size if self.stat else None
 
     def get_content(self) -> BytesIO:
-        """Not asked: downloads are those of static files."""
+        """Return nothing: downloads are served as static files."""
         return BytesIO()
 
     def get_etag(self) -> str | None:
-        """The entity tag without its quotes."""
+        """Return the entity tag without its quotes."""
         return etag(self.stat).strip('"') if self.stat else None
 
     def support_etag(self) -> bool:
-        """Whether there is one: always."""
+        """Return True."""
         return True
 
     def begin_write(self, *, content_type: str | None = None) -> _Writer:
-        """PUT begins."""
-        upload = self.environ["smqrt.upload"] = _done(lambda: self.share.new_file(self.own_name))
+        """Begin a PUT and return its file."""
+        upload = self.environ["smqrt.upload"] = _with_dav_errors(lambda: self.share.new_file(self.own_name))
         return _Writer(upload)
 
     def end_write(self, *, with_errors: bool) -> None:
-        """PUT has ended."""
+        """End a PUT."""
         if not with_errors:
-            self.stat = _done(lambda: self.share.look(self.own_name))
+            self.stat = _with_dav_errors(lambda: self.share.look(self.own_name))
 
 
 class _Writer:
-    """What WsgiDAV writes an upload to."""
+    """The file that WsgiDAV writes an upload to."""
 
     def __init__(self, upload: NewFile) -> None:
         self._upload = upload
 
     def write(self, data: bytes) -> None:
-        """Some of it has come."""
-        _done(lambda: self._upload.write(data))
+        """Append bytes."""
+        _with_dav_errors(lambda: self._upload.write(data))
 
     def close(self) -> None:
-        """All of it has come."""
-        _done(self._upload.finish)
+        """Complete the file."""
+        _with_dav_errors(self._upload.finish)
 
 
 class _Methods(RequestServer):  # type: ignore[misc]
-    """WsgiDAV's methods, with those of ours."""
+    """WsgiDAV's methods, some of them replaced."""
 
     _davProvider: _Provider
 
     def do_PROPFIND(self, environ: Environ, start: Start) -> Iterator[bytes]:
-        """PROPFIND: answered while it is made."""
+        """Respond to PROPFIND, entry by entry."""
         provider, depth = self._davProvider, environ.get("HTTP_DEPTH", "infinity")
         if depth not in ("0", "1", "infinity"):
-            raise HttpError(400, "Depth is 0, 1 or infinity")
+            raise HttpError(400, "Depth must be 0, 1 or infinity")
         resource = provider.get_resource_inst(environ["PATH_INFO"], environ)
         if resource is None or resource.stat is None:
             raise HttpError(404)
@@ -336,15 +338,15 @@ class _Methods(RequestServer):  # type: ignore[misc]
         properties = listing.Properties(environ["smqrt.xml"], locks_of, dead_of)
         found = [(resource.own_name, resource.stat)]
         if resource.is_collection and depth != "0":
-            found += self._inside(resource, depth)
+            found += self._content_of(resource, depth)
         start("207 Multi-Status", [("Content-Type", "application/xml; charset=utf-8"), ("Cache-Control", "no-store")])
         yield listing.HEAD
         yield from listing.entries(properties, found, provider.bases[0])
         yield listing.TAIL
 
-    def _inside(self, folder: _Folder | _File, depth: str) -> list[tuple[str, Stat]]:
+    def _content_of(self, folder: _Folder | _File, depth: str) -> list[tuple[str, Stat]]:
         try:
-            return _done(
+            return _with_dav_errors(
                 lambda: folder.share.list(folder.own_name) if depth == "1" else list(folder.share.walk(folder.own_name))
             )
         except DAVError:
@@ -353,7 +355,7 @@ class _Methods(RequestServer):  # type: ignore[misc]
             raise DAVError(403, err_condition="{DAV:}propfind-finite-depth") from None
 
     def _send_response(self, environ: Environ, start: Start, resource: Any, code: int, errors: list[Any]) -> Any:
-        """201 where something was made, for which WsgiDAV answers 204; an error of the whole is raised."""
+        """Send 201 instead of WsgiDAV's 204 if a file was created. Raise an error of the whole request."""
         if errors and errors[0][0] == resource.get_href():
             raise errors[0][1]
         if environ.get("smqrt.created"):
@@ -362,12 +364,12 @@ class _Methods(RequestServer):  # type: ignore[misc]
 
 
 def _prepare(environ: Environ, bases: tuple[str, ...]) -> None:
-    """Check what WsgiDAV would take as it is, and give it the body and the destination as it needs them.
+    """Check values that WsgiDAV does not check, and set the body and the destination for it.
 
     Raises:
-        HttpError: 400, 413, 502.
+        HttpError: 400, 403, 413 or 502.
     """
-    for field in _FIELDS:
+    for field in _LIMITED_FIELDS:
         if len(environ.get(field, "")) > MAX_FIELD_CHARACTERS:
             raise HttpError(400, f"{field[5:].title()} has more than {MAX_FIELD_CHARACTERS} characters")
     environ.setdefault("HTTP_HOST", "")
@@ -385,46 +387,41 @@ def _prepare(environ: Environ, bases: tuple[str, ...]) -> None:
         if not environ["smqrt.allows"]("PUT", name):
             raise HttpError(403)
         environ["HTTP_DESTINATION"] = href(escaped(bases[0] + name))
-    if method in _WITH_XML:
-        body = environ["smqrt.xml"] = environ["wsgi.input"].read(bodies.MAX_XML_BYTES + 1)
-        if len(body) > bodies.MAX_XML_BYTES:
-            raise HttpError(413, f"the XML has more than {bodies.MAX_XML_BYTES} bytes", close=True)
+    if method in _XML_METHODS:
+        body = environ["smqrt.xml"] = environ["wsgi.input"].read(listing.MAX_XML_BYTES + 1)
+        if len(body) > listing.MAX_XML_BYTES:
+            raise HttpError(413, f"the XML has more than {listing.MAX_XML_BYTES} bytes", close=True)
         if body:
-            bodies.check(body)
+            listing.check(body)
         environ["wsgi.input"], environ["CONTENT_LENGTH"] = BytesIO(body), str(len(body))
 
 
-class _Silent:
-    """`start_response` that leaves out the page with which WsgiDAV says that something was made."""
+class _WithoutPage:
+    """`start_response` that removes WsgiDAV's page for responses 201."""
 
     def __init__(self, start: Start, method: str) -> None:
-        self._start, self._keeps, self.empty = start, method == "LOCK", False
+        self._start, self._keeps_page, self.empty = start, method == "LOCK", False
 
     def start(self, status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
-        """As `start_response`."""
-        if status.startswith("201") and not self._keeps:
+        """Call `start_response`."""
+        if status.startswith("201") and not self._keeps_page:
             self.empty = True
             headers = [(name, value) for name, value in headers if not name.startswith("Content-")]
         return self._start(status, headers, *more)
 
 
-def _done(work: Callable[[], T]) -> T:
-    """Do file work; failures are answered."""
+def _with_dav_errors(work: Callable[[], T]) -> T:
+    """Call `work`, and convert IoError to DAVError."""
     try:
         return work()
     except IoError as error:
         raise DAVError(_STATUSES.get(error.word, 500), error.word) from None
 
 
-def _touch(share: DavShare, name: str) -> None:
-    with share.new_file(name) as upload:
-        upload.finish()
-
-
-def _joined(folder: str, name: str) -> str:
+def _child_path(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def _ref_url(name: str, isdir: bool) -> str:
-    """The key of a name's locks, as WsgiDAV makes it."""
+def _lock_key(name: str, isdir: bool) -> str:
+    """Return WsgiDAV's key of the locks of a name."""
     return quote(escaped("/" + name) + ("/" if isdir and name else ""))

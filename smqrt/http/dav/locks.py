@@ -1,4 +1,4 @@
-"""The locks of a file server: in memory, a bounded number, and kept in a folder over restarts (RFC 4918 §6, §7)."""
+"""Locks of a file server, bounded and saved in a folder (RFC 4918 §6, §7)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from defusedxml import ElementTree
 from wsgidav.dav_error import DAVError
 from wsgidav.lock_man.lock_storage import LockStorageDict
 
-from smqrt.http.blocking_io import reach
+from smqrt.http.blocking_io import call_blocking
 from smqrt.http.dav.names import unescaped
 from smqrt.http.resources import Io, IoError
 
@@ -23,11 +23,11 @@ log = logging.getLogger("smqrt")
 
 
 class SavedState:
-    """Something that is kept in a file.
+    """State that is saved in a file.
 
     Attributes:
-        file: the file's name.
-        changed: whether it differs from what the file has.
+        file: name of the file.
+        changed: whether the state differs from the file.
     """
 
     file = ""
@@ -37,31 +37,35 @@ class SavedState:
 
     @abstractmethod
     def as_json(self) -> object:
-        """What the file shall hold."""
+        """Return the JSON value for the file."""
 
     @abstractmethod
-    def take(self, kept: object) -> None:
-        """Take up what the file held; raises ValueError, TypeError, KeyError or AttributeError when that is damaged."""
-
-    def load(self, io: Io, folder: str) -> None:
-        """Take up what is kept in a folder, which is made if it is missing; blocks the greenlet.
+    def restore(self, value: object) -> None:
+        """Restore the state from the JSON value of the file.
 
         Raises:
-            IoError: the folder can't be made.
+            ValueError, TypeError, KeyError, AttributeError: the value is damaged.
         """
-        text = reach(io, folder, _read, io, folder, self.file)
+
+    def load(self, io: Io, folder: str) -> None:
+        """Restore the state from a folder, which is created if it is missing; blocks the greenlet.
+
+        Raises:
+            IoError: the folder cannot be created.
+        """
+        text = call_blocking(io, folder, _read, io, folder, self.file)
         if not text:
             return
         try:
-            self.take(json.loads(text))
+            self.restore(json.loads(text))
         except (ValueError, TypeError, KeyError, AttributeError):
-            log.warning("%s/%s of a file server is damaged: what it kept is lost", folder, self.file)
+            log.warning("%s/%s of a file server is damaged: its content is lost", folder, self.file)
 
     def save(self, io: Io, folder: str) -> None:
-        """Write the file, if something has changed; blocks the greenlet. Raises IoError."""
+        """Write the file if the state has changed; blocks the greenlet. Raises IoError."""
         if self.changed:
             self.changed = False
-            reach(io, folder, _write, io, folder, self.file, json.dumps(self.as_json()).encode())
+            call_blocking(io, folder, _write, io, folder, self.file, json.dumps(self.as_json()).encode())
 
 
 def _read(io: Io, folder: str, file: str) -> bytes:
@@ -86,15 +90,15 @@ def _write(io: Io, folder: str, file: str, text: bytes) -> None:
 
 
 MAX_LOCK_S = 3600
-"""The longest a lock lives without being refreshed, which Windows asks for: who has crashed blocks nobody for ever."""
+"""Longest lifetime of a lock, also the one that Windows requests. Locks of crashed clients expire after it."""
 _BUSY = 503
 
 
 class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
-    """What WsgiDAV keeps its locks in.
+    """Lock storage for WsgiDAV.
 
     Args:
-        max_locks: how many there may be; beyond, LOCK is answered with 503.
+        max_locks: limit of locks; beyond it, LOCK gets a response 503.
     """
 
     file = "locks.json"
@@ -106,7 +110,7 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
         self._max_locks = max_locks
 
     def open(self) -> None:
-        """Called by the lock manager again: keep what is there."""
+        """Open the storage. The lock manager calls this again, which must not remove the locks."""
         if self._dict is None:
             LockStorageDict.open(self)
 
@@ -114,12 +118,12 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
         return len(self.all())
 
     def all(self) -> list[dict[str, Any]]:
-        """The locks that have not expired."""
+        """Return the locks that have not expired."""
         now_s = time.time()
         return [lock for lock in self._dict.values() if isinstance(lock, dict) and lock["expire"] > now_s]
 
     def about(self) -> list[tuple[bytes, bytes, bool, bool, int]]:
-        """Of each: path, owner as written by the client, whether shared, whether for all inside, seconds left."""
+        """Return path, owner text of the client, whether shared, whether recursive, and seconds left, of each lock."""
         now_s = time.time()
         return [
             (
@@ -133,24 +137,26 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
         ]
 
     def guards(self, name: str) -> bool:
-        """Whether a name is locked, by itself or with a folder around it."""
+        """Return whether a name is locked, by itself or by a folder that contains it."""
         return any(
             _path(lock) == name or (lock["depth"] == "infinity" and _inside(name, _path(lock))) for lock in self.all()
         )
 
     def release(self, name: str) -> bool:
-        """End the locks of a name; tell whether there were any."""
+        """Remove the locks of a name; return whether there were any."""
         tokens = [lock["token"] for lock in self.all() if _path(lock) == name]
         for token in tokens:
             self.delete(token)
         return bool(tokens)
 
     def create(self, path: str, lock: dict[str, Any]) -> dict[str, Any]:
-        """See the base class. Raises DAVError 503 when there are too many."""
-        self._forget_expired()
+        """See the base class. Raises DAVError 503 if the limit is reached."""
+        now_s = time.time()
+        for token in [key for key, each in self._dict.items() if isinstance(each, dict) and each["expire"] <= now_s]:
+            self.delete(token)
         if len(self) >= self._max_locks:
             headers = [("Retry-After", "60")]
-            raise DAVError(_BUSY, f"there are {self._max_locks} locks already", add_headers=headers)
+            raise DAVError(_BUSY, f"limit reached: maxlocks ({self._max_locks})", add_headers=headers)
         lock["timeout"] = _bounded(lock["timeout"])
         made: dict[str, Any] = super().create(path, lock)
         return made
@@ -161,28 +167,23 @@ class Locks(SavedState, LockStorageDict):  # type: ignore[misc]
         return fresh
 
     def as_json(self) -> object:
-        """See `Kept`."""
-        return [_to_json(lock) for lock in self.all()]
+        """See `SavedState`."""
+        return [{**lock, "owner": lock["owner"].decode("utf-8", "replace")} for lock in self.all()]
 
-    def take(self, kept: object) -> None:
-        """See `Kept`."""
-        if not isinstance(kept, list):
+    def restore(self, value: object) -> None:
+        """See `SavedState`."""
+        if not isinstance(value, list):
             raise TypeError
-        for lock in [_from_json(each) for each in kept][: self._max_locks]:
+        for lock in [_from_json(each) for each in value][: self._max_locks]:
             self._dict[lock["token"]] = lock
             self._dict.setdefault(f"URL2TOKEN:{lock['root']}", []).append(lock["token"])
 
     def _flush(self) -> None:
         self.changed = True
 
-    def _forget_expired(self) -> None:
-        now_s = time.time()
-        for token in [key for key, lock in self._dict.items() if isinstance(lock, dict) and lock["expire"] <= now_s]:
-            self.delete(token)
-
 
 def owner_text(owner: bytes) -> str:
-    """Who holds a lock, as he wrote it, without elements."""
+    """Return the text of a lock's owner element."""
     try:
         return "".join(ElementTree.fromstring(owner).itertext()).strip()
     except (ElementTree.ParseError, ValueError):
@@ -199,10 +200,6 @@ def _inside(name: str, folder: str) -> bool:
 
 def _bounded(timeout_s: float) -> float:
     return min(timeout_s, MAX_LOCK_S) if timeout_s > 0 else MAX_LOCK_S
-
-
-def _to_json(lock: dict[str, Any]) -> dict[str, Any]:
-    return {**lock, "owner": lock["owner"].decode("utf-8", "replace")}
 
 
 def _from_json(lock: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""Properties that WebDAV clients set by themselves, RFC 4918's "dead" ones: in memory, bounded, and kept beside the
-locks.
+"""WebDAV properties: XML checks, properties that clients set, and PROPFIND responses (RFC 4918).
+
+Properties that clients set ("dead" ones in RFC 4918) are in memory, bounded, and saved in the folder of the locks.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from smqrt.http.headers import HttpError, http_date
 from smqrt.http.resources import Stat
 from smqrt.http.static_files import content_type, etag
 
-# ---- The XML that WebDAV clients send, checked before anything parses it.
+# ---- Checks of XML from clients, before it is parsed.
 
 MAX_XML_BYTES = 64 << 10
 MAX_DEPTH = 16  # lockinfo with an owner of several elements has 4
 MAX_ELEMENTS = 500
-MAX_TEXT_BYTES = 4096  # of all texts: the owner of a lock comes back with every listing
+MAX_TEXT_BYTES = 4096  # of all texts: every listing repeats the owner of a lock
 
 
 def check(data: bytes) -> None:
-    """Refuse what is no XML, has a document type (entities that multiply), or is deep or large.
+    """Reject malformed XML, document types (exponential entities), and deep or large documents.
 
     Raises:
         HttpError: 400.
     """
     counter = _Counter()
-    parser = ParserCreate(namespace_separator=" ")  # it looks at prefixes then, as the next parser does
+    parser = ParserCreate(namespace_separator=" ")  # then it checks prefixes, as the second parser does
     parser.StartElementHandler = counter.start
     parser.EndElementHandler = counter.end
     parser.CharacterDataHandler = counter.text
@@ -41,7 +42,7 @@ def check(data: bytes) -> None:
     try:
         parser.Parse(data, True)
     except (ExpatError, ValueError) as error:
-        raise HttpError(400, f"the body is no XML: {error}") from None
+        raise HttpError(400, f"the body is not XML: {error}") from None
 
 
 class _Counter:
@@ -52,7 +53,7 @@ class _Counter:
         self.depth += 1
         self.elements += 1
         if self.depth > MAX_DEPTH or self.elements > MAX_ELEMENTS:
-            raise HttpError(400, f"the XML has more than {MAX_ELEMENTS} elements, or {MAX_DEPTH} inside each other")
+            raise HttpError(400, f"the XML has more than {MAX_ELEMENTS} elements or {MAX_DEPTH} levels")
 
     def end(self, name: str) -> None:
         self.depth -= 1
@@ -66,13 +67,15 @@ class _Counter:
         raise HttpError(400, "XML with a document type is not accepted")
 
 
+# ---- Properties that clients set.
+
 MAX_PROPERTIES = 1000
-"""So many has a file server; beyond, setting one is answered with 507."""
+"""Limit for one file server; beyond it, setting a property gets a response 507."""
 MAX_VALUE_CHARACTERS = 1024
 
 
 class DeadProperties(SavedState):
-    """The properties of all files: by the file's name, by their names in Clark notation, as XML."""
+    """The properties of all files: XML by name in Clark notation, by file name."""
 
     file = "properties.json"
 
@@ -82,16 +85,16 @@ class DeadProperties(SavedState):
         self._count = 0
 
     def of(self, name: str) -> dict[str, str]:
-        """Those of a file or folder."""
+        """Return the properties of a file or folder."""
         return self._of.get(name, {})
 
     def has_room(self, name: str, key: str, value: str) -> bool:
-        """Whether one more can be set."""
+        """Return whether a property can be set."""
         known = key in self.of(name)
         return len(value) <= MAX_VALUE_CHARACTERS >= len(key) and (known or self._count < MAX_PROPERTIES)
 
     def set(self, name: str, key: str, value: str | None) -> None:
-        """Set one; None removes it."""
+        """Set a property; None removes it."""
         of = self._of.setdefault(name, {})
         self._count -= key in of
         of.pop(key, None)
@@ -103,13 +106,13 @@ class DeadProperties(SavedState):
         self.changed = True
 
     def forget(self, name: str) -> None:
-        """Remove those of a file or folder, and of all in it."""
-        for gone in self._below(name):
-            self._count -= len(self._of.pop(gone))
+        """Remove the properties of a file or folder and of everything in it."""
+        for removed in self._below(name):
+            self._count -= len(self._of.pop(removed))
             self.changed = True
 
     def copy(self, old: str, new: str, deep: bool = True) -> None:
-        """Give a copy what the original has, as far as there is room."""
+        """Copy the properties of a file or folder, as far as the limit permits."""
         self.forget(new)
         for name in self._below(old) if deep else [old]:
             for key, value in self.of(name).items():
@@ -118,21 +121,21 @@ class DeadProperties(SavedState):
                     self.set(target, key, value)
 
     def move(self, old: str, new: str) -> None:
-        """Let them go with a file or folder."""
+        """Move the properties of a file or folder."""
         self.forget(new)
         for name in self._below(old):
             self._of[new + name[len(old) :]] = self._of.pop(name)
             self.changed = True
 
     def as_json(self) -> object:
-        """See `Kept`."""
+        """See `SavedState`."""
         return self._of
 
-    def take(self, kept: object) -> None:
-        """See `Kept`."""
-        if not isinstance(kept, dict):
+    def restore(self, value: object) -> None:
+        """See `SavedState`."""
+        if not isinstance(value, dict):
             return
-        for name, of in kept.items():
+        for name, of in value.items():
             for key, value in of.items():
                 if self.has_room(str(name), str(key), str(value)):
                     self.set(str(name), str(key), str(value))
@@ -142,11 +145,11 @@ class DeadProperties(SavedState):
         return [each for each in self._of if each == name or not name or each.startswith(name + "/")]
 
 
-# ---- Answers to PROPFIND (RFC 4918 §9.1), entry by entry: a folder may have many.
+# ---- Responses to PROPFIND (RFC 4918 §9.1), entry by entry, because a folder may have many.
 
-MAX_NAMES = 64  # of properties that one request asks for
-MAX_NAMES_CHARACTERS = 4096  # of them together: each entry repeats those it does not have
-_BATCH_CHARACTERS = 20 << 10  # of entries that are sent together: usually some 30, with many locks one
+MAX_NAMES = 64  # of requested properties
+MAX_NAMES_CHARACTERS = 4096  # of all requested properties: each entry repeats its missing ones
+_BATCH_CHARACTERS = 20 << 10  # of entries that are sent together: usually about 30
 _DAV = "{DAV:}"
 
 HEAD = b'<?xml version="1.0" encoding="utf-8"?>\n<D:multistatus xmlns:D="DAV:">'
@@ -157,26 +160,26 @@ _ENTRY = "<D:lockentry><D:lockscope><D:{}/></D:lockscope><D:locktype><D:write/><
 _SUPPORTED = "<D:supportedlock>" + _ENTRY.format("exclusive") + _ENTRY.format("shared") + "</D:supportedlock>"
 
 LocksOf = Callable[[str], list[dict[str, Any]]]
-"""The locks of a name in the share."""
+"""Returns the locks of a name in the share."""
 DeadOf = Callable[[str], dict[str, str]]
-"""What clients have set for a name, as XML by Clark names."""
+"""Returns the properties that clients have set for a name: XML by Clark names."""
 
 
 class Properties:
-    """The properties a client asks for.
+    """The properties that a client requests.
 
     Args:
-        body: the request's, checked already; empty asks for all.
-        locks_of, dead_of: None without locks, and without properties that clients set.
+        body: body of the request, already checked; empty requests all properties.
+        locks_of, dead_of: locks, and properties that clients set, of a name; None if the file server has none.
 
     Raises:
-        HttpError: 400, it is no propfind.
+        HttpError: 400, it is not a propfind element.
     """
 
     def __init__(self, body: bytes, locks_of: LocksOf | None, dead_of: DeadOf | None) -> None:
         self._locks_of, self._dead_of = locks_of, dead_of or (lambda name: {})
         self._names_only = False
-        self._all = False  # also what clients have set
+        self._all = False  # whether to include all properties that clients have set
         self._wanted: list[str] = []
         self._others: list[str] = []
         for name in self._read(body):
@@ -187,7 +190,7 @@ class Properties:
         self._missing = "".join(map(_empty, self._others))
 
     def entry(self, url: str, name: str, stat: Stat) -> str:
-        """The response element of one file or folder."""
+        """Return the response element of a file or folder."""
         found, missing = self._dead(name)
         for wanted in self._wanted:
             text = f"<D:{wanted}/>" if self._names_only else self._value(wanted, name, stat)
@@ -201,7 +204,7 @@ class Properties:
         return f"<D:response><D:href>{xml_text(url)}</D:href>{groups}</D:response>"
 
     def _dead(self, name: str) -> tuple[list[str], str]:
-        """What clients have set, and the elements of what they have not."""
+        """Return the properties that clients have set, and the elements of the missing ones."""
         dead = self._dead_of(name)
         if not dead:
             return [], self._missing
@@ -220,23 +223,20 @@ class Properties:
             return everything
         root = ElementTree.fromstring(body)
         if root.tag != "{DAV:}propfind":
-            raise HttpError(400, "the body is no propfind element")
+            raise HttpError(400, "the body is not a propfind element")
         modes = {child.tag: child for child in root}
         if "{DAV:}prop" in modes:
-            return self._named(modes["{DAV:}prop"])
+            names = list(dict.fromkeys(child.tag for child in modes["{DAV:}prop"]))
+            if len(names) > MAX_NAMES:
+                raise HttpError(400, f"more than {MAX_NAMES} properties at once")
+            if sum(map(len, names)) > MAX_NAMES_CHARACTERS:
+                raise HttpError(400, f"the names of the properties have more than {MAX_NAMES_CHARACTERS} characters")
+            return names
         self._names_only = "{DAV:}propname" in modes
         if not self._names_only and "{DAV:}allprop" not in modes:
             raise HttpError(400, "propfind needs allprop, propname or prop")
         self._all = True
         return everything
-
-    def _named(self, prop: Iterable[Any]) -> list[str]:
-        names = list(dict.fromkeys(child.tag for child in prop))
-        if len(names) > MAX_NAMES:
-            raise HttpError(400, f"more than {MAX_NAMES} properties at once")
-        if sum(map(len, names)) > MAX_NAMES_CHARACTERS:
-            raise HttpError(400, f"the names of the properties have more than {MAX_NAMES_CHARACTERS} characters")
-        return names
 
     def _value(self, wanted: str, name: str, stat: Stat) -> str | None:
         if wanted == "supportedlock":
@@ -248,15 +248,17 @@ class Properties:
 
 
 def lock_discovery(locks: list[dict[str, Any]]) -> str:
-    """The lockdiscovery element."""
+    """Return the lockdiscovery element."""
     return f"<D:lockdiscovery>{''.join(map(_active, locks))}</D:lockdiscovery>"
 
 
 def entries(properties: Properties, found: Iterable[tuple[str, Stat]], base: str) -> Iterator[bytes]:
-    """The response elements of files and folders, some at a time.
+    """Yield the response elements of files and folders in batches.
 
     Args:
-        base: the path of the share, with "/" at its end.
+        properties: the requested properties.
+        found: names in the share with their stats.
+        base: path of the share, with "/" at its end.
     """
     batch: list[str] = []
     characters = 0
@@ -282,10 +284,10 @@ def _active(lock: dict[str, Any]) -> str:
 
 
 def _owner(text: bytes) -> str:
-    """Who holds a lock, as he wrote it: a text, or an href element with one."""
+    """Return the owner element of a lock as the client wrote it: a text, or an href element."""
     try:
         owner = ElementTree.fromstring(text)
-    except Exception:  # of several kinds; an empty one is none
+    except Exception:  # of several types, also for an empty owner
         return ""
     inner = xml_text("".join(owner.itertext()).strip())
     return f"<D:owner>{'<D:href>' + inner + '</D:href>' if len(owner) else inner}</D:owner>"

@@ -1,4 +1,4 @@
-"""The files of a file server as one client may see and change them."""
+"""Files of a file server that a client may see and change."""
 
 from __future__ import annotations
 
@@ -8,69 +8,72 @@ from itertools import islice
 from typing import IO
 
 from smqrt.http.access import NothingPrivate, hidden, is_page
-from smqrt.http.blocking_io import reach
-from smqrt.http.open_files import NewFile, reach_file
+from smqrt.http.blocking_io import call_blocking
+from smqrt.http.open_files import NewFile, call_blocking_file
 from smqrt.http.resources import Io, IoError, Stat
 
 COPIED_BYTES = 8 << 20
-"""So much of a file is copied in one step."""
+"""Bytes of a file that are copied per call of a thread."""
 MAX_ENTRIES = 10_000
-"""So many files and folders may an operation on a whole folder have."""
+"""Limit of files and folders in an operation on a whole folder."""
 MAX_LISTED = 100_000
-"""So many may a folder have that is listed."""
+"""Limit of entries in a listing of a folder."""
 _PIECE_BYTES = 1 << 20
 
 _ROOT = Stat("", 0, 0, True, (0,))
 
 
 class DavShare:
-    """An io as a client may see it: what is private or hidden is neither there nor can it be made.
+    """The files of an io that a client may see. Private and hidden files do not exist for it and cannot be created.
 
     Every operation blocks the greenlet and raises `IoError`.
 
     Args:
         io: the files.
-        kept: the folder of the locks, which nobody sees; None without one.
-        owner: the client has logged in here and sees everything else.
+        state_folder: the folder of the locks, which is hidden from all clients; None without one.
+        owner: whether the client has logged in here and sees all other files.
     """
 
-    def __init__(self, io: Io, kept: str | None = None, owner: bool = False) -> None:
-        self.io = _unveiled(io) if owner else io
-        self._kept = kept
+    def __init__(self, io: Io, state_folder: str | None = None, owner: bool = False) -> None:
+        self.io = io
+        if owner:
+            self.io = copy(io)
+            self.io.private = NothingPrivate()
+        self._state_folder = state_folder
         self._owner = owner
 
     def shows(self, name: str) -> bool:
-        """Whether a file of that name may be seen and made, if nothing else forbids it."""
-        if self._kept is not None and (name == self._kept or name.startswith(self._kept + "/")):
+        """Return whether the client may see and create a file of this name."""
+        if self._state_folder is not None and (name == self._state_folder or name.startswith(self._state_folder + "/")):
             return False
         return self._owner or not (_hidden(name) or is_page(name) or self.io.private.name(name))
 
     def look(self, name: str) -> Stat | None:
-        """Look at a file or folder; None when there is nothing that may be seen."""
+        """Return the stat of a file or folder, None if the client may see no such file."""
         if not self.shows(name):
             return None
         try:
-            return reach(self.io, name, self.io.published, name)
+            return call_blocking(self.io, name, self.io.published, name)
         except IoError as error:
             if not name:
-                return _ROOT  # an io in Lua need not know it
+                return _ROOT  # an io in Lua may have no entry for its root
             if error.word == "ioerror":
                 raise
             return None
 
     def list(self, name: str) -> list[tuple[str, Stat]]:
-        """What is in a folder and may be seen: full names with what was found, folders first.
+        """Return the visible content of a folder: full names with stats, folders first.
 
         Raises:
-            IoError: "toomuchdata", there are more than `MAX_LISTED`.
+            IoError: "toomuchdata", more than `MAX_LISTED`.
         """
-        return reach(self.io, name, lambda: list(self._listed(name)))
+        return call_blocking(self.io, name, lambda: list(self._listed(name)))
 
     def walk(self, name: str) -> Iterator[tuple[str, Stat]]:
-        """Everything below a folder, folders before what is in them.
+        """Iterate over everything below a folder, folders before their content.
 
         Raises:
-            IoError: "toomuchdata", there are more than `MAX_ENTRIES`.
+            IoError: "toomuchdata", more than `MAX_ENTRIES`.
         """
         folders, count = [name], 0
         while folders:
@@ -82,29 +85,33 @@ class DavShare:
                     folders.append(path)
                 yield path, stat
 
-    def holds_unseen(self, name: str) -> bool:
-        """Whether there is something in a folder that may not be seen."""
-        if self._kept is not None and self._kept.startswith(name + "/"):
+    def has_invisible(self, name: str) -> bool:
+        """Return whether a folder contains files that the client may not see."""
+        if self._state_folder is not None and self._state_folder.startswith(name + "/"):
             return True
         if self._owner:
             return False
+
+        def count(folder: str) -> int:
+            return sum(entry.name not in (".", "..") for entry in self.io.files(folder))
+
         for path in [name, *(path for path, stat in self.walk(name) if stat.isdir)]:
-            if len(self.list(path)) != self._count(path):
+            if len(self.list(path)) != call_blocking(self.io, path, count, path):
                 return True
         return False
 
     def mkdir(self, name: str) -> None:
-        """Make a folder."""
+        """Create a folder."""
         self._check(name)
-        reach(self.io, name, self.io.mkdir, name)
+        call_blocking(self.io, name, self.io.mkdir, name)
 
     def remove(self, name: str, isdir: bool) -> None:
         """Remove a file or an empty folder."""
         self._check(name)
-        reach(self.io, name, self.io.rmdir if isdir else self.io.remove, name)
+        call_blocking(self.io, name, self.io.rmdir if isdir else self.io.remove, name)
 
     def remove_tree(self, name: str) -> None:
-        """Remove a folder with what is in it that may be seen; "notempty" when there is more."""
+        """Remove a folder with its visible content. Raises "notempty" if it has other content."""
         folders = [(name, False)]
         while folders:
             path, is_emptied = folders.pop()
@@ -119,39 +126,36 @@ class DavShare:
                     self.remove(inside, False)
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a file or folder; replaces a file."""
+        """Rename a file or folder; replaces an existing file."""
         self._check(old)
         self.check_new(new)
-        reach(self.io, old, self.io.rename, old, new)
+        call_blocking(self.io, old, self.io.rename, old, new)
 
     def copy(self, old: str, new: str) -> None:
-        """Copy a file; replaces a file."""
+        """Copy a file; replaces an existing file."""
         with self.new_file(new) as upload:
-            source = reach(self.io, old, self.io.open_published, old)
+            source = call_blocking(self.io, old, self.io.open_published, old)
             try:
-                while reach_file(self.io, new, lambda: _copy_some(source, upload.file)):
+                while call_blocking_file(self.io, new, lambda: _copy_some(source, upload.file)):
                     pass
             finally:
-                reach(self.io, old, source.close)
+                call_blocking(self.io, old, source.close)
             upload.finish()
 
     def new_file(self, name: str) -> NewFile:
-        """Begin to write a file; replaces a file when it is whole."""
+        """Begin to write a file. It replaces an existing file when it is complete."""
         self.check_new(name)
         return NewFile(self.io, name)
 
-    def _count(self, name: str) -> int:
-        return reach(self.io, name, lambda: sum(entry.name not in (".", "..") for entry in self.io.files(name)))
-
     def check_new(self, name: str) -> None:
-        """Refuse a name that can't be made or replaced, also since something is there that may not be seen: a link."""
+        """Reject a name that the client may not create or replace, also because of an invisible file such as a link."""
         self._check(name)
-        if self.look(name) is None and reach(self.io, name, self._exists, name):
-            raise IoError("noaccess", f"{name!r} is not for clients")
+        if self.look(name) is None and call_blocking(self.io, name, self._exists, name):
+            raise IoError("noaccess", f"{name!r} is private")
 
     def _check(self, name: str) -> None:
         if not name or not self.shows(name):
-            raise IoError("noaccess", f"{name!r} is not for clients")
+            raise IoError("noaccess", f"{name!r} is private")
 
     def _exists(self, name: str) -> bool:
         try:
@@ -165,39 +169,32 @@ class DavShare:
         found = list(islice(self.io.files(name), MAX_LISTED + 1))
         if len(found) > MAX_LISTED:
             raise IoError("toomuchdata", f"more than {MAX_LISTED} entries in {name}")
-        for entry in sorted(found, key=_order):
+        for entry in sorted(found, key=_sort_key):
             path = prefix + entry.name
             if entry.name in (".", "..") or not self.shows(path):
                 continue
             try:
                 yield path, entry if self.io.in_loop else self.io.published(path)
-            except IoError:  # a link that leads out
+            except IoError:  # a link that leads out of the folder
                 continue
 
 
-def _order(entry: Stat) -> str:
-    """Folders first. One text: sorting holds the interpreter, and 100,000 tuples take 80 ms."""
+def _sort_key(entry: Stat) -> str:
+    """Return the sort key of an entry, folders first. Not a tuple: sorting 100,000 tuples blocks the loop for 80 ms."""
     return ("0" if entry.isdir else "1") + entry.name.casefold()
 
 
 def _hidden(name: str) -> bool:
-    """As `hidden`, but for the files that macOS writes beside others: without them it can't copy."""
+    """Return `hidden`, except for the files that macOS needs for copying."""
     folder, _, own = name.rpartition("/")
     return hidden(f"{folder}/") if own.startswith("._") or own == ".DS_Store" else hidden(name)
 
 
 def _copy_some(source: IO[bytes], target: IO[bytes]) -> bool:
-    """Copy the next of it; tell whether there may be more."""
+    """Copy the next COPIED_BYTES; return whether there may be more."""
     for _ in range(COPIED_BYTES // _PIECE_BYTES):
         data = source.read(_PIECE_BYTES)
         if not data:
             return False
         target.write(data)
     return True
-
-
-def _unveiled(io: Io) -> Io:
-    """The same files with nothing private among them."""
-    same = copy(io)
-    same.private = NothingPrivate()
-    return same

@@ -1,4 +1,4 @@
-"""Authenticators: who asks, and what is answered to somebody who doesn't say (spec: bas-api §5, §17 A1 to A5)."""
+"""Authenticators: Basic, Digest and login forms (spec: bas-api §5, §17 A1 to A5)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from smqrt.auth.throttle import Throttle
 from smqrt.errors import ArgumentError
@@ -15,7 +15,7 @@ from smqrt.http.logins.credentials import Credentials, Digest, basic_of, digest_
 from smqrt.http.logins.registry import BASIC, DIGEST, FORM, Login
 from smqrt.http.logins.tickets import State
 from smqrt.http.logins.users import (
-    NOBODY,
+    UNKNOWN_USER,
     Account,
     Answered,
     ServerUsers,
@@ -30,20 +30,7 @@ if TYPE_CHECKING:
     from smqrt.http.message import Request
 
 
-# ---- The login page of authenticators that have none of their own.
-
-
-class PageInfo(Protocol):
-    """What the page tells, see `smqrt.http.logins.authenticator.AuthInfo`."""
-
-    realm: str
-    denied: bool
-    seed: str | None
-    seedkey: str | None
-    username: str | None
-
-    @property
-    def why(self) -> str: ...
+# ---- The default login page.
 
 
 _PAGE = """<!doctype html>
@@ -64,7 +51,7 @@ _PAGE = """<!doctype html>
 <input id="ba_username" name="ba_username" required autocomplete="username" autocapitalize="none" autofocus></div>
 <div><label for="ba_password">Password</label>
 <input id="ba_password" name="ba_password" type="password" required autocomplete="current-password"></div>
-<p role="alert">{refusal}</p>
+<p role="alert">{error}</p>
 {fields}<button id="ba_loginbut">Sign in</button>
 </form>
 </main>
@@ -80,24 +67,24 @@ _FIELDS = """<input type="hidden" name="ba_realm" value="{realm}">
 """
 
 
-def login_page(info: PageInfo, hashes: bool) -> bytes:
-    """Build the page.
+def login_page(info: AuthInfo, hashes: bool) -> bytes:
+    """Return the default login page.
 
     Args:
-        info: what it tells.
-        hashes: whether it hashes the password; a user database that has to see the password can't look at a hash.
+        info: values for the page.
+        hashes: whether the page hashes the password. A user database that needs the password cannot use a hash.
     """
-    refusal = escape(info.why) or ("The name or the password is wrong." if info.username is not None else "")
+    error = escape(info.why) or ("The name or the password is wrong." if info.username is not None else "")
     if info.denied:
-        refusal = "Too many attempts. Try again in a while."
+        error = "Too many attempts. Try again in a while."
     realm = escape(info.realm)
     fields = _FIELDS.format(realm=realm, seed=info.seed, seedkey=info.seedkey) if hashes else ""
-    page = _PAGE.format(realm=realm, refusal=refusal, scripts=_SCRIPTS if hashes else "", fields=fields)
+    page = _PAGE.format(realm=realm, error=error, scripts=_SCRIPTS if hashes else "", fields=fields)
     return page.encode("utf-8", "backslashreplace")
 
 
 KINDS = ("auth", "digest", "basic", "form", "sform", "dav")
-NOBODYS_HA1 = Account(ha1="0" * 32)
+UNKNOWN_USER_WITH_HA1 = Account(ha1="0" * 32)
 DEFAULT_REALM = "Barracuda Server"
 _PAGE_METHODS = ("GET", "HEAD", "POST")
 _PAGE_ENDS = ("/", ".htm", ".html", ".lsp")
@@ -107,19 +94,19 @@ _LOGIN_NEEDED = b'{"error": "You have to log in."}'
 
 @dataclass
 class AuthInfo:
-    """What a login page is told (spec: bas-api §5, `authinfo`).
+    """Values for a login page (spec: bas-api §5, `authinfo`).
 
     Attributes:
         type: "basic", "digest" or "form".
-        realm: of the authenticator.
-        loginattempts: failed logins of the client's address since one succeeded.
-        denied: there were too many of them; what the client gave now was not looked at.
-        seed, seedkey: for a form that hashes the password; None for the other types.
-        username, password: what the client gave; None when it gave nothing.
-        upwd: the secret that the user database stores; None for an unknown user.
-        reason: why a right password is refused: "maxusers", the user has as many sessions as it may; None otherwise.
-        maxusers, recycle, inactive: what the user database says of the user; the last in seconds.
-        directory: the directory that asks; None when a handler does.
+        realm: realm of the authenticator.
+        loginattempts: failed logins of the client's address since its last successful one.
+        denied: whether there were too many; then the present credentials were not checked.
+        seed, seedkey: values for a form that hashes the password; None for the other types.
+        username, password: credentials that the client sent, or None.
+        upwd: secret in the user database; None for an unknown user.
+        reason: why a correct password was rejected: "maxusers", the limit of the user's sessions is reached; else None.
+        maxusers, recycle, inactive: values of the user in the user database; `inactive` is in seconds.
+        directory: the directory that requires the login; None for a handler.
     """
 
     type: str
@@ -142,26 +129,26 @@ class AuthInfo:
         """The reason as a sentence; empty without one."""
         if self.reason is None:
             return ""
-        return f"The password is right, but {self.username} is logged in {self.maxusers} times already: log out there."
+        return f"The password is correct, but {self.username} has {self.maxusers} sessions already: log out of one."
 
 
 LoginPage = Callable[["Request", AuthInfo], object]
-"""Writes what a client sees that has to log in, into `request.response`; may block. May raise `Answered`."""
+"""Writes the login page into `request.response`; may block. May raise `Answered`."""
 
 
 class Authenticator:
-    """Asks the clients of a directory who they are.
+    """Authenticates the clients of a directory.
 
     Args:
         users: a dict by name (see `UserTable`), a function (see `UserFunction`), or another user database.
-        kind: "digest" and "basic" as browsers and programs know them; "form" for a login page; "sform" the same, and
-            without TLS only hashed passwords; "auth" for what suits the client; "dav" the same without a form.
-        realm: what the browser's own dialog shows; part of every HA1.
-        page: writes the login page, or the page of a 401; without it there is a plain one.
-        tracker: after four failed logins the address waits ten minutes for each further one.
+        kind: "digest" or "basic" as in HTTP; "form" for a login page; "sform" for one that without TLS accepts only
+            hashed passwords; "auth" to choose by the client; "dav" to choose without a form.
+        realm: name in the browser's login dialog, and part of every HA1.
+        page: writes the login page, or the page of a 401. None for the default page.
+        tracker: whether, after four failed logins, an address must wait ten minutes before each further one.
 
     Raises:
-        ArgumentError: the kind is none of these, or not for the server's users; or the realm has a quote or a control
+        ArgumentError: the kind is unknown, or unsuitable for the server's users; or the realm has a quote or a control
             character.
     """
 
@@ -175,29 +162,29 @@ class Authenticator:
         tracker: bool = False,
     ) -> None:
         if kind not in KINDS:
-            raise ArgumentError(f"kind: {kind!r} is no type of authenticator; use one of {', '.join(KINDS)}")
+            raise ArgumentError(f"kind: unknown type of authenticator {kind!r}; use one of {', '.join(KINDS)}")
         if isinstance(users, ServerUsers) and kind not in ("basic", "form", "sform"):
             raise ArgumentError(
-                f"kind: {kind!r} needs passwords that can be read; those of the server's users are hashes, so use "
-                "'basic' or 'form'"
+                f"kind: {kind!r} needs passwords in clear text; those of the server's users are hashes: use 'basic' or "
+                "'form'"
             )
         if re.search(r'["\\\x00-\x1f\x7f]', realm):
-            raise ArgumentError("realm: a quote, a backslash or a control character can't be part of it")
+            raise ArgumentError("realm: must not contain a quote, a backslash or a control character")
         self.kind, self.realm, self.page, self.tracker = kind, realm, page, tracker
-        self._shown_realm = as_bytes(realm).decode("latin-1")  # a header field is bytes
+        self._header_realm = as_bytes(realm).decode("latin-1")  # header fields are encoded as latin-1
         self._users = users_of(users)
-        self._has_ha1 = False  # then clients must use MD5
+        self._has_ha1 = False  # an HA1 is MD5, so Digest must then use MD5
 
     def authenticate(self, request: Request, path: str = "", directory: object = None) -> Login | None:
-        """Give who asks; None when nobody has logged in, which is answered then. May block.
+        """Return the login of a request. Without one, send a login page or a challenge and return None. May block.
 
         Args:
-            request: that asks.
-            path: as seen from the directory that is protected, for the kind "auth".
-            directory: for the login page.
+            request: the request.
+            path: path relative to the protected directory, for the kind "auth".
+            directory: the protected directory, for the login page.
 
         Raises:
-            HttpError: the form can't be read.
+            HttpError: the form cannot be read.
         """
         try:
             return self._authenticate(request, path, directory)
@@ -205,27 +192,29 @@ class Authenticator:
             return None
 
     def _authenticate(self, request: Request, path: str, directory: object) -> Login | None:
-        form = form_of(request, self._takes_clear_text(request)) if self._has_form else None
+        accepts_clear_text = self.kind != "sform" or request.secure
+        form = form_of(request, accepts_clear_text) if self._has_form else None
         present = request.logins.of(request)
         if form is not None:
             return self._attempt(request, form, present, directory)
         if present is not None and not present.needs_credentials:
             return present
         kind = self._kind_for(request, path)
-        credentials = self._credentials(request, kind)
+        credentials: Credentials | None = None
+        if kind == BASIC:
+            credentials = basic_of(request)
+        elif kind == DIGEST:
+            credentials = digest_of(request, self.realm)
         if credentials is None:
-            self._ask(request, AuthInfo(kind, self.realm, directory=directory))
+            self._request_login(request, AuthInfo(kind, self.realm, directory=directory))
             return None
         return self._attempt(request, credentials, present, directory)
 
-    # Which way to log in
+    # Kind of login
 
     @property
     def _has_form(self) -> bool:
         return self.kind in ("form", "sform", "auth")
-
-    def _takes_clear_text(self, request: Request) -> bool:
-        return self.kind != "sform" or request.secure
 
     def _kind_for(self, request: Request, path: str) -> str:
         if self.kind in (BASIC, DIGEST):
@@ -238,67 +227,66 @@ class Authenticator:
         if chosen in (BASIC, DIGEST):
             return chosen
         by_script = (request.get("x-requested-with") or "").lower() == "xmlhttprequest"
-        # A client that sends PROPFIND or OPTIONS is a program, which can do nothing with a form.
+        # A client that sends PROPFIND or OPTIONS is a program, which cannot use a form.
         is_page = request.method in _PAGE_METHODS and (not path or path.lower().endswith(_PAGE_ENDS))
         return FORM if self._has_form and is_page and not by_script else DIGEST
 
-    def _credentials(self, request: Request, kind: str) -> Credentials | None:
-        if kind == BASIC:
-            return basic_of(request)
-        return digest_of(request, self.realm) if kind == DIGEST else None
-
-    # An attempt
+    # Login attempts
 
     def _attempt(
         self, request: Request, credentials: Credentials, present: Login | None, directory: object
     ) -> Login | None:
-        request.logins.sessions.catch_up()  # others may have seen guesses
+        request.logins.sessions.catch_up()  # with guesses at other workers
         freshness = self._freshness(request, credentials)
         if freshness is not State.GOOD:
-            self._ask(request, self._info(credentials, directory, freshness), freshness is State.STALE)
+            self._request_login(request, self._info_of(credentials, directory, freshness), freshness is State.STALE)
             return None
         throttle, peer, name = self._throttle(request), str(request.peer[0]), credentials.name
-        # Who is logged in has a session to show: nobody else's guesses are in the way.
+        # Guesses of other clients do not lock out a client that is logged in.
         is_trusted = present is not None and present.name == name and present.kind == credentials.kind
         if not is_trusted and not throttle.take(peer, name):
-            self._deny(request, self._info(credentials, directory), throttle.wait_s(peer, name))
+            info, wait_s = self._info_of(credentials, directory), throttle.wait_s(peer, name)
+            info.denied = True
+            request.response.headers.set("Retry-After", str(wait_s))
+            self._send_page(request, info, 429, f"Too many failed logins. Try again in {wait_s} seconds.")
             return None
         account = self._users.find(name, credentials.password, request)
-        is_proven = credentials.proves(account or NOBODY, self.realm)
+        is_proven = credentials.proves(account or UNKNOWN_USER, self.realm)
         if account is None or not is_proven:
             self._fail(request, credentials, account, directory)
             return None
         if not is_trusted or throttle.failures(peer):
             throttle.succeeded(peer, name)
-        if not self._use(request, credentials):
-            self._ask(request, self._info(credentials, directory, State.STALE), is_stale=True)
+        if not self._use_credentials(request, credentials):
+            self._request_login(request, self._info_of(credentials, directory, State.STALE), is_stale=True)
             return None
         return self._begin(request, credentials, account, directory)
 
     def _fail(self, request: Request, credentials: Credentials, account: Account | None, directory: object) -> None:
-        # In a table with one HA1 every name is answered as if it had one.
-        stored = NOBODYS_HA1 if isinstance(self._users, UserTable) and self._users.has_ha1 else account
+        # If one user of a table has an HA1, respond to all names as if they had one: this hides which names exist.
+        stored = UNKNOWN_USER_WITH_HA1 if isinstance(self._users, UserTable) and self._users.has_ha1 else account
         if stored is not None and not credentials.can_be_proven(stored):
             self._has_ha1 = True
-            self._ask(request, self._info(credentials, directory, State.STALE), is_stale=True)
+            self._request_login(request, self._info_of(credentials, directory, State.STALE), is_stale=True)
             return
         self._throttle(request).failed(str(request.peer[0]), credentials.name)
-        self._ask(request, self._info(credentials, directory, account=account))
+        self._request_login(request, self._info_of(credentials, directory, account=account))
 
     def _begin(self, request: Request, credentials: Credentials, account: Account, directory: object) -> Login | None:
         password = credentials.password if credentials.password is not None else account.secret
         limits = account.maxusers, account.recycle, account.inactive_s, account.identity
         login = request.logins.begin(request, credentials.name, password, credentials.kind, *limits)
         if login is None:
-            info = self._info(credentials, directory, account=account)
+            info = self._info_of(credentials, directory, account=account)
             info.reason = "maxusers"
-            self._ask(request, info)
+            self._request_login(request, info)
             return None
         if credentials.kind != FORM:
             return login
         response = request.response
         response.status = 302
-        response.headers.set("Location", _own_url(request))
+        scheme = "https" if request.secure else "http"
+        response.headers.set("Location", f"{scheme}://{request.authority}{request.target}")
         response.headers.set("Cache-Control", "no-store")
         response.end()
         return None
@@ -311,10 +299,10 @@ class Authenticator:
             if self._has_ha1 and credentials.algorithm != "MD5":
                 return State.STALE
             if request.logins.noted_nonce(request) == credentials.nonce:
-                return State.GOOD  # an authenticator around this one has used it for this request
+                return State.GOOD  # an outer authenticator has used it for this request
         return credentials.freshness(request.logins)
 
-    def _use(self, request: Request, credentials: Credentials) -> bool:
+    def _use_credentials(self, request: Request, credentials: Credentials) -> bool:
         if not isinstance(credentials, Digest):
             return credentials.use(request.logins)
         if request.logins.noted_nonce(request) == credentials.nonce:
@@ -322,9 +310,9 @@ class Authenticator:
         request.logins.note_nonce(request, credentials.nonce)
         return credentials.use(request.logins)
 
-    # Answers to those who are not logged in
+    # Responses without a login
 
-    def _info(
+    def _info_of(
         self,
         credentials: Credentials,
         directory: object,
@@ -332,20 +320,14 @@ class Authenticator:
         account: Account | None = None,
     ) -> AuthInfo:
         info = AuthInfo(credentials.kind, self.realm, directory=directory)
-        if freshness is not State.STALE or credentials.kind == FORM:  # else the client tries again by itself
+        if freshness is not State.STALE or credentials.kind == FORM:  # else the client repeats the request itself
             info.username, info.password = credentials.name, credentials.password
         if account is not None:
             info.upwd, info.maxusers = account.secret, account.maxusers
             info.recycle, info.inactive = account.recycle, account.inactive_s
         return info
 
-    def _deny(self, request: Request, info: AuthInfo, wait_s: int) -> None:
-        info.denied = True
-        response = request.response
-        response.headers.set("Retry-After", str(wait_s))
-        self._show(request, info, 429, f"Too many failed logins. Try again in {wait_s} seconds.")
-
-    def _ask(self, request: Request, info: AuthInfo, is_stale: bool = False) -> None:
+    def _request_login(self, request: Request, info: AuthInfo, is_stale: bool = False) -> None:
         if info.type == FORM:
             if _wants_json(request, info.username is not None, self.page is not None):
                 request.response.status = 401
@@ -353,27 +335,27 @@ class Authenticator:
                 request.response.headers.set("Content-Type", "application/json")
                 request.response.end(_LOGIN_NEEDED)
             else:
-                self._show(request, info, 200, info.why)
+                self._send_page(request, info, 200, info.why)
             return
         for challenge in self._challenges(request, info.type, is_stale):
             request.response.headers.add("WWW-Authenticate", challenge)
-        self._show(request, info, 401, info.why)
+        self._send_page(request, info, 401, info.why)
 
     def _challenges(self, request: Request, kind: str, is_stale: bool) -> list[str]:
-        basic = f'Basic realm="{self._shown_realm}", charset="UTF-8"'
+        basic = f'Basic realm="{self._header_realm}", charset="UTF-8"'
         if kind == BASIC:
             return [basic]
         nonce = request.logins.nonces.issue()
         stale = ", stale=true" if is_stale else ""
         algorithms = ("MD5",) if self._has_ha1 else ("SHA-256", "MD5")
         digests = [
-            f'Digest realm="{self._shown_realm}", qop="auth", algorithm={algorithm}, nonce="{nonce}", '
+            f'Digest realm="{self._header_realm}", qop="auth", algorithm={algorithm}, nonce="{nonce}", '
             f'opaque="0", charset=UTF-8{stale}'
             for algorithm in algorithms
         ]
         return [*digests, basic] if self.kind in ("auth", "dav") and request.secure else digests
 
-    def _show(self, request: Request, info: AuthInfo, status: int, detail: str) -> None:
+    def _send_page(self, request: Request, info: AuthInfo, status: int, detail: str) -> None:
         info.loginattempts = self._throttle(request).failures(str(request.peer[0]))
         if info.type == FORM:
             info.seed, info.seedkey = request.logins.seeds.issue()
@@ -391,9 +373,10 @@ class Authenticator:
 
 
 def _wants_json(request: Request, has_form: bool, has_page: bool) -> bool:
-    """Whether the client is a program that can do nothing with a login page. A script that posts the form of one gets
-    the page, as deployed ones expect it, unless it accepts JSON and no HTML. One with X-Requested-With is the concern
-    of the application's own page, which gives it the seed as JSON.
+    """Return whether the client is a program that cannot use a login page.
+
+    Scripts that post the form of a login page expect the page, unless they accept JSON and not HTML. For scripts with
+    X-Requested-With, the page of an application sends the seed as JSON.
     """
     accepted = request.get("accept") or ""
     kinds = [one.partition(";")[0].strip().lower() for one in accepted.split(",")]
@@ -406,7 +389,3 @@ def _wants_json(request: Request, has_form: bool, has_page: bool) -> bool:
         return True
     content = (request.get("content-type") or "").partition(";")[0].strip().lower()
     return not has_form and (content == "application/json" or by_script)
-
-
-def _own_url(request: Request) -> str:
-    return f"{'https' if request.secure else 'http'}://{request.authority}{request.target}"

@@ -1,4 +1,4 @@
-"""Authorizers: what a user may do where (spec: bas-api §5, §17 A5)."""
+"""Authorizers, and the login guard of a directory (spec: bas-api §5, §17 A5)."""
 
 from __future__ import annotations
 
@@ -13,33 +13,32 @@ from smqrt.http.logins.users import Answered
 
 if TYPE_CHECKING:
     from smqrt.http.message import Request
-    from smqrt.http.tree import Directory
 
 
 class Authorizer(Protocol):
-    """Decides on what somebody who is logged in asks for."""
+    """Decides which requests a logged-in user may make."""
 
     def allows(self, request: Request, login: Login, method: str, path: str) -> bool:
-        """Whether the user may; may block.
+        """Return whether the request is permitted; may block.
 
         Args:
-            request: that asks.
-            login: the user.
-            method: asked for, in upper case.
-            path: as seen from the directory with the authenticator, without a slash at its beginning.
+            request: the request.
+            login: login of the user.
+            method: method in upper case.
+            path: path relative to the directory with the authenticator, without a leading slash.
         """
 
 
 class Roles(Protocol):
-    """Knows which roles users have: `UserTable`, `ServerUsers`."""
+    """The roles of users: `UserTable`, `ServerUsers`."""
 
     def roles(self, name: str) -> frozenset[str]:
-        """Give the roles of a user; none of one who is unknown."""
+        """Return the roles of a user; empty for an unknown one."""
         ...
 
 
 class FunctionAuthorizer:
-    """An authorizer that is a function of name, method, path and session."""
+    """An authorizer that calls a function with name, method, path and session."""
 
     def __init__(self, function: Callable[[str, str, str, object], object]) -> None:
         self._function = function
@@ -51,7 +50,7 @@ class FunctionAuthorizer:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """Who may use which methods; no methods are all of them."""
+    """Roles that may use methods. Without methods, they may use all."""
 
     methods: frozenset[str]
     roles: frozenset[str]
@@ -61,18 +60,19 @@ class _Rule:
 
 
 class Acl:
-    """A list of patterns of paths, and who may do what there.
+    """Access control list: roles and methods for patterns of paths.
 
-    The most specific pattern that fits decides alone; several entries with the same pattern allow what one of them
-    allows. What no pattern fits is refused.
+    The most specific matching pattern decides alone. Several entries with the same pattern permit what one of them
+    permits. A path without a matching pattern is denied.
 
     Args:
-        users: gives the roles of a user.
-        rules: by any name, `{"urls": ["/docs/*"], "methods": ["GET"], "roles": ["reader"]}`; no methods are all.
-        is_case_sensitive: whether letters of paths differ by their case.
+        users: provides the roles of users.
+        rules: rules by any name, `{"urls": ["/docs/*"], "methods": ["GET"], "roles": ["reader"]}`. Without methods, a
+            rule is for all methods.
+        is_case_sensitive: whether paths are case-sensitive.
 
     Raises:
-        ArgumentError: an entry is not so; it names the entry.
+        ArgumentError: a rule is malformed; the text names it.
     """
 
     def __init__(self, users: Roles, rules: Mapping[str, Any] | None = None, is_case_sensitive: bool = False) -> None:
@@ -82,12 +82,12 @@ class Acl:
         self.set(rules or {})
 
     def set(self, rules: Mapping[str, Any]) -> None:
-        """Replace all rules. Raises as the constructor; then the old ones stay."""
+        """Replace all rules. Raises as the constructor, and then keeps the old rules."""
         found = [(_weight(url), url, rule) for name, entry in rules.items() for url, rule in _rules(name, entry)]
         self._rules = sorted(found, key=lambda entry: entry[0], reverse=True)
 
     def allows(self, request: Request, login: Login, method: str, path: str) -> bool:
-        """See `Authorizer.allows`; `path` may begin with a slash."""
+        """See `Authorizer.allows`. Here `path` may begin with a slash."""
         roles = self._users.roles(login.name)
         path = "/" + path.lstrip("/")
         decisive: tuple[int, bool] | None = None
@@ -104,19 +104,19 @@ class Acl:
         if not self.is_case_sensitive:
             pattern, path = pattern.lower(), path.lower()
         if pattern.endswith("/*") and path == pattern[:-2]:
-            return True  # who may not touch what is in a folder may not delete it either
+            return True  # the folder itself: a rule for its content also governs its deletion
         return path.startswith(pattern[:-1]) if pattern.endswith("*") else path == pattern
 
 
 def _weight(pattern: str) -> tuple[int, bool]:
-    """Longer is more specific, and without a star more so than with one. Two that fit and weigh the same are the
-    same."""
+    """Return how specific a pattern is: by its length, then without a star. Two that match with the same weight are
+    equal."""
     return len(pattern.removesuffix("*")), not pattern.endswith("*")
 
 
 def _rules(name: str, entry: Any) -> list[tuple[str, _Rule]]:
     if not isinstance(entry, Mapping):
-        raise ArgumentError(f"rule {name!r}: a table with 'urls', 'methods' and 'roles' is needed")
+        raise ArgumentError(f"rule {name!r}: must be a table with 'urls', 'methods' and 'roles'")
     urls = _texts(name, entry, "urls")
     if not urls:
         raise ArgumentError(f"rule {name!r}: 'urls' must be a list of patterns such as '/docs/*'")
@@ -136,48 +136,61 @@ def _texts(name: str, entry: Mapping[str, Any], field: str) -> list[str]:
     return list(values)
 
 
-# ---- The guard of a directory: its authenticator, and what its users may do there (spec: bas-api §4, `dir:setauth`).
+# ---- The login guard of a directory (spec: bas-api §4, `dir:setauth`).
 
-_PASSED = "guards"  # in Request.env
+_PASSED_GUARDS = "guards"  # in Request.env
 
 
 def passed(request: Request) -> list[LoginGuard]:
-    """Give the guards that have let a request in so far."""
+    """Return the guards that have permitted a request so far."""
     return list(_logins(request))
 
 
 def _logins(request: Request) -> dict[LoginGuard, Login]:
-    found: dict[LoginGuard, Login] = request.env.setdefault(_PASSED, {})
+    found: dict[LoginGuard, Login] = request.env.setdefault(_PASSED_GUARDS, {})
     return found
 
 
+class GuardedDirectory(Protocol):
+    """The parts of `smqrt.http.tree.Directory` that a guard uses."""
+
+    def baseuri(self) -> str:
+        """Return the path of the directory."""
+
+    def refuse(self, request: Request) -> None:
+        """Respond to a request that the authorizer denies."""
+
+
 class LoginGuard:
-    """Stands before a directory.
+    """Authentication and authorization for a directory.
 
     Args:
-        authenticator: tells who asks.
-        authorizer: tells what they may; None for everything.
+        authenticator: authenticates clients.
+        authorizer: authorizes their requests; None permits all.
         directory: the directory, for the login page.
     """
 
-    def __init__(self, authenticator: Authenticator, authorizer: Authorizer | None, directory: Directory) -> None:
+    def __init__(
+        self, authenticator: Authenticator, authorizer: Authorizer | None, directory: GuardedDirectory
+    ) -> None:
         self.authenticator, self.authorizer = authenticator, authorizer
         self.directory = directory
 
     def stops(self, request: Request, relpath: str) -> bool:
-        """Whether the request goes no further, because it has been answered: with a login page, 401, 403. May block.
+        """Return whether the guard has answered the request: with a login page, 401 or 403. May block.
 
         Args:
-            relpath: the path as seen from the directory.
+            request: the request.
+            relpath: path relative to the directory.
 
         Raises:
-            HttpError: the body can't be read.
+            HttpError: the body cannot be read.
         """
         login = self.authenticator.authenticate(request, relpath, self.directory)
         if login is None:
             return True
         if not login.needs_credentials and not request.response.committed:
-            request.response.headers.set("Cache-Control", "private")  # what a cookie opens is for nobody else
+            request.response.headers.set("Cache-Control", "private")  # the response depends on the cookie
         try:
             if self._allows(request, login, request.method, relpath):
                 _logins(request)[self] = login
@@ -188,11 +201,11 @@ class LoginGuard:
         return True
 
     def allows_also(self, request: Request, method: str, path: str) -> bool:
-        """Whether a request that it has let in may be about another path as well. May block.
+        """Return whether a request that the guard has permitted may also use another path. May block.
 
         Args:
-            method: what it does there.
-            path: from the root of the server.
+            method: method for that path.
+            path: path from the root of the server.
         """
         relpath = path.removeprefix(self.directory.baseuri())
         try:

@@ -1,5 +1,4 @@
-"""Credentials of a request: what a client gives to prove its user, by Basic (RFC 7617), Digest (RFC 7616) or a login
-form (spec: bas-api §5)."""
+"""Credentials of requests: Basic (RFC 7617), Digest (RFC 7616), login forms (spec: bas-api §5)."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from hashlib import md5, sha1, sha256
 from hmac import compare_digest
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from smqrt.http.body import URLENCODED, kind_of
+from smqrt.http.body import URLENCODED, media_type
 from smqrt.http.headers import HttpError
 from smqrt.http.logins.registry import BASIC, DIGEST, FORM, Logins
 from smqrt.http.logins.tickets import State
@@ -21,12 +20,12 @@ from smqrt.http.logins.users import Account, as_bytes, ha1_of, proves_clear_text
 if TYPE_CHECKING:
     from smqrt.http.message import Request
 
-_MAX_FIELD_BYTES = 4096  # of Authorization
-_MAX_TEXT = 1024  # characters of a name or a password in a form: it is hashed, and a name is kept
+_MAX_FIELD_BYTES = 4096  # of an Authorization field
+_MAX_TEXT = 1024  # characters of a name or a password in a form, because they are hashed and names are stored
 _PARAMETER = re.compile(r'\b([A-Za-z]{1,16})[ \t]?=[ \t]?(?:"((?:[^"\\]|\\.)*)"|([^\s,"]{1,512}))')
 _ESCAPE = re.compile(r"\\(.)")
 _COUNT = re.compile(r"[0-9a-fA-F]{8}")
-_WANTED = frozenset(("username", "realm", "nonce", "uri", "response", "cnonce", "nc", "qop"))
+_REQUIRED = frozenset(("username", "realm", "nonce", "uri", "response", "cnonce", "nc", "qop"))
 
 Hash = Callable[[bytes], str]
 
@@ -40,16 +39,16 @@ def _sha256(data: bytes) -> str:
 
 
 ALGORITHMS: dict[str, Hash] = {"SHA-256": _sha256, "MD5": _md5}
-"""Of Digest, in the order in which they are offered."""
+"""Algorithms of Digest, in the order in which they are offered."""
 
 
 class Credentials(Protocol):
-    """What a client gave.
+    """Credentials that a client sent.
 
     Attributes:
         kind: "basic", "digest" or "form".
-        name: of the user.
-        password: in clear text, None when it is hashed.
+        name: name of the user.
+        password: password in clear text, None if it is hashed.
     """
 
     kind: ClassVar[str]
@@ -57,16 +56,16 @@ class Credentials(Protocol):
     password: str | None
 
     def proves(self, account: Account, realm: str) -> bool:
-        """Whether this is a user with that account; takes the same time for every account."""
+        """Return whether the credentials match the account; takes the same time for every account."""
 
     def freshness(self, logins: Logins) -> State:
-        """Whether they are used for the first time, as far as one can tell."""
+        """Return whether the credentials are new, as far as the server can tell."""
 
     def use(self, logins: Logins) -> bool:
-        """Note that they were used for a login; tell whether it was the first time."""
+        """Note their use for a login; return whether it is the first use."""
 
     def can_be_proven(self, account: Account) -> bool:
-        """Whether what the database stores is of the kind that the client's hash can be compared with."""
+        """Return whether the client's hash can be compared with the stored secret of the account."""
 
 
 @dataclass(slots=True)
@@ -82,7 +81,7 @@ class ClearText:
         return proves_clear_text(account, self.name, realm, self.password or "")
 
     def freshness(self, logins: Logins) -> State:
-        """See `Credentials.freshness`: a password is good any number of times."""
+        """See `Credentials.freshness`. A password may be used any number of times."""
         return State.GOOD
 
     def use(self, logins: Logins) -> bool:
@@ -96,7 +95,7 @@ class ClearText:
 
 @dataclass(slots=True)
 class FormClearText(ClearText):
-    """The same from a form."""
+    """A name and a password from a form."""
 
     kind: ClassVar[str] = FORM
 
@@ -113,13 +112,13 @@ class FormHash:
     kind: ClassVar[str] = FORM
 
     def proves(self, account: Account, realm: str) -> bool:
-        """See `Credentials.proves`. A page may hash the HA1 also where the database has the password."""
-        by_password = self._is_of(account.password or "") and account.password is not None
+        """See `Credentials.proves`. A page may also hash the HA1 if the database has the password."""
+        by_password = self._matches(account.password or "") and account.password is not None
         computed = ha1_of(self.name, realm, account.password or "")
         ha1 = account.ha1 or computed
-        return self._is_of(ha1) and account.secret is not None or by_password
+        return self._matches(ha1) and account.secret is not None or by_password
 
-    def _is_of(self, secret: str) -> bool:
+    def _matches(self, secret: str) -> bool:
         return _same_hash(self.digest, sha1(as_bytes(secret + self.seed), usedforsecurity=False).hexdigest())
 
     def freshness(self, logins: Logins) -> State:
@@ -137,13 +136,13 @@ class FormHash:
 
 @dataclass(slots=True)
 class Digest:
-    """The answer to a challenge of Digest.
+    """The response to a Digest challenge.
 
     Attributes:
-        fields: the parameters by name.
-        method: of the request.
+        fields: parameters by name.
+        method: method of the request.
         algorithm: "MD5" or "SHA-256".
-        count: how often the client has used its nonce, with this request.
+        count: number of requests with this nonce, including this one.
     """
 
     name: str
@@ -172,12 +171,12 @@ class Digest:
         return logins.nonces.use(self.nonce, self.count)
 
     def can_be_proven(self, account: Account) -> bool:
-        """See `Credentials.can_be_proven`: an HA1 is of MD5."""
+        """See `Credentials.can_be_proven`. An HA1 is an MD5 hash."""
         return self.algorithm == "MD5" or account.password is not None or account.ha1 is None
 
     @property
     def nonce(self) -> str:
-        """The nonce they were made with."""
+        """The nonce of the challenge."""
         return self.fields["nonce"]
 
 
@@ -186,7 +185,7 @@ def _same_hash(given: str, expected: str) -> bool:
 
 
 def basic_of(request: Request) -> Credentials | None:
-    """Give the credentials of Basic in a request; None when there are none, or they are malformed."""
+    """Return the Basic credentials of a request; None if they are missing or malformed."""
     scheme, _, text = (request.get("authorization") or "").partition(" ")
     if scheme.lower() != "basic" or len(text) > _MAX_FIELD_BYTES:
         return None
@@ -199,29 +198,27 @@ def basic_of(request: Request) -> Credentials | None:
 
 
 def digest_of(request: Request, realm: str) -> Digest | None:
-    """Give the credentials of Digest in a request; None when there are none, they are malformed, or for another URL,
-    realm or algorithm."""
+    """Return the Digest credentials of a request; None if they are missing, malformed, or for another URL, realm or
+    algorithm."""
     scheme, _, text = (request.get("authorization") or "").partition(" ")
     if scheme.lower() != "digest" or len(text) > _MAX_FIELD_BYTES:
         return None
     text = text if text.isascii() else _text(text.encode("latin-1"))
     fields = _plain_parameters(text) or _parameters(text)
-    if not _WANTED.issubset(fields):
+    if not _REQUIRED.issubset(fields):
         return None
     algorithm = fields.get("algorithm", "MD5").upper()
     is_ours = fields["realm"] == realm and fields["qop"] == "auth" and algorithm in ALGORITHMS
     count = fields["nc"]
-    if not is_ours or not _COUNT.fullmatch(count) or not _is_target(fields["uri"], request):
+    uri = fields["uri"]
+    is_target = uri == request.target or uri.partition("://")[2] == f"{request.host}{request.target}"
+    if not is_ours or not _COUNT.fullmatch(count) or not is_target:
         return None
     return Digest(fields["username"], fields, request.method, algorithm, int(count, 16))
 
 
-def _is_target(uri: str, request: Request) -> bool:
-    return uri == request.target or uri.partition("://")[2] == f"{request.host}{request.target}"
-
-
 def _plain_parameters(text: str) -> dict[str, str] | None:
-    """Read `name=value, name="value"` as nearly all clients write it; None when there is more to it."""
+    """Parse the simple form `name=value, name="value"` of nearly all clients; None for any other form."""
     fields: dict[str, str] = {}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
@@ -232,35 +229,38 @@ def _plain_parameters(text: str) -> dict[str, str] | None:
         if name in fields:
             return {}
         fields[name] = value
-    return fields if _WANTED.issubset(fields) else None
+    return fields if _REQUIRED.issubset(fields) else None
 
 
 def _parameters(text: str) -> dict[str, str]:
-    """The same with commas and escapes in values, spaces around "=", and names in capitals; nothing when a name comes
-    twice. What is neither is passed over: if it was meant for something, the answer is not proven."""
+    """Parse parameters with commas and escapes in values, spaces around "=", and names in capitals.
+
+    Returns nothing for a duplicate name. It skips malformed parts; if such a part matters, the response does not match.
+    """
     found = _PARAMETER.findall(text)
     fields = {name.lower(): _ESCAPE.sub(r"\1", quoted or token) for name, quoted, token in found}
     return fields if len(fields) == len(found) else {}
 
 
 def _text(data: bytes) -> str:
-    """Names and passwords are UTF-8, of old clients Latin-1."""
+    """Decode a name or a password: UTF-8, or Latin-1 of old clients."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
         return data.decode("latin-1")
 
 
-def form_of(request: Request, takes_clear_text: bool = True) -> Credentials | None:
-    """Give what a login form sent: a POST with `ba_username`, to whatever URL; None when the request is none.
+def form_of(request: Request, accepts_clear_text: bool = True) -> Credentials | None:
+    """Return the credentials of a login form: a POST with `ba_username` to any URL; None for other requests.
 
     Args:
-        takes_clear_text: whether the password may come as it is; otherwise it is as good as wrong.
+        request: the request.
+        accepts_clear_text: whether a password in clear text is accepted; otherwise it counts as wrong.
 
     Raises:
-        HttpError: the body can't be read, or the name or the password is too long.
+        HttpError: the body cannot be read, or the name or the password is too long.
     """
-    if request.method != "POST" or kind_of(request) != URLENCODED or not request.has_body:
+    if request.method != "POST" or media_type(request) != URLENCODED or not request.has_body:
         return None
     fields: dict[bytes, str] = {}
     for field, value in request.raw_params():
@@ -269,8 +269,8 @@ def form_of(request: Request, takes_clear_text: bool = True) -> Credentials | No
     if name is None:
         return None
     if len(name) > _MAX_TEXT or len(password) > _MAX_TEXT:
-        raise HttpError(413, f"a name or a password of more than {_MAX_TEXT} characters")
+        raise HttpError(413, f"The name or the password has more than {_MAX_TEXT} characters.")
     seed, seedkey = fields.get(b"ba_seed"), fields.get(b"ba_seedkey")
     if seed and seedkey and re.fullmatch(r"[0-9a-fA-F]{40}", password):
         return FormHash(name, password, seed, seedkey)
-    return FormClearText(name, password) if takes_clear_text else FormHash(name, "", "", "")
+    return FormClearText(name, password) if accepts_clear_text else FormHash(name, "", "", "")

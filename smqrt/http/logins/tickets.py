@@ -1,6 +1,6 @@
-"""Values that a server hands out and takes back once: the nonces of Digest and the seeds of login forms.
+"""Single-use values for logins: nonces of Digest and seeds of login forms.
 
-They are signed, so nothing is kept of those that nobody uses.
+They are signed, so unused values need no memory.
 """
 
 from __future__ import annotations
@@ -17,47 +17,47 @@ from dataclasses import dataclass
 from enum import Enum
 
 NONCE_LIFETIME_S = 300.0
-SEED_LIFETIME_S = 12 * 3600.0  # a login page may stand open over night
-_MAX_KEPT = 10_000  # of those in use, some 300 bytes each
-_MAX_CHECKED = 1024
-_WINDOW = 256  # requests of one nonce that may overtake each other; browsers have some ten under way
+SEED_LIFETIME_S = 12 * 3600.0  # a login page may be open overnight
+_MAX_KEPT = 10_000  # used values, with about 300 bytes each
+_MAX_CHECKED = 1024  # nonces whose signature was checked
+_WINDOW = 256  # requests with one nonce that may arrive out of order; browsers send about ten at the same time
 _TIME_BYTES, _RANDOM_BYTES, _MAC_BYTES = 8, 8, 16
 
 
 Alone = Callable[[], AbstractContextManager[bool]]
 
 
-def nobody_else() -> AbstractContextManager[bool]:
-    """For a process alone: see `HttpSessions.alone`."""
+def no_other_workers() -> AbstractContextManager[bool]:
+    """Return the lock for a process without other workers, see `HttpSessions.alone`."""
     return nullcontext(True)
 
 
 class State(Enum):
-    """What a value that came back is."""
+    """The state of a value that a client has returned."""
 
     GOOD = "good"
     STALE = "stale"
-    """It was handed out, and is too old or was used before: a new one is to be handed out."""
+    """It was issued, but has expired or was used before. The client needs a new one."""
     FOREIGN = "foreign"
-    """It was never handed out, or its owner has logged out."""
+    """It was never issued, or its user has logged out."""
 
 
 class Signer:
-    """Signs bytes with a key that nobody else knows and that ends with the server.
+    """Signer with a secret key that ends with the server.
 
     Args:
-        key: that the workers of a server have in common; None makes one.
+        key: key shared by the workers of a server; None for a random one.
     """
 
     def __init__(self, key: bytes | None = None) -> None:
         self._key = key or secrets.token_bytes(32)
 
     def sign(self, data: bytes) -> bytes:
-        """Give the signature of `data`."""
+        """Return the signature of `data`."""
         return hmac.digest(self._key, data, "sha256")[:_MAC_BYTES]
 
-    def made(self, data: bytes, signature: bytes) -> bool:
-        """Whether it is the signature of `data`."""
+    def is_valid(self, data: bytes, signature: bytes) -> bool:
+        """Return whether `signature` is that of `data`."""
         return hmac.compare_digest(self.sign(data), signature)
 
 
@@ -66,8 +66,10 @@ _uses = struct.Struct(">d?I32s")
 
 @dataclass(slots=True)
 class _Uses:
-    """The counts of a nonce that were used: the highest, and a bit for each of those below; when it was made, and
-    whether it is good for nothing any more."""
+    """The used counts of a nonce: the highest, and a bit for each of the `_WINDOW` counts up to it.
+
+    Also the time of issue, and whether the nonce was ended.
+    """
 
     made_s: float
     highest: int = 0
@@ -95,37 +97,37 @@ class _Uses:
 
 
 class Kept:
-    """What was used, by its text, with the time of those that had to make room: what is as old was used, too.
+    """Used values with their counts, bounded. Values as old as the removed ones count as used.
 
     Attributes:
-        tell: called with each text that was used, and what `arrived` takes at the other workers of a server.
+        tell: called with each used value and its packed counts, for `arrived` at the other workers of a server.
     """
 
     def __init__(self) -> None:
         self.tell: Callable[[bytes, bytes], object] = lambda text, uses: None
         self._uses: OrderedDict[str, _Uses] = OrderedDict()
-        self._floor_s = 0.0
+        self._removed_s = 0.0
 
     def get(self, text: str, made_s: float) -> _Uses | None:
-        """Give the uses; None when nobody can tell any more."""
+        """Return the counts of a value; None if they are unknown because it is too old."""
         uses = self._uses.get(text)
-        return uses or (None if made_s <= self._floor_s else _Uses(made_s))
+        return uses or (None if made_s <= self._removed_s else _Uses(made_s))
 
     def put(self, text: str, uses: _Uses) -> None:
-        """Keep the uses."""
-        self._keep(text, uses)
+        """Store the counts of a value, and send them to other workers."""
+        self._store(text, uses)
         self.tell(text.encode(), uses.packed())
 
     def arrived(self, text: bytes, uses: bytes) -> None:
-        """Keep what another worker has told."""
-        self._keep(text.decode(), _Uses.of(uses))
+        """Store the counts that another worker has sent."""
+        self._store(text.decode(), _Uses.of(uses))
 
-    def _keep(self, text: str, uses: _Uses) -> None:
+    def _store(self, text: str, uses: _Uses) -> None:
         self._uses[text] = uses
         self._uses.move_to_end(text)
         if len(self._uses) > _MAX_KEPT:
             _, oldest = self._uses.popitem(last=False)
-            self._floor_s = max(self._floor_s, oldest.made_s)
+            self._removed_s = max(self._removed_s, oldest.made_s)
 
     def __len__(self) -> int:
         return len(self._uses)
@@ -135,29 +137,29 @@ class Nonces:
     """The nonces of Digest (RFC 7616 §3.3).
 
     Args:
-        now: gives the time in seconds.
+        now: returns the time in seconds.
         key: see `Signer`.
-        alone: keeps the other workers of a server from using one meanwhile; tells whether that could be done.
+        alone: locks out the other workers of a server, see `HttpSessions.alone`.
 
     Attributes:
-        kept: those that were used.
+        kept: the used nonces.
     """
 
-    def __init__(self, now: Callable[[], float], key: bytes | None = None, alone: Alone = nobody_else) -> None:
+    def __init__(self, now: Callable[[], float], key: bytes | None = None, alone: Alone = no_other_workers) -> None:
         self._signer, self._now, self._alone = Signer(key), now, alone
         self.kept = Kept()
-        self._checked: dict[str, float] = {}  # those in use, whose signature was looked at, with their times
+        self._checked: dict[str, float] = {}  # time of issue of nonces whose signature was checked
 
     def issue(self) -> str:
-        """Make one."""
+        """Return a new nonce."""
         data = int(self._now() * 1000).to_bytes(_TIME_BYTES) + secrets.token_bytes(_RANDOM_BYTES)
         return urlsafe_b64encode(data + self._signer.sign(data)).decode("ascii")
 
     def state(self, nonce: str, count: int) -> State:
-        """Tell whether a request may use it with this count."""
+        """Return whether a request may use a nonce with this count."""
         made_s = self._made_s(nonce)
         if made_s is None:
-            return State.STALE  # of this server before it was started anew, perhaps
+            return State.STALE  # perhaps issued before a restart of this server
         if not 0 <= self._now() - made_s <= NONCE_LIFETIME_S:
             return State.STALE
         uses = self.kept.get(nonce, made_s)
@@ -166,7 +168,7 @@ class Nonces:
         return State.FOREIGN if uses.is_over else State.GOOD
 
     def use(self, nonce: str, count: int) -> bool:
-        """Note that it was used with this count; tell whether it was the first time."""
+        """Note the use of a nonce with this count; return whether it is the first use."""
         made_s = self._made_s(nonce)
         if made_s is None:
             return False
@@ -179,17 +181,17 @@ class Nonces:
         return True
 
     def end(self, nonce: str) -> None:
-        """Let it be good for nothing any more."""
+        """Invalidate a nonce."""
         made_s = self._made_s(nonce)
         if made_s is not None:
             self.kept.put(nonce, _Uses(made_s, is_over=True))
 
     def _made_s(self, nonce: str) -> float | None:
-        """Give the time at which it was handed out, None when it was not."""
+        """Return the time of issue of a nonce, None for a forged one."""
         made_s = self._checked.get(nonce)
         if made_s is None:
             data = _decoded(nonce, _TIME_BYTES + _RANDOM_BYTES + _MAC_BYTES)
-            if data is None or not self._signer.made(data[:-_MAC_BYTES], data[-_MAC_BYTES:]):
+            if data is None or not self._signer.is_valid(data[:-_MAC_BYTES], data[-_MAC_BYTES:]):
                 return None
             if len(self._checked) >= _MAX_CHECKED:
                 self._checked.clear()
@@ -198,24 +200,24 @@ class Nonces:
 
 
 class Seeds:
-    """The seeds of login forms, each good for one login (spec: bas-api §5).
+    """The seeds of login forms, each valid for one login (spec: bas-api §5).
 
     Args, Attributes: see `Nonces`.
     """
 
-    def __init__(self, now: Callable[[], float], key: bytes | None = None, alone: Alone = nobody_else) -> None:
+    def __init__(self, now: Callable[[], float], key: bytes | None = None, alone: Alone = no_other_workers) -> None:
         self._signer, self._now, self._alone = Signer(key), now, alone
         self.kept = Kept()
 
     def issue(self) -> tuple[str, str]:
-        """Make one: a number in decimal, which may be negative, and the key that proves where it came from."""
+        """Return a new seed, a decimal number that may be negative, and the key that authenticates it."""
         seed = str(secrets.randbelow(1 << 32) - (1 << 31))
-        made = int(self._now() * 1000).to_bytes(_TIME_BYTES)
-        key = made + self._signer.sign(made + seed.encode())
+        issued = int(self._now() * 1000).to_bytes(_TIME_BYTES)
+        key = issued + self._signer.sign(issued + seed.encode())
         return seed, urlsafe_b64encode(key).decode("ascii")
 
     def is_good(self, seed: str, key: str) -> bool:
-        """Whether it was handed out with this key and not used for a login yet."""
+        """Return whether a seed was issued with this key and is unused."""
         made_s = self._made_s(seed, key)
         if made_s is None or not 0 <= self._now() - made_s <= SEED_LIFETIME_S:
             return False
@@ -223,7 +225,7 @@ class Seeds:
         return uses is not None and not uses.is_over
 
     def use(self, seed: str, key: str) -> bool:
-        """Note that a login used it; tell whether it was the first."""
+        """Note the use of a seed by a login; return whether it is the first use."""
         made_s = self._made_s(seed, key)
         if made_s is None:
             return False
@@ -236,7 +238,7 @@ class Seeds:
     def _made_s(self, seed: str, key: str) -> float | None:
         data = _decoded(key, _TIME_BYTES + _MAC_BYTES)
         text = seed.encode("utf-8", "surrogateescape")
-        if data is None or not self._signer.made(data[:_TIME_BYTES] + text, data[_TIME_BYTES:]):
+        if data is None or not self._signer.is_valid(data[:_TIME_BYTES] + text, data[_TIME_BYTES:]):
             return None
         return int.from_bytes(data[:_TIME_BYTES]) / 1000
 
@@ -248,5 +250,5 @@ def _decoded(text: str, length: int) -> bytes | None:
         data = urlsafe_b64decode(text.encode("ascii"))
     except (Error, ValueError):
         return None
-    is_exact = urlsafe_b64encode(data).decode("ascii") == text  # one value has one spelling
+    is_exact = urlsafe_b64encode(data).decode("ascii") == text  # reject other spellings of the same value
     return data if len(data) == length and is_exact else None

@@ -1,4 +1,4 @@
-"""Users and their secrets: what a user database answers, and two databases, a table and a function."""
+"""User databases for logins: tables, functions, and the server's users file."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from smqrt.http.message import Request
 
 
-MAX_USERS = 5  # sessions that one user may have at the same time, unless its account says otherwise
+MAX_USERS = 5  # default limit of a user's sessions at the is_same_secret time
 _HA1 = re.compile(r"[0-9a-fA-F]{32}")
 
 
 class Answered(Exception):
-    """A user database or a login page has answered the request itself."""
+    """Raised by a user database or a login page that has answered the request itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a user database knows of a user; one of the first three is there (spec: bas-api §5).
+    """A user of a user database, with one of the first three values (spec: bas-api §5).
 
     Attributes:
-        password: in clear text.
-        ha1: MD5(user:realm:password), 32 hexadecimal digits, when the clear text is not kept.
-        is_verified: the database has looked at the password itself and found it right.
-        maxusers: sessions that the user may have at the same time.
-        recycle: whether a login beyond ends the oldest of them; otherwise it is refused.
-        inactive_s: seconds without a request after which the login ends; None for the usual.
-        identity: of a user of the server's users file.
+        password: password in clear text.
+        ha1: MD5(user:realm:password), 32 hexadecimal digits, if the clear text is not stored.
+        is_verified: whether the database has verified the password itself.
+        maxusers: largest number of sessions at the is_same_secret time.
+        recycle: whether a further login ends the oldest session; otherwise it is rejected.
+        inactive_s: seconds without a request after which the login ends; None for the default.
+        identity: identity of a user of the server's users file.
     """
 
     password: str | None = None
@@ -50,7 +50,7 @@ class Account:
 
     @property
     def secret(self) -> str | None:
-        """What is stored: the password or the HA1."""
+        """The stored secret: the password or the HA1."""
         return self.ha1 if self.password is None else self.password
 
 
@@ -58,25 +58,25 @@ class Users(Protocol):
     """A user database."""
 
     def find(self, name: str, password: str | None, request: Request) -> Account | None:
-        """Give the account of a user, None when there is none; may block.
+        """Return the account of a user, or None; may block.
 
         Args:
-            name: as the client gave it.
-            password: in clear text, None when the client sent a hash.
-            request: that asks.
+            name: name that the client sent.
+            password: password in clear text; None if the client sent a hash.
+            request: the request.
 
         Raises:
-            Answered: it has answered the request itself.
+            Answered: the database has answered the request itself.
         """
 
 
 UserFunction = Callable[[str, str | None, "Request"], "Account | str | bool | None"]
-"""A user database as a function: name, password and request; gives an account, a password in clear text, True for a
-password it has verified, or None or False for a user that does not exist."""
+"""A user database as a function of name, password and request. It returns an account, a password in clear text, True
+for a password that it has verified, or None or False for an unknown user."""
 
 
 class FunctionUsers:
-    """A user database that is a function.
+    """A user database that calls a function.
 
     Args:
         function: see `UserFunction`; may block.
@@ -105,14 +105,14 @@ class UserTable:
     """A user database in memory.
 
     Args:
-        users: by name, a password or `{"pwd": "text" or ["HA1"], "roles": [...], "maxusers": 5, "recycle": False,
+        users: by name a password, or `{"pwd": "text" or ["HA1"], "roles": [...], "maxusers": 5, "recycle": False,
             "inactive": seconds}`.
 
     Attributes:
-        has_ha1: whether there is a user with an HA1 in place of a password.
+        has_ha1: whether a user has an HA1 instead of a password.
 
     Raises:
-        ArgumentError: an entry is none of these; it names the entry.
+        ArgumentError: an entry is malformed; the text names it.
     """
 
     def __init__(self, users: Mapping[str, Any] | None = None) -> None:
@@ -121,7 +121,7 @@ class UserTable:
         self.set(users or {})
 
     def set(self, users: Mapping[str, Any]) -> None:
-        """Replace all users. Raises as the constructor; then the old ones stay."""
+        """Replace all users. Raises as the constructor, and then keeps the old users."""
         self._entries = {name: _entry(name, value) for name, value in users.items()}
         self.has_ha1 = any(entry.account.ha1 is not None for entry in self._entries.values())
 
@@ -131,7 +131,7 @@ class UserTable:
         return entry.account if entry else None
 
     def roles(self, name: str) -> frozenset[str]:
-        """Give the roles of a user; none of one who is unknown."""
+        """Return the roles of a user; empty for an unknown one."""
         entry = self._entries.get(name)
         return entry.roles if entry else frozenset()
 
@@ -139,14 +139,14 @@ class UserTable:
         return len(self._entries)
 
     def names(self) -> list[str]:
-        """Give the names of all users."""
+        """Return the names of all users."""
         return sorted(self._entries)
 
 
 def _entry(name: str, value: Any) -> _Entry:
     fields = {"pwd": value} if isinstance(value, str) else value
     if not isinstance(fields, Mapping):
-        raise ArgumentError(f"user {name!r}: a table with a field 'pwd' is needed")
+        raise ArgumentError(f"user {name!r}: must be a table with a field 'pwd'")
     password, ha1 = _secret(name, fields.get("pwd"))
     roles = fields.get("roles") or ()
     if not isinstance(roles, Iterable) or isinstance(roles, str) or not all(isinstance(role, str) for role in roles):
@@ -179,7 +179,7 @@ def _number(name: str, fields: Mapping[str, Any], field: str, default: Any) -> A
 
 
 def users_of(users: Users | UserFunction | Mapping[str, Any]) -> Users:
-    """Give a user database of a database, a function or a dict; see `UserTable` and `UserFunction`."""
+    """Return the user database of a database, a function or a dict; see `UserTable` and `UserFunction`."""
     if isinstance(users, Mapping):
         return UserTable(users)
     if hasattr(users, "find"):
@@ -190,50 +190,51 @@ def users_of(users: Users | UserFunction | Mapping[str, Any]) -> Users:
 
 
 def as_bytes(text: str) -> bytes:
-    """Give a text as hashes take it; bytes that were no UTF-8 come back as they were."""
+    """Return a text as bytes for hashes. Surrogate escapes become the original bytes."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def ha1_of(name: str, realm: str, password: str) -> str:
-    """Give MD5(user:realm:password) in hexadecimal digits."""
+    """Return MD5(user:realm:password) in hexadecimal digits."""
     return md5(as_bytes(f"{name}:{realm}:{password}"), usedforsecurity=False).hexdigest()
 
 
-def same(left: str, right: str) -> bool:
-    """Compare two secrets in a time that tells neither where they differ nor how long they are."""
+def is_same_secret(left: str, right: str) -> bool:
+    """Compare two secrets in a time that is independent of their difference and their length."""
     return compare_digest(sha256(as_bytes(left)).digest(), sha256(as_bytes(right)).digest())
 
 
-NOBODY = Account(password="", ha1="0" * 32)
-"""Stands for an unknown user: what is done for one costs as much as for a wrong password."""
+UNKNOWN_USER = Account(password="", ha1="0" * 32)
+"""Account for an unknown user, so that the check takes as long as for a wrong password."""
 
 
 def proves_clear_text(account: Account, name: str, realm: str, password: str) -> bool:
-    """Whether `password` is that of the account; takes the same time for every kind of account."""
-    by_password = same(account.password or "", password) and account.password is not None
-    by_ha1 = same(account.ha1 or "", ha1_of(name, realm, password)) and account.ha1 is not None
+    """Return whether `password` is that of the account; takes the same time for every kind of account."""
+    by_password = is_same_secret(account.password or "", password) and account.password is not None
+    by_ha1 = is_same_secret(account.ha1 or "", ha1_of(name, realm, password)) and account.ha1 is not None
     return account.is_verified or by_password or by_ha1
 
 
-# ---- The users of the server's users file as a user database of pages (help: identity).
+# ---- The server's users file as a user database (help: identity).
 
 MAX_SESSIONS = 1000
-"""Sessions of one user: people have a few, programs that keep no cookies one for each connection."""
+"""Sessions of one user. People have a few; programs without cookies have one per connection."""
 
 
 class ServerUsers:
-    """The users of the users file. Their passwords are kept as argon2id, so they have to come in clear text: by Basic
-    or a form, and never by Digest.
+    """The users of the users file.
+
+    It stores passwords as argon2id hashes, so clients must send them in clear text: by Basic or a form, not by Digest.
 
     Args:
-        service: of the server.
+        service: identity service of the server.
     """
 
     def __init__(self, service: IdentityService) -> None:
         self._service = service
 
     def find(self, name: str, password: str | None, request: Request) -> Account | None:
-        """See `Users.find`. Too many logins at once get 503."""
+        """See `Users.find`. Responds with 503 to too many logins at once."""
         if password is None:
             return None
         try:
@@ -247,17 +248,17 @@ class ServerUsers:
         return Account(is_verified=True, maxusers=MAX_SESSIONS, recycle=True, identity=identity)
 
     def roles(self, name: str) -> frozenset[str]:
-        """Give the groups of a user; none of one who is unknown."""
+        """Return the groups of a user; empty for an unknown one."""
         return frozenset(self._service.groups_of(name))
 
 
 def server_users() -> ServerUsers:
-    """Give the users of the server's users file.
+    """Return the users of the server's users file.
 
     Raises:
-        ArgumentError: it has none.
+        ArgumentError: the server has no users file.
     """
     service = of_server()
     if service is None or not service.settings.users:
-        raise ArgumentError("the server has no users file; name one in the setting auth.users")
+        raise ArgumentError("the server has no users file; add one with the setting auth.users")
     return ServerUsers(service)

@@ -176,10 +176,10 @@ def test_a_large_file_may_be_asked_about() -> None:
 
 def test_what_is_skipped_is_bounded(client: HttpConversation) -> None:
     with ScriptedHttp([answer(b"x" * 100)] * 3) as scripted:
-        for most_bytes, connections in ((1000, 1), (50, 1), (1000, 2)):
+        for max_bytes, connections in ((1000, 1), (50, 1), (1000, 2)):
             client.ask(ClientRequest("GET", url_of(scripted.url)))
             client.status()
-            client.skip(most_bytes)
+            client.skip(max_bytes)
             assert scripted.connections == connections
 
 

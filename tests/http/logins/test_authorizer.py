@@ -79,7 +79,7 @@ def test_roles_follow_the_users():
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
-        ({"a": 5}, "rule 'a': a table"),
+        ({"a": 5}, "rule 'a': must be a table"),
         ({"a": {"roles": ["x"]}}, "rule 'a': 'urls' must be a list of patterns"),
         ({"a": {"urls": "/*"}}, "rule 'a': 'urls' must be a list of texts"),
         ({"a": {"urls": ["/*"], "roles": [5]}}, "rule 'a': 'roles' must be a list of texts"),
@@ -95,7 +95,7 @@ def test_a_wrong_rule_is_named_and_changes_nothing(rules: dict[str, Any], messag
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        (5, "a table with a field 'pwd'"),
+        (5, "must be a table with a field 'pwd'"),
         ({}, "'pwd' must be a text"),
         ({"pwd": ["short"]}, "'pwd' must be a text, or a list with an HA1"),
         ({"pwd": "x", "roles": "admin"}, "'roles' must be a list of texts"),

@@ -11,14 +11,14 @@ import pytest
 
 from smqrt.http.logins import Account, Authenticator, UserTable, credentials, users
 from smqrt.http.logins.credentials import ClearText, Credentials, Digest, FormHash
-from smqrt.http.logins.users import NOBODY
+from smqrt.http.logins.users import UNKNOWN_USER
 from smqrt.http.sessions import HttpSession, cookie_field
 from tests.digest import authorization, challenges
 from tests.http.http_bench import Bench, Wire
 
 REALM = "Barracuda Server"
 HA1 = md5(f"ann:{REALM}:secret".encode()).hexdigest()
-ACCOUNTS = {"a password": Account(password="secret"), "an HA1": Account(ha1=HA1), "nobody": NOBODY}
+ACCOUNTS = {"a password": Account(password="secret"), "an HA1": Account(ha1=HA1), "nobody": UNKNOWN_USER}
 FIELDS = {"nonce": "n", "nc": "00000001", "cnonce": "c", "uri": "/", "response": "0" * 32}
 GIVEN: dict[str, Credentials] = {
     "clear text": ClearText("ann", "wrong"),
