@@ -68,12 +68,12 @@ class Announcer:
         self._looking: gevent.Greenlet[..., None] | None = None
 
     def start(self) -> None:
-        """Begins; what is open now is announced at once."""
+        """Begin; what is open now is announced at once."""
         self.refresh()
         self._looking = gevent.spawn(self._look)
 
     def refresh(self) -> None:
-        """Announces what was opened and takes back what was closed since the last look."""
+        """Announce what was opened and takes back what was closed since the last look."""
         with self._turn:
             wanted = self._wanted()
             for path in self._held.keys() - wanted.keys():
@@ -83,7 +83,7 @@ class Announcer:
                     self._try(journal, url)
 
     def stop(self) -> None:
-        """Takes everything back."""
+        """Take everything back."""
         if self._looking is not None:
             self._looking.kill()
         for path in list(self._held):
@@ -95,7 +95,7 @@ class Announcer:
             self.refresh()
 
     def _wanted(self) -> dict[Path, tuple[Announced, str]]:
-        """The journals and their addresses by folder, of each folder the one that was opened first."""
+        """Return the journals and their addresses by folder, of each folder the one that was opened first."""
         wanted: dict[Path, tuple[Announced, str]] = {}
         for name, journal in list(self._opened.items()):
             wanted.setdefault(journal.path, (journal, f"{self._url}/rtl/journal/{quote(name, safe='')}"))
@@ -111,7 +111,7 @@ class Announcer:
             self._say(journal.path, logging.ERROR, str(error))
 
     def _holds(self, path: Path) -> bool:
-        """Whether no other process announces the folder; from now on none does."""
+        """Return whether no other process announces the folder; from now on none does."""
         if path not in self._held and (fd := hold(path)) is not None:
             self._held[path] = fd
         if path not in self._held:
@@ -119,7 +119,7 @@ class Announcer:
         return path in self._held
 
     def _say(self, path: Path, level: int, sentence: str) -> None:
-        """Logs what is tried again every second, once."""
+        """Log what is tried again every second, once."""
         if self._said.get(path) != sentence:
             self._said[path] = sentence
             log.log(level, "%s", sentence)
@@ -135,7 +135,7 @@ class Announcer:
 
 
 def hold(journal: Path) -> int | None:
-    """Makes this process the one that announces a journal, until the descriptor is closed or the process ends.
+    """Make this process the one that announces a journal, until the descriptor is closed or the process ends.
 
     Args:
         journal: its folder.
@@ -160,7 +160,7 @@ def hold(journal: Path) -> int | None:
 
 
 def announce(journal: Path, url: str) -> None:
-    """Tells where a journal is served now.
+    """Tell where a journal is served now.
 
     Args:
         journal: its folder.
@@ -178,7 +178,7 @@ def announce(journal: Path, url: str) -> None:
 
 
 def withdraw(journal: Path) -> None:
-    """Takes back what this process announced; what another one announced since stays."""
+    """Take back what this process announced; what another one announced since stays."""
     path = journal / HUB_FILE
     with suppress(OSError, ValueError, AttributeError):
         if json.loads(path.read_text("utf-8")).get("pid") == os.getpid():
@@ -199,7 +199,7 @@ OTHERS_S = 0.2
 """So old may be what is known of other hubs' nodes, seconds."""
 TICK_S = 0.02
 """How often it is looked whether there is more for those who wait, seconds."""
-MOST_WAITING = 1000
+MAX_WAITING = 1000
 """Who would be one more is answered at once."""
 
 _Version = tuple[tuple[str, int], ...]
@@ -220,7 +220,7 @@ class JournalListing:
         self._known: tuple[_Version, bytes, str] | None = None
 
     def text(self) -> tuple[bytes, str]:
-        """Returns the JSON and what stands for it as long as it is the same, an ETag.
+        """Return the JSON and what stands for it as long as it is the same, an ETag.
 
         Raises:
             JournalError: the journal can't be read.
@@ -237,13 +237,13 @@ class JournalListing:
 
 
 def _version(journal: Path) -> _Version:
-    """What changes when a segment or the manifest comes or goes."""
+    """Return what changes when a segment or the manifest comes or goes."""
     watched = [journal / manifest.FILE, journal / "wal", *segment.node_folders(journal)]
     return tuple((str(path), path.stat().st_mtime_ns) for path in watched if path.exists())
 
 
 def listing(journal: Path) -> bytes:
-    """Returns what a reader needs in order to plan; see `JournalListing`.
+    """Return what a reader needs in order to plan; see `JournalListing`.
 
     Raises:
         JournalError: it can't be read.
@@ -260,7 +260,7 @@ def listing(journal: Path) -> bytes:
 
 
 def segments(journal: Path) -> dict[str, list[dict[str, int]]]:
-    """Returns, for each node, its segments in ascending order: `first` (sequence number), and of those that don't grow
+    """Return, for each node, its segments in ascending order: `first` (sequence number), and of those that don't grow
     any more `idx_bytes`, `ts_min_us`, `ts_max_us` and, if they have rows without holes, `end` and `bytes`.
     """
     return {folder.name: list(_segments(folder)) for folder in segment.node_folders(journal)}
@@ -311,7 +311,7 @@ class JournalEnds:
         self._waiting, self._watching = 0, False
 
     def now(self) -> dict[str, int]:
-        """Returns, by node, the number of the next row.
+        """Return, by node, the number of the next row.
 
         Raises:
             JournalError: the journal can't be read.
@@ -322,7 +322,7 @@ class JournalEnds:
         return {**self._others, **self._journal.end()}
 
     def _look(self, own: Mapping[str, int]) -> None:
-        """Looks at the disk, or waits for who does so already."""
+        """Look at the disk, or waits for who does so already."""
         if self._looking is None:
             looking = self._looking = AsyncResult()
             try:
@@ -340,12 +340,12 @@ class JournalEnds:
                 self._look(own)
 
     def after(self, known: Mapping[str, int], timeout_s: float) -> dict[str, int]:
-        """Returns as `now`, when there are more rows than `known` says, the time is over, or the journal is closed."""
+        """Return as `now`, when there are more rows than `known` says, the time is over, or the journal is closed."""
         deadline = time.monotonic() + timeout_s
         while True:
             found = self.now()
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or self._waiting >= MOST_WAITING or not self._is_open() or _is_more(found, known):
+            if left_s <= 0 or self._waiting >= MAX_WAITING or not self._is_open() or _is_more(found, known):
                 return found
             self._wait(found, left_s)
 
@@ -360,7 +360,7 @@ class JournalEnds:
             self._waiting -= 1
 
     def _watch(self, seen: Mapping[str, int]) -> None:
-        """Wakes those who wait when there is more; ends with the last of them."""
+        """Wake those who wait when there is more; ends with the last of them."""
         while self._waiting:
             gevent.sleep(TICK_S)
             try:

@@ -61,13 +61,13 @@ class _FlatBuffer:
         _U32.pack_into(self.data, 0, root(self))
 
     def align(self, size: int, ahead: int = 0) -> int:
-        """Pads until the byte `ahead` of here is aligned; returns the position."""
+        """Pad until the byte `ahead` of here is aligned; return the position."""
         self.data += bytes(-(len(self.data) + ahead) % size)
         return len(self.data)
 
 
 def _table(*slots: _Slot) -> _Object:
-    """Returns a table of fields; a slot that is None is left out."""
+    """Return a table of fields; a slot that is None is left out."""
 
     def write(writer: _FlatBuffer) -> int:
         offsets, size = _slot_offsets(slots)
@@ -83,7 +83,7 @@ def _table(*slots: _Slot) -> _Object:
 
 
 def _slot_offsets(slots: Sequence[_Slot]) -> tuple[list[int], int]:
-    """Returns where each field stands behind the table's start (0: absent), and the table's size."""
+    """Return where each field stands behind the table's start (0: absent), and the table's size."""
     offsets, end = [], 4
     for slot in slots:
         size = _SIZES[slot[0]] if isinstance(slot, tuple) else 4
@@ -101,7 +101,7 @@ def _fill(writer: _FlatBuffer, slot: _Slot, at: int) -> None:
 
 
 def _string(text: str) -> _Object:
-    """Returns a string."""
+    """Return a string."""
 
     def write(writer: _FlatBuffer) -> int:
         start, raw = writer.align(4), text.encode("utf-8", "replace")
@@ -112,7 +112,7 @@ def _string(text: str) -> _Object:
 
 
 def _vector(*children: _Object) -> _Object:
-    """Returns a vector of tables."""
+    """Return a vector of tables."""
 
     def write(writer: _FlatBuffer) -> int:
         start = writer.align(4)
@@ -125,7 +125,7 @@ def _vector(*children: _Object) -> _Object:
 
 
 def _structs(count: int, raw: bytes) -> _Object:
-    """Returns a vector of `count` structs of 8-byte numbers."""
+    """Return a vector of `count` structs of 8-byte numbers."""
 
     def write(writer: _FlatBuffer) -> int:
         start = writer.align(8, ahead=4)
@@ -148,7 +148,7 @@ class _FlatTable:
 
     @classmethod
     def root(cls, data: bytes | memoryview) -> _FlatTable:
-        """Returns the root table."""
+        """Return the root table."""
         return cls(data, _U32.unpack_from(data, 0)[0])
 
     def _at(self, slot: int) -> int:
@@ -163,17 +163,17 @@ class _FlatTable:
         return at + int(_U32.unpack_from(self.data, at)[0])
 
     def table(self, slot: int) -> _FlatTable:
-        """Returns the table a slot refers to."""
+        """Return the table a slot refers to."""
         return _FlatTable(self.data, self._follow(self._at(slot)))
 
     def tables(self, slot: int) -> list[_FlatTable]:
-        """Returns the tables of a slot's vector."""
+        """Return the tables of a slot's vector."""
         start = self._follow(self._at(slot))
         count = _U32.unpack_from(self.data, start)[0]
         return [_FlatTable(self.data, self._follow(start + 4 * at)) for at in range(1, count + 1)]
 
     def string(self, slot: int) -> str:
-        """Returns the string of a slot."""
+        """Return the string of a slot."""
         start = self._follow(self._at(slot))
         size = _U32.unpack_from(self.data, start)[0]
         return str(self.data[start + 4 : start + 4 + size], "utf-8")
@@ -202,7 +202,7 @@ def _message(kind: int, header: _Object, body_size: int = 0) -> bytes:
 
 
 def schema_message(node: str, broker: str) -> bytes:
-    """Returns the first message of a segment.
+    """Return the first message of a segment.
 
     Args:
         node: the writer's name.
@@ -213,7 +213,7 @@ def schema_message(node: str, broker: str) -> bytes:
 
 
 def message_size(start: bytes | memoryview) -> int:
-    """Returns the size of a message without its body, in bytes, from its first 8 bytes.
+    """Return the size of a message without its body, in bytes, from its first 8 bytes.
 
     Raises:
         ValueError: no message starts there.
@@ -225,7 +225,7 @@ def message_size(start: bytes | memoryview) -> int:
 
 
 def schema_metadata(message: bytes | memoryview) -> dict[str, str]:
-    """Returns {"node": …, "broker": …} of a segment's first message.
+    """Return {"node": …, "broker": …} of a segment's first message.
 
     Raises:
         ValueError: it is no schema of a segment.
@@ -246,7 +246,7 @@ def schema_metadata(message: bytes | memoryview) -> dict[str, str]:
 
 
 def _template() -> tuple[struct.Struct, list[bytes]]:
-    """Returns the layout of a batch's header, and the constant bytes between its numbers."""
+    """Return the layout of a batch's header, and the constant bytes between its numbers."""
     marks = [struct.pack("<q", 0x7E57AB1E00000000 + at) for at in range(4)]
     rows, body = (struct.unpack("<q", mark)[0] for mark in marks[:2])
     nodes, buffers = marks[2] + bytes(16 * FIELDS - 8), marks[3] + bytes(16 * BUFFERS - 8)
@@ -268,7 +268,7 @@ HEADER_BYTES = _HEADER.size
 
 
 def header_layout() -> tuple[tuple[int, int, int, int], list[tuple[int, bytes]]]:
-    """Returns what all headers have in common: where the body's size, the rows, the first (length, nulls) and the first
+    """Return what all headers have in common: where the body's size, the rows, the first (length, nulls) and the first
     (offset, size) are, and (where, bytes) of what is between them.
     """
     numbers = list(accumulate((8, 8, 16 * FIELDS, 16 * BUFFERS), initial=0))
@@ -278,7 +278,7 @@ def header_layout() -> tuple[tuple[int, int, int, int], list[tuple[int, bytes]]]
 
 
 def batch_header(rows: int, nulls: Sequence[int], lengths: Sequence[int]) -> bytes:
-    """Returns the message header of a batch; the body follows it in the file.
+    """Return the message header of a batch; the body follows it in the file.
 
     Args:
         rows: how many.
@@ -299,7 +299,7 @@ def batch_header(rows: int, nulls: Sequence[int], lengths: Sequence[int]) -> byt
 
 
 def encode(rows: Sequence[Row]) -> list[bytes]:
-    """Returns a whole batch: its header and the pieces of its body, to be written one after the other.
+    """Return a whole batch: its header and the pieces of its body, to be written one after the other.
 
     Args:
         rows: at least one; together below 2 GiB per column.
@@ -362,7 +362,7 @@ def _joined(values: Sequence[Any], kind: str) -> tuple[bytes, bytes]:
 
 
 def _validity(values: Sequence[Any]) -> tuple[int, bytes]:
-    """Returns how many are None, and the bitmap of those that are not."""
+    """Return how many are None, and the bitmap of those that are not."""
     missing, size = values.count(None), (len(values) + 7) // 8
     if missing == len(values):
         return missing, bytes(size)
@@ -380,7 +380,7 @@ class BatchHeader(NamedTuple):
 
 
 def read_header(batch: bytes | memoryview) -> BatchHeader:
-    """Returns what the header of a batch says.
+    """Return what the header of a batch says.
 
     Args:
         batch: at least the first `HEADER_BYTES` of it.
@@ -401,7 +401,7 @@ def read_header(batch: bytes | memoryview) -> BatchHeader:
 
 
 def decode(batch: bytes | memoryview) -> list[Row]:
-    """Returns the rows of a whole batch, header and body, as a segment holds it.
+    """Return the rows of a whole batch, header and body, as a segment holds it.
 
     Raises:
         JournalError: it's not a whole batch.
@@ -411,7 +411,7 @@ def decode(batch: bytes | memoryview) -> list[Row]:
 
 
 def decode_column(batch: bytes | memoryview, name: str) -> list[object]:
-    """Returns one column of a batch, such as `decode_column(batch, "txn")`.
+    """Return one column of a batch, such as `decode_column(batch, "txn")`.
 
     Raises:
         JournalError: it's not a whole batch.
@@ -420,7 +420,7 @@ def decode_column(batch: bytes | memoryview, name: str) -> list[object]:
 
 
 def decode_numbers(batch: bytes | memoryview, name: str) -> list[int]:
-    """Returns one column that has a number in each row: seq, ts or flags. Raises as `decode_column`."""
+    """Return one column that has a number in each row: seq, ts or flags. Raises as `decode_column`."""
     return _columns(batch, [_INDEX[name]])[0]
 
 

@@ -37,19 +37,19 @@ _HEAD = struct.Struct(">HBIII")
 MAX_ROWS = 8192
 MAX_BATCH_BYTES = 1 << 20
 MAX_TEXT_BYTES = 512 << 10
-_MOST_BATCHES = 1 << 14
+_MAX_BATCHES = 1 << 14
 _INDEX = {column.name: at for at, column in enumerate(SEGMENT_COLUMNS)}
 
 Piece = bytes | memoryview
 
 
 def stamp(ts_us: int) -> bytes:
-    """The frame that gives what was recorded before it the time `ts_us` (microseconds since 1970, UTC)."""
+    """Return the frame that gives what was recorded before it the time `ts_us` (microseconds since 1970, UTC)."""
     return _STAMPED.pack(_STAMPED.size, _STAMP, ts_us)
 
 
 def toggle(flags: int) -> bytes:
-    """The frame that switches `flags` (u8) for what is recorded after it."""
+    """Return the frame that switches `flags` (u8) for what is recorded after it."""
     return bytes((0, 4, _TOGGLE, flags))
 
 
@@ -77,7 +77,7 @@ class Columns(Protocol):
         ...
 
     def take(self, seq: int) -> tuple[int, int, int, Sequence[Piece]]:
-        """The rows collected so far as a batch that begins with `seq`: `(rows, first us, last us, pieces)`."""
+        """Return the rows collected so far as a batch that begins with `seq`: `(rows, first us, last us, pieces)`."""
         ...
 
 
@@ -200,7 +200,7 @@ def _address(data: bytes | memoryview) -> int | None:
 def _measured(
     rows: int, no_topic: int, no_subtopic: int, no_uid: int, topic: int, subtopic: int, uid: int, payload: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The nulls of each column and the bytes of each buffer, in the order of the journal's columns."""
+    """Return the nulls of each column and the bytes of each buffer, in the order of the journal's columns."""
     bits, offsets, longs = (rows + 7) >> 3, (rows + 1) * 4, rows * 8
     topics = bits if no_topic else 0, offsets, topic
     subtopics = bits if no_subtopic else 0, offsets, subtopic
@@ -212,7 +212,7 @@ def _measured(
 
 
 def fastest_columns() -> Columns:
-    """The fastest columns this machine has; `SMQRT_KERNELS=pure` asks for the Python ones."""
+    """Return the fastest columns this machine has; `SMQRT_KERNELS=pure` asks for the Python ones."""
     if os.environ.get("SMQRT_KERNELS") == "pure":
         return PureColumns()
     try:
@@ -239,12 +239,12 @@ class Gatherer:
         chunk: Any = self._runtime.compile(source)
         offsets, constant = header_layout()
         table = self._runtime.table_from([one for part in constant for one in part])
-        functions = chunk(_MOST_BATCHES, HEADER_BYTES, *offsets, table)
+        functions = chunk(_MAX_BATCHES, HEADER_BYTES, *offsets, table)
         self._survey, self._nulls, self._bits, self._numbers, self._text_bytes, self._texts = functions
         self._error: Any = lupa.LuaError
 
     def batches(self, data: memoryview, schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yields pyarrow.RecordBatches of about `batch_rows` rows.
+        """Yield pyarrow.RecordBatches of about `batch_rows` rows.
 
         Args:
             data: whole batches of a segment.
@@ -291,7 +291,7 @@ _threads = threading.local()
 
 
 def gatherer() -> Gatherer | None:
-    """This thread's kernel, which nobody else may use amidst a batch; None where LuaJIT is not available or
+    """This thread's kernel, which nobody else may use in between a batch; None where LuaJIT is not available or
     `SMQRT_KERNELS=pure` asks for pyarrow alone.
     """
     if "kernel" not in _threads.__dict__:

@@ -23,7 +23,7 @@ from smqrt.journal.remote import HubLink
 RETRY_S = 60.0
 PROGRESS_RETRY_S = 5.0
 _U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
-_LONGEST_NAME = 0xFFFF
+_MAX_NAME_BYTES = 0xFFFF
 PART_BYTES = 1 << 20
 MOST_PAYLOAD_BYTES, MOST_NAME_BYTES = 0xFFF0, 0xFFF7
 """Of a message, and of a topic or subtopic: what its frame can carry (`smqrt.wire.smq`)."""
@@ -39,7 +39,7 @@ OutRow = tuple[bytes, bytes | None, bytes]
 
 
 def commit(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retry_s: float = RETRY_S) -> bool:
-    """Stores and publishes the rows of a micro-batch, once.
+    """Store and publishes the rows of a micro-batch, once.
 
     Args:
         hub: where.
@@ -59,17 +59,17 @@ def commit(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retr
 
 
 def publish(hub: HubAddress, rows: Iterable[OutRow], retry_s: float = RETRY_S) -> None:
-    """Stores and publishes rows that belong to no micro-batch; they are not sent twice.
+    """Store and publishes rows that belong to no micro-batch; they are not sent twice.
 
     Raises:
-        ArgumentError, JournalError: as `commit`; also when the hub went away amidst, so that nobody knows.
+        ArgumentError, JournalError: as `commit`; also when the hub went away in between, so that nobody knows.
     """
     for part in split(rows):
         _hub_link(hub, retry_s).post("publish", encode(part), again=False)
 
 
 def stage(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retry_s: float) -> list[str]:
-    """Gives rows to a hub, which publishes them when they are committed.
+    """Give rows to a hub, which publishes them when they are committed.
 
     Args:
         hub: where.
@@ -100,7 +100,7 @@ def commit_staged(
     retry_s: float,
     before: Callable[[int], None] = lambda number: None,
 ) -> None:
-    """Publishes what was staged for a micro-batch, once, however often and with whatever parts it is called.
+    """Publish what was staged for a micro-batch, once, however often and with whatever parts it is called.
 
     Args:
         hub, query, batch, retry_s: as for `stage`.
@@ -124,7 +124,7 @@ def _commit_part(hub: HubAddress, query: str, batch: int, name: str, part: str, 
 
 
 def last_batch(hub: HubAddress, query: str) -> int:
-    """Returns the number of the last micro-batch of a query that was committed; -1 when there is none.
+    """Return the number of the last micro-batch of a query that was committed; -1 when there is none.
 
     Args:
         hub: where; with a folder, the hub itself needn't run.
@@ -156,7 +156,7 @@ def report_progress(
     retry_s: float = PROGRESS_RETRY_S,
     results: bool = True,
 ) -> None:
-    """Says how far a query has come: retention keeps what it has yet to read.
+    """Say how far a query has come: retention keeps what it has yet to read.
 
     Args:
         hub: where; with a folder, the hub itself needn't run.
@@ -185,7 +185,7 @@ def report_progress(
 def ask_hub(
     hub: HubAddress, action: str, values: Mapping[str, object], body: bytes, name: str, kind: type[T], retry_s: float
 ) -> T:
-    """Returns what a hub says to a request that may be repeated.
+    """Return what a hub says to a request that may be repeated.
 
     Args:
         hub: where.
@@ -209,7 +209,7 @@ _threads = threading.local()
 
 
 def _hub_link(hub: HubAddress, retry_s: float) -> HubLink:
-    """Returns this thread's connection: queries of one process don't wait for each other."""
+    """Return this thread's connection: queries of one process don't wait for each other."""
     links: dict[HubAddress, HubLink] = _threads.__dict__.setdefault("links", {})
     link = links.setdefault(hub, HubLink(hub.find, retry_s))
     link.retry_s = retry_s
@@ -220,7 +220,7 @@ def _hub_link(hub: HubAddress, retry_s: float) -> HubLink:
 
 
 def parts(query: str, rows: Sequence[OutRow], most_bytes: int = PART_BYTES) -> Iterator[tuple[str, Sequence[OutRow]]]:
-    """Yields the rows of a micro-batch in parts, each for a commit under a name of its own: `(query, rows)`.
+    """Yield the rows of a micro-batch in parts, each for a commit under a name of its own: `(query, rows)`.
 
     When there is more than one, the parts are of the rows in order: Spark may give the same rows in another order when
     it does the micro-batch again, and each part must be what it was.
@@ -237,14 +237,14 @@ def parts(query: str, rows: Sequence[OutRow], most_bytes: int = PART_BYTES) -> I
 
 
 def is_one_part(rows: Sequence[OutRow], most_bytes: int = PART_BYTES) -> bool:
-    """Whether rows are few enough for one commit."""
+    """Return whether rows are few enough for one commit."""
     return len(rows) <= MOST_ROWS and sum(map(size_bytes, rows)) <= most_bytes
 
 
 def sorted_parts(
     query: str, rows: Iterable[OutRow], most_bytes: int = PART_BYTES
 ) -> Iterator[tuple[str, Sequence[OutRow]]]:
-    """Yields what `parts` does, of rows that come in the order of `order`, without ever having all of them.
+    """Yield what `parts` does, of rows that come in the order of `order`, without ever having all of them.
 
     Rows that are few enough for one part make the same one as there, so that a micro-batch may be repeated either way.
     The part under the query's own name comes last: a hub that has it has all of them.
@@ -261,12 +261,12 @@ def sorted_parts(
 
 
 def order(row: OutRow) -> tuple[bytes, bytes, bytes]:
-    """Returns what messages of a micro-batch that is cut are sorted by."""
+    """Return what messages of a micro-batch that is cut are sorted by."""
     return row[0], row[1] or b"", row[2]
 
 
 def split(rows: Iterable[OutRow], most_bytes: int = PART_BYTES) -> Iterator[list[OutRow]]:
-    """Yields rows as they come, as many together as one commit takes; at least one list."""
+    """Yield rows as they come, as many together as one commit takes; at least one list."""
     part: list[OutRow] = []
     in_part_bytes = 0
     for row in rows:
@@ -279,7 +279,7 @@ def split(rows: Iterable[OutRow], most_bytes: int = PART_BYTES) -> Iterator[list
 
 
 def size_bytes(row: OutRow) -> int:
-    """Returns how many bytes a row is in a commit."""
+    """Return how many bytes a row is in a commit."""
     return len(row[0]) + len(row[1] or b"") + len(row[2]) + _ROW_BYTES
 
 
@@ -287,7 +287,7 @@ def size_bytes(row: OutRow) -> int:
 
 
 def encode(rows: Iterable[OutRow]) -> bytes:
-    """Returns the body of a commit: per row the topic, the subtopic and the payload, each behind its length.
+    """Return the body of a commit: per row the topic, the subtopic and the payload, each behind its length.
 
     Raises:
         ArgumentError: a topic is empty or too long.
@@ -295,8 +295,8 @@ def encode(rows: Iterable[OutRow]) -> bytes:
     pieces: list[bytes] = []
     for number, (topic, subtopic, payload) in enumerate(rows, 1):
         below = subtopic or b""
-        if not topic or max(len(topic), len(below)) > _LONGEST_NAME:
-            raise ArgumentError(f"row {number}: its topic is empty, or a name is longer than {_LONGEST_NAME} bytes.")
+        if not topic or max(len(topic), len(below)) > _MAX_NAME_BYTES:
+            raise ArgumentError(f"row {number}: its topic is empty, or a name is longer than {_MAX_NAME_BYTES} bytes.")
         pieces += _U16.pack(len(topic)), topic, _U16.pack(len(below)), below, _U32.pack(len(payload)), payload
     return b"".join(pieces)
 
@@ -317,7 +317,7 @@ class RowDecoder:
         self.count = 0
 
     def feed(self, piece: bytes) -> Iterator[OutRow]:
-        """Takes the next piece; yields the records that it completes, so that others may have their turn in between.
+        """Take the next piece; yield the records that it completes, so that others may have their turn in between.
 
         Raises:
             ArgumentError: a record has no topic, or too long a payload.
@@ -331,7 +331,7 @@ class RowDecoder:
         self._rest = data[at:]
 
     def finish(self) -> None:
-        """Says that the body has ended.
+        """Say that the body has ended.
 
         Raises:
             ArgumentError: it did so inside a record.
@@ -366,7 +366,7 @@ class RowDecoder:
 
 
 def _record(data: bytes, at: int) -> OutRow:
-    """The whole record at `at`."""
+    """Return the whole record at `at`."""
     subtopic_at = at + 4 + int(_U16.unpack_from(data, at)[0])
     payload_at = subtopic_at + 4 + int(_U16.unpack_from(data, subtopic_at - 2)[0])
     topic = data[at + 2 : subtopic_at - 2]

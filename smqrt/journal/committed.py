@@ -28,16 +28,16 @@ from smqrt.journal.files import age_s, crc32, is_journal, make_folder, sync_fold
 
 log = logging.getLogger("smqrt.journal")
 
-MOST_QUERIES = 50_000
+MAX_QUERIES = 50_000
 """Names under which a hub remembers commits; a micro-batch of many MiB has one for each part."""
 COMMITS_FILE = "txn.json"
 """In a node's folder. Once there was one for all nodes, in the journal's folder; it is still looked at."""
 _THROUGH = "@through"  # among the queries, none of which has such a name
 _NEWEST = 2  # segments with rows: the one that was written to, and the one before it, which may not have been sealed
 STAGED_FOLDER = "staged"
-MOST_STAGED_BYTES = 2 << 30
+MAX_STAGED_BYTES = 2 << 30
 """Of all parts that wait in a journal."""
-LEAST_STAGED_BYTES = 16 << 10
+MIN_PART_BYTES = 16 << 10
 """A part counts as so long at least: a file of one row isn't free either."""
 STALE_S = 86400.0
 """Parts that nobody has sealed are in nobody's results after so long."""
@@ -67,38 +67,38 @@ class CommittedBatches:
         return len(self._last)
 
     def last(self, query: str) -> int:
-        """Returns the last batch of a query; -1 when there is none."""
+        """Return the last batch of a query; -1 when there is none."""
         return self._last.get(query, -1)
 
     def note(self, query: str, batch: int) -> None:
-        """Takes note of a commit."""
+        """Take note of a commit."""
         self._last.pop(query, None)  # it goes to the end
         self._last[query] = batch
         self._shorten()
 
     def learn(self, more: Mapping[str, int]) -> None:
-        """Takes note of commits to other hubs."""
+        """Take note of commits to other hubs."""
         add_later(self._last, more)
         self._shorten()
 
     def all(self) -> dict[str, int]:
-        """Returns a copy: queries in the order of their last commits, and their last batches."""
+        """Return a copy: queries in the order of their last commits, and their last batches."""
         return dict(self._last)
 
     def _shorten(self) -> None:
-        while len(self._last) > MOST_QUERIES:
+        while len(self._last) > MAX_QUERIES:
             del self._last[next(iter(self._last))]
             if not self.forgotten:
                 log.warning(
                     "the journal knows commits of %d queries, and forgets those that have committed nothing for "
                     "longest: a micro-batch of theirs that is repeated now is published twice",
-                    MOST_QUERIES,
+                    MAX_QUERIES,
                 )
             self.forgotten += 1
 
 
 def last_batches(journal: Path) -> dict[str, int]:
-    """Returns the last committed batch of each query. Hubs may write to the journal meanwhile.
+    """Return the last committed batch of each query. Hubs may write to the journal meanwhile.
 
     Args:
         journal: its folder.
@@ -115,13 +115,13 @@ def last_batches(journal: Path) -> dict[str, int]:
 
 
 def add_later(known: dict[str, int], more: Mapping[str, int]) -> None:
-    """Adds to `known` what `more` knows of later batches."""
+    """Add to `known` what `more` knows of later batches."""
     for query, batch in more.items():
         known[query] = max(batch, known.get(query, batch))
 
 
 def load_snapshot(folder: Path) -> dict[str, int]:
-    """Returns the last batch of each query as a node's snapshot has it.
+    """Return the last batch of each query as a node's snapshot has it.
 
     Args:
         folder: `<journal>/wal/<node>`.
@@ -136,7 +136,7 @@ def load_snapshot(folder: Path) -> dict[str, int]:
 
 
 def save_snapshot(folder: Path, batches: Mapping[str, int], through: int) -> None:
-    """Writes the snapshot of a node.
+    """Write the snapshot of a node.
 
     Args:
         folder: `<journal>/wal/<node>`.
@@ -163,7 +163,7 @@ class OtherNodes:
         self._snapshots: dict[Path, tuple[int, ...]] = {}
 
     def are_there(self) -> bool:
-        """Says whether the journal has other nodes.
+        """Return whether the journal has other nodes.
 
         Raises:
             OSError: its folder can't be read.
@@ -172,7 +172,7 @@ class OtherNodes:
             return any(one.name != self._node for one in found if one.is_dir())
 
     def news(self) -> dict[str, int]:
-        """Returns the last batch of each query that was committed since the last call. Raises as `last_batches`."""
+        """Return the last batch of each query that was committed since the last call. Raises as `last_batches`."""
         found: dict[str, int] = {}
         for folder in (path for path in self._wal.iterdir() if path.is_dir() and path.name != self._node):
             add_later(found, self._of(folder))
@@ -208,7 +208,7 @@ def _since(paths: list[Path], seq: int) -> dict[str, int]:
 
 
 def batches_of_segment(path: Path, since: int = 0) -> dict[str, int]:
-    """Returns the last batch of each query that has rows in a segment.
+    """Return the last batch of each query that has rows in a segment.
 
     Args:
         path: of the segment.
@@ -233,7 +233,7 @@ def batches_of_segment(path: Path, since: int = 0) -> dict[str, int]:
 
 
 def _end(path: Path) -> int:
-    """Returns the number behind the last row of a segment."""
+    """Return the number after the last row of a segment."""
     try:
         with path.with_suffix(segment.INDEXED).open("rb") as file:
             batches = os.fstat(file.fileno()).st_size // segment.INDEX.size
@@ -254,7 +254,7 @@ def _of_node(folder: Path) -> dict[str, int]:
 
 
 def _unsaved(folder: Path) -> Iterable[Path]:
-    """Returns the segments that may have commits which the node's snapshot lacks."""
+    """Return the segments that may have commits which the node's snapshot lacks."""
     through = _read(folder / COMMITS_FILE).get(_THROUGH)
     if through is not None:
         paths = segment.paths(folder)
@@ -294,7 +294,7 @@ def _read(path: Path) -> dict[str, int]:
 
 
 def checked_part(name: object) -> str:
-    """Returns the name of a part; raises ArgumentError when it is none."""
+    """Return the name of a part; raises ArgumentError when it is invalid."""
     if isinstance(name, str) and _PART.fullmatch(name):
         return name
     raise ArgumentError(f"part: {str(name)[:100]!r} is no name of a part, such as 0123456789abcdef.0.")
@@ -313,7 +313,7 @@ class StagedResults:
         self._waiting_bytes = -1
 
     def put(self, query: str, batch: int, part: str, rows: bytes) -> None:
-        """Keeps a part.
+        """Keep a part.
 
         Args:
             query, batch, part: whose it is, and its name.
@@ -331,10 +331,10 @@ class StagedResults:
         except OSError as error:
             raise JournalError(f"{folder} can't be written: {error.strerror}; make room on the disk.") from None
         if self._waiting_bytes >= 0:  # else another thread has forgotten something: it is counted anew
-            self._waiting_bytes += max(len(rows), LEAST_STAGED_BYTES)
+            self._waiting_bytes += max(len(rows), MIN_PART_BYTES)
 
     def seal(self, query: str, batch: int, parts: Sequence[str]) -> list[str]:
-        """Decides, for good, which parts are the results of a micro-batch.
+        """Decide, for good, which parts are the results of a micro-batch.
 
         Args:
             query, batch: whose they are.
@@ -366,7 +366,7 @@ class StagedResults:
         sync_folder(folder)
 
     def open(self, query: str, batch: int, part: str) -> IO[bytes]:
-        """Opens the rows of a part.
+        """Open the rows of a part.
 
         Raises:
             ArgumentError: there is no such part.
@@ -377,7 +377,7 @@ class StagedResults:
             raise ArgumentError(f"part: {part} is not staged; stage the micro-batch again.") from None
 
     def forget(self, query: str, batch: int) -> None:
-        """Removes what was staged for a micro-batch, and for those before it."""
+        """Remove what was staged for a micro-batch, and for those before it."""
         for folder in self._batches(self._folder / query):
             if int(folder.name) <= batch:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -390,11 +390,11 @@ class StagedResults:
     def _make_room(self, more_bytes: int) -> None:
         if self._waiting_bytes < 0:
             self._waiting_bytes = sum(self._sizes())
-        if self._waiting_bytes + more_bytes <= MOST_STAGED_BYTES:
+        if self._waiting_bytes + more_bytes <= MAX_STAGED_BYTES:
             return
         self._remove_stale()
         self._waiting_bytes = sum(self._sizes())
-        if self._waiting_bytes + more_bytes > MOST_STAGED_BYTES:
+        if self._waiting_bytes + more_bytes > MAX_STAGED_BYTES:
             raise JournalError(
                 f"{self._folder} has {self._waiting_bytes >> 20} MiB of results that nobody has committed yet; let "
                 "their streams go on, or give this one a smaller maxBytesPerTrigger."
@@ -411,7 +411,7 @@ class StagedResults:
         for query in self._queries():
             for folder in self._batches(query):
                 with suppress(FileNotFoundError), os.scandir(folder) as files:
-                    yield from (max(file.stat().st_size, LEAST_STAGED_BYTES) for file in files)
+                    yield from (max(file.stat().st_size, MIN_PART_BYTES) for file in files)
 
     def _queries(self) -> list[Path]:
         return list(self._folder.iterdir()) if self._folder.is_dir() else []

@@ -129,7 +129,7 @@ def compact(
 
 
 def rows_to_compact(journal: Path, options: CompactOptions = CompactOptions()) -> int:
-    """Returns how many rows `compact` would take from segments."""
+    """Return how many rows `compact` would take from segments."""
     through, rows = manifest.load(journal).nodes, 0
     for folder in segment.node_folders(journal):
         wanted = (one for one in sealed(folder, options) if one.end > through.get(folder.name, 0))
@@ -256,7 +256,7 @@ class _Run:
                 changes.settled[node] = below
 
     def _fit(self, one: DataFile, other: DataFile) -> bool:
-        """Whether two files have the same columns, and those that Spark has to make can be made."""
+        """Return whether two files have the same columns, and those that Spark has to make can be made."""
         paths = [self._journal / file.path for file in (one, other)]
         if not self._options.shred and any(map(parquet_files.has_variant, paths)):
             self._is_held_up = True  # until a run that has Spark
@@ -296,7 +296,7 @@ class _Run:
         files.sync_folder(folder)
 
     def _is_over(self, state: Manifest, node: str, one: _Sealed) -> bool:
-        """Whether the grace of a segment is over: it counts from when the files with its rows got their names."""
+        """Return whether the grace of a segment is over: it counts from when the files with its rows got their names."""
         holders = state.files(node, segment.first_seq(one.path), one.end)
         return all(_age_s(self._journal / file.path) >= self._options.grace_s for file in holders)
 
@@ -317,7 +317,7 @@ def remove_leftovers(journal: Path, state: Manifest) -> list[Path]:
 
 
 def sealed(folder: Path, options: CompactOptions = CompactOptions()) -> list[_Sealed]:
-    """Returns the segments of a node nobody appends to, oldest first: all but the newest, and that too if asked.
+    """Return the segments of a node nobody appends to, oldest first: all but the newest, and that too if asked.
 
     Raises:
         JournalError: the batches of one don't lead to the next.
@@ -379,7 +379,7 @@ def _by_hour(group: Sequence[_Sealed]) -> Iterator[_Piece]:
 
 
 def _batches(one: _Sealed) -> Iterator[tuple[segment.BatchEntry, Any, str]]:
-    """Yields (entry, batch, broker) of a segment, each batch checked before: the segment will go."""
+    """Yield (entry, batch, broker) of a segment, each batch checked before: the segment will go."""
     from pyarrow import ipc, memory_map
 
     entries = segment.read_index(one.path)
@@ -401,7 +401,7 @@ def _batches(one: _Sealed) -> Iterator[tuple[segment.BatchEntry, Any, str]]:
 
 
 def _commits_are_known(path: Path) -> bool:
-    """Whether the snapshot has every commit of a segment: without, the hub would take such a batch once more."""
+    """Return whether the snapshot has every commit of a segment: without, the hub would take such a batch once more."""
     known = committed.load_snapshot(path.parent)
     return all(known.get(query, -1) >= batch for query, batch in committed.batches_of_segment(path).items())
 
@@ -411,7 +411,7 @@ def _damaged(path: Path, what: str) -> JournalError:
 
 
 def arguments(settings: JournalSettings) -> list[str]:
-    """Returns the words behind `smqrt` that compact a hub's journal as its settings say, until they are stopped.
+    """Return the words behind `smqrt` that compact a hub's journal as its settings say, until they are stopped.
 
     Args:
         settings: of the journal; `compact` is there.

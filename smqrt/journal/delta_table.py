@@ -57,7 +57,7 @@ class UpdatedTable(NamedTuple):
 
 
 def import_deltalake() -> ModuleType:
-    """Returns the module deltalake.
+    """Return the module deltalake.
 
     Raises:
         JournalError: it is missing.
@@ -70,13 +70,13 @@ def import_deltalake() -> ModuleType:
 
 
 def one_line(error: Exception) -> str:
-    """Returns what an error of deltalake says, which has lines and colours, as the end of a sentence."""
+    """Return what an error of deltalake says, which has lines and colours, as the end of a sentence."""
     lines = (_COLOUR.sub("", line).strip(" ↳\t.") for line in str(error).splitlines())
     return ": ".join(filter(None, lines)) or type(error).__name__
 
 
 def update_table(journal: Path) -> UpdatedTable:
-    """Makes the Delta table of a journal, or brings it up to date.
+    """Make the Delta table of a journal, or brings it up to date.
 
     Args:
         journal: the journal's folder.
@@ -107,18 +107,18 @@ def _update_table(deltalake: ModuleType, journal: Path) -> UpdatedTable:
 
 
 def table_files(journal: Path) -> dict[str, DataFile]:
-    """Returns the compacted files of a journal by the paths that they have in its table."""
+    """Return the compacted files of a journal by the paths that they have in its table."""
     return {file.path.removeprefix(f"{TABLE}/"): file for file in manifest.load(journal).all_files()}
 
 
 def create_table(deltalake: ModuleType, location: Path | str, schema: Schema) -> DeltaTable:
-    """Makes a table without rows, and returns it."""
+    """Make a table without rows, and return it."""
     made: DeltaTable = deltalake.DeltaTable.create(location, schema, partition_by=list(_FOLDERS), name="messages")
     return made
 
 
 def commit_files(table: DeltaTable, schema: Schema, added: Mapping[str, DataFile], removed: Sequence[str]) -> None:
-    """Adds files to a table and takes others off, in one commit.
+    """Add files to a table and takes others off, in one commit.
 
     Args:
         table: deltalake's.
@@ -137,7 +137,7 @@ def _known_paths(table: Any) -> set[str]:
 
 
 def table_schema(deltalake: ModuleType, table: DeltaTable | None, paths: Iterable[Path]) -> Schema:
-    """Returns the columns of rows, those of the folders, and typed JSON where all files that have it have it alike.
+    """Return the columns of rows, those of the folders, and typed JSON where all files that have it have it alike.
 
     Args:
         deltalake: the module.
@@ -191,7 +191,7 @@ def _statistics(file: DataFile) -> str:
 
 
 def milliseconds(ts_us: int) -> str:
-    """Returns a time as Delta has it: milliseconds, cut off."""
+    """Return a time as Delta has it: milliseconds, cut off."""
     return f"{iso(ts_us)[:23]}Z"
 
 
@@ -221,7 +221,7 @@ class _Span(NamedTuple):
 
 
 def update_copy(journal: Path, to: str, on_files: Callable[[int], object] = lambda count: None) -> UpdatedTable:
-    """Copies what is new into the Delta table, or makes it.
+    """Copy what is new into the Delta table, or makes it.
 
     Args:
         journal: the journal's folder.
@@ -268,7 +268,7 @@ def _update_copy(deltalake: ModuleType, journal: Path, to: str, on_files: Callab
 
 
 def _known(table: Any, to: str) -> dict[str, _Span]:
-    """The files of the table and what is in them, which our commits have said."""
+    """Return the files of the table and what is in them, which our commits have said."""
     import pyarrow
 
     if table is None:
@@ -285,7 +285,7 @@ def _span(node: str, first: int, last: int, earliest: Any, latest: Any) -> _Span
 
 
 def _joined(known: Mapping[str, _Span], fresh: Mapping[str, DataFile], to: str) -> dict[str, list[str]]:
-    """Returns which files of the table each new one takes the place of."""
+    """Return which files of the table each new one takes the place of."""
     found: dict[str, list[str]] = {}
     for path, file in fresh.items():
         span = _Span.of(file)
@@ -301,7 +301,7 @@ def _joined(known: Mapping[str, _Span], fresh: Mapping[str, DataFile], to: str) 
 
 
 def _schema(deltalake: ModuleType, table: Any, paths: list[Path], to: str) -> Any:
-    """The columns of the table; typed JSON is one of them when it was made with it."""
+    """Return the columns of the table; typed JSON is one of them when it was made with it."""
     if table is None:
         return table_schema(deltalake, None, paths)
     now = _json(table.schema())

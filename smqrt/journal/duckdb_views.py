@@ -78,7 +78,7 @@ class DuckDB:
         self._thread.shutdown()
 
     def run(self, sql: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """Answers a question.
+        """Answer a question.
 
         Args:
             sql: a statement; of several the last one gives the rows.
@@ -98,13 +98,13 @@ class DuckDB:
         return found.schema, self._told(found)
 
     def cancel(self) -> None:
-        """Ends the question under way; its thread gets a JournalError."""
+        """End the question under way; its thread gets a JournalError."""
         self._stream.stopped = True
         with suppress(self._duckdb.Error):  # it has ended meanwhile
             self._connection.interrupt()
 
     def share(self) -> float:
-        """Returns how much of the question is done, about: 0 to 1."""
+        """Return how much of the question is done, about: 0 to 1."""
         compacted = max(0.0, self._connection.query_progress()) / 100 * self._compacted_rows
         return float(min(1.0, (compacted + self._stream.read_rows) / max(1, self._compacted_rows + self._stream.rows)))
 
@@ -120,7 +120,7 @@ class DuckDB:
             yield batch
 
     def _tell(self, work: Any) -> Any:
-        """Does something; what DuckDB says of it becomes one sentence."""
+        """Do something; what DuckDB says of it becomes one sentence."""
         try:
             return work()
         except (self._duckdb.Error, OSError, ValueError) as error:  # the last two are pyarrow's
@@ -158,7 +158,7 @@ class DuckDB:
         return f"read_parquet([{names}], union_by_name = true, hive_partitioning = {str(folders).lower()})"
 
     def _where(self, chunks: Iterable[Chunk]) -> str:
-        """The rows of a plan; a file may have others."""
+        """Return the rows of a plan; a file may have others."""
         bounds: dict[str, tuple[int, int]] = {}
         for chunk in chunks:
             first, last = bounds.get(chunk.node, (chunk.start, chunk.end))
@@ -208,7 +208,7 @@ class _Stream:
         return reader.__arrow_c_stream__(requested_schema)
 
     def _batches(self) -> Iterator[Any]:
-        """What DuckDB asks for in threads of its own, in which LuaJIT's kernel must not run."""
+        """Return what DuckDB asks for in threads of its own, in which LuaJIT's kernel must not run."""
         batches = self._read()
         while (batch := self._thread.submit(next, batches, None).result()) is not None:
             yield batch
@@ -247,7 +247,7 @@ _NO_TABLE = re.compile(r"Table with name (\S+) does not exist")
 
 
 def _sentence(error: Exception) -> str:
-    """What DuckDB says, without the place in the text that it draws."""
+    """Return what DuckDB says, without the place in the text that it draws."""
     if missing := _NO_TABLE.search(str(error)):
         return (
             f"There is no table or view {missing[1]}: the messages of the journal are in the view messages, those of "

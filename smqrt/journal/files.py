@@ -35,7 +35,7 @@ _FUTURE_S = 60.0
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and those above it that are missing; what is there keeps its mode.
+    """Make a folder and those above it that are missing; what is there keeps its mode.
 
     Raises:
         OSError: it can't be made.
@@ -48,7 +48,7 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def there(folder: Path) -> Iterator[None]:
-    """Makes sure that a folder is there before and after something in it is looked at: what is listed while it is being
+    """Make sure that a folder is there before and after something in it is looked at: what is listed while it is being
     moved looks as if there were nothing.
 
     Raises:
@@ -63,12 +63,12 @@ def there(folder: Path) -> Iterator[None]:
 
 
 def is_journal(folder: Path) -> bool:
-    """Says whether there is a journal in a folder: one that is empty is what remains when a volume is unmounted."""
+    """Return whether there is a journal in a folder: one that is empty is what remains when a volume is unmounted."""
     return any((folder / name).exists() for name in ("wal", "manifest.json"))
 
 
 def touch(path: Path) -> None:
-    """Makes a file that only its owner can read, for those who open it by name; one that is there stays as it is.
+    """Make a file that only its owner can read, for those who open it by name; one that is there stays as it is.
 
     Raises:
         OSError: it can't be made.
@@ -77,7 +77,7 @@ def touch(path: Path) -> None:
 
 
 def age_s(path: Path) -> float:
-    """Returns how long ago a file was changed, seconds. One that was changed in the future, by a clock that was wrong,
+    """Return how long ago a file was changed, seconds. One that was changed in the future, by a clock that was wrong,
     counts from now on.
 
     Raises:
@@ -101,7 +101,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_beside(path: Path, content: bytes, sync: bool = True) -> Path:
-    """Writes a file beside the one that is meant, and returns its path: to be linked or renamed when it is whole.
+    """Write a file beside the one that is meant, and return its path: to be linked or renamed when it is whole.
 
     Args:
         path: the file that is meant.
@@ -127,7 +127,7 @@ def write_beside(path: Path, content: bytes, sync: bool = True) -> Path:
 
 
 def write_whole(path: Path, content: bytes, sync: bool = True) -> None:
-    """Writes a file that is whole or as before, whatever happens. Arguments and errors as for `write_beside`."""
+    """Write a file that is whole or as before, whatever happens. Arguments and errors as for `write_beside`."""
     beside = write_beside(path, content, sync)
     try:
         os.replace(beside, path)
@@ -148,7 +148,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def crc32_of_file(path: Path) -> int:
-    """Returns the CRC-32 of a file.
+    """Return the CRC-32 of a file.
 
     Raises:
         OSError: it can't be read.
@@ -161,13 +161,13 @@ def crc32_of_file(path: Path) -> int:
 
 
 def crc32_of_footer(path: Path) -> int:
-    """Returns the CRC-32 of a Parquet file's footer, with what stands behind it. Raises as `footer`."""
+    """Return the CRC-32 of a Parquet file's footer, with what stands behind it. Raises as `footer`."""
     with path.open("rb") as file:
         return crc32(footer(file))
 
 
 def footer(file: IO[bytes]) -> bytes:
-    """Returns the footer of a Parquet file, with what stands behind it.
+    """Return the footer of a Parquet file, with what stands behind it.
 
     Raises:
         ValueError: there is none.
@@ -185,7 +185,7 @@ def footer(file: IO[bytes]) -> bytes:
 
 
 def check_footer(file: IO[bytes], known: int | None) -> None:
-    """Compares the footer of a Parquet file with its checksum, where that is known.
+    """Compare the footer of a Parquet file with its checksum, where that is known.
 
     Raises:
         ValueError: it's damaged.
@@ -211,23 +211,23 @@ MOVED = "was moved, removed or unmounted; bring it back."
 
 
 def scheme(location: Path | str) -> str:
-    """Returns the scheme of a URI in lower case, such as "s3a"; "" for a path."""
+    """Return the scheme of a URI in lower case, such as "s3a"; "" for a path."""
     found = _SCHEME.match(str(location))
     return found[1].lower() if found else ""
 
 
 def is_address(location: Path | str) -> bool:
-    """Whether it is the http(s) address of a journal on a hub."""
+    """Return whether it is the http(s) address of a journal on a hub."""
     return str(location).startswith(("http://", "https://"))
 
 
 def is_elsewhere(location: Path | str) -> bool:
-    """Whether it is a URI of something that is not a folder of this machine."""
+    """Return whether it is a URI of something that is not a folder of this machine."""
     return scheme(location) not in ("", "file")
 
 
 def local_folder(location: Path | str, what: str, remedy: str) -> Path:
-    """Returns the folder of this machine that a path, or a URI such as file:///mnt/x, names.
+    """Return the folder of this machine that a path, or a URI such as file:///mnt/x, names.
 
     As in Hadoop and Spark, nothing in a URI is unescaped: `%20` is three characters of a name.
 
@@ -248,7 +248,7 @@ def local_folder(location: Path | str, what: str, remedy: str) -> Path:
 
 
 def filesystem(location: Path | str) -> tuple[fs.FileSystem, str]:
-    """Returns the pyarrow.fs.FileSystem of a path or URI, and the path there.
+    """Return the pyarrow.fs.FileSystem of a path or URI, and the path there.
 
     Raises:
         ArgumentError: pyarrow doesn't know the scheme.
@@ -267,7 +267,7 @@ def filesystem(location: Path | str) -> tuple[fs.FileSystem, str]:
 
 
 def journal_folder(location: Path | str) -> Path:
-    """Returns the folder of a journal.
+    """Return the folder of a journal.
 
     Args:
         location: a path or a file URI, and no address on a hub.
@@ -281,7 +281,7 @@ def journal_folder(location: Path | str) -> Path:
 
 
 def state_folder(location: Path | str) -> Path:
-    """Returns the folder of the state of pipelines; arguments and errors as for `journal_folder`."""
+    """Return the folder of the state of pipelines; arguments and errors as for `journal_folder`."""
     remedy = "name a folder, on storage that is mounted where a cluster has to see it; tables take URIs, with --tables"
     return local_folder(location, "--state", remedy)
 
@@ -302,7 +302,7 @@ class Endpoint(NamedTuple):
 
 
 def checked_url(url: str) -> str:
-    """Returns the address of a journal on a hub.
+    """Return the address of a journal on a hub.
 
     Raises:
         JournalError: it isn't one.
@@ -320,7 +320,7 @@ def checked_url(url: str) -> str:
 
 
 def trusted_certificates(cafile: str | None) -> str | None:
-    """Returns certificates to trust, as text, so that others need no such file.
+    """Return certificates to trust, as text, so that others need no such file.
 
     Args:
         cafile: a PEM file, or what it holds.
@@ -352,7 +352,7 @@ class HubAddress:
 
     @classmethod
     def of(cls, location: Path | str, token: str | None = None, cafile: str | None = None) -> HubAddress:
-        """Returns the address of a journal's hub; the hub may be away.
+        """Return the address of a journal's hub; the hub may be away.
 
         Args:
             location: the journal's folder, or its address on the hub.
@@ -370,7 +370,7 @@ class HubAddress:
         )
 
     def find(self) -> Endpoint:
-        """Returns the address as it is now.
+        """Return the address as it is now.
 
         Raises:
             JournalError: no hub serves the journal.
@@ -389,7 +389,7 @@ class HubAddress:
 
 
 def with_token(url: str, token: str | None) -> str:
-    """Returns a token that there is.
+    """Return a token that there is.
 
     Raises:
         JournalError: there is none.

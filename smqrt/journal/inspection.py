@@ -53,7 +53,7 @@ class RecordedRow(NamedTuple):
 def in_order(
     journal: Journal, start: Offsets, end: Offsets, topics: Sequence[str] | None = None
 ) -> Iterator[RecordedRow]:
-    """Yields the rows of all nodes from `start` to `end` (exclusive), by time, each node's in their sequence."""
+    """Yield the rows of all nodes from `start` to `end` (exclusive), by time, each node's in their sequence."""
 
     def of(node: str, last: int) -> Iterator[RecordedRow]:
         return (RecordedRow(node, row) for row in journal.rows({node: start.get(node, 0)}, {node: last}, topics))
@@ -62,7 +62,7 @@ def in_order(
 
 
 def latest(journal: Journal, end: Offsets, count: int, topics: Sequence[str] | None = None) -> list[RecordedRow]:
-    """Returns the last `count` rows before `end`, oldest first. It reads backwards, so that the rest stays unread."""
+    """Return the last `count` rows before `end`, oldest first. It reads backwards, so that the rest stays unread."""
     begin = journal.begin()
     rows: list[RecordedRow] = []
     for node, last in end.items():
@@ -84,7 +84,7 @@ def _last_of(journal: Journal, node: str, begin: int, end: int, count: int, topi
 
 
 def follow(journal: Journal, start: Offsets, topics: Sequence[str] | None = None) -> Iterator[RecordedRow]:
-    """Yields rows from `start` on as they are written, without end."""
+    """Yield rows from `start` on as they are written, without end."""
     while True:
         end = journal.wait(start, _WAIT_S)
         if any(last > start.get(node, 0) for node, last in end.items()):
@@ -96,12 +96,12 @@ def follow(journal: Journal, start: Offsets, topics: Sequence[str] | None = None
 
 
 def words(flags: int) -> list[str]:
-    """Returns the names of the flags that are set, such as ["direct", "assembled"]."""
+    """Return the names of the flags that are set, such as ["direct", "assembled"]."""
     return [word for flag, word in _FLAG_WORDS.items() if flags & flag]
 
 
 def as_line(recorded: RecordedRow) -> str:
-    """Returns a row for a terminal: time, topic, uid, payload and flags."""
+    """Return a row for a terminal: time, topic, uid, payload and flags."""
     row = recorded.row
     where = row.topic if row.topic is not None else f"(to {row.tid})"
     where = f"{where} ({row.subtopic})" if row.subtopic else where
@@ -118,7 +118,7 @@ def _visible(payload: bytes) -> str:
 
 
 def as_fields(recorded: RecordedRow) -> dict[str, object]:
-    """Returns a row as JSON has it: the payload as text, or as `payload_hex` when it is not UTF-8."""
+    """Return a row as JSON has it: the payload as text, or as `payload_hex` when it is not UTF-8."""
     row = recorded.row
     fields: dict[str, object] = {"node": recorded.node, "seq": row.seq, "ts": iso(row.ts_us), "topic": row.topic}
     fields |= {"tid": row.tid, "subtopic": row.subtopic, "stid": row.stid, "ptid": row.ptid, "uid": row.uid}
@@ -163,14 +163,14 @@ class JournalStats:
     stale_readers: dict[str, str] = field(default_factory=dict)
 
     def as_fields(self) -> dict[str, object]:
-        """Returns the figures as JSON has them."""
+        """Return the figures as JSON has them."""
         fields = asdict(self)
         first, last = fields.pop("first_us"), fields.pop("last_us")
         return fields | {"first": first and iso(first), "last": last and iso(last)}
 
 
 def journal_stats(journal: Journal, count_topics: bool = True) -> JournalStats:
-    """Returns the figures of a journal.
+    """Return the figures of a journal.
 
     Args:
         journal: the journal.
@@ -190,17 +190,17 @@ def journal_stats(journal: Journal, count_topics: bool = True) -> JournalStats:
     if count_topics:
         found.topics = dict(sum((_topics(journal, chunk) for chunk in chunks), Counter[str]()).most_common())
     if not isinstance(journal, RemoteJournal):
-        _readers(journal, found, _MOST_READ if count_topics else results.MOST_READ)
+        _readers(journal, found, _MAX_READ if count_topics else results.MAX_READ)
     return found
 
 
-_MOST_READ = 1_000_000
+_MAX_READ = 1_000_000
 """Rows that are read to tell what waits for a reader, where no index says it: topics are counted row by row, too."""
 
 
-def _readers(journal: Journal, found: JournalStats, most_read: int) -> None:
+def _readers(journal: Journal, found: JournalStats, max_read: int) -> None:
     begin = {node: first for node, (first, _) in found.offsets.items()}
-    now_us, backlog = time.time_ns() // 1000, readers.Backlog(journal, most_read, begin)
+    now_us, backlog = time.time_ns() // 1000, readers.Backlog(journal, max_read, begin)
     for reader in readers.load(journal.path):
         behind = found.readers[reader.name] = backlog.of(reader)
         if behind and reader.silent_s(now_us) > readers.STALE_S:
@@ -234,7 +234,7 @@ def _topics(journal: Journal, chunk: Chunk) -> Counter[str]:
 
 
 def _counted(journal: Journal, chunk: Chunk) -> Iterator[tuple[str, int]]:
-    """Yields (topic, rows) of a chunk, by pyarrow, which takes no time."""
+    """Yield (topic, rows) of a chunk, by pyarrow, which takes no time."""
     import pyarrow
 
     columns = [batch.column("topic") for batch in journal.tables(chunk, ["topic"])]
@@ -342,7 +342,7 @@ def _write_tables(
     opened: Callable[[Any], Any],
     on_rows: OnRows,
 ) -> int:
-    """Writes record batches, merged into larger ones, into what `opened` makes of their schema."""
+    """Write record batches, merged into larger ones, into what `opened` makes of their schema."""
     import pyarrow
 
     schema = tables.schema()

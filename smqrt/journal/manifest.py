@@ -110,17 +110,17 @@ _PAGE_FIELDS = tuple(field.name for field in fields(ManifestPage))
 
 
 def file_from_json(values: JsonObject) -> DataFile:
-    """Returns a file out of its JSON value.
+    """Return a file out of its JSON value.
 
     Raises:
-        TypeError: it's none.
+        TypeError: The value is invalid.
     """
     topics, schemas = values.get("topics"), tuple((pattern, ddl) for pattern, ddl in values.get("schemas", ()))
     return DataFile(**{**values, "topics": None if topics is None else tuple(topics), "schemas": schemas})
 
 
 def page_as_json(page: ManifestPage) -> JsonObject:
-    """Returns what the root holds of a page."""
+    """Return what the root holds of a page."""
     return {name: getattr(page, name) for name in _PAGE_FIELDS}
 
 
@@ -131,7 +131,7 @@ def _file_text(file: DataFile) -> str:
 
 
 def files_between(files: Sequence[DataFile], start: int, end: int) -> Iterator[DataFile]:
-    """Yields those of a page that have numbers from `start` up to, without, `end`."""
+    """Yield those of a page that have numbers from `start` up to but not including `end`."""
     for at in range(bisect_left(files, start, key=lambda file: file.last), len(files)):
         if files[at].first >= end:
             return
@@ -139,7 +139,7 @@ def files_between(files: Sequence[DataFile], start: int, end: int) -> Iterator[D
 
 
 def cut_pages(files: Iterable[DataFile]) -> Iterator[tuple[ManifestPage, bytes, tuple[DataFile, ...]]]:
-    """Yields pages (what the root says, their text, their files) of one node's files, which are in order."""
+    """Yield pages (what the root says, their text, their files) of one node's files, which are in order."""
     some: list[DataFile] = []
     texts: list[str] = []
     size = 0
@@ -166,7 +166,7 @@ def _digest(text: bytes) -> str:
 
 
 def page_of(name: str, files: Sequence[DataFile]) -> ManifestPage:
-    """Returns what the root says of a page with these files, at least one."""
+    """Return what the root says of a page with these files, at least one."""
     return ManifestPage(
         name,
         files[0].node,
@@ -181,7 +181,7 @@ def page_of(name: str, files: Sequence[DataFile]) -> ManifestPage:
 
 
 def parse_page(page: ManifestPage, text: bytes) -> tuple[DataFile, ...]:
-    """Returns the files of a page.
+    """Return the files of a page.
 
     Raises:
         ValueError: the text isn't that of the page.
@@ -196,7 +196,7 @@ def parse_page(page: ManifestPage, text: bytes) -> tuple[DataFile, ...]:
 
 @lru_cache(maxsize=_KEPT_PAGES)
 def load_page(journal: Path, page: ManifestPage) -> tuple[DataFile, ...]:
-    """Returns the files of a page of a journal; the latest pages are kept in memory.
+    """Return the files of a page of a journal; the latest pages are kept in memory.
 
     Raises:
         FileNotFoundError: it was replaced some time ago: read the root anew.
@@ -243,13 +243,13 @@ class Manifest:
         self._pages = {node: list(some) for node, some in groupby(ordered, lambda page: page.node)}
 
     def pages(self, node: str | None = None) -> list[ManifestPage]:
-        """Returns the pages of a node, or of all, ascending."""
+        """Return the pages of a node, or of all, ascending."""
         if node is not None:
             return list(self._pages.get(node, ()))
         return [page for some in self._pages.values() for page in some]
 
     def first(self, node: str) -> int | None:
-        """Returns the lowest number of a node that is in a file; None when there is no file."""
+        """Return the lowest number of a node that is in a file; None when there is no file."""
         some = self._pages.get(node)
         return some[0].first if some else None
 
@@ -260,7 +260,7 @@ class Manifest:
         end: int = EVERYTHING,
         wanted: Callable[[ManifestPage], bool] = lambda page: True,
     ) -> Iterator[DataFile]:
-        """Yields the files of a node that have numbers of a range, ascending.
+        """Yield the files of a node that have numbers of a range, ascending.
 
         Args:
             node: whose.
@@ -279,13 +279,13 @@ class Manifest:
                 yield from files_between(self.read_page(some[at]), start, end)
 
     def all_files(self) -> Iterator[DataFile]:
-        """Yields the files of all nodes; raises as `files`."""
+        """Yield the files of all nodes; raises as `files`."""
         for node in self._pages:
             yield from self.files(node)
 
 
 def parse(values: JsonObject, read_page: ReadPage) -> Manifest:
-    """Returns the manifest out of its JSON value, also one of version 1, which had no pages.
+    """Return the manifest out of its JSON value, also one of version 1, which had no pages.
 
     Args:
         values: the root.
@@ -310,7 +310,7 @@ def parse(values: JsonObject, read_page: ReadPage) -> Manifest:
 
 
 def _of_files(nodes: Mapping[str, int], files: Iterable[DataFile]) -> Manifest:
-    """Returns a manifest whose pages are in memory only."""
+    """Return a manifest whose pages are in memory only."""
     ordered = sorted(files, key=lambda file: (file.node, file.first))
     found: dict[ManifestPage, Sequence[DataFile]] = {}
     for _, of_node in groupby(ordered, lambda file: file.node):
@@ -331,11 +331,11 @@ def _as_json(nodes: Mapping[str, int], listed: Iterable[ManifestPage], settled: 
 # ---- on disk
 
 _known: dict[Path, tuple[tuple[int, int, int], Manifest]] = {}
-_MOST_KNOWN = 8
+_MAX_CACHED_ROOTS = 8
 
 
 def load(journal: Path) -> Manifest:
-    """Reads the manifest of a journal, without its pages; without one, nothing is compacted.
+    """Read the manifest of a journal, without its pages; without one, nothing is compacted.
 
     Raises:
         JournalError: it can't be read.
@@ -350,12 +350,12 @@ def load(journal: Path) -> Manifest:
 
 
 def _remembered(path: Path) -> Manifest:
-    """Reads a root, unless it is the same file as the last time: it is asked for with every look at a journal."""
+    """Read a root, unless it is the same file as the last time: it is asked for with every look at a journal."""
     found = path.stat()
     version = (found.st_ino, found.st_mtime_ns, found.st_size)
     known = _known.get(path)
     if known is None or known[0] != version:
-        while len(_known) >= _MOST_KNOWN:
+        while len(_known) >= _MAX_CACHED_ROOTS:
             _known.pop(next(iter(_known)), None)
         journal = path.parent
         manifest = parse(json.loads(path.read_bytes()), lambda page: load_page(journal, page))
@@ -364,7 +364,7 @@ def _remembered(path: Path) -> Manifest:
 
 
 def text(journal: Path) -> bytes:
-    """Returns the root of a journal's manifest as JSON. Raises as `load`."""
+    """Return the root of a journal's manifest as JSON. Raises as `load`."""
     manifest = load(journal)  # it is sound
     try:
         return (journal / FILE).read_bytes()
@@ -387,17 +387,17 @@ class ManifestEdit:
         self._removed: dict[str, set[DataFile]] = {}
 
     def add(self, files: Iterable[DataFile]) -> None:
-        """Lists files."""
+        """List files."""
         for file in files:
             self._added.setdefault(file.node, []).append(file)
 
     def remove(self, files: Iterable[DataFile]) -> None:
-        """Lists files no longer; others may have done the same before."""
+        """List files no longer; others may have done the same before."""
         for file in files:
             self._removed.setdefault(file.node, set()).add(file)
 
     def save(self, journal: Path) -> None:
-        """Writes the pages that are new, then the root.
+        """Write the pages that are new, then the root.
 
         Raises:
             OSError: they can't be written; the root is as before.
@@ -416,7 +416,7 @@ class ManifestEdit:
         return unnamed | self._added.keys() | self._removed.keys()
 
     def _node(self, journal: Path, node: str) -> Iterator[ManifestPage]:
-        """Yields a node's pages: those before and behind the changes as they are."""
+        """Yield a node's pages: those before and behind the changes as they are."""
         known, changed = self._before.pages(node), [*self._added.get(node, ()), *self._removed.get(node, ())]
         first, end = _region(known, changed)
         removed = self._removed.get(node, set())
@@ -430,7 +430,7 @@ class ManifestEdit:
 
 
 def _region(known: Sequence[ManifestPage], changed: Sequence[DataFile]) -> tuple[int, int]:
-    """Returns which pages (first, behind the last) are written anew: those that the changes concern, the one before
+    """Return which pages (first, after the last) are written anew: those that the changes concern, the one before
     them, which may have room, and what has no page yet.
     """
     first, last = min((file.first for file in changed), default=0), max((file.last for file in changed), default=0)
@@ -446,7 +446,7 @@ def _write_page(path: Path, content: bytes) -> None:
 
 
 def _remove_old_pages(journal: Path, replaced: set[str], listed: set[str]) -> None:
-    """Removes pages that were replaced some time ago, and such that a crash left; the grace of others begins now."""
+    """Remove pages that were replaced some time ago, and such that a crash left; the grace of others begins now."""
     folder = journal / PAGES_FOLDER
     for name in replaced:
         with suppress(FileNotFoundError):
@@ -459,7 +459,7 @@ def _remove_old_pages(journal: Path, replaced: set[str], listed: set[str]) -> No
 
 @contextmanager
 def edit(journal: Path) -> Iterator[ManifestEdit]:
-    """Gives the manifest to change, and saves it at the end; others wait meanwhile.
+    """Give the manifest to change, and saves it at the end; others wait meanwhile.
 
     Raises:
         JournalError: it can't be read or written.
@@ -483,7 +483,7 @@ def _saved(changes: ManifestEdit, journal: Path) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Writes a file that is whole or as before, whatever happens.
+    """Write a file that is whole or as before, whatever happens.
 
     Raises:
         OSError: the disk is full or broken.

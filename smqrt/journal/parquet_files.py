@@ -51,18 +51,18 @@ Shred = Callable[[Path, Path], None]
 
 
 def hour_of(ts_us: int) -> int:
-    """Returns the hour since 1970 of a time in microseconds."""
+    """Return the hour since 1970 of a time in microseconds."""
     return ts_us // _HOUR_US
 
 
 def folder_of(hour: int) -> str:
-    """Returns the folder for an hour: `data/date=2026-11-21/hour=15`."""
+    """Return the folder for an hour: `data/date=2026-11-21/hour=15`."""
     text = iso(hour * _HOUR_US)
     return f"data/date={text[:10]}/hour={text[11:13]}"
 
 
 def day_folder_of(hour: int) -> str:
-    """Returns the folder for files of several hours of a day; its hour is null for all who read folders as columns."""
+    """Return the folder for files of several hours of a day; its hour is null for all who read folders as columns."""
     return f"{folder_of(hour).rpartition('/')[0]}/hour=__HIVE_DEFAULT_PARTITION__"
 
 
@@ -101,7 +101,7 @@ class CompactedFile:
 
     @property
     def next_seq(self) -> int:
-        """The number behind its last row so far."""
+        """The number after its last row so far."""
         return self._first + self._rows
 
     def add(self, batch: pa.RecordBatch, broker: str) -> None:
@@ -154,7 +154,7 @@ class CompactedFile:
         return Unnamed(self._path, self._described(), self._payload_bytes)
 
     def _described(self) -> DataFile:
-        """What the manifest says of the complete file."""
+        """Return what the manifest says of the complete file."""
         last = self._first + self._rows - 1
         names = tuple(sorted(self._names))
         few = len(names) <= MOST_TOPICS
@@ -298,7 +298,7 @@ def _leaves(path: str, kind: Any) -> Iterator[str]:
 def merge_groups(
     files: Sequence[DataFile], now_us: int, most_bytes: int, fits: Callable[[DataFile, DataFile], bool]
 ) -> Iterator[list[DataFile]]:
-    """Yields files of a node, some that follow each other, each group to become one.
+    """Yield files of a node, some that follow each other, each group to become one.
 
     Args:
         files: in order.
@@ -321,7 +321,7 @@ def merge_groups(
 
 
 def settled_below(files: Sequence[DataFile], now_us: int) -> int | None:
-    """Returns the number below which no file will be merged any more, once all groups are; None without a file."""
+    """Return the number below which no file will be merged any more, once all groups are; None without a file."""
     newest_hour = _newest_over(files, now_us)
     for file in files:
         period = _period(file, newest_hour)
@@ -331,13 +331,13 @@ def settled_below(files: Sequence[DataFile], now_us: int) -> int | None:
 
 
 def _newest_over(files: Sequence[DataFile], now_us: int) -> int:
-    """Returns the newest hour since 1970 that is over."""
+    """Return the newest hour since 1970 that is over."""
     newest = max((hour_of(file.ts_max_us) for file in files), default=0) - 1
     return max(newest, hour_of(now_us) - _LATE_HOURS)
 
 
 def _period(file: DataFile, newest_hour: int) -> tuple[str, int] | None:
-    """Returns the day or the hour whose files may be merged with a file; None while its hour isn't over."""
+    """Return the day or the hour whose files may be merged with a file; None while its hour isn't over."""
     first, last = hour_of(file.ts_min_us), hour_of(file.ts_max_us)
     if first // _DAY_HOURS != last // _DAY_HOURS or last > newest_hour:
         return None
@@ -350,7 +350,7 @@ def _period(file: DataFile, newest_hour: int) -> tuple[str, int] | None:
 
 
 def merge_files(journal: Path, files: Sequence[DataFile], shred: Shred | None) -> Unnamed:
-    """Writes a file with the rows of others.
+    """Write a file with the rows of others.
 
     Args:
         journal: its folder.
@@ -380,21 +380,21 @@ def merge_files(journal: Path, files: Sequence[DataFile], shred: Shred | None) -
 
 
 def plain_schema(path: Path) -> pa.Schema:
-    """Returns the pyarrow.Schema of a file without its VARIANT column, which is made of the others."""
+    """Return the pyarrow.Schema of a file without its VARIANT column, which is made of the others."""
     from pyarrow import parquet, schema
 
     return schema([field for field in parquet.read_schema(path) if field.name != _VARIANT])
 
 
 def has_variant(path: Path) -> bool:
-    """Says whether a file has a VARIANT column."""
+    """Return whether a file has a VARIANT column."""
     from pyarrow import parquet
 
     return _VARIANT in parquet.read_schema(path).names
 
 
 def _rows_of_file(journal: Path, file: DataFile) -> Iterator[Any]:
-    """Yields the rows of a file, checked, in the order of their numbers."""
+    """Yield the rows of a file, checked, in the order of their numbers."""
     from pyarrow import ArrowException
 
     try:
@@ -418,7 +418,7 @@ def _checked(path: Path, file: DataFile) -> Iterator[Any]:
 
 
 def retire_files(journal: Path, paths: Iterable[Path]) -> None:
-    """Takes files out of `data/`; who has planned to read one finds it in `retired/` until its grace is over.
+    """Take files out of `data/`; who has planned to read one finds it in `retired/` until its grace is over.
 
     Raises:
         OSError: that isn't possible.
@@ -432,7 +432,7 @@ def retire_files(journal: Path, paths: Iterable[Path]) -> None:
 
 
 def remove_retired(journal: Path, grace_s: float) -> None:
-    """Removes files whose grace is over.
+    """Remove files whose grace is over.
 
     Raises:
         OSError: that isn't possible.
@@ -443,6 +443,6 @@ def remove_retired(journal: Path, grace_s: float) -> None:
 
 
 def compacted_path(journal: Path, file: str) -> Path:
-    """Returns where a compacted file is: at its place, or retired."""
+    """Return where a compacted file is: at its place, or retired."""
     path = journal / file
     return path if path.exists() else journal / RETIRED / path.name

@@ -43,12 +43,12 @@ _ALIASES = {
 }
 _TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|(\w+)|([<>,:]))")
 _PLAIN = re.compile(r"[A-Za-z_]\w*")
-_DEEPEST = 64
+_MAX_DEPTH = 64
 DOMINANT = 0.95
 """A type that this share of the values of a field have is the field's type; with less agreement it is a string."""
 
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
-_BIGGEST = 1 << 63
+_INT64_LIMIT = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class StructType:
         return f"struct<{', '.join(f'{quoted_name(name)}: {kind}' for name, kind in self.fields)}>"
 
     def ddl(self) -> str:
-        """Returns the fields as a DDL text: `device string, temp double`."""
+        """Return the fields as a DDL text: `device string, temp double`."""
         return ", ".join(f"{quoted_name(name)} {kind}" for name, kind in self.fields)
 
 
@@ -89,12 +89,12 @@ PayloadType = ScalarType | ArrayType | StructType
 
 
 def quoted_name(name: str) -> str:
-    """Returns a name as DDL needs it: in backquotes unless it is plain letters, digits and underscores."""
+    """Return a name as DDL needs it: in backquotes unless it is plain letters, digits and underscores."""
     return name if _PLAIN.fullmatch(name) else "`" + name.replace("`", "``") + "`"
 
 
 def parse_ddl(text: str) -> StructType:
-    """Reads a DDL text.
+    """Read a DDL text.
 
     Args:
         text: fields with their types, such as `device string, readings array<struct<at: timestamp, c: double>>`.
@@ -106,7 +106,7 @@ def parse_ddl(text: str) -> StructType:
 
 
 def merge_schemas(schemas: Mapping[str, str]) -> StructType:
-    """Returns the fields of all schemas together.
+    """Return the fields of all schemas together.
 
     Raises:
         ArgumentError: a DDL is wrong, or two give one name different types.
@@ -153,8 +153,8 @@ class _Parser:
 
     def _type(self, depth: int) -> PayloadType:
         word = self._next().lower()
-        if depth > _DEEPEST:
-            raise self._wrong(f"it is nested deeper than {_DEEPEST}")
+        if depth > _MAX_DEPTH:
+            raise self._wrong(f"it is nested deeper than {_MAX_DEPTH}")
         if word == "array":
             self._expect("<")
             item = self._type(depth + 1)
@@ -212,7 +212,7 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
 
 
 def load_json(payload: bytes) -> object:
-    """Returns the JSON value of a payload, or `Ellipsis` when it is none."""
+    """Return the JSON value of a payload, or `Ellipsis` when it is invalid."""
     try:
         return json.loads(payload.decode(), parse_constant=_refuse)  # of bytes it would take UTF-16 too
     except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested without end
@@ -224,7 +224,7 @@ def _refuse(constant: str) -> object:
 
 
 def cast(value: object, kind: PayloadType) -> object:
-    """Returns a JSON value as a column of a type wants it; None when it is of another type."""
+    """Return a JSON value as a column of a type wants it; None when it is of another type."""
     if value is None:
         return None
     if isinstance(kind, StructType):
@@ -235,7 +235,7 @@ def cast(value: object, kind: PayloadType) -> object:
 
 
 def fits(value: object, kind: PayloadType) -> bool:
-    """Whether every part of a JSON value has the type the DDL gives it; fields the DDL does not name don't count."""
+    """Return whether every part of a JSON value has the type the DDL gives it; fields the DDL does not name don't count."""
     if value is None:
         return True
     if isinstance(kind, StructType):
@@ -331,7 +331,7 @@ class SeenValues:
                 self._items.add(item)
 
     def kind(self) -> PayloadType:
-        """Returns the type. Whole numbers and fractions together are double; what disagrees too much is string."""
+        """Return the type. Whole numbers and fractions together are double; what disagrees too much is string."""
         numbers = self._counts["bigint"] + self._counts["double"]
         groups = {name: count for name, count in self._counts.items() if name not in ("null", "bigint", "double")}
         groups["number"] = numbers
@@ -361,18 +361,18 @@ def _kind_name(value: object) -> str:
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int):
-        return "bigint" if -_BIGGEST <= value < _BIGGEST else "double"
+        return "bigint" if -_INT64_LIMIT <= value < _INT64_LIMIT else "double"
     return {float: "double", str: "string", dict: "object", list: "list"}[type(value)]
 
 
 def _one_case(fields: dict[str, SeenValues]) -> dict[str, SeenValues]:
-    """The fields without those that differ from an earlier one only in case: Spark can't tell them apart."""
+    """Return the fields without those that differ from an earlier one only in case: Spark can't tell them apart."""
     spellings: dict[str, str] = {}
     return {name: seen for name, seen in fields.items() if spellings.setdefault(name.lower(), name) == name}
 
 
 def infer_type(values: Iterable[object]) -> PayloadType:
-    """Returns the type that fits JSON values, as `SeenValues` finds it."""
+    """Return the type that fits JSON values, as `SeenValues` finds it."""
     seen = SeenValues()
     for value in values:
         seen.add(value)
@@ -402,7 +402,7 @@ class InferredSchema:
 
 
 def infer_schema(payloads: Iterable[bytes]) -> InferredSchema:
-    """Returns the type that describes payloads: whole numbers widen to double, a field of many types is string."""
+    """Return the type that describes payloads: whole numbers widen to double, a field of many types is string."""
     values = [load_json(payload) for payload in payloads]
     documents = [value for value in values if value is not ...]
     kind = infer_type(documents)
@@ -419,7 +419,7 @@ JSON_COLUMN = "json"
 _BLOCK_BYTES = 32 << 20
 _BLOCK_ROWS = 1 << 16
 _SMALL_ROWS = 1 << 10
-_LONGEST_BYTES = 1 << 16
+_MAX_PAYLOAD_BYTES = 1 << 16
 _ROW_KEY = os.urandom(8).hex()
 """A field that numbers the rows while they are parsed. Nobody outside knows it, so no payload can pass for two rows."""
 
@@ -448,7 +448,7 @@ class TypedColumn:
         self.field: Any = pyarrow.field(JSON_COLUMN, self._type)
 
     def column(self, topics: pa.StringArray, payloads: pa.BinaryArray) -> pa.StructArray:
-        """Returns the pyarrow struct array for arrays of topics (string) and payloads (binary) of one length."""
+        """Return the pyarrow struct array for arrays of topics (string) and payloads (binary) of one length."""
         import pyarrow
         from pyarrow import compute
 
@@ -503,7 +503,7 @@ class TypedColumn:
 
 
 def arrow_type(kind: PayloadType) -> pa.DataType:
-    """Returns the pyarrow type of a DDL type; everything may be null, times are microseconds in UTC."""
+    """Return the pyarrow type of a DDL type; everything may be null, times are microseconds in UTC."""
     import pyarrow
 
     if isinstance(kind, StructType):
@@ -543,7 +543,7 @@ def _numbered(payloads: Sequence[bytes]) -> bytes | None:
 
     pyarrow's parser crashes the process on a line `null`, and recurses: long and foreign payloads don't get there.
     """
-    if not all(payload[:1] == b"{" and len(payload) <= _LONGEST_BYTES for payload in payloads):
+    if not all(payload[:1] == b"{" and len(payload) <= _MAX_PAYLOAD_BYTES for payload in payloads):
         return None
     key = _ROW_KEY.encode()
     text = b"\n".join([b'{"%b":%d,%b' % (key, row, payload[1:]) for row, payload in enumerate(payloads)])

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from smqrt.journal.filters import Filter, WantedTopics
 from smqrt.journal.manifest import DataFile, Manifest, ManifestPage, files_between
-from smqrt.journal.segment import INDEX, TIMES, BatchEntry, check, parse_index, results
+from smqrt.journal.segment import INDEX, TIMES, BatchEntry, check, parse_index, result_ranges
 
 Offsets = Mapping[str, int]
 """By node, the number of the next row: the start of a range, or its end (exclusive)."""
@@ -19,7 +19,7 @@ WAL, PARQUET = "wal", "parquet"
 
 
 class Chunk(NamedTuple):
-    """A piece of one file: rows first_seq + skip up to, without, first_seq + skip + rows of its node.
+    """A piece of one file: rows first_seq + skip up to but not including first_seq + skip + rows of its node.
 
     Attributes:
         file: its path in the journal.
@@ -51,7 +51,7 @@ class Chunk(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The number behind the last row that is wanted."""
+        """The number after the last row that is wanted."""
         return self.start + self.rows
 
 
@@ -59,7 +59,7 @@ class SealedSegment(NamedTuple):
     """A segment with rows that doesn't grow any more: a plan of all of it needn't look at its index.
 
     Attributes:
-        end: the number behind its last row; without holes before it.
+        end: the number after its last row; without holes before it.
         size_bytes: how long it is.
         ts_min_us, ts_max_us: its earliest and latest time, microseconds UTC.
     """
@@ -83,17 +83,17 @@ class JournalSnapshot(NamedTuple):
     manifest: Manifest
 
     def nodes(self) -> list[str]:
-        """Returns the names of all nodes, in order."""
+        """Return the names of all nodes, in order."""
         return sorted({*self.wal, *self.manifest.nodes})
 
     def begin(self, node: str) -> int | None:
-        """Returns the oldest number there is; None when there are no rows."""
+        """Return the oldest number there is; None when there are no rows."""
         through, compacted = self.manifest.nodes.get(node, 0), self.manifest.first(node)
         found = [max(first, through) for first in self.wal.get(node, [])[:1]]
         return min(found + ([] if compacted is None else [compacted]), default=None)
 
     def segments(self, node: str, start: int, end: int) -> list[int]:
-        """Returns the first numbers of the segments that may have rows of a range."""
+        """Return the first numbers of the segments that may have rows of a range."""
         firsts = self.wal.get(node, [])
         oldest = max(0, bisect_right(firsts, start) - 1)
         return [first for first in firsts[oldest:] if first < end]
@@ -118,15 +118,15 @@ class SegmentIndex:
 
     @property
     def end(self) -> int:
-        """The number behind its last row; 0 when it has none."""
+        """The number after its last row; 0 when it has none."""
         return self.entry(self.count - 1).next_seq if self.count else 0
 
     def entry(self, at: int) -> BatchEntry:
-        """Returns one record."""
+        """Return one record."""
         return BatchEntry(*INDEX.unpack_from(self._data, at * INDEX.size))
 
     def at(self, seq: int) -> int:
-        """Returns which record has a row, or would."""
+        """Return which record has a row, or would."""
         firsts = range(self.count)
         if not self.count or seq <= self.entry(0).first_seq:  # as in most segments of a long range
             return 0
@@ -135,7 +135,7 @@ class SegmentIndex:
         return max(0, bisect_right(firsts, seq, key=lambda at: self.entry(at).first_seq) - 1)
 
     def between(self, start: int, end: int) -> list[BatchEntry]:
-        """Returns the batches that have rows of a range.
+        """Return the batches that have rows of a range.
 
         Raises:
             JournalError: they don't follow each other.
@@ -146,23 +146,23 @@ class SegmentIndex:
         return entries
 
     def runs(self, start: int, end: int, ts_us: Times | None) -> Iterator[tuple[BatchEntry, BatchEntry]]:
-        """Yields (first, last) of batches that follow each other and have rows of a range."""
+        """Yield (first, last) of batches that follow each other and have rows of a range."""
         found = self._range(start, end)
         for run in filter(None, [found] if ts_us is None else self._meeting(found, ts_us)):
             yield self.entry(run[0]), self.entry(run[-1])
 
     def results(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Returns the batches that have rows of a range and were published by pipelines, as `index.results`."""
-        return results(self._records(self._range(start, end)))
+        """Return the batches that have rows of a range and were published by pipelines, as `index.results`."""
+        return result_ranges(self._records(self._range(start, end)))
 
     def _range(self, start: int, end: int) -> range:
-        """Returns which records have rows of a range of numbers."""
+        """Return which records have rows of a range of numbers."""
         first = self.at(start)
         last = bisect_left(range(self.count), end, first, key=lambda at: self.entry(at).first_seq)
         return range(first + (first < last and self.entry(first).next_seq <= start), last)
 
     def _meeting(self, some: range, ts_us: Times) -> Iterator[list[int]]:
-        """Yields those of some records that have rows of a time, in lists of such that follow each other."""
+        """Yield those of some records that have rows of a time, in lists of such that follow each other."""
         times = TIMES.iter_unpack(self._records(some))
         wanted = [at for at, both in zip(some, times, strict=True) if _meet(both, ts_us)]
         for _, run in groupby(enumerate(wanted), lambda pair: pair[1] - pair[0]):
@@ -190,14 +190,14 @@ class Planner:
         self._snapshot, self._index, self._sealed = snapshot, index, sealed
 
     def chunks(self, start: Offsets, end: Offsets, ts_us: Times | None, topics: Filter | None) -> Iterator[Chunk]:
-        """Yields the chunks of a range, node by node, each node's in the order of its numbers."""
+        """Yield the chunks of a range, node by node, each node's in the order of its numbers."""
         for node, last in sorted(end.items()):
             first, through = start.get(node, 0), self._snapshot.manifest.nodes.get(node, 0)
             yield from self._parquet(node, first, last, ts_us, topics)
             yield from self._segments(node, max(first, through), last, ts_us)
 
     def rows(self, node: str, start: int, end: int) -> int:
-        """Returns how many rows of a node there are in a range."""
+        """Return how many rows of a node there are in a range."""
         count = 0
         for page in self._snapshot.manifest.pages(node):
             if start <= page.first and page.last < end:
@@ -209,7 +209,7 @@ class Planner:
         return count + sum(chunk.rows for chunk in self._segments(node, max(start, through), end, None))
 
     def files(self, node: str, start: int, end: int, ts_us: Times | None, topics: Filter | None) -> Iterator[DataFile]:
-        """Yields the compacted files of a node that may have rows of a range, in the order of their numbers."""
+        """Yield the compacted files of a node that may have rows of a range, in the order of their numbers."""
         names = WantedTopics.of(topics)
         for file in self._snapshot.manifest.files(node, start, end, lambda page: _overlaps(page, ts_us)):
             is_inside = max(start, file.first) < min(end, file.last + 1)
@@ -237,7 +237,7 @@ class Planner:
 
 
 def segment_file(node: str, first: int) -> str:
-    """Returns the path of a segment in the journal."""
+    """Return the path of a segment in the journal."""
     return f"wal/{node}/{first:020d}.arrows"
 
 
@@ -262,7 +262,7 @@ def _may_have(file: DataFile, topics: Filter | None, names: WantedTopics | None)
 
 
 def parts(chunks: Iterable[Chunk], max_rows: int) -> list[list[Chunk]]:
-    """Returns the chunks in lists of `max_rows` rows; the last one may have fewer.
+    """Return the chunks in lists of `max_rows` rows; the last one may have fewer.
 
     Raises:
         ValueError: `max_rows` is less than 1.

@@ -41,7 +41,7 @@ BATCH_ROWS = 1 << 14
 _SCHEMA_BYTES = 8192
 _NEWEST = -1
 _POLL_S = 0.1
-_MOST_INDEX_BYTES = 16 << 20
+_MAX_INDEX_BYTES = 16 << 20
 """Of indexes that are looked at to tell what pipelines have published."""
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class Journal:
     # ---- where rows are
 
     def nodes(self) -> list[str]:
-        """Returns the names of the nodes that have written to it.
+        """Return the names of the nodes that have written to it.
 
         Raises:
             JournalError: it can't be read; so do all methods.
@@ -85,7 +85,7 @@ class Journal:
         return self._snapshot().nodes()
 
     def end(self, known: Collection[str] = ()) -> dict[str, int]:
-        """Returns, by node, the number that the next row will have.
+        """Return, by node, the number that the next row will have.
 
         Args:
             known: nodes that are left out.
@@ -97,7 +97,7 @@ class Journal:
         return {node: self._end(snapshot, node) for node in snapshot.nodes() if node not in known}
 
     def wait(self, after: Offsets, timeout_s: float) -> dict[str, int]:
-        """Returns as `end`, when there are rows behind `after`, or when the time is over.
+        """Return as `end`, when there are rows behind `after`, or when the time is over.
 
         Args:
             after: by node, what was the number of the next row.
@@ -111,7 +111,7 @@ class Journal:
             time.sleep(_POLL_S)
 
     def begin(self, seen: Offsets | None = None) -> dict[str, int]:
-        """Returns, by node, the number of the oldest row; that of the next one when there are none.
+        """Return, by node, the number of the oldest row; that of the next one when there are none.
 
         Args:
             seen: by node, up to where somebody has read: that number when nothing is missing for him, since no row was
@@ -121,7 +121,7 @@ class Journal:
         found = {node: self._begin(snapshot, node) for node in snapshot.nodes()}
         before = [node for node, seq in seen.items() if seq < found.get(node, 0)]
         return found | {
-            node: seen[node] for node in before if numbers.past(seen[node], self._gaps(node)) == found[node]
+            node: seen[node] for node in before if numbers.skip_gap(seen[node], self._gaps(node)) == found[node]
         }
 
     def _gaps(self, node: str) -> list[tuple[int, int]]:
@@ -139,11 +139,11 @@ class Journal:
         return end
 
     def count(self, start: Offsets, end: Offsets) -> int:
-        """Returns how many rows there are from `start` up to, without, `end`; see `row_counter`."""
+        """Return how many rows there are from `start` up to but not including `end`; see `row_counter`."""
         return self.row_counter()(start, end)
 
     def row_counter(self) -> Callable[[Offsets, Offsets], int]:
-        """Returns what counts the rows between two offsets, as they are now. It looks at the journal only where numbers
+        """Return what counts the rows between two offsets, as they are now. It looks at the journal only where numbers
         may be left out, as after a crash, and once.
         """
         planners: list[Planner] = []
@@ -160,8 +160,8 @@ class Journal:
         )
 
     def result_batches(self, node: str, start: int, end: int) -> list[tuple[int, int]]:
-        """Returns which rows from `start` up to, without, `end` are in batches that pipelines have published, as far
-        as the newest indexes of segments say so: (first number, number behind the last), ascending.
+        """Return which rows from `start` up to but not including `end` are in batches that pipelines have published, as far
+        as the newest indexes of segments say so: (first number, number after the last), ascending.
         """
         return self._again(lambda: self._result_batches(node, start, end))
 
@@ -169,7 +169,7 @@ class Journal:
         snapshot, looked_at = self._snapshot(), 0
         found: list[list[tuple[int, int]]] = []
         for first in reversed(snapshot.segments(node, start, end)):
-            if looked_at >= _MOST_INDEX_BYTES:
+            if looked_at >= _MAX_INDEX_BYTES:
                 break
             index = self._index(node, first, newest=first == snapshot.wal[node][_NEWEST])
             looked_at += index.size_bytes
@@ -177,7 +177,7 @@ class Journal:
         return [one for some in reversed(found) for one in some]
 
     def behind_gaps(self, start: Offsets, end: Offsets) -> dict[str, int]:
-        """Returns `start`, by node the number of the first row from there on; at most that of `end`."""
+        """Return `start`, by node the number of the first row from there on; at most that of `end`."""
         gaps = {node: last for node, last in end.items() if numbers.may_have_gap(start.get(node, 0), last)}
         return dict(start) | (self._again(lambda: self._first_rows(start, gaps)) if gaps else {})
 
@@ -190,7 +190,7 @@ class Journal:
         return found
 
     def offsets_at(self, ts_us: int) -> dict[str, int]:
-        """Returns, by node, the number of the first row at or after a time; the next one's when there is none.
+        """Return, by node, the number of the first row at or after a time; the next one's when there is none.
 
         Args:
             ts_us: microseconds since 1970, UTC.
@@ -208,7 +208,7 @@ class Journal:
         return end
 
     def offsets_until(self, ts_us: int) -> dict[str, int]:
-        """Returns, by node, the number behind the last row before a time: that of `offsets_at`, unless the hub's clock
+        """Return, by node, the number after the last row before a time: that of `offsets_at`, unless the hub's clock
         was set back, so that rows before the time come behind some after it.
 
         Args:
@@ -234,7 +234,7 @@ class Journal:
         ts_us: Times | None = None,
         topics: Topics = None,
     ) -> list[list[Chunk]]:
-        """Returns what to read for the rows from `start` up to, without, `end`: tasks of `max_rows` rows.
+        """Return what to read for the rows from `start` up to but not including `end`: tasks of `max_rows` rows.
 
         Args:
             start, end: by node; a node that `start` doesn't name begins with its first row, one that `end` doesn't
@@ -249,7 +249,7 @@ class Journal:
         return self._again(lambda: planning.parts(self._chunks(start, end, ts_us, topics), max_rows))
 
     def compacted(self, start: Offsets, end: Offsets, topics: Topics = None) -> tuple[list[DataFile], dict[str, int]]:
-        """Returns the compacted files that have rows from `start` up to, without, `end`, and what they leave.
+        """Return the compacted files that have rows from `start` up to but not including `end`, and what they leave.
 
         Args:
             start, end, topics: as for `plan`.
@@ -282,7 +282,7 @@ class Journal:
         )
 
     def _again(self, work: Callable[[], T]) -> T:
-        """Does something once more when a file went meanwhile, because it was compacted or has expired."""
+        """Do something once more when a file went meanwhile, because it was compacted or has expired."""
         try:
             return work()
         except FileNotFoundError:
@@ -295,7 +295,7 @@ class Journal:
     # ---- rows
 
     def rows(self, start: Offsets, end: Offsets, topics: Topics = None) -> Iterator[Row]:
-        """Yields the rows of a range, node by node, each node's in their order.
+        """Yield the rows of a range, node by node, each node's in their order.
 
         Needs pyarrow for what is compacted only.
 
@@ -307,7 +307,7 @@ class Journal:
                 yield from self.rows_of(chunk, topics)
 
     def rows_of(self, chunk: Chunk, topics: Topics = None) -> Iterator[Row]:
-        """Yields the rows of a chunk."""
+        """Yield the rows of a chunk."""
         chosen = _filter(topics)
         for _, rows in self._read(chunk, lambda part: self._part_rows(part, chosen)):
             yield from rows
@@ -328,7 +328,7 @@ class Journal:
     def tables(
         self, chunk: Chunk, columns: Sequence[str] | None = None, topics: Topics = None, batch_rows: int = BATCH_ROWS
     ) -> Iterator[pa.RecordBatch]:
-        """Yields the rows of a chunk as pyarrow.RecordBatches.
+        """Yield the rows of a chunk as pyarrow.RecordBatches.
 
         Args:
             chunk: of `plan`.
@@ -361,7 +361,7 @@ class Journal:
     def _read(
         self, chunk: Chunk, read: Callable[[Chunk], Iterator[tuple[int, T]]], again: bool = True
     ) -> Iterator[tuple[int, T]]:
-        """Yields what `read(chunk)` does; goes on in other files when the chunk's has gone, from where it was.
+        """Yield what `read(chunk)` does; goes on in other files when the chunk's has gone, from where it was.
 
         The same file counts as another one if it is `again` there: the journal's folder was away.
         """
@@ -386,14 +386,14 @@ class Journal:
     # ---- batches of segments
 
     def _batches(self, chunk: Chunk) -> Iterator[tuple[int, memoryview]]:
-        """Yields (rows before the wanted ones, bytes) of a chunk's batches, checked."""
+        """Yield (rows before the wanted ones, bytes) of a chunk's batches, checked."""
         entries = self._entries(chunk)
         data = self._bytes(chunk.file, entries[0].offset, entries[-1].end - entries[0].offset)
         for entry, batch in self._cut(chunk.file, entries, data):
             yield max(0, chunk.start - entry.first_seq), batch
 
     def _stream(self, chunk: Chunk, broker: str) -> tuple[int, memoryview]:
-        """Returns (rows before the wanted ones, schema and batches of a chunk), checked."""
+        """Return (rows before the wanted ones, schema and batches of a chunk), checked."""
         entries, head = self._entries(chunk), arrow.schema_message(chunk.node, broker)
         length = entries[-1].end - entries[0].offset
         stream = self._bytes(chunk.file, entries[0].offset, length, head)
@@ -444,7 +444,7 @@ class Journal:
         return JournalSnapshot(wal, manifest.load(self.path))
 
     def _index(self, node: str, first: int, newest: bool = False, until: int = 0) -> SegmentIndex:
-        """Returns the index of a segment.
+        """Return the index of a segment.
 
         Args:
             node, first: which segment.
@@ -463,7 +463,7 @@ class Journal:
             raise
 
     def _sealed(self, node: str, first: int) -> SealedSegment | None:
-        """Returns what a sealed segment holds; None when its index is to be looked at.
+        """Return what a sealed segment holds; None when its index is to be looked at.
 
         Raises:
             FileNotFoundError: the segment has gone.
@@ -475,7 +475,7 @@ class Journal:
         return SealedSegment(found.end, os.stat(path).st_size, found.ts_min_us, found.ts_max_us)
 
     def _broker(self, node: str, first: int) -> str:
-        """Returns the broker of a segment."""
+        """Return the broker of a segment."""
         key = node, first
         if key not in self._brokers:
             file = segment_file(node, first)
@@ -487,7 +487,7 @@ class Journal:
         return self._brokers[key]
 
     def _bytes(self, file: str, offset: int, length: int, head: bytes = b"") -> memoryview:
-        """Returns a piece of a file, or as much of it as there is.
+        """Return a piece of a file, or as much of it as there is.
 
         Args:
             file: its path in the journal.
@@ -509,7 +509,7 @@ class Journal:
         return memoryview(mapped)[offset - len(head) : offset + length]
 
     def _parquet(self, chunk: Chunk) -> Any:
-        """Returns what pyarrow can read the Parquet file of a chunk from.
+        """Return what pyarrow can read the Parquet file of a chunk from.
 
         Raises:
             FileNotFoundError: the file has gone.
@@ -518,7 +518,7 @@ class Journal:
 
 
 def _mapped(path: Path) -> memoryview:
-    """Returns an index; of a long one only what is looked at is read."""
+    """Return an index; of a long one only what is looked at is read."""
     with path.open("rb") as opened:
         size = os.fstat(opened.fileno()).st_size
         return memoryview(mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
@@ -529,7 +529,7 @@ def _filter(topics: Topics) -> Filter | None:
 
 
 def _as_rows(batch: Any) -> Iterator[Row]:
-    """Returns the rows of a RecordBatch of all columns."""
+    """Return the rows of a RecordBatch of all columns."""
     import pyarrow as pa
 
     columns = [batch.column(name) for name in tables.NAMES if name not in ("node", "broker")]

@@ -15,13 +15,13 @@ from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal.files import age_s, is_journal, make_folder, write_whole
 from smqrt.journal.planning import Offsets
 from smqrt.journal.reader import Journal
-from smqrt.journal.results import MOST_READ, ResultRows
+from smqrt.journal.results import MAX_READ, ResultRows
 from smqrt.journal.settings import JournalSettings
 from smqrt.journal.timestamps import iso, now_us
 
 STALE_S = 86400.0
 """A reader that has said nothing for so long, though there are rows for it, has probably been forgotten."""
-_MOST_TOLD = 20
+_MAX_LOGGED = 20
 """At once, in the log."""
 
 
@@ -42,16 +42,16 @@ class Reader:
     results: bool = True
 
     def silent_s(self, now_us: int) -> float:
-        """Returns for how long it has said nothing."""
+        """Return for how long it has said nothing."""
         return (now_us - self.seen_us) / 1e6
 
     def is_given_up(self, timeout_s: float | None, now_us: int) -> bool:
-        """Whether rows are no longer kept for it."""
+        """Return whether rows are no longer kept for it."""
         return timeout_s is not None and self.silent_s(now_us) > timeout_s
 
 
 def load(journal: Path) -> Iterator[Reader]:
-    """Yields the readers of a journal by name: all of them may be more than fits into memory.
+    """Yield the readers of a journal by name: all of them may be more than fits into memory.
 
     Args:
         journal: its folder.
@@ -81,12 +81,12 @@ class Backlog:
 
     Args:
         journal: where.
-        most_read: how many rows of a question are read, as for `ResultRows`.
+        max_read: how many rows of a question are read, as for `ResultRows`.
         begin: from where a reader begins in nodes that its offset doesn't name; their first numbers by default.
     """
 
-    def __init__(self, journal: Journal, most_read: int = MOST_READ, begin: Mapping[str, int] | None = None) -> None:
-        self._journal, self._most_read, self._begin = journal, most_read, begin or {}
+    def __init__(self, journal: Journal, max_read: int = MAX_READ, begin: Mapping[str, int] | None = None) -> None:
+        self._journal, self._max_read, self._begin = journal, max_read, begin or {}
 
     @cached_property
     def _end(self) -> dict[str, int]:
@@ -98,10 +98,10 @@ class Backlog:
 
     @cached_property
     def _results(self) -> ResultRows:
-        return ResultRows(self._journal, self._end, self._most_read)
+        return ResultRows(self._journal, self._end, self._max_read)
 
     def of(self, reader: Reader) -> int:
-        """Returns how many rows wait for a reader: results of pipelines do for who reads them.
+        """Return how many rows wait for a reader: results of pipelines do for who reads them.
 
         Raises:
             JournalError: the journal can't be read.
@@ -110,24 +110,24 @@ class Backlog:
         return self._count(start, self._end) if reader.results else self._results.others(start)
 
 
-def waiting(journal: Path, most_read: int = MOST_READ) -> Iterator[tuple[Reader, int]]:
-    """Yields the readers of a journal, and how many rows wait for each.
+def waiting(journal: Path, max_read: int = MAX_READ) -> Iterator[tuple[Reader, int]]:
+    """Yield the readers of a journal, and how many rows wait for each.
 
     Args:
         journal: its folder.
-        most_read: as for `Backlog`.
+        max_read: as for `Backlog`.
 
     Raises:
         JournalError: as `load`, or the journal can't be read.
     """
     backlog: Backlog | None = None
     for reader in load(journal):
-        backlog = backlog or Backlog(Journal(journal), most_read)
+        backlog = backlog or Backlog(Journal(journal), max_read)
         yield reader, backlog.of(reader)
 
 
 def silence(reader: Reader, behind: int, now_us: int) -> str:
-    """Says of a reader that it has said nothing for long, in half a sentence; nothing when all is well.
+    """Say of a reader that it has said nothing for long, in half a sentence; nothing when all is well.
 
     Args:
         reader: the reader; behind: how many rows wait for it; now_us: the time, microseconds since 1970.
@@ -138,7 +138,7 @@ def silence(reader: Reader, behind: int, now_us: int) -> str:
 
 
 def needed(readers: Iterable[Reader], timeout_s: float | None, now_us: int) -> dict[str, int]:
-    """Returns, by node, the number of the first row that one of the readers has yet to read; those that are given up
+    """Return, by node, the number of the first row that one of the readers has yet to read; those that are given up
     don't count.
     """
     found: dict[str, int] = {}
@@ -150,7 +150,7 @@ def needed(readers: Iterable[Reader], timeout_s: float | None, now_us: int) -> d
 
 
 def _condition(reader: Reader, behind: int, timeout_s: float | None, now_us: int) -> str:
-    """Says of a silent reader what becomes of its rows; arguments as for `silence`, and after what time of silence it
+    """Say of a silent reader what becomes of its rows; arguments as for `silence`, and after what time of silence it
     is given up, None for never.
     """
     since = silence(reader, behind, now_us)
@@ -178,7 +178,7 @@ class ReaderWatch:
         self.stale = self.given_up = 0
 
     def look(self, now_us: int) -> list[str]:
-        """Returns a sentence for each reader with which something is wrong that wasn't told before, for hundreds only
+        """Return a sentence for each reader with which something is wrong that wasn't told before, for hundreds only
         how many there are; reads the disk.
 
         Args:
@@ -199,20 +199,20 @@ class ReaderWatch:
                 if self._told.get(each.name) != given_up:
                     new.append(f"the pipeline {each.name} {_condition(each, behind, timeout_s, now_us)}")
         self._told, self.stale, self.given_up = late, len(late), sum(late.values())
-        more = len(new) - _MOST_TOLD
-        return [*new[:_MOST_TOLD], f"{more} more pipelines are like them"] if more > 0 else new
+        more = len(new) - _MAX_LOGGED
+        return [*new[:_MAX_LOGGED], f"{more} more pipelines are like them"] if more > 0 else new
 
 
-MOST_QUERIES = 10_000
+MAX_QUERIES = 10_000
 """That report: retention reads all they have said."""
 MOST_NODES = 256
 """Of a report: a hub looks at all reports once a minute."""
-_SHOWN = 100
+_MAX_SHOWN_CHARS = 100
 _QUERY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 def checked_query(query: object) -> str:
-    """Returns the id of a query that may name a file; raises ArgumentError for others."""
+    """Return the id of a query that may name a file; raises ArgumentError for others."""
     if isinstance(query, str) and _QUERY.fullmatch(query):
         return query
     raise ArgumentError(f"query: {_shown(query)} is no id of a query; use 1 to 100 letters, digits, '-', '_' and '.'.")
@@ -231,7 +231,7 @@ class ProgressReport(TypedDict):
 
 
 def parse_report(body: bytes) -> ProgressReport:
-    """Reads a report of progress.
+    """Read a report of progress.
 
     Args:
         body: JSON with `query`, `name`, `offset` (node: next sequence number), and perhaps `time_us` and `results`.
@@ -272,12 +272,12 @@ def _offset(offset: object) -> dict[str, int]:
 
 
 def _shown(value: object) -> str:
-    """What is wrong, as far as it fits into a sentence."""
+    """Return what is wrong, as far as it fits into a sentence."""
     try:
         text = repr(value)
     except RecursionError:
         return "what is nested so deep"
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+    return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "…"
 
 
 def _is_count(value: object) -> TypeGuard[int]:
@@ -285,12 +285,12 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def reported_queries(journal: Path) -> list[str]:
-    """Returns the queries that have reported."""
+    """Return the queries that have reported."""
     return [path.stem for path in (journal / "readers").glob("[!.]*.json")]
 
 
 def save_report(journal: Path, values: ProgressReport) -> None:
-    """Keeps a report in the journal's folder.
+    """Keep a report in the journal's folder.
 
     Raises:
         ArgumentError: it would be one query too many.
@@ -298,9 +298,9 @@ def save_report(journal: Path, values: ProgressReport) -> None:
     """
     folder = journal / "readers"
     path = folder / f"{values['query']}.json"
-    if not path.exists() and len(reported_queries(journal)) >= MOST_QUERIES:
+    if not path.exists() and len(reported_queries(journal)) >= MAX_QUERIES:
         raise ArgumentError(
-            f"query: {MOST_QUERIES} queries have told {folder} how far they are; `smqrt pipeline reset` takes off "
+            f"query: {MAX_QUERIES} queries have told {folder} how far they are; `smqrt pipeline reset` takes off "
             "those that are gone."
         )
     try:

@@ -165,13 +165,13 @@ class HubRecorder:
         return holds
 
     def kept(self, next_seq: int) -> None:
-        """The disk has every row below this number: deliver what waits for that."""
+        """Return the disk has every row below this number: deliver what waits for that."""
         while self._unsent and self._unsent[0].is_kept(next_seq):
             one = self._unsent.popleft()
             self._unsent_bytes -= len(one.run)
             try:
                 waits = one.deliver(one.run)
-            except Exception:  # the others must not wait for ever
+            except Exception:  # the others must not wait forever
                 log.exception("error while a message was routed; it is lost")
                 waits = False
             if one.holds and not waits:
@@ -283,7 +283,7 @@ class HubRecorder:
     # ---- back-pressure
 
     def room_again(self) -> None:
-        """The disk takes something again: write what waited, and let the publishers go on."""
+        """Return the disk takes something again: write what waited, and let the publishers go on."""
         self.full = False
         self.flush()
         if not self.full:

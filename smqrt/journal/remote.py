@@ -43,7 +43,7 @@ class _Listed(NamedTuple):
 def open_journal(
     location: Path | str, token: str | None = None, *, cafile: str | None = None, retry_s: float = RETRY_S
 ) -> Journal | RemoteJournal:
-    """Opens a journal for reading.
+    """Open a journal for reading.
 
     Args:
         location: its folder, or its address on a hub.
@@ -101,7 +101,7 @@ class RemoteJournal(Journal):
         return _opened, (*self._address, self._link.retry_s, self.verify)
 
     def close(self) -> None:
-        """Closes the connection; the next request makes another."""
+        """Close the connection; the next request makes another."""
         self._link.close()
 
     def end(self, known: Collection[str] = ()) -> dict[str, int]:
@@ -153,7 +153,7 @@ class RemoteJournal(Journal):
         return self._known_gaps.get(node, [])
 
     def _page(self, page: ManifestPage) -> tuple[DataFile, ...]:
-        """Returns a page of the manifest; its name is that of its content, so that it is asked for once."""
+        """Return a page of the manifest; its name is that of its content, so that it is asked for once."""
         found = self._pages.get(page.name)
         if found is None:
             body = self._get(f"{manifest.PAGES_FOLDER}/{page.name}", 0)
@@ -191,7 +191,7 @@ class RemoteJournal(Journal):
         return listed.sealed if listed else None
 
     def _grown(self, path: str, known: bytes) -> bytes:
-        """Returns an index from what was known of it; the last record is compared, for the hub may have lost some."""
+        """Return an index from what was known of it; the last record is compared, for the hub may have lost some."""
         at = max(0, len(known) - INDEX.size)
         new = self._get(path, at)
         if not new.startswith(known[at:]):
@@ -208,7 +208,7 @@ class RemoteJournal(Journal):
         return memoryview(head + self._get(file, offset, length))
 
     def _get(self, file: str, offset: int, length: int = 0) -> bytes:
-        """Returns a piece of a file, or all from `offset` on; less when it is shorter."""
+        """Return a piece of a file, or all from `offset` on; less when it is shorter."""
         end = offset + length - 1 if length else ""
         try:
             answer = self._link.get(quote(file), {"Range": f"bytes={offset}-{end}"})
@@ -254,7 +254,7 @@ class _RemoteFile(io.RawIOBase):
 
 
 def _sealed(listed: Mapping[str, Any]) -> SealedSegment | None:
-    """What the listing says of a sealed segment's rows, unless the index has to: hubs of older versions say less."""
+    """Return what the listing says of a sealed segment's rows, unless the index has to: hubs of older versions say less."""
     if "end" not in listed:
         return None
     return SealedSegment(*(int(listed[name]) for name in ("end", "bytes", "ts_min_us", "ts_max_us")))
@@ -312,7 +312,7 @@ class HubLink:
         self._open: tuple[Endpoint, http.client.HTTPConnection] | None = None
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> HubAnswer:
-        """Returns what the hub says to a GET of a path below the journal's address.
+        """Return what the hub says to a GET of a path below the journal's address.
 
         Raises:
             Refused: it said no.
@@ -321,7 +321,7 @@ class HubLink:
         return self._repeat("GET", path, None, headers or {})
 
     def post(self, path: str, body: bytes, again: bool = True) -> HubAnswer:
-        """Returns what the hub says to a POST.
+        """Return what the hub says to a POST.
 
         Args:
             path: below the journal's address.
@@ -334,7 +334,7 @@ class HubLink:
         return self._repeat("POST", path, body, {"Content-Type": "application/octet-stream"}, again)
 
     def close(self) -> None:
-        """Closes the connection; the next request makes another."""
+        """Close the connection; the next request makes another."""
         opened, self._open = self._open, None
         if opened:
             opened[1].close()

@@ -16,12 +16,12 @@ from smqrt.journal.planning import Chunk, Offsets
 from smqrt.journal.reader import Journal
 from smqrt.journal.record import Flag
 
-MOST_READ = 5000
+MAX_READ = 5000
 """So many rows are read where no index says whose they are; of more, all count as messages."""
 
 
 class _Known(NamedTuple):
-    """The batches of a node from `start` on: first numbers, numbers behind the last, and how many rows up to each."""
+    """The batches of a node from `start` on: first numbers, numbers after the last, and how many rows up to each."""
 
     start: int
     firsts: list[int]
@@ -34,36 +34,36 @@ class ResultRows:
 
     Args:
         journal: where.
-        end: behind the last row that is asked about, by node.
-        most_read: how many rows of a question are read at most.
+        end: after the last row that is asked about, by node.
+        max_read: how many rows of a question are read at most.
 
     Raises:
         JournalError: it can't be read; so do all methods.
     """
 
-    def __init__(self, journal: Journal, end: Offsets, most_read: int = MOST_READ) -> None:
-        self._journal, self._end, self._most_read = journal, end, most_read
+    def __init__(self, journal: Journal, end: Offsets, max_read: int = MAX_READ) -> None:
+        self._journal, self._end, self._max_read = journal, end, max_read
         self._count = journal.row_counter()
         self._nodes: dict[str, _Known] = {}
 
     def others(self, start: Offsets) -> int:
-        """Returns how many rows from `start` on were not published by pipelines."""
+        """Return how many rows from `start` on were not published by pipelines."""
         found = 0
         for node, end in self._end.items():
             known, first = self._of(node, start.get(node, 0)), start.get(node, 0)
             rows = self._count({node: first}, {node: end}) - _covered(known, first, end)
-            found += self._read(node, known, first, end) if 0 < rows <= self._most_read else max(0, rows)
+            found += self._read(node, known, first, end) if 0 < rows <= self._max_read else max(0, rows)
         return found
 
     def first_others(self, start: Offsets) -> dict[str, int]:
-        """Returns, by node, the number of the first row from `start` on that was not published by pipelines; nothing of
+        """Return, by node, the number of the first row from `start` on that was not published by pipelines; nothing of
         a node that has none.
         """
         found = {node: self._first_other(node, start.get(node, 0), end) for node, end in self._end.items()}
         return {node: first for node, first in found.items() if first is not None}
 
     def _first_other(self, node: str, start: int, end: int) -> int | None:
-        known, left = self._of(node, start), self._most_read
+        known, left = self._of(node, start), self._max_read
         pieces = (piece for first, last in _between(known, start, end) for piece in _growing(first, last))
         for chunk in (chunk for first, last in pieces for chunk in self._chunks(node, first, last)):
             some = chunk._replace(rows=min(chunk.rows, left))
@@ -83,7 +83,7 @@ class ResultRows:
         return (chunk for part in self._journal.plan({node: first}, {node: last}) for chunk in part)
 
     def _flags(self, chunk: Chunk) -> Iterator[tuple[int, int]]:
-        """Yields (number, flags) of the rows of a chunk; without pyarrow no flags."""
+        """Yield (number, flags) of the rows of a chunk; without pyarrow no flags."""
         try:
             batches = list(self._journal.tables(chunk, ["flags"])) if chunk.rows else []
         except ImportError:
@@ -93,7 +93,7 @@ class ResultRows:
         yield from enumerate(flags, chunk.start)
 
     def _of(self, node: str, start: int) -> _Known:
-        """Returns what is known of a node's batches from `start` on, and looks at those of which nothing is yet."""
+        """Return what is known of a node's batches from `start` on, and looks at those of which nothing is yet."""
         known = self._nodes.get(node)
         if known is None or start < known.start:
             until = self._end[node] if known is None else known.start
@@ -107,7 +107,7 @@ class ResultRows:
 
 
 def _covered(known: _Known, start: int, end: int) -> int:
-    """Returns how many rows of a range are in the batches."""
+    """Return how many rows of a range are in the batches."""
     return _below(known, end) - _below(known, start)
 
 
@@ -117,7 +117,7 @@ def _below(known: _Known, seq: int) -> int:
 
 
 def _between(known: _Known, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields what lies between the batches, within a range."""
+    """Yield what lies between the batches, within a range."""
     at = max(0, bisect_right(known.firsts, start) - 1)
     for first, last in zip(known.firsts[at:], known.ends[at:], strict=True):
         if first >= end:
@@ -130,7 +130,7 @@ def _between(known: _Known, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _growing(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yields a range in pieces: mostly the first row is what is looked for; of a hub all of a piece is asked for."""
+    """Yield a range in pieces: mostly the first row is what is looked for; of a hub all of a piece is asked for."""
     rows = 1
     while start < end:
         yield start, min(end, start + rows)

@@ -63,7 +63,7 @@ class _Piece(NamedTuple):
 
 
 def expired(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]:
-    """Returns the files that may be removed, oldest first; give them to `remove`.
+    """Return the files that may be removed, oldest first; give them to `remove`.
 
     Segments and Parquet files go when all their rows are older than `retain_s`, and the oldest while all together are
     longer than `max_bytes`. Rows that a pipeline has yet to read stay, unless it is given up (`reader_timeout_s`), or
@@ -107,7 +107,7 @@ def _oldest(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
 
 
 def release_held(journal: Path, settings: JournalSettings, now_us: int) -> None:
-    """Removes links of readers that are no longer needed, or that a full disk has no room for.
+    """Remove links of readers that are no longer needed, or that a full disk has no room for.
 
     Args:
         journal, settings, now_us: as for `expired`.
@@ -119,7 +119,7 @@ def release_held(journal: Path, settings: JournalSettings, now_us: int) -> None:
 
 
 def _goes(piece: _Piece, settings: JournalSettings, now_us: int, total: int, needed: dict[str, int]) -> bool:
-    """Says whether a piece goes, while all that is left is `total` bytes long."""
+    """Return whether a piece goes, while all that is left is `total` bytes long."""
     if settings.hard_bytes is not None and total > settings.hard_bytes:
         return True
     if piece.end > needed.get(piece.node, piece.end):
@@ -129,7 +129,7 @@ def _goes(piece: _Piece, settings: JournalSettings, now_us: int, total: int, nee
 
 
 def _in_turn(journal: Path, state: Manifest, node: str, segments: list[_Segment], now_us: int) -> Iterator[_Piece]:
-    """Yields the pieces of a node in the order of their rows, none older than one before it: a clock may go back.
+    """Yield the pieces of a node in the order of their rows, none older than one before it: a clock may go back.
 
     Times of the future are of a clock that was wrong: such rows are at least as old as the next ones that aren't.
     """
@@ -150,7 +150,7 @@ def _files(journal: Path, state: Manifest, node: str) -> Iterator[_Piece]:
 
 
 def _of_segment(segment: _Segment, following: _Segment) -> _Piece | None:
-    """Returns a sealed segment; None when it has just gone."""
+    """Return a sealed segment; None when it has just gone."""
     try:
         latest_us = summary_of(segment.path).ts_max_us
     except FileNotFoundError:
@@ -160,7 +160,7 @@ def _of_segment(segment: _Segment, following: _Segment) -> _Piece | None:
 
 
 def _segments(folder: Path) -> list[_Segment]:
-    """Returns the segments of a node, oldest first."""
+    """Return the segments of a node, oldest first."""
     return [_Segment(path, _size(path) + _size(path.with_suffix(INDEXED))) for path in index.paths(folder)]
 
 
@@ -172,7 +172,7 @@ def _size(path: Path) -> int:
 
 
 def remove(journal: Path, paths: Iterable[Path]) -> int:
-    """Removes files of a journal; Parquet files go from the manifest first, so that no reader looks for them.
+    """Remove files of a journal; Parquet files go from the manifest first, so that no reader looks for them.
 
     Args:
         journal: its folder.
@@ -205,7 +205,7 @@ def remove(journal: Path, paths: Iterable[Path]) -> int:
 
 
 def _listed(journal: Path, paths: Iterable[Path]) -> Iterator[DataFile]:
-    """Yields what the manifest says of compacted files, where it still lists them."""
+    """Yield what the manifest says of compacted files, where it still lists them."""
     state = manifest.load(journal)
     for path in paths:
         node, first, last = path.stem.rsplit("-", 2)
@@ -231,7 +231,7 @@ _making = threading.Lock()
 
 
 def hold_files(journal: Path, files: Sequence[DataFile]) -> list[Path]:
-    """Returns where files of a journal can be read from now on, for at least twelve hours of this process.
+    """Return where files of a journal can be read from now on, for at least twelve hours of this process.
 
     Where no links can be made (a journal of another user, a file system without them), that is where the files are
     now: then they go when their grace is over.
@@ -253,7 +253,7 @@ def hold_files(journal: Path, files: Sequence[DataFile]) -> list[Path]:
 
 
 def held_until_s(path: Path) -> float | None:
-    """Returns until when a path that `hold_files` gave is there, seconds since 1970; None: it is the file itself."""
+    """Return until when a path that `hold_files` gave is there, seconds since 1970; None: it is the file itself."""
     return next((one.until_s for one in list(_holds.values()) if one.folder == path.parent), None)
 
 
@@ -278,7 +278,7 @@ def _own_folder(journal: Path) -> Path:
 
 
 def _make_hold(journal: Path, until_s: float) -> _HeldFolder:
-    """Makes a folder that is locked before it has its name."""
+    """Make a folder that is locked before it has its name."""
     until = time.strftime(_TIME, time.gmtime(until_s))
     name = f"{until}-{os.getpid()}-{os.urandom(4).hex()}"
     beside, folder = journal / HELD_FOLDER / f"{_NEW}{name}", journal / HELD_FOLDER / name
@@ -298,7 +298,7 @@ def _end(made: _HeldFolder) -> None:
 
 
 def release_links(journal: Path, now_s: float, is_full: bool = False) -> None:
-    """Removes the links of processes that have ended, and those whose time is over.
+    """Remove the links of processes that have ended, and those whose time is over.
 
     Args:
         journal: its folder.
@@ -339,7 +339,7 @@ def _changed_s(folder: Path) -> float:
 
 
 def _is_left(lock: Path) -> bool:
-    """Whether the process that has made a lock has ended; not known of another machine, which may lock otherwise."""
+    """Return whether the process that has made a lock has ended; not known of another machine, which may lock otherwise."""
     try:
         fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:

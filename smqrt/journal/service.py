@@ -73,19 +73,19 @@ class OpenJournal(ServedJournal, Protocol):
         """Store and publish the rows of a micro-batch; False when that was done before."""
 
     def committed(self, query: str) -> int:
-        """The last batch of a query that is known to be stored; -1 when there is none."""
+        """Return the last batch of a query that is known to be stored; -1 when there is none."""
 
     def learn(self) -> None:
         """Take note of what was committed to other hubs of the folder."""
 
     def queries(self) -> Iterable[str]:
-        """The names under which there are commits."""
+        """Return the names under which there are commits."""
 
     def publish(self, rows: list[OutRow]) -> None:
         """Store and publish rows."""
 
     def stats(self) -> dict[str, int]:
-        """The counters."""
+        """Return the counters."""
 
 
 class RequestRefused(Exception):
@@ -182,7 +182,7 @@ class JournalService(Directory):
         return journal, self._grant(request, name, journal) or _unauthorized()
 
     def _grant(self, request: Request, name: str, journal: OpenJournal) -> Grant | None:
-        """Returns what the token of the request opens in this journal."""
+        """Return what the token of the request opens in this journal."""
         of, tokens = self._tokens.get(name, (None, None))
         if tokens is None or of is not journal:
             _, tokens = self._tokens[name] = journal, Tokens(journal.path, partial(_queries, journal))
@@ -193,7 +193,7 @@ class JournalService(Directory):
         return tokens.grant(_shown(request))
 
     def _knew(self, request: Request, name: str) -> bool:
-        """Whether the request shows a token of a journal that was open: who may read it is told to come again."""
+        """Return whether the request shows a token of a journal that was open: who may read it is told to come again."""
         return name in self._tokens and self._tokens[name][1].grant(_shown(request)) is not None
 
     # ---- reading
@@ -207,7 +207,7 @@ class JournalService(Directory):
         _finish(request, "application/json", _as_json({"end": found}))
 
     def _of(self, journal: OpenJournal) -> _Asked:
-        """Returns what is kept of a journal for those who ask."""
+        """Return what is kept of a journal for those who ask."""
         name = str(journal.path)
         found = self._asked.get(name)
         if found is None or found.journal is not journal:
@@ -289,7 +289,7 @@ class JournalService(Directory):
         _give(request, {})
 
     def _rows(self, request: Request, grant: Grant, kept: list[bytes] | None = None) -> Iterator[OutRow]:
-        """Yields the rows of a body; its pieces are put into `kept`."""
+        """Yield the rows of a body; its pieces are put into `kept`."""
         if (request.content_length or 0) > self._body_bytes:
             raise _too_large(self._body_bytes)
         return _decoded(_counted(request, self._body_bytes, kept), grant)
@@ -308,7 +308,7 @@ def _decoded(pieces: Iterable[bytes], grant: Grant) -> Iterator[OutRow]:
 
 
 def _staged(request: Request, staged: StagedResults, query: str, batch: int, part: str) -> Iterator[bytes]:
-    """Yields the rows that were staged, which count like a body."""
+    """Yield the rows that were staged, which count like a body."""
     with in_thread(staged.open, query, batch, part) as file:
         while piece := in_thread(file.read, _PIECE):
             request.hold(len(piece))
@@ -332,7 +332,7 @@ def _too_large(limit: int) -> RequestRefused:
 
 
 def _parts(body: bytes) -> list[str]:
-    """The names of the parts of a micro-batch."""
+    """Return the names of the parts of a micro-batch."""
     try:
         names = json.loads(body)
     except (ValueError, RecursionError):
@@ -373,13 +373,13 @@ def _queries(journal: OpenJournal) -> Iterator[str]:
 
 
 def _shown(request: Request) -> str:
-    """The token of the request; empty without one."""
+    """Return the token of the request; empty without one."""
     scheme, _, shown = (request.get("authorization") or "").partition(" ")
     return shown.strip() if scheme.lower() == "bearer" else ""
 
 
 def _check(grant: Grant, action: str) -> None:
-    """Makes sure that a token is good for what is asked."""
+    """Make sure that a token is good for what is asked."""
     right, has = ("write", grant.writes) if action in _COMMITS else ("read", grant.reads)
     if not has and not (action == "committed" and grant.writes):
         raise RequestRefused(
@@ -406,7 +406,7 @@ def _allow(request: Request, methods: tuple[str, ...]) -> None:
 
 
 def _batch(request: Request) -> tuple[str, int, dict[str, str]]:
-    """The query and the number of the batch that a request is about, and all that it says."""
+    """Return the query and the number of the batch that a request is about, and all that it says."""
     values = _values(request)
     query, batch = readers.checked_query(values.get("query")), values.get("batch", "")
     if not re.fullmatch(r"[0-9]{1,18}", batch):
@@ -434,13 +434,13 @@ def _as_json(values: Mapping[str, object]) -> bytes:
 
 
 def _values(request: Request) -> dict[str, str]:
-    """What the query of a request says."""
+    """Return what the query of a request says."""
     pairs = parse_parameters(request.query.encode("ascii"))
     return {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in pairs}
 
 
 def _wait(request: Request) -> tuple[dict[str, int], float]:
-    """What a reader knows, and how long it wants to wait for more."""
+    """Return what a reader knows, and how long it wants to wait for more."""
     values = _values(request)
     try:
         after = {str(node): int(seq) for node, seq in json.loads(values.get("after", "{}")).items()}
@@ -469,7 +469,7 @@ def _finish(request: Request, kind: str, body: bytes) -> None:
 
 
 def _send_file(request: Request, fd: int) -> None:
-    """Answers with a file, or the one span of it that is asked for; it may grow meanwhile."""
+    """Answer with a file, or the one span of it that is asked for; it may grow meanwhile."""
     headers, size = request.response.headers, os.fstat(fd).st_size
     spans = parse_ranges(request.get("range") or "", size)
     span = Span(0, size) if spans is None or len(spans) > 1 else spans[0] if spans else None

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from pyarrow import parquet
 
 NAMES = tuple(one.name for one in COLUMNS)
-MOST_BYTES = 32 << 20
+MAX_BYTES = 32 << 20
 """A batch is not made of more than this, unless a row is longer."""
 
 
 def schema(columns: Sequence[str] | None = None) -> pa.Schema:
-    """Returns the pyarrow.Schema of the journal's columns, or of some of them in the order given."""
+    """Return the pyarrow.Schema of the journal's columns, or of some of them in the order given."""
     import pyarrow as pa
 
     known = {one.name: one for one in COLUMNS}
@@ -45,7 +45,7 @@ def of_segment(
     topics: Filter | None,
     batch_rows: int,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yields (number behind its last row, RecordBatch) of a chunk of a segment.
+    """Yield (number after its last row, RecordBatch) of a chunk of a segment.
 
     Args:
         stream: the bytes of a schema and of the batches that hold the chunk.
@@ -62,7 +62,7 @@ def of_segment(
     target = schema(columns)
     names = {*target.names, *(["topic"] if topics is not None else []), "seq"}
     inside = schema([column.name for column in SEGMENT_COLUMNS if column.name in names])
-    step = max(1, min(batch_rows, chunk.rows * MOST_BYTES // (len(stream) or 1)))
+    step = max(1, min(batch_rows, chunk.rows * MAX_BYTES // (len(stream) or 1)))
     kernel, read = gatherer(), chunk.start
     head_bytes = arrow.message_size(stream[:8])
     batches = kernel.batches(stream[head_bytes:], inside, step) if kernel else _streamed(stream, inside, step)
@@ -74,7 +74,7 @@ def of_segment(
 
 
 def _streamed(stream: Any, inside: Any, step: int) -> Iterator[Any]:
-    """Yields as `columns.Gatherer.batches`, with pyarrow alone."""
+    """Yield as `columns.Gatherer.batches`, with pyarrow alone."""
     import pyarrow as pa
 
     fields = [at for at, column in enumerate(SEGMENT_COLUMNS) if column.name in inside.names]
@@ -98,7 +98,7 @@ def _joined(batches: list[Any], inside: Any) -> Any:
 
 
 def _shaped(batch: Any, node: str, broker: str, target: Any, topics: Filter | None) -> Any:
-    """Returns `target`'s columns; node and broker are the same for all of a segment's rows."""
+    """Return `target`'s columns; node and broker are the same for all of a segment's rows."""
     import pyarrow as pa
 
     if topics is not None:
@@ -121,7 +121,7 @@ def _whole(column: Any) -> Any:
 def of_parquet(
     source: IO[bytes], chunk: Chunk, columns: Sequence[str] | None, topics: Filter | None, batch_rows: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yields as `of_segment`, from a Parquet file.
+    """Yield as `of_segment`, from a Parquet file.
 
     Args:
         source: a file object that can seek.
@@ -149,7 +149,7 @@ def _plain(column: Any) -> Any:
 
 
 def parquet_file(source: IO[bytes], chunk: Chunk, as_dictionaries: Sequence[str] = ()) -> parquet.ParquetFile:
-    """Returns the pyarrow.parquet.ParquetFile of a chunk; its footer is checked, and its pages are when they are read.
+    """Return the pyarrow.parquet.ParquetFile of a chunk; its footer is checked, and its pages are when they are read.
 
     Args:
         source: a file object that can seek.
@@ -167,7 +167,7 @@ def parquet_file(source: IO[bytes], chunk: Chunk, as_dictionaries: Sequence[str]
 
 
 def in_order(rows: pa.Table, topics: Filter | None = None) -> pa.Table:
-    """Returns the rows of a row group, a pyarrow.Table, by their numbers; joined files have each group by topic.
+    """Return the rows of a row group, a pyarrow.Table, by their numbers; joined files have each group by topic.
 
     Args:
         rows: all of the group.
@@ -191,7 +191,7 @@ def in_order(rows: pa.Table, topics: Filter | None = None) -> pa.Table:
 
 
 def _between(rows: Any, start: int, end: int) -> Any:
-    """Returns the rows, which are in order, with numbers from `start` up to, without, `end`."""
+    """Return the rows, which are in order, with numbers from `start` up to but not including `end`."""
     from pyarrow import compute
 
     seq = rows.column("seq")
@@ -201,14 +201,14 @@ def _between(rows: Any, start: int, end: int) -> Any:
 
 
 def _has_topics(file: Any, group: int, topics: Filter) -> bool:
-    """Says whether a row group has rows with these topics; the others of its columns are not read for that."""
+    """Return whether a row group has rows with these topics; the others of its columns are not read for that."""
     from pyarrow import compute
 
     return compute.any(mask(file.read_row_group(group, ["topic"]).column("topic"), topics)).as_py() is True
 
 
 def groups(metadata: parquet.FileMetaData, chunk: Chunk) -> Iterator[int]:
-    """Yields the row groups that have numbers of the chunk."""
+    """Yield the row groups that have numbers of the chunk."""
     names = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
     at = names.index("seq")
     for group in range(metadata.num_row_groups):
@@ -220,7 +220,7 @@ def groups(metadata: parquet.FileMetaData, chunk: Chunk) -> Iterator[int]:
 
 
 def mask(column: pa.Array, topics: Filter) -> pa.BooleanArray:
-    """Returns which values of a topic column a filter chooses; never null."""
+    """Return which values of a topic column a filter chooses; never null."""
     import pyarrow as pa
     from pyarrow import compute
 

@@ -42,7 +42,7 @@ class JournalFault(NamedTuple):
 @dataclass
 class VerifyReport:
     """What was looked at, and what is wrong with it; `unchecked` files were compacted without checksums, and `gaps`
-    are numbers (first, behind the last) that a hub left out when it was started after a crash.
+    are numbers (first, after the last) that a hub left out when it was started after a crash.
     """
 
     faults: list[JournalFault] = field(default_factory=list)
@@ -84,7 +84,7 @@ def verify(journal: Path, on_file: Callable[[], None] = lambda: None) -> VerifyR
 
 
 def count_files(journal: Path) -> int:
-    """Returns how many segments and compacted files `verify` looks at."""
+    """Return how many segments and compacted files `verify` looks at."""
     return sum(1 for pattern in (f"wal/*/*{DATA}", "data/**/*.parquet") for _ in journal.glob(pattern))
 
 
@@ -155,7 +155,7 @@ def _through(folder: Path) -> int:
 
 
 def _is_written(folder: Path) -> bool:
-    """Whether a hub writes there at this moment."""
+    """Return whether a hub writes there at this moment."""
     return _is_locked(folder / "lock")
 
 
@@ -189,7 +189,7 @@ class _Segment:
         self.next_seq = self.first
 
     def faults(self) -> Iterator[JournalFault]:
-        """Yields what is wrong with it."""
+        """Yield what is wrong with it."""
         index_path = self._path.with_suffix(INDEXED)
         raw = index_path.read_bytes() if index_path.exists() else b""
         data = self._path.read_bytes()  # after the index: so it has every batch that the index lists
@@ -256,7 +256,7 @@ def _schema_end(data: bytes, path: Path) -> int:
 
 
 def _contradiction(entry: BatchEntry, batch: bytes | memoryview) -> str:
-    """What the index says of a batch and the batch doesn't; empty when they agree."""
+    """Return what the index says of a batch and the batch doesn't; empty when they agree."""
     try:
         seqs, times = arrow.decode_numbers(batch, "seq"), arrow.decode_numbers(batch, "ts")
     except JournalError as error:
@@ -324,7 +324,7 @@ def _coverage(journal: Path, files: list[DataFile], state: Manifest, report: Ver
 
 
 def _file_fault(path: Path, file: DataFile) -> str:
-    """What is wrong with a compacted file; empty when nothing is."""
+    """Return what is wrong with a compacted file; empty when nothing is."""
     if not path.exists():
         return "is missing"
     size = path.stat().st_size

@@ -86,7 +86,7 @@ class Outgoing:
         return _Destination(found, _text(topic), stid, None if subtopic is None else _text(subtopic))
 
     def rows(self, seq: int, now_us: int, txn: str | None) -> list[Row]:
-        """The rows for the journal.
+        """Return the rows for the journal.
 
         Args:
             seq: the number of the first.
@@ -290,7 +290,7 @@ class JournalWriter:
             self._seal()
 
     def _seal(self) -> None:
-        """Begins a new segment, unless the disk has yet to finish the one before: then the present one goes on."""
+        """Begin a new segment, unless the disk has yet to finish the one before: then the present one goes on."""
         if self._durability.is_sealing or time.monotonic() < self._seals_at_s:
             return
         try:
@@ -460,7 +460,7 @@ class JournalWriter:
         self._recorder.flush()
 
     def end(self) -> dict[str, int]:
-        """Returns, by node, the number of the next row: of the one node that it writes."""
+        """Return, by node, the number of the next row: of the one node that it writes."""
         return {self.settings.node: self._seq}
 
     @property
@@ -487,7 +487,7 @@ class JournalWriter:
         return self._counts | disk | commits | {"skipped": self._recorder.messages_skipped, "next_seq": self._seq}
 
     def close(self) -> None:
-        """Write and sync the rest, and let go of the folder; blocks until the disk has it, but not for ever."""
+        """Write and sync the rest, and let go of the folder; blocks until the disk has it, but not forever."""
         if opened.pop(self.settings.name, None) is None:
             return
         if self._stuck:

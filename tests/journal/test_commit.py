@@ -258,7 +258,7 @@ def test_a_part_holds_at_least_one_message() -> None:
 def test_of_too_many_queries_those_are_forgotten_that_are_silent_for_longest(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(committed, "MOST_QUERIES", 3)
+    monkeypatch.setattr(committed, "MAX_QUERIES", 3)
     known = committed.CommittedBatches({"a": 1, "b": 2, "c": 3})
     known.note("a", 2)
     for number, query in enumerate("de"):

@@ -61,7 +61,7 @@ def test_every_range_against_a_plain_count(tmp_path: Path) -> None:
 
 def test_no_row_is_read_where_the_index_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "r" * 500 + "m", rows=20)
-    monkeypatch.setattr(results, "MOST_READ", 0)
+    monkeypatch.setattr(results, "MAX_READ", 0)
     monkeypatch.setattr(Journal, "tables", None)
     journal = Journal(tmp_path)
     assert ResultRows(journal, {"n1": 10_000}, 0).others({"n1": 3}) == 0

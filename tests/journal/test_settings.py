@@ -95,7 +95,7 @@ def test_limits_that_are_off() -> None:
         ({"node": ".."}, "journal.node must be a name"),
         ({"topics": "a/#/b"}, "journal.topics must be a list of topic filters ('a/#/b' has a '#' inside"),
         ({"topics": 3}, "journal.topics must be a list of topic filters such as ['site1/#'], not 3."),
-        ({"exclude": [3]}, "journal.exclude must be a list of topic filters (3 is no topic filter"),
+        ({"exclude": [3]}, "journal.exclude must be a list of topic filters (3 is not a topic filter"),
         ({"direct": "no"}, "journal.direct must be true or false, not 'no'."),
         ({"flush_ms": 0}, "journal.flush_ms must be a number from 0.1 to 60000 (ms), not 0."),
         ({"flush_ms": True}, "journal.flush_ms must be a number"),

@@ -111,7 +111,7 @@ def test_no_token_stages_for_others(shelf: Shelf) -> None:
 
 
 def test_there_is_a_limit(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committed, "MOST_STAGED_BYTES", 5 * committed.LEAST_STAGED_BYTES)
+    monkeypatch.setattr(committed, "MAX_STAGED_BYTES", 5 * committed.MIN_PART_BYTES)
     for _ in range(4):
         stage_payloads(shelf, b"x")
     text = shelf.refused(503, f"main/stage?query=r&batch=0&part={PART}", "POST", data=record(b"t", bytes(40_000)))
@@ -121,7 +121,7 @@ def test_there_is_a_limit(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_nobody_will_commit_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committed, "MOST_STAGED_BYTES", 3 * committed.LEAST_STAGED_BYTES)
+    monkeypatch.setattr(committed, "MAX_STAGED_BYTES", 3 * committed.MIN_PART_BYTES)
     (tmp_path / "wal").mkdir()
     waiting = StagedResults(tmp_path, {"done": 5}.get)  # type: ignore[arg-type]
     rows = encode([(b"t", None, b"x")])
@@ -132,7 +132,7 @@ def test_what_nobody_will_commit_makes_room(tmp_path: Path, monkeypatch: pytest.
         os.utime(tmp_path / committed.STAGED_FOLDER / query / str(batch), (0, 0))
     waiting = StagedResults(tmp_path, {"done": 5, "sealed": -1, "old": -1}.__getitem__)
     with pytest.raises(JournalError, match="nobody has committed yet"):
-        waiting.put("new", 0, PART, bytes(3 * committed.LEAST_STAGED_BYTES))
+        waiting.put("new", 0, PART, bytes(3 * committed.MIN_PART_BYTES))
     assert waiting.open("sealed", 0, PART).read() == rows, "half of it may be published"
     left = {path.parent.name for path in (tmp_path / committed.STAGED_FOLDER).glob("*/[0-9]*")}
     assert left == {"sealed"}
