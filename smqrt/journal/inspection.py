@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import manifest, readers, results, tables
+from smqrt.journal import manifest, readers, tables
 from smqrt.journal.files import touch
 from smqrt.journal.planning import WAL, Chunk
 from smqrt.journal.reader import Journal, Offsets
@@ -190,7 +190,7 @@ def journal_stats(journal: Journal, count_topics: bool = True) -> JournalStats:
     if count_topics:
         found.topics = dict(sum((_topics(journal, chunk) for chunk in chunks), Counter[str]()).most_common())
     if not isinstance(journal, RemoteJournal):
-        _readers(journal, found, _MAX_READ if count_topics else results.MAX_READ)
+        _readers(journal, found, _MAX_READ if count_topics else readers.MAX_READ)
     return found
 
 

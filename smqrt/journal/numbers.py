@@ -147,7 +147,7 @@ class NumberReserve:
         self.below, self._steps, self._extended_s = below, steps, time.monotonic()
 
     def repeat(self) -> None:
-        """Write the reservation again, since a copy of the folder may have an earlier one. Blocks; raises as `extend`."""
+        """Write the reservation again: a copy of the folder may have an earlier one. Blocks; raises as `extend`."""
         self._write(self.below)
 
     def settle(self, seq: int) -> None:

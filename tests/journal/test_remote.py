@@ -240,7 +240,9 @@ def test_damage_is_told_with_the_address(hub: Hub) -> None:
 
 
 def test_a_wrong_token(hub: Hub) -> None:
-    with pytest.raises(JournalError, match=r"wrong token: it must be what the file `token` in the journal's folder"):
+    with pytest.raises(
+        JournalError, match=r"wrong token: it must be the content of the file `token` in the journal's folder"
+    ):
         there(open_journal(hub.url, "wrong").end)
 
 
@@ -280,7 +282,10 @@ def test_a_server_that_is_no_hub(body: bytes) -> None:
 
 def test_a_server_that_sends_us_elsewhere() -> None:
     answer = b"HTTP/1.1 302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n"
-    with ScriptedHttp([[answer]]) as server, pytest.raises(JournalError, match="answers 302, as no journal of a hub"):
+    with (
+        ScriptedHttp([[answer]]) as server,
+        pytest.raises(JournalError, match="answers 302: it is no journal of a hub"),
+    ):
         there(open_journal(f"{server.url}/x", "token", retry_s=0).end)
 
 

@@ -285,8 +285,8 @@ def test_bad_rows_store_nothing(shelf: Shelf, body: bytes, sentence: str) -> Non
 @pytest.mark.parametrize(
     ("parameters", "sentence"),
     [
-        ("", "query: None is no id of a query"),
-        ("?query=a/b&batch=1", "query: 'a/b' is no id of a query; use 1 to 100 letters"),
+        ("", "query: None is not the id of a query"),
+        ("?query=a/b&batch=1", "query: 'a/b' is not the id of a query; use 1 to 100 letters"),
         ("?query=..&batch=1", "query: '..' is no id"),
         ("?query=q", "batch: '' is no number"),
         ("?query=q&batch=-1", "batch: '-1' is no number; a commit says which batch of the query it is."),
@@ -367,18 +367,18 @@ def test_progress_is_kept_for_retention(shelf: Shelf) -> None:
 @pytest.mark.parametrize(
     ("report", "sentence"),
     [
-        (b"{", "progress: this is no JSON"),
-        (b"[]", "progress: this is no JSON object"),
-        (b'{"query":"../../token","offset":{}}', "query: '../../token' is no id"),
-        (b'{"query":"q"}', "offset: None is no object of node: sequence number"),
-        (b'{"query":"q","offset":{"n1":-1}}', "offset: {'n1': -1} is no object"),
+        (b"{", "progress: the body is not JSON"),
+        (b"[]", "progress: the body is not a JSON object"),
+        (b'{"query":"../../token","offset":{}}', "query: '../../token' is not the id"),
+        (b'{"query":"q"}', "offset: None is not an object {node: sequence number}"),
+        (b'{"query":"q","offset":{"n1":-1}}', "offset: {'n1': -1} is not an object"),
         (b'{"query":"q","offset":{"n1":true}}', "offset: "),
-        (b'{"query":"q","offset":{},"name":3}', "name: 3 is no text"),
-        (b"\xff", "progress: this is no JSON"),
-        (b"[" * 60000, "progress: this is no JSON (maximum recursion depth exceeded"),
+        (b'{"query":"q","offset":{},"name":3}', "name: 3 is not a text"),
+        (b"\xff", "progress: the body is not JSON"),
+        (b"[" * 60000, "progress: the body is not JSON (maximum recursion depth exceeded"),
         (b'{"query":"q","name":' + b"[" * 900 + b"]" * 900 + b"}", "name: "),
-        (b'{"query":"' + b"q" * 60000 + b'"}', f"query: '{'q' * 99}… is no id"),
-        (b'{"query":"q","offset":{},"time_us":' + b"9" * 60000 + b"}", "progress: this is no JSON"),
+        (b'{"query":"' + b"q" * 60000 + b'"}', f"query: '{'q' * 99}… is not the id"),
+        (b'{"query":"q","offset":{},"time_us":' + b"9" * 60000 + b"}", "progress: the body is not JSON"),
     ],
 )
 def test_bad_progress(shelf: Shelf, report: bytes, sentence: str) -> None:

@@ -184,7 +184,7 @@ def test_reports_are_bounded_also_of_the_token_that_opens_all(shelf: Shelf, monk
         answer = shelf.ask("main/progress", "POST", data=json.dumps({"query": query, "offset": {"n1": 0}}))
         assert answer.status_code == status
     text = shelf.refused(400, "main/progress", "POST", data=json.dumps({"query": "c", "offset": {"n1": 0}}))
-    assert "2 queries have told" in text
+    assert "2 queries have reports" in text
     assert "`smqrt pipeline reset` takes off those that are gone" in text
 
 
