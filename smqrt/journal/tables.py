@@ -1,4 +1,4 @@
-"""Rows as pyarrow.RecordBatches, with Spark's types: all `COLUMNS`, from segments and from Parquet files."""
+"""Rows as pyarrow.RecordBatches with Spark's types, from segments and Parquet files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NAMES = tuple(one.name for one in COLUMNS)
 MAX_BYTES = 32 << 20
-"""A batch is not made of more than this, unless a row is longer."""
+"""Most bytes of segments that are joined to one batch, unless a row is longer."""
 
 
 def schema(columns: Sequence[str] | None = None) -> pa.Schema:
@@ -45,16 +45,16 @@ def of_segment(
     topics: Filter | None,
     batch_rows: int,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield (number after its last row, RecordBatch) of a chunk of a segment.
+    """Yield (number after the last row, RecordBatch) of a chunk of a segment.
 
     Args:
-        stream: the bytes of a schema and of the batches that hold the chunk.
-        chunk: which rows are wanted.
-        broker: who wrote them.
-        skip: how many rows come before them.
+        stream: a schema and the batches with the chunk's rows.
+        chunk: the wanted rows.
+        broker: the broker that wrote them.
+        skip: number of rows in the stream before the wanted ones.
         columns: names; None for all.
-        topics: which rows; None for all, also those without a topic.
-        batch_rows: small batches are joined until there are so many rows, if that isn't too much for one.
+        topics: topics of the wanted rows; None for all, also those without a topic.
+        batch_rows: small batches are joined until they have this many rows, or `MAX_BYTES`.
 
     Raises:
         pyarrow.ArrowException, OSError: a batch is damaged.
@@ -74,7 +74,7 @@ def of_segment(
 
 
 def _streamed(stream: Any, inside: Any, step: int) -> Iterator[Any]:
-    """Yield as `columns.Gatherer.batches`, with pyarrow alone."""
+    """Yield as `columns.Gatherer.batches`, with pyarrow only."""
     import pyarrow as pa
 
     fields = [at for at, column in enumerate(SEGMENT_COLUMNS) if column.name in inside.names]
@@ -98,7 +98,7 @@ def _joined(batches: list[Any], inside: Any) -> Any:
 
 
 def _shaped(batch: Any, node: str, broker: str, target: Any, topics: Filter | None) -> Any:
-    """Return `target`'s columns; node and broker are the same for all of a segment's rows."""
+    """Return a batch with the columns of `target`; node and broker are the same for all rows of a segment."""
     import pyarrow as pa
 
     if topics is not None:
@@ -132,7 +132,7 @@ def of_parquet(
     import pyarrow as pa
 
     target = schema(columns)
-    # As dictionaries until they are in order: numbers are moved, not texts.
+    # Texts stay dictionaries until the rows are in order, so that sorting moves numbers.
     file = parquet_file(source, chunk, [field.name for field in target if pa.types.is_string(field.type)])
     names = list(dict.fromkeys([*target.names, "seq", *(["topic"] if topics is not None else [])]))
     for group in groups(file.metadata, chunk):
@@ -149,12 +149,12 @@ def _plain(column: Any) -> Any:
 
 
 def parquet_file(source: IO[bytes], chunk: Chunk, as_dictionaries: Sequence[str] = ()) -> parquet.ParquetFile:
-    """Return the pyarrow.parquet.ParquetFile of a chunk; its footer is checked, and its pages are when they are read.
+    """Return the pyarrow.parquet.ParquetFile of a chunk. Its footer is checked now, its pages when they are read.
 
     Args:
         source: a file object that can seek.
         chunk: of a Parquet file.
-        as_dictionaries: these columns of text are read so.
+        as_dictionaries: text columns that are read as dictionaries.
 
     Raises:
         pyarrow.ArrowException, ValueError, OSError: the file is damaged.
@@ -167,11 +167,11 @@ def parquet_file(source: IO[bytes], chunk: Chunk, as_dictionaries: Sequence[str]
 
 
 def in_order(rows: pa.Table, topics: Filter | None = None) -> pa.Table:
-    """Return the rows of a row group, a pyarrow.Table, by their numbers; joined files have each group by topic.
+    """Return the rows of a row group, a pyarrow.Table, sorted by number; merged files sort each group by topic.
 
     Args:
-        rows: all of the group.
-        topics: leave out rows with others.
+        rows: all rows of the group.
+        topics: rows with other topics are left out.
 
     Raises:
         pyarrow.ArrowInvalid: numbers are missing.
@@ -182,7 +182,7 @@ def in_order(rows: pa.Table, topics: Filter | None = None) -> pa.Table:
     seq = rows.column("seq").combine_chunks()
     numbers, steps = compute.min_max(seq), compute.subtract(seq.slice(1), seq.slice(0, max(0, len(seq) - 1)))
     if numbers["max"].as_py() - numbers["min"].as_py() + 1 != len(seq):
-        raise pa.ArrowInvalid(f"the {len(seq)} rows from {numbers['min']} on are not numbered one after the other")
+        raise pa.ArrowInvalid(f"the {len(seq)} rows from {numbers['min']} on are not numbered consecutively")
     if topics is not None:
         rows = rows.filter(mask(rows.column("topic"), topics))
     if len(steps) and compute.min(steps).as_py() < 1:
@@ -191,7 +191,7 @@ def in_order(rows: pa.Table, topics: Filter | None = None) -> pa.Table:
 
 
 def _between(rows: Any, start: int, end: int) -> Any:
-    """Return the rows, which are in order, with numbers from `start` up to but not including `end`."""
+    """Return the rows from `start` up to but not including `end`, from rows in ascending order."""
     from pyarrow import compute
 
     seq = rows.column("seq")
@@ -201,7 +201,7 @@ def _between(rows: Any, start: int, end: int) -> Any:
 
 
 def _has_topics(file: Any, group: int, topics: Filter) -> bool:
-    """Return whether a row group has rows with these topics; the others of its columns are not read for that."""
+    """Return whether a row group has rows with these topics; only its topic column is read."""
     from pyarrow import compute
 
     return compute.any(mask(file.read_row_group(group, ["topic"]).column("topic"), topics)).as_py() is True
@@ -214,17 +214,17 @@ def groups(metadata: parquet.FileMetaData, chunk: Chunk) -> Iterator[int]:
     for group in range(metadata.num_row_groups):
         numbers = metadata.row_group(group).column(at).statistics
         if numbers is None or not numbers.has_min_max:
-            raise ValueError("a row group doesn't say which numbers it has")
+            raise ValueError("a row group has no statistics of its numbers")
         if numbers.min < chunk.end and numbers.max >= chunk.start:
             yield group
 
 
 def mask(column: pa.Array, topics: Filter) -> pa.BooleanArray:
-    """Return which values of a topic column a filter chooses; never null."""
+    """Return which values of a topic column match a filter; never null."""
     import pyarrow as pa
     from pyarrow import compute
 
-    if pa.types.is_dictionary(column.type):  # each name is compared once
+    if pa.types.is_dictionary(column.type):  # compares each name once
         whole = _whole(column) if isinstance(column, pa.ChunkedArray) else column
         return compute.fill_null(mask(whole.dictionary, topics).take(whole.indices), False)
     names = topics.literal()

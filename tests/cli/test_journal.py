@@ -168,7 +168,7 @@ def test_verify_finds_and_repairs(app: Path) -> None:
         file.write(b"torn")
     result = smqrt("verify", app)
     assert result.exit_code == 1
-    sentence = "4 bytes behind its last batch belong to no batch"
+    sentence = "4 bytes after its last batch belong to no batch"
     remedy = "the hub cuts that off when it starts, or do it now with --repair"
     assert result.stderr.splitlines() == [f"{newest}: {sentence}; {remedy}.", "Error: 1 fault"]
     assert done("verify", app, "--repair").splitlines()[0] == "4 bytes of a torn end were cut off"

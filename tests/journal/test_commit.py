@@ -266,7 +266,7 @@ def test_of_too_many_queries_those_are_forgotten_that_are_silent_for_longest(
     assert known.all() == {"a": 2, "d": 0, "e": 1}
     assert (len(known), known.forgotten, known.last("b")) == (3, 2, -1)
     assert len(committed.CommittedBatches({str(query): 0 for query in range(5)})) == 3
-    told = [record.message for record in caplog.records if "forgets those" in record.message]
+    told = [record.message for record in caplog.records if "limit reached" in record.message]
     assert len(told) == 2, "once for each journal"
 
 

@@ -299,7 +299,7 @@ def test_an_end_that_is_none(answer: bytes) -> None:
 def test_a_commit_that_nobody_takes(answer: bytes) -> None:
     with (
         ScriptedHttp([[ok(answer)]]) as server,
-        pytest.raises(JournalError, match="is no journal of a hub: it says b'"),
+        pytest.raises(JournalError, match="is no journal of a hub: it answers b'"),
     ):
         there(lambda: commit(HubAddress.of(f"{server.url}/x", "token"), "q", 0, [], retry_s=0))
 

@@ -269,7 +269,7 @@ def test_the_clients_of_pipelines(shelf: Shelf) -> None:
     [
         (record(b"t", b"x")[:-1], "record 1: the body ends inside it; send whole records"),
         (record(b"t", b"x") + b"\0", "record 2: the body ends inside it"),
-        (record(b"t", b"x") + record(b"", b"x"), "record 2: the topic is empty; every row is published to one."),
+        (record(b"t", b"x") + record(b"", b"x"), "record 2: the topic is empty; every row needs one."),
         (
             record(b"t", b"x" * 65521),
             "record 1: the payload has 65521 bytes; a message carries at most 65520, split it.",
@@ -287,9 +287,9 @@ def test_bad_rows_store_nothing(shelf: Shelf, body: bytes, sentence: str) -> Non
     [
         ("", "query: None is not the id of a query"),
         ("?query=a/b&batch=1", "query: 'a/b' is not the id of a query; use 1 to 100 letters"),
-        ("?query=..&batch=1", "query: '..' is no id"),
+        ("?query=..&batch=1", "query: '..' is not the id"),
         ("?query=q", "batch: '' is no number"),
-        ("?query=q&batch=-1", "batch: '-1' is no number; a commit says which batch of the query it is."),
+        ("?query=q&batch=-1", "batch: '-1' is not a number; send the number of the query's batch."),
         ("?query=q&batch=1e3", "batch: '1e3' is no number"),
     ],
 )

@@ -90,7 +90,7 @@ def test_parts_that_are_not_there(shelf: Shelf) -> None:
 @pytest.mark.parametrize("part", ["..%2f..%2ftoken", "sealed.json", "", "0123456789abcdef.0.x"])
 def test_names_that_are_none(shelf: Shelf, part: str) -> None:
     for path in (f"stage?query=q&batch=0&part={part}", f"commit?query=q&batch=0&of=q&part={part}"):
-        assert "is no name of a part" in shelf.refused(400, f"main/{path}", "POST", data=record(b"t", b"x"))
+        assert "is not the name of a part" in shelf.refused(400, f"main/{path}", "POST", data=record(b"t", b"x"))
     for body in (b"{}", b"[]", b"[", b'["x"]', b"[1]"):
         assert "part" in shelf.refused(400, "main/seal?query=q&batch=0", "POST", data=body)
     assert not folder(shelf).exists()
@@ -115,7 +115,7 @@ def test_there_is_a_limit(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None
     for _ in range(4):
         stage_payloads(shelf, b"x")
     text = shelf.refused(503, f"main/stage?query=r&batch=0&part={PART}", "POST", data=record(b"t", bytes(40_000)))
-    assert "of results that nobody has committed yet" in text
+    assert "of uncommitted results" in text
     commit_parts(shelf, stage_payloads(shelf, b"y", batch=1), batch=1)
     assert len(stage_payloads(shelf, bytes(40_000), batch=2)) == 1, "a commit makes room"
 

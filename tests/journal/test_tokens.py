@@ -185,7 +185,7 @@ def test_reports_are_bounded_also_of_the_token_that_opens_all(shelf: Shelf, monk
         assert answer.status_code == status
     text = shelf.refused(400, "main/progress", "POST", data=json.dumps({"query": "c", "offset": {"n1": 0}}))
     assert "2 queries have reports" in text
-    assert "`smqrt pipeline reset` takes off those that are gone" in text
+    assert "remove unused ones with `smqrt pipeline reset`" in text
 
 
 def test_a_change_keeps_the_count_of_names(tmp_path: Path) -> None:

@@ -183,11 +183,11 @@ def test_a_quiet_hub_seals_its_segment_in_time(record: Make, monkeypatch: pytest
     site = record()
     site.smq.publish("1", "topic")
     site.smq.journal.flush()
-    site.smq.journal._tidy()
+    site.smq.journal._seal_if_old()
     assert len(list(site.smq.journal.path.glob("wal/*/*.arrows"))) == 1, "not yet"
     monkeypatch.setattr(writer, "SEAL_S", 0.0)
-    site.smq.journal._tidy()
-    site.smq.journal._tidy()
+    site.smq.journal._seal_if_old()
+    site.smq.journal._seal_if_old()
     assert len(list(site.smq.journal.path.glob("wal/*/*.arrows"))) == 2, "an empty one is not sealed"
     site.smq.publish("2", "topic")
     assert [row.payload for row in rows(site)] == [b"1", b"2"]
