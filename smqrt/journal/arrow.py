@@ -1,7 +1,8 @@
-"""Rows to Arrow's IPC stream format and back, without pyarrow (Arrow columnar format 1.5, "Serialization and IPC").
+"""Rows to Arrow's IPC stream format and back, without pyarrow.
 
-A segment always has the same columns, so the metadata of a record batch always has the same shape: a template, into
-which `batch_header` puts the numbers. The body is the buffers of the columns in order, each padded to 8 bytes.
+See Arrow columnar format 1.5, "Serialization and IPC". All segments have the same columns, so the metadata of all
+record batches has the same layout: a template, which `batch_header` fills with numbers. The body has the buffers of the
+columns in order, each padded to 8 bytes.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ from smqrt.errors import JournalError
 from smqrt.journal.record import SEGMENT_COLUMNS, Column, Row
 
 FORMAT = 1
-"""Of segments. A schema of another one says so in its metadata, as `format`."""
+"""The format of segments. A later format is in the schema's metadata, as `format`."""
 
 _VERSION_5 = 4
 _SCHEMA, _RECORD_BATCH = 1, 3
 _BINARY, _UTF8, _INT, _TIMESTAMP = 4, 5, 2, 10
 _CODES = {"BIGINT": "q", "TIMESTAMP": "q", "INT": "i"}
-"""The columns of a fixed width, by array's type code; the others are text or bytes."""
+"""Columns of a fixed width, with the type code of `array`; others are text or bytes."""
 
 FIELDS = len(SEGMENT_COLUMNS)
 BUFFERS = sum(2 if one.type in _CODES else 3 for one in SEGMENT_COLUMNS)
-"""How many lengths `batch_header` wants: validity and data per column, and offsets between them for text and bytes."""
+"""Number of buffers: validity and data per column, and offsets between them for text and bytes."""
 
 _INDEX = {one.name: at for at, one in enumerate(SEGMENT_COLUMNS)}
 FIRST_BUFFER = list(accumulate((2 if one.type in _CODES else 3 for one in SEGMENT_COLUMNS), initial=0))
-"""Where the buffers of each column begin."""
+"""The first buffer of each column."""
 _PADDING = [bytes(size) for size in range(8)]
 
 
-# ---- flatbuffers, as much as Arrow's messages need (flatbuffers.dev, "Internals")
+# ---- flatbuffers, as far as Arrow's messages need them (flatbuffers.dev, "Internals")
 #
-# A table is a vtable, which says where each slot is, then its fields. What a field refers to is written behind it:
-# every offset points forward.
+# A table is a vtable, which has the position of each slot, then its fields. Objects are written after the field that
+# refers to them: every offset points forward.
 
 _U32 = struct.Struct("<I")
 _SIZES = {"b": 1, "B": 1, "h": 2, "H": 2, "i": 4, "q": 8}
@@ -83,7 +84,7 @@ def _table(*slots: _Slot) -> _Object:
 
 
 def _slot_offsets(slots: Sequence[_Slot]) -> tuple[list[int], int]:
-    """Return where each field stands behind the table's start (0: absent), and the table's size."""
+    """Return the offset of each field in the table (0: absent), and the table's size."""
     offsets, end = [], 4
     for slot in slots:
         size = _SIZES[slot[0]] if isinstance(slot, tuple) else 4
@@ -136,10 +137,10 @@ def _structs(count: int, raw: bytes) -> _Object:
 
 
 class _FlatTable:
-    """A table that is read: `_FlatTable.root(data)`, then slot by slot.
+    """Reads a table: `_FlatTable.root(data)`, then slot by slot.
 
     Raises:
-        ValueError, struct.error: the bytes are no flatbuffer.
+        ValueError, struct.error: the bytes are not a flatbuffer.
     """
 
     def __init__(self, data: bytes | memoryview, start: int) -> None:
@@ -163,7 +164,7 @@ class _FlatTable:
         return at + int(_U32.unpack_from(self.data, at)[0])
 
     def table(self, slot: int) -> _FlatTable:
-        """Return the table a slot refers to."""
+        """Return the table of a slot."""
         return _FlatTable(self.data, self._follow(self._at(slot)))
 
     def tables(self, slot: int) -> list[_FlatTable]:
@@ -205,7 +206,7 @@ def schema_message(node: str, broker: str) -> bytes:
     """Return the first message of a segment.
 
     Args:
-        node: the writer's name.
+        node: the name of the writer's node.
         broker: the name of its hub.
     """
     pairs = [_table(_string(key), _string(value)) for key, value in (("node", node), ("broker", broker))]
@@ -216,7 +217,7 @@ def message_size(start: bytes | memoryview) -> int:
     """Return the size of a message without its body, in bytes, from its first 8 bytes.
 
     Raises:
-        ValueError: no message starts there.
+        ValueError: the bytes don't begin a message.
     """
     mark, size = struct.unpack_from("<Ii", start) if len(start) >= 8 else (0, 0)
     if mark != 0xFFFFFFFF or size <= 0 or size % 8:
@@ -228,7 +229,7 @@ def schema_metadata(message: bytes | memoryview) -> dict[str, str]:
     """Return {"node": …, "broker": …} of a segment's first message.
 
     Raises:
-        ValueError: it is no schema of a segment.
+        ValueError: the message is not the schema of a segment.
         JournalError: a newer version wrote it.
     """
     try:
@@ -236,11 +237,11 @@ def schema_metadata(message: bytes | memoryview) -> dict[str, str]:
         found = {pair.string(0): pair.string(1) for pair in schema.tables(2)}
     except struct.error as error:
         raise ValueError(f"no Arrow schema: {error}") from None
-    newer = found.get("format", "")  # ours have none yet: format 1
+    newer = found.get("format", "")  # format 1 has no such entry
     if newer.isdecimal() and int(newer) > FORMAT:
         raise JournalError(
             f"A segment of {found.get('node')!r} has format {newer}, written by a newer smqrt; this one reads up to "
-            f"{FORMAT}. Use the newer one."
+            f"{FORMAT}. Update smqrt."
         )
     return found
 
@@ -268,8 +269,10 @@ HEADER_BYTES = _HEADER.size
 
 
 def header_layout() -> tuple[tuple[int, int, int, int], list[tuple[int, bytes]]]:
-    """Return what all headers have in common: where the body's size, the rows, the first (length, nulls) and the first
-    (offset, size) are, and (where, bytes) of what is between them.
+    """Return the layout of all headers.
+
+    Returns the offsets of the body's size, the rows, the first (length, nulls) and the first (offset, size), and
+    (offset, bytes) of the constant parts between them.
     """
     numbers = list(accumulate((8, 8, 16 * FIELDS, 16 * BUFFERS), initial=0))
     constant = list(accumulate(map(len, _PARTS), initial=0))
@@ -281,13 +284,13 @@ def batch_header(rows: int, nulls: Sequence[int], lengths: Sequence[int]) -> byt
     """Return the message header of a batch; the body follows it in the file.
 
     Args:
-        rows: how many.
-        nulls: how many nulls each of the `FIELDS` columns has.
+        rows: number of rows.
+        nulls: number of nulls of each of the `FIELDS` columns.
         lengths: bytes of each of the `BUFFERS` buffers, in Arrow's order (per column validity, offsets for text and
-            bytes, data), without the padding to 8 that each has in the body; 0 for a validity that is left out.
+            bytes, data), without the padding to 8; 0 for a validity that is left out.
 
     Raises:
-        struct.error: the counts of `nulls` or `lengths` are wrong.
+        struct.error: `nulls` or `lengths` have a wrong number of items.
     """
     ends = list(accumulate([(size + 7) & -8 for size in lengths], initial=0))
     buffers = [0] * (2 * BUFFERS)
@@ -299,7 +302,7 @@ def batch_header(rows: int, nulls: Sequence[int], lengths: Sequence[int]) -> byt
 
 
 def encode(rows: Sequence[Row]) -> list[bytes]:
-    """Return a whole batch: its header and the pieces of its body, to be written one after the other.
+    """Return a batch: its header and the pieces of its body, in the order of the file.
 
     Args:
         rows: at least one; together below 2 GiB per column.
@@ -362,7 +365,7 @@ def _joined(values: Sequence[Any], kind: str) -> tuple[bytes, bytes]:
 
 
 def _validity(values: Sequence[Any]) -> tuple[int, bytes]:
-    """Return how many are None, and the bitmap of those that are not."""
+    """Return how many values are None, and the bitmap of the others."""
     missing, size = values.count(None), (len(values) + 7) // 8
     if missing == len(values):
         return missing, bytes(size)
@@ -371,7 +374,7 @@ def _validity(values: Sequence[Any]) -> tuple[int, bytes]:
 
 
 class BatchHeader(NamedTuple):
-    """What a batch's header says: rows, nulls per column, (offset, size) per buffer, and the body's size in bytes."""
+    """The header of a batch: rows, nulls per column, (offset, size) per buffer, and the body's size in bytes."""
 
     rows: int
     nulls: tuple[int, ...]
@@ -380,13 +383,13 @@ class BatchHeader(NamedTuple):
 
 
 def read_header(batch: bytes | memoryview) -> BatchHeader:
-    """Return what the header of a batch says.
+    """Return the header of a batch.
 
     Args:
-        batch: at least the first `HEADER_BYTES` of it.
+        batch: at least its first `HEADER_BYTES`.
 
     Raises:
-        ValueError: it's not a batch of a segment.
+        ValueError: the bytes are not a batch of a segment.
     """
     if len(batch) < HEADER_BYTES:
         raise ValueError(f"{len(batch)} bytes are less than the header of a batch")
@@ -401,10 +404,10 @@ def read_header(batch: bytes | memoryview) -> BatchHeader:
 
 
 def decode(batch: bytes | memoryview) -> list[Row]:
-    """Return the rows of a whole batch, header and body, as a segment holds it.
+    """Return the rows of a complete batch of a segment, header and body.
 
     Raises:
-        JournalError: it's not a whole batch.
+        JournalError: the bytes are not a complete batch.
     """
     columns = _columns(batch, range(FIELDS))
     return list(map(Row._make, zip(*columns, strict=True)))
@@ -414,7 +417,7 @@ def decode_column(batch: bytes | memoryview, name: str) -> list[object]:
     """Return one column of a batch, such as `decode_column(batch, "txn")`.
 
     Raises:
-        JournalError: it's not a whole batch.
+        JournalError: the bytes are not a complete batch.
     """
     return _columns(batch, [_INDEX[name]])[0]
 

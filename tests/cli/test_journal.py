@@ -240,7 +240,7 @@ def test_who_watches_goes_on_after_an_error(app: Path) -> None:
 
 def test_what_compact_refuses(app: Path, tmp_path: Path) -> None:
     assert refused("compact", tmp_path)[0] == 1
-    assert "'dubble' is no type of JSON" in refused("compact", app, "--schema", "a=temp dubble")[1]
+    assert "'dubble' is not a type of JSON" in refused("compact", app, "--schema", "a=temp dubble")[1]
     assert "must be TOPICS=DDL" in refused("compact", app, "--schema", "temp double")[1]
     assert refused("compact", app, "--after", "soon")[0] == 2
     held = segment.lock(app / ".journal" / "wal" / "n1")

@@ -34,10 +34,10 @@ def test_what_is_written_is_read(struct: StructType) -> None:
     [
         ("", "a name is missing"),
         ("temp", "'the end' is no type"),
-        ("temp dubble", "'dubble' is no type of JSON; the types are boolean"),
-        ("temp double humidity double", "'humidity' is one too many"),
+        ("temp dubble", "'dubble' is not a type of JSON; the types are boolean"),
+        ("temp double humidity double", "'humidity' is unexpected"),
         ("temp double,", "a name is missing before 'the end'"),
-        ("temp double, Temp int", "'Temp' is there twice"),
+        ("temp double, Temp int", "'Temp' occurs twice"),
         ("a array<int", "'>' is missing before 'the end'"),
         ("a array int", "'<' is missing before 'int'"),
         ("a decimal(10,2)", "'(10,2)' can't be read"),
