@@ -48,7 +48,7 @@ def test_a_whole_journal(journal: Path) -> None:
 
 def test_an_empty_one_and_none(tmp_path: Path) -> None:
     assert verify(tmp_path) == VerifyReport()
-    with pytest.raises(JournalError, match="is no folder"):
+    with pytest.raises(JournalError, match="is not a folder"):
         verify(tmp_path / "nowhere")
 
 
