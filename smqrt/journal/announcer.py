@@ -223,7 +223,9 @@ class JournalListing:
         Raises:
             JournalError: the journal can't be read.
         """
-        known, version = self._known, _version(self._journal)
+        watched = [self._journal / manifest.FILE, self._journal / "wal", *segment.node_folders(self._journal)]
+        version = tuple((str(path), path.stat().st_mtime_ns) for path in watched if path.exists())
+        known = self._known
         if known is not None and known[0] == version:
             return known[1:]
         body = listing(self._journal)
@@ -232,12 +234,6 @@ class JournalListing:
         is_settled = abs(time.time() - newest_s) > _MTIME_STEP_S  # abs: a wrong clock may have set it in the future
         self._known = (version, body, tag) if is_settled else None
         return body, tag
-
-
-def _version(journal: Path) -> _Version:
-    """Return modification times that change when a segment or the manifest is added or removed."""
-    watched = [journal / manifest.FILE, journal / "wal", *segment.node_folders(journal)]
-    return tuple((str(path), path.stat().st_mtime_ns) for path in watched if path.exists())
 
 
 def listing(journal: Path) -> bytes:

@@ -183,7 +183,13 @@ class OtherNodes:
     def _folder_of(self, folder: Path) -> dict[str, int]:
         seen, paths = self._seen.get(folder), segment.paths(folder)
         end = max([seen or 0, *map(_end_of_segment, paths[-1:])])  # first: later rows are read again next time
-        found = _node_batches(folder) if seen is None else _batches_since(paths, seen)
+        found: dict[str, int] = {}
+        if seen is None:
+            found = _node_batches(folder)
+        else:
+            for path in paths[max(0, bisect_right(paths, seen, key=segment.first_seq) - 1) :]:
+                with suppress(FileNotFoundError):
+                    add_later(found, batches_of_segment(path, seen))
         add_later(found, self._new_snapshot(folder))  # last: the snapshot has the commits of removed segments
         self._seen[folder] = end
         return found
@@ -199,14 +205,6 @@ class OtherNodes:
         found = load_snapshot(folder)
         self._snapshots[folder] = version
         return found
-
-
-def _batches_since(paths: list[Path], seq: int) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for path in paths[max(0, bisect_right(paths, seq, key=segment.first_seq) - 1) :]:
-        with suppress(FileNotFoundError):
-            add_later(found, batches_of_segment(path, seq))
-    return found
 
 
 def batches_of_segment(path: Path, since: int = 0) -> dict[str, int]:
@@ -347,20 +345,17 @@ class StagedResults:
         folder = self._folder_of(query, batch)
         try:
             if not (folder / _SEALED).exists():
-                self._write_sealed(folder, parts)
+                for part in parts:
+                    if not (folder / part).exists():
+                        raise ArgumentError(f"part: {part} is not staged; stage the micro-batch again.")
+                beside = write_beside(folder / _SEALED, json.dumps(list(parts)).encode())
+                with suppress(FileExistsError):
+                    os.link(beside, folder / _SEALED)  # not a rename: of two calls at once, the first one decides
+                beside.unlink()
+                sync_folder(folder)
             return [checked_part(name) for name in json.loads((folder / _SEALED).read_bytes())]
         except OSError as error:
             raise JournalError(f"{folder} can't be written: {error.strerror}; make room on the disk.") from None
-
-    def _write_sealed(self, folder: Path, parts: Sequence[str]) -> None:
-        for part in parts:
-            if not (folder / part).exists():
-                raise ArgumentError(f"part: {part} is not staged; stage the micro-batch again.")
-        beside = write_beside(folder / _SEALED, json.dumps(list(parts)).encode())
-        with suppress(FileExistsError):
-            os.link(beside, folder / _SEALED)  # not a rename: of two calls at the same time, the first one decides
-        beside.unlink()
-        sync_folder(folder)
 
     def open(self, query: str, batch: int, part: str) -> IO[bytes]:
         """Open the rows of a part.

@@ -279,7 +279,10 @@ class _Compaction:
         for one in sealed(folder, self._options):
             if one.end > through:
                 break
-            if not self._is_grace_over(state, folder.name, one) or not _commits_are_known(one.path):
+            # The grace begins when the files with the segment's rows are renamed.
+            holders = state.files(folder.name, segment.first_seq(one.path), one.end)
+            is_grace_over = all(_age_s(self._journal / file.path) >= self._options.grace_s for file in holders)
+            if not is_grace_over or not _commits_are_known(one.path):
                 self._done.waiting += 1
                 continue
             one.path.with_suffix(segment.INDEXED).unlink(missing_ok=True)
@@ -289,11 +292,6 @@ class _Compaction:
             self._step("removed")
             self._done.removed += 1
         files.sync_folder(folder)
-
-    def _is_grace_over(self, state: Manifest, node: str, one: _Sealed) -> bool:
-        """Return whether the grace of a segment is over; it begins when the files with its rows are renamed."""
-        holders = state.files(node, segment.first_seq(one.path), one.end)
-        return all(_age_s(self._journal / file.path) >= self._options.grace_s for file in holders)
 
 
 def remove_leftovers(journal: Path, state: Manifest) -> list[Path]:

@@ -215,37 +215,41 @@ def update_copy(journal: Path, to: str, on_files: Callable[[int], object] = lamb
             belongs to another journal.
         ArgumentError: the URI is not supported.
     """
+    from pyarrow import fs
+
     deltalake = import_deltalake()
     to = to if locations.scheme(to) else str(Path(to).absolute())
     try:
-        return _update_copy(deltalake, journal, to, on_files)
+        system, root = locations.filesystem(to)
+        makes_folders = not locations.is_elsewhere(to)  # object stores have none
+        table = deltalake.DeltaTable(to) if deltalake.DeltaTable.is_deltatable(to) else None
+        known = _known(table, to)
+        wanted = table_files(journal)
+        fresh = {path: file for path, file in sorted(wanted.items()) if path not in known}
+        joined = _joined(known, fresh, to)
+        paths = dict(zip(fresh, retention.hold_files(journal.absolute(), list(fresh.values())), strict=True))
+        schema = _schema(deltalake, table, list(paths.values()), to)
+        if table is None:
+            if makes_folders:
+                system.create_dir(root, recursive=True)
+            table = create_table(deltalake, to, schema)
+        names = list(fresh)
+        for some in (names[at : at + _FILES] for at in range(0, len(names), _FILES)):
+            for path in some:
+                if makes_folders:
+                    system.create_dir(f"{root}/{path}".rpartition("/")[0], recursive=True)
+                local = fs.LocalFileSystem()
+                fs.copy_files(
+                    str(paths[path]), f"{root}/{path}", source_filesystem=local, destination_filesystem=system
+                )
+            gone = [old for path in some for old in joined.get(path, ())]
+            commit_files(table, schema, {path: fresh[path] for path in some}, gone)
+            on_files(len(some))
+        removed = sum(map(len, joined.values()))
+        if removed:
+            table.vacuum(_KEPT_HOURS, dry_run=False)
     except (deltalake.exceptions.DeltaError, OSError) as error:
         raise JournalError(f"The Delta table in {to} can't be written: {one_line(error)}.") from None
-
-
-def _update_copy(deltalake: ModuleType, journal: Path, to: str, on_files: Callable[[int], object]) -> UpdatedTable:
-    system, root = locations.filesystem(to)
-    table = deltalake.DeltaTable(to) if deltalake.DeltaTable.is_deltatable(to) else None
-    known = _known(table, to)
-    wanted = table_files(journal)
-    fresh = {path: file for path, file in sorted(wanted.items()) if path not in known}
-    joined = _joined(known, fresh, to)
-    paths = dict(zip(fresh, retention.hold_files(journal.absolute(), list(fresh.values())), strict=True))
-    schema = _schema(deltalake, table, list(paths.values()), to)
-    if table is None:
-        if not locations.is_elsewhere(to):
-            system.create_dir(root, recursive=True)
-        table = create_table(deltalake, to, schema)
-    names = list(fresh)
-    for some in (names[at : at + _FILES] for at in range(0, len(names), _FILES)):
-        for path in some:
-            _copy(paths[path], system, f"{root}/{path}", not locations.is_elsewhere(to))
-        gone = [old for path in some for old in joined.get(path, ())]
-        commit_files(table, schema, {path: fresh[path] for path in some}, gone)
-        on_files(len(some))
-    removed = sum(map(len, joined.values()))
-    if removed:
-        table.vacuum(_KEPT_HOURS, dry_run=False)
     return UpdatedTable(to, len(fresh), removed, len(known) + len(fresh) - removed)
 
 
@@ -259,11 +263,12 @@ def _known(table: Any, to: str) -> dict[str, _Span]:
     names = ("min.node", "min.seq", "max.seq", "min.ts", "max.ts")
     if any(action.get(name) is None for action in actions for name in names):
         raise JournalError(f"The Delta table in {to} is not one of a journal: choose another place.")
-    return {action["path"]: _span(*(action[name] for name in names)) for action in actions}
-
-
-def _span(node: str, first: int, last: int, earliest: Any, latest: Any) -> _Span:
-    return _Span(node, first, last, *(milliseconds(round(at.timestamp() * 1e6)) for at in (earliest, latest)))
+    found = {}
+    for action in actions:
+        node, first, last, *times = (action[name] for name in names)
+        earliest, latest = (milliseconds(round(at.timestamp() * 1e6)) for at in times)
+        found[action["path"]] = _Span(node, first, last, earliest, latest)
+    return found
 
 
 def _joined(known: Mapping[str, _Span], fresh: Mapping[str, DataFile], to: str) -> dict[str, list[str]]:
@@ -299,11 +304,3 @@ def _schema(deltalake: ModuleType, table: Any, paths: list[Path], to: str) -> An
 
 def _json(schema: Any) -> Any:
     return {field.name: field.type for field in schema.fields}.get(_TYPED)
-
-
-def _copy(path: Path, system: Any, to: str, makes_folders: bool) -> None:
-    from pyarrow import fs
-
-    if makes_folders:
-        system.create_dir(to.rpartition("/")[0], recursive=True)
-    fs.copy_files(str(path), to, source_filesystem=fs.LocalFileSystem(), destination_filesystem=system)

@@ -59,7 +59,11 @@ class DuckDB:
     def __init__(self, journal: Journal, start: Offsets, end: Offsets, topics: Sequence[str] | None = None) -> None:
         self._journal, self._range = journal, (start, end)
         self._topics = Filter(topics) if topics else None
-        self._duckdb = _import_duckdb()
+        try:
+            import duckdb
+        except ImportError:
+            raise JournalError(NEEDS_DUCKDB) from None
+        self._duckdb: Any = duckdb
         self._connection = self._duckdb.connect()
         self._connection.execute("set timezone = 'UTC'; set enable_progress_bar = true")
         self._connection.execute("set enable_progress_bar_print = false; set progress_bar_time = 0")
@@ -225,14 +229,6 @@ class _Stream:
         except JournalError as error:
             self.error = error
             raise
-
-
-def _import_duckdb() -> Any:
-    try:
-        import duckdb
-    except ImportError:
-        raise JournalError(NEEDS_DUCKDB) from None
-    return duckdb
 
 
 def _quoted(text: str) -> str:

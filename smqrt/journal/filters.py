@@ -131,20 +131,15 @@ class Filter:
 
 def bloom_filter(topics: Iterable[str]) -> str:
     """Return the Bloom filter of topics in base64."""
-    names = {name for topic in topics for name in (topic, *_parent_levels(topic))}
+    names = set()
+    for topic in topics:
+        names.add(topic)
+        names.update(topic[: found.end()] for found in re.finditer("/", topic))  # parent levels: site1/, site1/a/
     bits = bytearray(min(BLOOM_BYTES, max(8, len(names) * _BITS_PER_NAME // 8)))
     for name in names:
         for at in _bit_positions(name, len(bits) * 8):
             bits[at >> 3] |= 1 << (at & 7)
     return b64encode(bits).decode()
-
-
-def _parent_levels(topic: str) -> Iterator[str]:
-    """Yield `site1/` and `site1/a/` for `site1/a/temp`."""
-    at = topic.find("/")
-    while at >= 0:
-        yield topic[: at + 1]
-        at = topic.find("/", at + 1)
 
 
 def _bit_positions(name: str, bits: int) -> Iterator[int]:

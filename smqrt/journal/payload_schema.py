@@ -341,19 +341,16 @@ class SeenValues:
             return ScalarType("string")
         if name == "number":
             return ScalarType("double" if self._counts["double"] else "bigint")
-        return self._nested(name)
-
-    def _nested(self, name: str) -> PayloadType:
-        if name == "object":
-            fields = _one_case(self._fields)
-            return (
-                StructType(tuple((field, seen.kind()) for field, seen in fields.items()))
-                if fields
-                else ScalarType("string")
-            )
         if name == "list":
             return ArrayType(self._items.kind() if self._items else ScalarType("string"))
-        return ScalarType(name)
+        if name != "object":
+            return ScalarType(name)
+        fields: dict[str, tuple[str, SeenValues]] = {}
+        for field, seen in self._fields.items():
+            fields.setdefault(field.lower(), (field, seen))  # Spark ignores case: the first spelling counts
+        if not fields:
+            return ScalarType("string")
+        return StructType(tuple((field, seen.kind()) for field, seen in fields.values()))
 
 
 def _kind_name(value: object) -> str:
@@ -364,12 +361,6 @@ def _kind_name(value: object) -> str:
     if isinstance(value, int):
         return "bigint" if -_INT64_LIMIT <= value < _INT64_LIMIT else "double"
     return {float: "double", str: "string", dict: "object", list: "list"}[type(value)]
-
-
-def _one_case(fields: dict[str, SeenValues]) -> dict[str, SeenValues]:
-    """Return the fields, without those that differ from an earlier one only in case: Spark ignores case."""
-    spellings: dict[str, str] = {}
-    return {name: seen for name, seen in fields.items() if spellings.setdefault(name.lower(), name) == name}
 
 
 def infer_type(values: Iterable[object]) -> PayloadType:

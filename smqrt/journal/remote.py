@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import quote, urlsplit
 
 from smqrt.errors import JournalError
 from smqrt.journal import files, manifest, numbers
@@ -412,7 +412,15 @@ class HubLink:
             address = self._find()
         except JournalError as error:
             raise _NoAnswer(str(error).rstrip(".")) from error
-        connection = _make_connection(urlsplit(address.url), address.certificates)
+        parts = urlsplit(address.url)
+        host = parts.hostname or ""
+        if parts.scheme == "https":
+            context = ssl.create_default_context(cadata=address.certificates)
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, parts.port, timeout=TIMEOUT_S, context=context
+            )
+        else:
+            connection = http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT_S)
         try:
             connection.connect()
         except ssl.SSLCertVerificationError as error:
@@ -459,10 +467,3 @@ def _checked_answer(answer: HubAnswer, url: str) -> HubAnswer:
     if answer.status >= 300 and answer.status != 304:
         raise HubRefused(answer.status, f"{url} answers {answer.status}: it is no journal of a hub.")
     return answer
-
-
-def _make_connection(parts: SplitResult, trusted: str | None) -> http.client.HTTPConnection:
-    if parts.scheme != "https":
-        return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
-    context = ssl.create_default_context(cadata=trusted)
-    return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S, context=context)

@@ -88,7 +88,10 @@ def _expired_files(journal: Path, settings: JournalSettings, now_us: int) -> lis
     state = manifest.load(journal)
     needed = readers.needed(readers.load(journal), settings.reader_timeout_s, now_us)
     short = settings.min_free_bytes - shutil.disk_usage(journal).free
-    nodes = {folder.name: _segments(folder) for folder in segment.node_folders(journal)}
+    nodes = {
+        folder.name: [_Segment(path, _size(path) + _size(path.with_suffix(INDEXED))) for path in segment.paths(folder)]
+        for folder in segment.node_folders(journal)
+    }
     total = sum(page.bytes for page in state.pages())
     total += sum(one.size_bytes for segments in nodes.values() for one in segments)
     found: list[Path] = []
@@ -156,11 +159,6 @@ def _segment_piece(one: _Segment, following: _Segment) -> _Piece | None:
     return _Piece(paths, one.path.parent.name, segment.first_seq(following.path), latest_us, one.size_bytes)
 
 
-def _segments(folder: Path) -> list[_Segment]:
-    """Return the segments of a node, oldest first."""
-    return [_Segment(path, _size(path) + _size(path.with_suffix(INDEXED))) for path in segment.paths(folder)]
-
-
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
@@ -185,7 +183,12 @@ def remove(journal: Path, paths: Iterable[Path]) -> int:
     compacted = [path for path in files if path.suffix not in (DATA, INDEXED)]
     if compacted:
         with manifest.edit(journal) as changes:
-            changes.remove(_manifest_files(journal, compacted))
+            state = manifest.load(journal)
+            for path in compacted:
+                node, first, last = path.stem.rsplit("-", 2)
+                name = path.relative_to(journal).as_posix()
+                listed = state.files(node, int(first), int(last) + 1)
+                changes.remove(file for file in listed if file.path == name)
     freed = 0
     for path in files:
         try:
@@ -199,15 +202,6 @@ def remove(journal: Path, paths: Iterable[Path]) -> int:
         except OSError as error:
             raise JournalError(f"{path} can't be removed: {error.strerror}; give this user the folder.") from None
     return freed
-
-
-def _manifest_files(journal: Path, paths: Iterable[Path]) -> Iterator[DataFile]:
-    """Yield the manifest's entries of compacted files, as far as it still lists them."""
-    state = manifest.load(journal)
-    for path in paths:
-        node, first, last = path.stem.rsplit("-", 2)
-        name = path.relative_to(journal).as_posix()
-        yield from (file for file in state.files(node, int(first), int(last) + 1) if file.path == name)
 
 
 # ---- held files
@@ -241,37 +235,30 @@ def hold_files(journal: Path, files: Sequence[DataFile]) -> list[Path]:
         FileNotFoundError: a file was removed since the manifest was read: load it again.
     """
     try:
-        folder = _process_folder(journal)
-        return [_link(parquet_files.compacted_path(journal, file.path), folder) for file in files]
+        with _holds_lock:
+            hold, now_s = _holds.get(journal), time.time()
+            usable = hold is not None and hold.process == os.getpid() and hold.until_s - now_s > HOLD_S / 2
+            if hold is None or not usable or not hold.folder.is_dir():
+                hold = _holds[journal] = _make_hold(journal, now_s + HOLD_S)
+        held = []
+        for file in files:
+            path = parquet_files.compacted_path(journal, file.path)
+            with suppress(FileExistsError):  # from an earlier plan
+                os.link(path, hold.folder / path.name)
+            held.append(hold.folder / path.name)
+        return held
     except FileNotFoundError:
         raise
     except OSError:
-        return [_checked_path(parquet_files.compacted_path(journal, file.path)) for file in files]
+        paths = [parquet_files.compacted_path(journal, file.path) for file in files]
+        for path in paths:
+            path.stat()  # raises FileNotFoundError for a removed file
+        return paths
 
 
 def held_until_s(path: Path) -> float | None:
     """Return until when a path of `hold_files` is held, seconds since 1970; None for the file's own path."""
     return next((one.until_s for one in list(_holds.values()) if one.folder == path.parent), None)
-
-
-def _link(path: Path, folder: Path) -> Path:
-    with suppress(FileExistsError):  # from an earlier plan
-        os.link(path, folder / path.name)
-    return folder / path.name
-
-
-def _checked_path(path: Path) -> Path:
-    path.stat()
-    return path
-
-
-def _process_folder(journal: Path) -> Path:
-    with _holds_lock:
-        known, now_s = _holds.get(journal), time.time()
-        usable = known is not None and known.process == os.getpid() and known.until_s - now_s > HOLD_S / 2
-        if known is None or not usable or not known.folder.is_dir():
-            known = _holds[journal] = _make_hold(journal, now_s + HOLD_S)
-        return known.folder
 
 
 def _make_hold(journal: Path, until_s: float) -> _HeldFolder:

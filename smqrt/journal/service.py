@@ -172,7 +172,9 @@ class JournalService(Directory):
 
     def _find_journal(self, request: Request, name: str) -> tuple[OpenJournal, Grant]:
         journal = self._opened.get(name)
-        if journal is None and self._was_readable(request, name):
+        # A client with a valid token of a journal that was open before may retry.
+        was_open = name in self._tokens and self._tokens[name][1].grant(_bearer_token(request)) is not None
+        if journal is None and was_open:
             raise JournalError(f"Journal {name!r} is closed at present: its application stops or reloads; try again.")
         if journal is None:
             known = ", ".join(self._journal_names(request))
@@ -189,10 +191,6 @@ class JournalService(Directory):
             if fault := tokens.news():  # for the operator only: the client is not authenticated yet
                 log.error("%s", fault)
         return tokens.grant(_bearer_token(request))
-
-    def _was_readable(self, request: Request, name: str) -> bool:
-        """Return whether the request has a valid token of a journal that was open before: such a client may retry."""
-        return name in self._tokens and self._tokens[name][1].grant(_bearer_token(request)) is not None
 
     # ---- reading
 
@@ -424,7 +422,7 @@ def _refuse(request: Request, status: int, sentence: str, headers: Mapping[str, 
 
 def _send_json(request: Request, values: Mapping[str, object]) -> None:
     body = _as_json(values)
-    _send_tagged(request, body, _tag(body))
+    _send_tagged(request, body, f'"{blake2b(body, digest_size=12).hexdigest()}"')
 
 
 def _as_json(values: Mapping[str, object]) -> bytes:
@@ -446,10 +444,6 @@ def _wait_parameters(request: Request) -> tuple[dict[str, int], float]:
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):  # OverflowError: 1e999
         raise ArgumentError('end: after is like {"n1": 1000}, and wait_s a number of seconds.') from None
     return after, max(0.0, min(wait_s, MOST_WAIT_S))
-
-
-def _tag(body: bytes) -> str:
-    return f'"{blake2b(body, digest_size=12).hexdigest()}"'
 
 
 def _send_tagged(request: Request, body: bytes, tag: str) -> None:
@@ -483,15 +477,11 @@ def _send_file(request: Request, fd: int) -> None:
     headers.set("Accept-Ranges", "bytes")
     headers.set("Cache-Control", "no-store")
     if request.method != "HEAD":
-        _write_span(request, fd, span)
+        at = span.first
+        while at < span.end:
+            piece = in_thread(os.pread, fd, min(span.end - at, _PIECE), at)
+            if not piece:
+                break  # the file was truncated: the server closes the connection, since Content-Length is not reached
+            request.response.write(piece)
+            at += len(piece)
     request.response.end()
-
-
-def _write_span(request: Request, fd: int, span: Span) -> None:
-    at = span.first
-    while at < span.end:
-        piece = in_thread(os.pread, fd, min(span.end - at, _PIECE), at)
-        if not piece:
-            return  # the file was truncated: the server closes the connection, since Content-Length is not reached
-        request.response.write(piece)
-        at += len(piece)

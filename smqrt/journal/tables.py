@@ -130,14 +130,17 @@ def of_parquet(
         pyarrow.ArrowException, ValueError, OSError: the file is damaged.
     """
     import pyarrow as pa
+    from pyarrow import compute
 
     target = schema(columns)
     # Texts stay dictionaries until the rows are in order, so that sorting moves numbers.
     file = parquet_file(source, chunk, [field.name for field in target if pa.types.is_string(field.type)])
     names = list(dict.fromkeys([*target.names, "seq", *(["topic"] if topics is not None else [])]))
     for group in groups(file.metadata, chunk):
-        if topics is not None and not _has_topics(file, group, topics):
-            continue
+        if topics is not None:  # reads only the topic column, to skip groups without these topics
+            chosen = mask(file.read_row_group(group, ["topic"]).column("topic"), topics)
+            if compute.any(chosen).as_py() is not True:
+                continue
         rows = in_order(file.read_row_group(group, names), topics)
         for batch in _between(rows, chunk.start, chunk.end).to_batches(batch_rows):
             found = [_plain(batch.column(name)) for name in target.names]
@@ -198,13 +201,6 @@ def _between(rows: Any, start: int, end: int) -> Any:
     if not len(seq) or (seq[0].as_py() >= start and seq[-1].as_py() < end):
         return rows
     return rows.filter(compute.and_(compute.greater_equal(seq, start), compute.less(seq, end)))
-
-
-def _has_topics(file: Any, group: int, topics: Filter) -> bool:
-    """Return whether a row group has rows with these topics; only its topic column is read."""
-    from pyarrow import compute
-
-    return compute.any(mask(file.read_row_group(group, ["topic"]).column("topic"), topics)).as_py() is True
 
 
 def groups(metadata: parquet.FileMetaData, chunk: Chunk) -> Iterator[int]:

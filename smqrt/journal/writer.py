@@ -94,17 +94,15 @@ class Outgoing:
                 )
             address = known.get((topic, subtopic))
             if address is None:
-                address = known[topic, subtopic] = self._address(topic, subtopic)
+                tid, stid = broker.create(topic), broker.createsub(subtopic)
+                found = broker.topic_table.by_key[tid.to_bytes(4, "big")]
+                address = _Address(found, _text(topic), stid, None if subtopic is None else _text(subtopic))
+                known[topic, subtopic] = address
             self._messages.append((address, payload))
             turn.yield_if_due()
 
     def __len__(self) -> int:
         return len(self._messages)
-
-    def _address(self, topic: bytes, subtopic: bytes | None) -> _Address:
-        tid, stid = self._broker.create(topic), self._broker.createsub(subtopic)
-        found = self._broker.topic_table.by_key[tid.to_bytes(4, "big")]
-        return _Address(found, _text(topic), stid, None if subtopic is None else _text(subtopic))
 
     def rows(self, seq: int, now_us: int, txn: str | None) -> list[Row]:
         """Return the rows for the journal.
