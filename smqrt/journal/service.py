@@ -172,11 +172,11 @@ class JournalService(Directory):
 
     def _find_journal(self, request: Request, name: str) -> tuple[OpenJournal, Grant]:
         journal = self._opened.get(name)
-        # A client with a valid token of a journal that was open before may retry.
-        was_open = name in self._tokens and self._tokens[name][1].grant(_bearer_token(request)) is not None
-        if journal is None and was_open:
-            raise JournalError(f"Journal {name!r} is closed at present: its application stops or reloads; try again.")
         if journal is None:
+            if name in self._tokens and self._tokens[name][1].grant(_bearer_token(request)):  # it was open before
+                raise JournalError(
+                    f"Journal {name!r} is closed at present: its application stops or reloads; try again."
+                )
             known = ", ".join(self._journal_names(request))
             raise RequestRefused(404, f"There is no journal {name!r} here; with this token there are: {known}.")
         return journal, self._grant_of(request, name, journal) or _unauthorized()
