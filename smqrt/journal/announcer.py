@@ -1,4 +1,4 @@
-"""Announcement of a journal's hub, and what it tells remote readers.
+"""Announcement of a journal's hub, and the listing for remote readers.
 
 `hub.json` in the folder of an open journal has the hub's address while the journal is served. Of several hubs that
 share a folder, the one that holds `hub.lock` is announced. When it ends, another takes over, after it has read what

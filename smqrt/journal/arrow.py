@@ -435,7 +435,7 @@ def _columns(batch: bytes | memoryview, wanted: Sequence[int]) -> list[list[Any]
         body = memoryview(batch)[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
         return [_values(body, header, at) for at in wanted]
     except (ValueError, IndexError) as error:
-        raise JournalError(f"These bytes are no batch of a journal: {error}.") from None
+        raise JournalError(f"These bytes are not a batch of a journal: {error}.") from None
 
 
 def _values(body: memoryview, header: BatchHeader, at: int) -> list[Any]:

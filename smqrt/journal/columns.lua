@@ -47,7 +47,7 @@ local function stamp_ahead(p, at, n)
   if at < n then stamp(p, at) end
 end
 
--- The validity bitmap, which is only kept once a row has no name.
+-- Marks that a row has a name. The bitmap is only used once a row has none.
 local function mark(column, row)
   local byte = rshift(row, 3)
   column.bits[byte] = bor(column.bits[byte], lshift(1, band(row, 7)))

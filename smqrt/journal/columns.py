@@ -291,7 +291,7 @@ _threads = threading.local()
 
 
 def gatherer() -> Gatherer | None:
-    """Return this thread's kernel, which no other thread may use; None without LuaJIT, or with `SMQRT_KERNELS=pure`."""
+    """Return this thread's kernel, which no other thread may use. None without LuaJIT, or with `SMQRT_KERNELS=pure`."""
     if "kernel" not in _threads.__dict__:
         _threads.kernel = None if os.environ.get("SMQRT_KERNELS") == "pure" else _make_gatherer()
     kernel: Gatherer | None = _threads.kernel

@@ -171,7 +171,7 @@ def report_progress(
         results: whether it reads what pipelines have published; if not, such rows are not kept for it.
 
     Raises:
-        ArgumentError: the id is no valid file name.
+        ArgumentError: the id is not a valid file name.
         JournalError: the report can't be stored.
     """
     time_us = time.time_ns() // 1000 if time_us is None else time_us
@@ -197,7 +197,7 @@ def ask_hub(
         retry_s: how long to wait for a hub that does not answer, seconds.
 
     Raises:
-        JournalError: the hub refuses the request, does not answer in time, or is no hub.
+        JournalError: the hub refuses the request, does not answer in time, or is not a hub.
     """
     answer = _hub_link(hub, retry_s).post(f"{action}?{urlencode(values)}", body).body
     try:
@@ -205,7 +205,7 @@ def ask_hub(
             return found
     except (ValueError, RecursionError, KeyError, TypeError):
         pass
-    raise JournalError(f"{hub.url} is no journal of a hub: it answers {answer[:100]!r} to a {action}.")
+    raise JournalError(f"{hub.url} is not a journal on a hub: it answers {answer[:100]!r} to a {action}.")
 
 
 _threads = threading.local()
@@ -325,7 +325,7 @@ class RowDecoder:
         Raises:
             ArgumentError: a row has no topic, or too long a payload.
         """
-        data = self._rest + piece if self._rest else piece
+        data = self._rest + piece if self._rest else piece  # without a copy when no row was cut
         at = 0
         while (end := self._record_end(data, at)) is not None:
             yield _record(data, at)

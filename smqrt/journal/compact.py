@@ -243,7 +243,7 @@ class _Compaction:
         for group in parquet_files.merge_groups(files, now_us, self._options.merge_bytes, self._can_merge):
             try:
                 self._merge_group(group)
-            except JournalError as fault:  # other files are merged all the same
+            except JournalError as fault:  # the other files are merged nevertheless
                 self._errors.append(fault)
         below = parquet_files.settled_below(files, now_us)
         if not (self._needs_spark or self._errors) and below is not None and below > state.settled.get(node, 0):
@@ -316,7 +316,7 @@ def sealed(folder: Path, options: CompactOptions = CompactOptions()) -> list[_Se
         OSError: a segment can't be read.
     """
     paths = segment.paths(folder)
-    ends = [segment.first_seq(path) for path in paths[1:]]
+    ends = [segment.first_seq(path) for path in paths[1:]]  # a segment ends where the next one begins
     if paths and options.everything and (entries := segment.read_index(paths[-1])):
         ends.append(entries[-1].next_seq)
     found = [_Sealed(path, end, path.stat().st_size) for path, end in zip(paths, ends, strict=False)]

@@ -34,7 +34,7 @@ NEEDS_DELTA = "Delta tables need deltalake, which is not installed: pip install 
 TABLE, _LOG, _TYPED = "data", "_delta_log", "json"
 _FOLDERS = ("date", "hour")
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
-_NULL = "__HIVE_DEFAULT_PARTITION__"
+_NULL = "__HIVE_DEFAULT_PARTITION__"  # the folder name of null in Hive's layout
 _FILES = 64
 """Files of one commit. After a kill, committed files are not copied again."""
 _KEPT_HOURS = 7 * 24
@@ -161,7 +161,7 @@ def table_schema(deltalake: ModuleType, table: DeltaTable | None, paths: Iterabl
     fields = [field.with_nullable(True) for field in tables.schema()]
     fields += [pyarrow.field("date", pyarrow.date32()), pyarrow.field("hour", pyarrow.string())]
     plain = json.loads(deltalake.Schema.from_arrow(pyarrow.schema(fields)).to_json())
-    if len(typed) == 1:
+    if len(typed) == 1:  # files with different types of the column can't be in one table
         plain["fields"] += json.loads(typed.pop())["fields"]
     columns: Schema = deltalake.Schema.from_json(json.dumps(plain))
     return columns

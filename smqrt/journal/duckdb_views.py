@@ -23,7 +23,7 @@ from smqrt.journal.remote import RemoteJournal
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NEEDS_DUCKDB = "DuckDB is not installed: pip install 'smqrt[query]', or ask Spark with --spark."
+NEEDS_DUCKDB = "DuckDB is not installed: pip install 'smqrt[query]', or use Spark with --spark."
 BATCH_ROWS = 8192
 """Rows of a result batch: 512 MB with the longest payloads."""
 
@@ -138,7 +138,7 @@ class DuckDB:
     # ---- views
 
     def _plan(self) -> None:
-        parts = self._journal.plan(*self._range, topics=self._topics, max_rows=1 << 62)
+        parts = self._journal.plan(*self._range, topics=self._topics, max_rows=1 << 62)  # one task
         chunks = [chunk for part in parts for chunk in part]
         native = [] if isinstance(self._journal, RemoteJournal) else [one for one in chunks if one.kind == PARQUET]
         self._files = [self._journal.path / chunk.file for chunk in native]
@@ -181,7 +181,7 @@ class DuckDB:
 
 
 class _Stream:
-    """A stream of rows for DuckDB, which reads it anew for each mention of the view.
+    """A stream of rows for DuckDB, which reads it again for each mention of the view.
 
     Args:
         journal: the journal.

@@ -244,7 +244,7 @@ def local_folder(location: Path | str, what: str, remedy: str) -> Path:
     host, path = urlsplit(str(location)).netloc, str(location).partition(":")[2]
     if scheme(location) == "file" and host in _LOCAL_HOSTS:
         return Path("/" + path.removeprefix(f"//{host}").lstrip("/"))
-    raise ArgumentError(f"{what} {location} is no folder of this machine: {remedy}.")
+    raise ArgumentError(f"{what} {location} is not a folder of this machine: {remedy}.")
 
 
 def filesystem(location: Path | str) -> tuple[fs.FileSystem, str]:
@@ -261,7 +261,7 @@ def filesystem(location: Path | str) -> tuple[fs.FileSystem, str]:
     try:
         system, path = fs.FileSystem.from_uri(f"s3{text[3:]}" if text.startswith("s3a:") else text)
     except ValueError:
-        remedy = "is no folder, and no URI that pyarrow can write to, such as s3://bucket/x"
+        remedy = "is neither a folder nor a URI that pyarrow can write to, such as s3://bucket/x"
         raise ArgumentError(f"{location} {remedy}.") from None
     return system, path
 
@@ -314,7 +314,7 @@ def checked_url(url: str) -> str:
         right = False
     if not right:
         raise JournalError(
-            f"{url} is no address of a journal; it's like http://127.0.0.1:9357/rtl/journal/NAME, as in its hub.json."
+            f"{url} is not the address of a journal such as http://127.0.0.1:9357/rtl/journal/NAME, as in its hub.json."
         )
     return url.rstrip("/")
 
@@ -334,7 +334,7 @@ def trusted_certificates(cafile: str | None) -> str | None:
         text = cafile if cafile.startswith(_PEM_BEGIN) else Path(cafile).read_text("ascii")
         ssl.create_default_context(cadata=text or "nothing")  # "" would mean the system's certificates
     except (OSError, ValueError) as error:
-        raise JournalError(f"cafile {cafile[:200]} is no PEM file with certificates: {error}.") from None
+        raise JournalError(f"cafile {cafile[:200]} is not a PEM file with certificates: {error}.") from None
     return text
 
 

@@ -65,7 +65,7 @@ def _regex(pattern: str) -> str:
     *above, last = pattern.split("/")
     levels = ["[^/]*" if level == "+" else _escape(level) for level in above]
     if last == "#":
-        return "/".join(levels) + "(/.*)?"
+        return "/".join(levels) + "(/.*)?"  # as in MQTT, site1/# also matches site1
     return "/".join([*levels, "[^/]*" if last == "+" else _escape(last)])
 
 
@@ -113,7 +113,7 @@ class Filter:
 
     def regex(self) -> str:
         """Return `topics` as a regular expression for the whole name, in the syntax that Arrow's RE2 accepts too."""
-        return "|".join(f"(?:{_regex(one)})" for one in self.topics) or "[^\\s\\S]"
+        return "|".join(f"(?:{_regex(one)})" for one in self.topics) or "[^\\s\\S]"  # which matches nothing
 
     def exclude_regex(self) -> str:
         """Return `exclude` as a regular expression, like `regex`."""
@@ -180,7 +180,7 @@ class WantedTopics(NamedTuple):
 def _names_in_filter(pattern: str) -> tuple[str, ...]:
     if literal(pattern):
         return (pattern,)
-    levels = pattern.split("/")
+    levels = pattern.split("/")  # only the levels before the first wildcard are known
     fixed = levels[: next(at for at, level in enumerate(levels) if level in ("+", "#"))]
     above = "/".join(fixed)
     if not fixed:

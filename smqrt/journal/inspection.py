@@ -79,7 +79,7 @@ def _last_of(journal: Journal, node: str, begin: int, end: int, count: int, topi
         for part in reversed(journal.plan({node: start}, {node: end}, max_rows=max(_FIRST_WINDOW_ROWS, count))):
             if len(found) < count:  # after a gap in the numbers, a window may have many parts
                 found.extendleft(reversed([row for chunk in part for row in journal.rows_of(chunk, topics)]))
-        end, window = start, window * 4
+        end, window = start, window * 4  # rare topics need large windows
     return deque(found, count)
 
 

@@ -207,7 +207,7 @@ def load_page(journal: Path, page: ManifestPage) -> tuple[DataFile, ...]:
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
-        raise JournalError(f"{path} can't be read: {error}; `smqrt journal verify` tells more.") from None
+        raise JournalError(f"{path} can't be read: {error}; run `smqrt journal verify`.") from None
 
 
 # ---- the root
@@ -345,7 +345,7 @@ def load(journal: Path) -> Manifest:
     except FileNotFoundError:
         return _in_memory({}, ())
     except (OSError, ValueError, RecursionError) as error:
-        raise JournalError(f"{path} can't be read: {error}; `smqrt journal verify` tells more.") from None
+        raise JournalError(f"{path} can't be read: {error}; run `smqrt journal verify`.") from None
 
 
 def _load_root(path: Path) -> Manifest:

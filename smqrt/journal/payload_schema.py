@@ -333,7 +333,7 @@ class SeenValues:
 
     def kind(self) -> PayloadType:
         """Return the type. Whole numbers and fractions together are double; values of many types are string."""
-        numbers = self._counts["bigint"] + self._counts["double"]
+        numbers = self._counts["bigint"] + self._counts["double"]  # both fit into a double
         groups = {name: count for name, count in self._counts.items() if name not in ("null", "bigint", "double")}
         groups["number"] = numbers
         name, most = max(groups.items(), key=lambda group: group[1])

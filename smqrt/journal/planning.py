@@ -197,13 +197,14 @@ class Planner:
         for node, last in sorted(end.items()):
             first, through = start.get(node, 0), self._snapshot.manifest.nodes.get(node, 0)
             yield from self._parquet(node, first, last, ts_us, topics)
+            # Not below `through`: segments with compacted rows exist until their grace is over.
             yield from self._segments(node, max(first, through), last, ts_us)
 
     def rows(self, node: str, start: int, end: int) -> int:
         """Return the number of rows of a node in a range."""
         count = 0
         for page in self._snapshot.manifest.pages(node):
-            if start <= page.first and page.last < end:
+            if start <= page.first and page.last < end:  # completely inside: its entry in the root is enough
                 count += page.rows
             elif page.last >= start and page.first < end:
                 some = files_between(self._snapshot.manifest.read_page(page), start, end)
@@ -222,7 +223,7 @@ class Planner:
     def _parquet(self, node: str, start: int, end: int, ts_us: Times | None, topics: Filter | None) -> Iterator[Chunk]:
         for file in self.files(node, start, end, ts_us, topics):
             first, last = max(start, file.first), min(end, file.last + 1)
-            share = file.bytes * (last - first) // (file.last + 1 - file.first)
+            share = file.bytes * (last - first) // (file.last + 1 - file.first)  # as if all rows had the same size
             yield Chunk(file.path, PARQUET, 0, file.bytes, 0, last - first, node, first, file.footer_crc32, share)
 
     def _segments(self, node: str, start: int, end: int, ts_us: Times | None) -> Iterator[Chunk]:
@@ -231,7 +232,7 @@ class Planner:
             if sealed and not _overlaps(sealed, ts_us):
                 continue
             is_inside = ts_us is None or (sealed and ts_us[0] <= sealed.ts_min_us and sealed.ts_max_us <= ts_us[1])
-            if sealed and start <= first and sealed.end <= end and is_inside:
+            if sealed and start <= first and sealed.end <= end and is_inside:  # all of it: its index is not needed
                 yield Chunk(file, WAL, 0, sealed.size_bytes, 0, sealed.end - first, node, first)
                 continue
             for oldest, newest in self._index(node, first).spans(start, end, ts_us):

@@ -50,7 +50,8 @@ class Journal:
         self._reader = ChunkReader(self._files, verify)
         if not self.path.is_dir():
             raise JournalError(
-                f"{self.path} is no folder of a journal: give the hub journal=True, or name the folder it writes to."
+                f"{self.path} is not the folder of a journal: create the hub with journal=True, or name the folder that "
+                "it writes to."
             )
 
     def __repr__(self) -> str:
@@ -170,7 +171,7 @@ class Journal:
             for node, last in gaps.items():
                 for chunk in planner.chunks({node: start.get(node, 0)}, {node: last}, None, None):
                     found[node] = chunk.start
-                    break
+                    break  # the first chunk begins with the first row
             return found
 
         return dict(start) | (self._retry(first_rows) if gaps else {})
@@ -188,7 +189,7 @@ class Journal:
         end = self._files.end(snapshot, node)
         start = self._begin(snapshot, node)
         for chunk in self._planner(snapshot).chunks({node: start}, {node: end}, (ts_us, 1 << 62), None):
-            for row in self.rows_of(chunk):
+            for row in self.rows_of(chunk):  # a chunk only may have such rows: its batches are not cut by time
                 if row.ts_us >= ts_us:
                     return row.seq
         return end

@@ -170,7 +170,7 @@ class HubRecorder:
             self._unsent_bytes -= len(one.run)
             try:
                 waits = one.deliver(one.run)
-            except Exception:  # other messages must be delivered all the same
+            except Exception:  # the other messages must be delivered nevertheless
                 log.exception("error while a message was routed; it is lost")
                 waits = False
             if one.holds and not waits:

@@ -134,13 +134,13 @@ class HubFiles:
             request: `end` with its parameters.
 
         Raises:
-            JournalError: the hub refuses the request, doesn't answer, or is no hub.
+            JournalError: the hub refuses the request, doesn't answer, or is not a hub.
         """
         values = self._json("end", self._link.get(request).body)
         try:
             return {str(node): int(seq) for node, seq in values["end"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise JournalError(f"{self._url}/end is no journal of a hub: its answer is wrong ({error!r}).") from None
+            raise JournalError(f"{self._url}/end is not a journal on a hub: its answer is wrong ({error!r}).") from None
 
     def location(self, file: str) -> str:
         """See `JournalFiles`."""
@@ -164,7 +164,7 @@ class HubFiles:
             wal = {node: [int(one["first"]) for one in segments] for node, segments in values["wal"].items()}
             snapshot = JournalSnapshot(wal, manifest.parse(values["manifest"], self._page))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise JournalError(f"{self._url} is no journal of a hub: its manifest is wrong ({error!r}).") from None
+            raise JournalError(f"{self._url} is not a journal on a hub: its manifest is wrong ({error!r}).") from None
         self._listing = (answer.headers.get("etag", ""), snapshot) if answer.headers.get("etag") else None
         return snapshot
 
@@ -219,7 +219,7 @@ class HubFiles:
         try:
             return json.loads(body)
         except (ValueError, RecursionError):
-            raise JournalError(f"{self._url}/{what} is no journal of a hub: the answer is not JSON.") from None
+            raise JournalError(f"{self._url}/{what} is not a journal on a hub: the answer is not JSON.") from None
 
     def _updated_index(self, path: str, known: bytes) -> bytes:
         """Return an index from its known part and the new records.
@@ -371,7 +371,7 @@ class HubLink:
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], again: bool = True
     ) -> HubAnswer:
         deadline, pause_s = time.monotonic() + self.retry_s, _FIRST_PAUSE_S
-        with self._lock:
+        with self._lock:  # http.client handles one request at a time
             while True:
                 try:
                     return self._once(method, path, body, headers, again)
@@ -465,5 +465,5 @@ def _checked_answer(answer: HubAnswer, url: str) -> HubAnswer:
     if answer.status >= 400:
         raise HubRefused(answer.status, sentence or f"{url}: the hub answered {answer.status}.")
     if answer.status >= 300 and answer.status != 304:
-        raise HubRefused(answer.status, f"{url} answers {answer.status}: it is no journal of a hub.")
+        raise HubRefused(answer.status, f"{url} answers {answer.status}: it is not a journal on a hub.")
     return answer

@@ -81,7 +81,7 @@ def expired(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
         with there(journal):
             return _expired_files(journal, settings, now_us)
     except OSError as error:
-        raise JournalError(f"{journal} can't be looked through: {error}.") from None
+        raise JournalError(f"{journal} can't be read: {error}.") from None
 
 
 def _expired_files(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]:

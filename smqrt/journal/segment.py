@@ -46,7 +46,7 @@ _SUMMARY, _SUMMARY_CRC = struct.Struct("<7q"), struct.Struct("<q")
 
 _SegmentPath = Path | str
 """A plan needs hundreds of paths: a str takes a third of the time of a Path."""
-REMEDY = "`smqrt journal verify` says what can be read and what to do"
+REMEDY = "`smqrt journal verify` reports what can be read and what to do"
 
 
 class BatchEntry(NamedTuple):

@@ -210,7 +210,7 @@ def parse(value: object, folder: Path) -> JournalSettings | None:
         found["name"] = "journal"
     found |= read(JournalSettings, value, PREFIX)
     found["path"] = folder / found.get("path", FOLDER)
-    if isinstance(every_s := found.get("sync"), float):
+    if isinstance(every_s := found.get("sync"), float):  # a time: the interval of syncs
         found |= {"sync": "interval", "sync_s": every_s}
     settings = JournalSettings(**found)
     if "hard_bytes" not in found:

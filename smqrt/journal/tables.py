@@ -62,6 +62,7 @@ def of_segment(
     target = schema(columns)
     names = {*target.names, *(["topic"] if topics is not None else []), "seq"}
     inside = schema([column.name for column in SEGMENT_COLUMNS if column.name in names])
+    # Long rows: fewer of them in a batch, so that it has `MAX_BYTES` at most.
     step = max(1, min(batch_rows, chunk.rows * MAX_BYTES // (len(stream) or 1)))
     kernel, read = gatherer(), chunk.start
     head_bytes = arrow.message_size(stream[:8])

@@ -325,7 +325,7 @@ def _file_fault(path: Path, file: DataFile) -> str:
     size = path.stat().st_size
     if size != file.bytes:
         return f"has {size} bytes, {file.bytes} in the manifest"
-    with path.open("rb") as opened:
+    with path.open("rb") as opened:  # Parquet files begin and end with the same magic
         start = opened.read(len(MAGIC))
         opened.seek(-len(MAGIC), os.SEEK_END)
         if start != MAGIC or opened.read() != MAGIC:

@@ -430,7 +430,7 @@ class JournalWriter:
         self._recorder.send_later(lambda _: kept.set(), b"", self._broker.server)
         while not kept.wait(RETRY_S):
             if opened.get(self.settings.name) is not self:
-                raise Unconfirmed(f"the journal {self.path} was closed before its disk confirmed this; ask again.")
+                raise Unconfirmed(f"the journal {self.path} was closed before its disk confirmed this; try again.")
 
     def _write_results(self, outgoing: Outgoing, commit: _Commit | None) -> None:
         self._recorder.flush()

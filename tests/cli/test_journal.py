@@ -457,4 +457,4 @@ def test_delta(app: Path) -> None:
 
 def test_export_to_elsewhere(app: Path) -> None:
     told = refused("export", app, "--to", "s3://bucket/x.csv")
-    assert told == (2, "--to s3://bucket/x.csv is no folder of this machine: write a file here, and copy it there.")
+    assert told == (2, "--to s3://bucket/x.csv is not a folder of this machine: write a file here, and copy it there.")

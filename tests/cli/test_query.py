@@ -244,4 +244,4 @@ def test_a_journal_on_another_machine(tmp_path: Path) -> None:
 
 def test_a_file_elsewhere(app: Path) -> None:
     told = refused("select 1", app, "--to", "s3://bucket/x.csv")
-    assert told == (2, "--to s3://bucket/x.csv is no folder of this machine: write a file here, and copy it there.")
+    assert told == (2, "--to s3://bucket/x.csv is not a folder of this machine: write a file here, and copy it there.")

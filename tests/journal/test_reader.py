@@ -223,7 +223,7 @@ def test_nothing_is_there(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     assert (journal.nodes(), journal.begin(), journal.end(), journal.offsets_at(5)) == ([], {}, {}, {})
     assert journal.plan({}, {"n1": 9}) == []
-    with pytest.raises(JournalError, match="is no folder of a journal: give the hub journal=True"):
+    with pytest.raises(JournalError, match="is not the folder of a journal: create the hub with journal=True"):
         Journal(tmp_path / "missing")
 
 

@@ -90,7 +90,7 @@ def test_limits_that_are_off() -> None:
         ),
         ({"path": ""}, "journal.path must be a folder, relative to the application's, not ''."),
         ({"path": 3}, "journal.path must be a folder, relative to the application's, not 3."),
-        ({"path": "s3a://bucket/j"}, "journal.path: s3a://bucket/j is no folder of this machine: a hub writes"),
+        ({"path": "s3a://bucket/j"}, "journal.path: s3a://bucket/j is not a folder of this machine: a hub writes"),
         ({"name": "a/b"}, "journal.name must be a name: up to 64 letters, digits, '.', '_' and '-', not 'a/b'."),
         ({"node": ".."}, "journal.node must be a name"),
         ({"topics": "a/#/b"}, "journal.topics must be a list of topic filters ('a/#/b' has a '#' inside"),
