@@ -133,6 +133,7 @@ def commit_files(table: DeltaTable, schema: Schema, added: Mapping[str, DataFile
     actions: list[Any] = []
     for path, file in added.items():
         least = {"seq": file.first, "ts": milliseconds(file.ts_min_us), "node": file.node}
+        # The maximum is rounded up to milliseconds: too small a maximum would hide rows from a query.
         most = {"seq": file.last, "ts": milliseconds(file.ts_max_us + 999), "node": file.node}
         statistics = json.dumps({"numRecords": file.rows, "minValues": least, "maxValues": most})
         actions.append(AddAction(path, file.bytes, _partition_values(path), now_ms, True, statistics))

@@ -50,8 +50,8 @@ class Journal:
         self._reader = ChunkReader(self._files, verify)
         if not self.path.is_dir():
             raise JournalError(
-                f"{self.path} is not the folder of a journal: create the hub with journal=True, or name the folder that "
-                "it writes to."
+                f"{self.path} is not the folder of a journal: create the hub with journal=True, or name the folder "
+                "that it writes to."
             )
 
     def __repr__(self) -> str:
@@ -101,7 +101,7 @@ class Journal:
             end = self.end()
             if time.monotonic() >= deadline or any(last > after.get(node, -1) for node, last in end.items()):
                 return end
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S)  # the writer may be another process, which can't notify
 
     def begin(self, seen: Offsets | None = None) -> dict[str, int]:
         """Return, by node, the number of the oldest row; without rows, that of the next one.
