@@ -212,7 +212,7 @@ def test_files_that_go_while_rows_come(app: Path) -> None:
         for path in duckdb._files:
             path.unlink()
         with pytest.raises(JournalError, match=r"were merged or have expired .* run it again"):
-            duckdb._tell(lambda: duckdb._connection.sql("select * from compacted"))
+            duckdb._checked_call(lambda: duckdb._connection.sql("select * from compacted"))
 
 
 def test_a_bar_on_a_terminal(app: Path) -> None:
