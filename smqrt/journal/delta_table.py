@@ -216,8 +216,6 @@ def update_copy(journal: Path, to: str, on_files: Callable[[int], object] = lamb
             belongs to another journal.
         ArgumentError: the URI is not supported.
     """
-    from pyarrow import fs
-
     deltalake = import_deltalake()
     to = to if locations.scheme(to) else str(Path(to).absolute())
     try:
@@ -237,12 +235,7 @@ def update_copy(journal: Path, to: str, on_files: Callable[[int], object] = lamb
         names = list(fresh)
         for some in (names[at : at + _FILES] for at in range(0, len(names), _FILES)):
             for path in some:
-                if makes_folders:
-                    system.create_dir(f"{root}/{path}".rpartition("/")[0], recursive=True)
-                local = fs.LocalFileSystem()
-                fs.copy_files(
-                    str(paths[path]), f"{root}/{path}", source_filesystem=local, destination_filesystem=system
-                )
+                _copy(paths[path], system, f"{root}/{path}", makes_folders)
             gone = [old for path in some for old in joined.get(path, ())]
             commit_files(table, schema, {path: fresh[path] for path in some}, gone)
             on_files(len(some))
@@ -305,3 +298,11 @@ def _schema(deltalake: ModuleType, table: Any, paths: list[Path], to: str) -> An
 
 def _json(schema: Any) -> Any:
     return {field.name: field.type for field in schema.fields}.get(_TYPED)
+
+
+def _copy(path: Path, system: Any, to: str, makes_folders: bool) -> None:
+    from pyarrow import fs
+
+    if makes_folders:
+        system.create_dir(to.rpartition("/")[0], recursive=True)
+    fs.copy_files(str(path), to, source_filesystem=fs.LocalFileSystem(), destination_filesystem=system)

@@ -101,7 +101,7 @@ def test_who_read_a_journal_that_was_closed_is_told_to_come_again(shelf: Shelf) 
     """Its application is reloading: a pipeline must not take that for a wrong token."""
     assert shelf.ask("main/stats").status_code == 200
     shelf.opened.clear()
-    assert "closed at the moment" in shelf.refused(503, "main/stats")
+    assert "closed at present" in shelf.refused(503, "main/stats")
     shelf.refused(401, "main/stats", token="wrong")
     shelf.refused(401, "other/stats")
 
@@ -161,7 +161,7 @@ def test_compacted_files(shelf: Shelf) -> None:
     (folder / "n1-0-9.parquet").write_bytes(b"PAR1 and so on")
     answer = shelf.ask("main/data/date=2026-11-21/hour=05/n1-0-9.parquet", headers={"Range": "bytes=0-3"})
     assert (answer.status_code, answer.content) == (206, b"PAR1")
-    assert "read the manifest anew" in shelf.refused(404, "main/data/date=2026-11-21/hour=05/n1-10-19.parquet")
+    assert "read the manifest again" in shelf.refused(404, "main/data/date=2026-11-21/hour=05/n1-10-19.parquet")
 
 
 @pytest.mark.parametrize(
@@ -288,9 +288,9 @@ def test_bad_rows_store_nothing(shelf: Shelf, body: bytes, sentence: str) -> Non
         ("", "query: None is not the id of a query"),
         ("?query=a/b&batch=1", "query: 'a/b' is not the id of a query; use 1 to 100 letters"),
         ("?query=..&batch=1", "query: '..' is not the id"),
-        ("?query=q", "batch: '' is no number"),
+        ("?query=q", "batch: '' is not a number"),
         ("?query=q&batch=-1", "batch: '-1' is not a number; send the number of the query's batch."),
-        ("?query=q&batch=1e3", "batch: '1e3' is no number"),
+        ("?query=q&batch=1e3", "batch: '1e3' is not a number"),
     ],
 )
 def test_a_commit_says_what_it_is(shelf: Shelf, parameters: str, sentence: str) -> None:

@@ -131,7 +131,7 @@ def test_what_nobody_will_commit_makes_room(tmp_path: Path, monkeypatch: pytest.
     for query, batch in (("sealed", 0), ("old", 0)):
         os.utime(tmp_path / committed.STAGED_FOLDER / query / str(batch), (0, 0))
     waiting = StagedResults(tmp_path, {"done": 5, "sealed": -1, "old": -1}.__getitem__)
-    with pytest.raises(JournalError, match="nobody has committed yet"):
+    with pytest.raises(JournalError, match="of uncommitted results"):
         waiting.put("new", 0, PART, bytes(3 * committed.MIN_PART_BYTES))
     assert waiting.open("sealed", 0, PART).read() == rows, "half of it may be published"
     left = {path.parent.name for path in (tmp_path / committed.STAGED_FOLDER).glob("*/[0-9]*")}
