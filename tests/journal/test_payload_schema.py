@@ -33,7 +33,7 @@ def test_what_is_written_is_read(struct: StructType) -> None:
     ("text", "says"),
     [
         ("", "a name is missing"),
-        ("temp", "'the end' is no type"),
+        ("temp", "'the end' is not a type"),
         ("temp dubble", "'dubble' is not a type of JSON; the types are boolean"),
         ("temp double humidity double", "'humidity' is unexpected"),
         ("temp double,", "a name is missing before 'the end'"),
