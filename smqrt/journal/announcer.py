@@ -1,9 +1,9 @@
-"""Announcements of the hub that pipelines go to: `hub.json` of every open journal, there while the journal is served.
+"""Announcement of a journal's hub, and the listing for remote readers.
 
-Of several hubs that share a folder the first one announces itself, and another takes over when it is gone, knowing by
-then what pipelines have committed to the first: so a commit that comes again is recognized by either.
-The first one is who holds `hub.lock`. The files are readable by their owner only: who may read the journal's folder as
-its owner may commit to its hub.
+`hub.json` in the folder of an open journal has the hub's address while the journal is served. Of several hubs that
+share a folder, the one that holds `hub.lock` is announced. When it ends, another takes over, after it has read what
+pipelines have committed to the first: so either hub recognizes a repeated commit. The files are readable by their owner
+only, since they allow commits to the hub.
 """
 
 from __future__ import annotations
@@ -36,112 +36,112 @@ log = logging.getLogger("smqrt.journal")
 
 HUB_FILE = "hub.json"
 _LOCK = "hub.lock"
-LOOK_S = 1.0
+REFRESH_S = 1.0
 
 
 class Announced(Protocol):
-    """What is announced: `smqrt.journal.writer.JournalWriter`."""
+    """An announced journal: `smqrt.journal.writer.JournalWriter`."""
 
     @property
     def path(self) -> Path:
         """Its folder."""
 
     def learn(self) -> None:
-        """Take note of what pipelines have committed to other hubs of the folder; blocks the greenlet."""
+        """Read what pipelines have committed to other hubs of the folder; blocks the greenlet."""
 
 
 class Announcer:
-    """Keeps `hub.json` of every open journal.
+    """Writes `hub.json` for every open journal.
 
     Args:
-        opened: the journals by name, looked at every second.
+        opened: the journals by name; read once a second.
         url: the server's address, without a slash at the end.
     """
 
     def __init__(self, opened: Mapping[str, Announced], url: str) -> None:
         self._opened = opened
         self._url = url
-        self._told: dict[Path, str] = {}
-        self._held: dict[Path, int] = {}
-        self._said: dict[Path, str] = {}
-        self._turn = BoundedSemaphore()
-        self._looking: gevent.Greenlet[..., None] | None = None
+        self._announced_urls: dict[Path, str] = {}
+        self._locks: dict[Path, int] = {}
+        self._logged: dict[Path, str] = {}
+        self._lock = BoundedSemaphore()
+        self._refresher: gevent.Greenlet[..., None] | None = None
 
     def start(self) -> None:
-        """Begins; what is open now is announced at once."""
+        """Announce all open journals now, and follow changes."""
         self.refresh()
-        self._looking = gevent.spawn(self._look)
+        self._refresher = gevent.spawn(self._refresh_regularly)
 
     def refresh(self) -> None:
-        """Announces what was opened and takes back what was closed since the last look."""
-        with self._turn:
-            wanted = self._wanted()
-            for path in self._held.keys() - wanted.keys():
+        """Announce new journals, and withdraw closed ones."""
+        with self._lock:
+            wanted = self._journals_by_folder()
+            for path in self._locks.keys() - wanted.keys():
                 self._withdraw(path)
             for path, (journal, url) in wanted.items():
-                if self._told.get(path) != url:
-                    self._try(journal, url)
+                if self._announced_urls.get(path) != url:
+                    self._try_announce(journal, url)
 
     def stop(self) -> None:
-        """Takes everything back."""
-        if self._looking is not None:
-            self._looking.kill()
-        for path in list(self._held):
+        """Withdraw all announcements."""
+        if self._refresher is not None:
+            self._refresher.kill()
+        for path in list(self._locks):
             self._withdraw(path)
 
-    def _look(self) -> None:
+    def _refresh_regularly(self) -> None:
         while True:
-            gevent.sleep(LOOK_S)
+            gevent.sleep(REFRESH_S)
             self.refresh()
 
-    def _wanted(self) -> dict[Path, tuple[Announced, str]]:
-        """The journals and their addresses by folder, of each folder the one that was opened first."""
+    def _journals_by_folder(self) -> dict[Path, tuple[Announced, str]]:
+        """Return (journal, address) by folder; for each folder the journal that was opened first."""
         wanted: dict[Path, tuple[Announced, str]] = {}
         for name, journal in list(self._opened.items()):
             wanted.setdefault(journal.path, (journal, f"{self._url}/rtl/journal/{quote(name, safe='')}"))
         return wanted
 
-    def _try(self, journal: Announced, url: str) -> None:
+    def _try_announce(self, journal: Announced, url: str) -> None:
         try:
-            if self._holds(journal.path):
+            if self._acquire(journal.path):
                 journal.learn()
                 announce(journal.path, url)
-                self._told[journal.path] = url
+                self._announced_urls[journal.path] = url
         except JournalError as error:
-            self._say(journal.path, logging.ERROR, str(error))
+            self._log_once(journal.path, logging.ERROR, str(error))
 
-    def _holds(self, path: Path) -> bool:
-        """Whether no other process announces the folder; from now on none does."""
-        if path not in self._held and (fd := hold(path)) is not None:
-            self._held[path] = fd
-        if path not in self._held:
-            self._say(path, logging.INFO, f"{path}: pipelines go to another hub of this folder, while that is there")
-        return path in self._held
+    def _acquire(self, path: Path) -> bool:
+        """Return whether this process holds the lock of a folder; try to take it."""
+        if path not in self._locks and (fd := hold(path)) is not None:
+            self._locks[path] = fd
+        if path not in self._locks:
+            self._log_once(path, logging.INFO, f"{path}: pipelines use another hub of this folder, as long as it runs")
+        return path in self._locks
 
-    def _say(self, path: Path, level: int, sentence: str) -> None:
-        """Logs what is tried again every second, once."""
-        if self._said.get(path) != sentence:
-            self._said[path] = sentence
+    def _log_once(self, path: Path, level: int, sentence: str) -> None:
+        """Log a result only once, though the attempt is repeated every second."""
+        if self._logged.get(path) != sentence:
+            self._logged[path] = sentence
             log.log(level, "%s", sentence)
 
     def _withdraw(self, path: Path) -> None:
-        self._told.pop(path, None)
-        self._said.pop(path, None)
+        self._announced_urls.pop(path, None)
+        self._logged.pop(path, None)
         withdraw(path)
-        os.close(self._held.pop(path))
+        os.close(self._locks.pop(path))
 
 
 # ---- files
 
 
 def hold(journal: Path) -> int | None:
-    """Makes this process the one that announces a journal, until the descriptor is closed or the process ends.
+    """Lock a journal for announcements, until the descriptor is closed or the process ends.
 
     Args:
         journal: its folder.
 
     Returns:
-        A file descriptor; None when another process is the one.
+        A file descriptor; None when another process has the lock.
 
     Raises:
         JournalError: the folder can't be used.
@@ -160,7 +160,7 @@ def hold(journal: Path) -> int | None:
 
 
 def announce(journal: Path, url: str) -> None:
-    """Tells where a journal is served now.
+    """Write the address of a journal to `hub.json`.
 
     Args:
         journal: its folder.
@@ -172,44 +172,42 @@ def announce(journal: Path, url: str) -> None:
     values = {"url": url, "token": journal_token(journal), "pid": os.getpid()}
     path = journal / HUB_FILE
     try:
-        write_whole(path, (json.dumps(values) + "\n").encode(), sync=False)  # the event loop waits for no disk
+        write_whole(path, (json.dumps(values) + "\n").encode(), sync=False)  # a sync would block the event loop
     except OSError as error:
         raise JournalError(f"{path} can't be written: {error.strerror}; pipelines need it to find the hub.") from None
 
 
 def withdraw(journal: Path) -> None:
-    """Takes back what this process announced; what another one announced since stays."""
+    """Remove `hub.json`, unless another process has replaced it."""
     path = journal / HUB_FILE
     with suppress(OSError, ValueError, AttributeError):
         if json.loads(path.read_text("utf-8")).get("pid") == os.getpid():
             path.unlink()
 
 
-# ---- Listings of a served journal: its segments and the root of its manifest, and where each node ends.
+# ---- listing of a served journal: its segments, the root of its manifest, and the end of each node
 #
-# The first waits for the disk: a hub asks in a thread. The ends are the question that readers ask all the time,
-# answered
-# from memory: the hub knows its own node. Other hubs of the folder are looked at in a thread, at most a few times a
-# second for all who ask. Who waits for more rows costs a comparison in a tick that all share.
+# The listing blocks on the disk: a hub creates it in a thread. Readers ask for the ends all the time. A hub has the end
+# of its own node in memory. It reads those of other hubs in a thread, at most a few times a second for all readers. A
+# request that waits for rows costs one comparison in a timer that all requests share.
 
-_SETTLED_S = 0.1
-"""What changes twice within a tick of the kernel's clock has the same time of change."""
+_MTIME_STEP_S = 0.1
+"""Two changes within a tick of the kernel's clock have the same modification time."""
 
 OTHERS_S = 0.2
-"""So old may be what is known of other hubs' nodes, seconds."""
+"""How long the ends of other hubs' nodes are cached, seconds."""
 TICK_S = 0.02
-"""How often it is looked whether there is more for those who wait, seconds."""
-MOST_WAITING = 1000
-"""Who would be one more is answered at once."""
+"""How often new rows are checked for waiting requests, seconds."""
+MAX_WAITING = 1000
+"""Most waiting requests; further ones are answered at once."""
 
 _Version = tuple[tuple[str, int], ...]
 
 
 class JournalListing:
-    """What a reader needs in order to plan, as JSON: `wal`, see `segments`, `manifest`, its root, and `gaps`, by node
-    those of its numbers.
+    """The JSON listing for remote readers: `wal` (see `segments`), `manifest` (its root), and `gaps` by node.
 
-    It is made anew when a segment or the manifest has come or gone, not when rows have.
+    It is created again when a segment or the manifest has changed, not for new rows.
 
     Args:
         journal: its folder.
@@ -220,38 +218,34 @@ class JournalListing:
         self._known: tuple[_Version, bytes, str] | None = None
 
     def text(self) -> tuple[bytes, str]:
-        """Returns the JSON and what stands for it as long as it is the same, an ETag.
+        """Return the JSON, and its ETag.
 
         Raises:
             JournalError: the journal can't be read.
         """
-        known, version = self._known, _version(self._journal)
+        watched = [self._journal / manifest.FILE, self._journal / "wal", *segment.node_folders(self._journal)]
+        version = tuple((str(path), path.stat().st_mtime_ns) for path in watched if path.exists())
+        known = self._known
         if known is not None and known[0] == version:
             return known[1:]
         body = listing(self._journal)
         tag = f'"{blake2b(body, digest_size=12).hexdigest()}"'
         newest_s = max((changed_ns for _, changed_ns in version), default=0) / 1e9
-        is_settled = abs(time.time() - newest_s) > _SETTLED_S  # in the future, too: of a clock that was wrong then
+        is_settled = abs(time.time() - newest_s) > _MTIME_STEP_S  # abs: a wrong clock may have set it in the future
         self._known = (version, body, tag) if is_settled else None
         return body, tag
 
 
-def _version(journal: Path) -> _Version:
-    """What changes when a segment or the manifest comes or goes."""
-    watched = [journal / manifest.FILE, journal / "wal", *segment.node_folders(journal)]
-    return tuple((str(path), path.stat().st_mtime_ns) for path in watched if path.exists())
-
-
 def listing(journal: Path) -> bytes:
-    """Returns what a reader needs in order to plan; see `JournalListing`.
+    """Return the JSON listing; see `JournalListing`.
 
     Raises:
         JournalError: it can't be read.
     """
     try:
         with there(journal):
-            wal = segments(journal)  # before the manifest: what is compacted meanwhile is in both, never in neither
-            compacted = manifest.text(journal)  # as it is: it may be long
+            wal = segments(journal)  # first: rows that are compacted meanwhile are in both, never in neither
+            compacted = manifest.text(journal)  # as text, since it may be long
     except FileNotFoundError:
         raise JournalError(f"{journal} {MOVED}") from None
     gaps = {folder.name: found for folder in segment.node_folders(journal) if (found := numbers.gaps(folder))}
@@ -260,8 +254,9 @@ def listing(journal: Path) -> bytes:
 
 
 def segments(journal: Path) -> dict[str, list[dict[str, int]]]:
-    """Returns, for each node, its segments in ascending order: `first` (sequence number), and of those that don't grow
-    any more `idx_bytes`, `ts_min_us`, `ts_max_us` and, if they have rows without holes, `end` and `bytes`.
+    """Return, by node, its segments in ascending order: `first` (sequence number).
+
+    Sealed segments also have `idx_bytes`, `ts_min_us` and `ts_max_us`, and without missing numbers `end` and `bytes`.
     """
     return {folder.name: list(_segments(folder)) for folder in segment.node_folders(journal)}
 
@@ -272,7 +267,7 @@ def _segments(folder: Path) -> Iterator[dict[str, int]]:
         path = f"{folder}/{segment.name(first)}{DATA}"
         try:
             found, size_bytes = summary_of(path), os.stat(path).st_size
-        except FileNotFoundError:  # just compacted
+        except FileNotFoundError:  # compacted meanwhile
             continue
         told = {"first": first, "idx_bytes": found.index_bytes}
         told |= {"ts_min_us": found.ts_min_us, "ts_max_us": found.ts_max_us}
@@ -280,93 +275,90 @@ def _segments(folder: Path) -> Iterator[dict[str, int]]:
     yield from ({"first": first} for first in firsts[-1:])
 
 
-# ---- ends
+# ---- ends of nodes
 
 
 class ServedJournal(Protocol):
-    """A journal that a hub writes, or only serves."""
+    """A journal that a hub serves, and usually writes."""
 
     @property
     def path(self) -> Path:
         """Its folder."""
 
     def end(self) -> Mapping[str, int]:
-        """Where the nodes end that this hub writes."""
+        """Return, by node, the number of the next row, for the nodes that this hub writes."""
 
 
 class JournalEnds:
-    """Where each node of a journal ends.
+    """The ends of a journal's nodes.
 
     Args:
         journal: the journal.
-        is_open: whether it is served; when it is no more, nobody waits for it.
+        is_open: returns whether it is still served; requests don't wait for a closed one.
     """
 
     def __init__(self, journal: ServedJournal, is_open: Callable[[], bool]) -> None:
         self._journal, self._is_open = journal, is_open
         self._others: Mapping[str, int] = {}
-        self._looked_s = float("-inf")
-        self._looking: AsyncResult[None] | None = None
+        self._read_s = float("-inf")
+        self._reading: AsyncResult[None] | None = None
         self._more = Event()
         self._waiting, self._watching = 0, False
 
     def now(self) -> dict[str, int]:
-        """Returns, by node, the number of the next row.
+        """Return, by node, the number of the next row.
 
         Raises:
             JournalError: the journal can't be read.
         """
         own = self._journal.end()
-        if not own or time.monotonic() - self._looked_s > OTHERS_S:
-            self._look(own)
+        if not own or time.monotonic() - self._read_s > OTHERS_S:
+            self._read_disk(own)
         return {**self._others, **self._journal.end()}
 
-    def _look(self, own: Mapping[str, int]) -> None:
-        """Looks at the disk, or waits for who does so already."""
-        if self._looking is None:
-            looking = self._looking = AsyncResult()
+    def _read_disk(self, own: Mapping[str, int]) -> None:
+        """Read the ends of other nodes from the disk, or wait for a read that is running."""
+        if self._reading is None:
+            reading = self._reading = AsyncResult()
             try:
                 self._others = in_thread(lambda: Journal(self._journal.path).end(own))
-                self._looked_s = time.monotonic()
-                looking.set()
+                self._read_s = time.monotonic()
+                reading.set()
             except BaseException as error:
-                looking.set_exception(error if isinstance(error, Exception) else JournalError("the hub ends."))
+                reading.set_exception(error if isinstance(error, Exception) else JournalError("the hub was closed."))
                 raise
             finally:
-                self._looking = None
+                self._reading = None
         else:
-            self._looking.get()
-            if not own:  # its answer may be older than the question
-                self._look(own)
+            self._reading.get()
+            if not own:  # the read may have begun before this request
+                self._read_disk(own)
 
     def after(self, known: Mapping[str, int], timeout_s: float) -> dict[str, int]:
-        """Returns as `now`, when there are more rows than `known` says, the time is over, or the journal is closed."""
+        """Return as `now`, once there are rows after `known`, the time is over, or the journal is closed."""
         deadline = time.monotonic() + timeout_s
         while True:
             found = self.now()
             left_s = deadline - time.monotonic()
-            if left_s <= 0 or self._waiting >= MOST_WAITING or not self._is_open() or _is_more(found, known):
+            if left_s <= 0 or self._waiting >= MAX_WAITING or not self._is_open() or _is_more(found, known):
                 return found
-            self._wait(found, left_s)
-
-    def _wait(self, seen: Mapping[str, int], timeout_s: float) -> None:
-        self._waiting += 1
-        if not self._watching:
-            self._watching = True
-            gevent.spawn(self._watch, seen)
-        try:
-            self._more.wait(timeout_s)
-        finally:
-            self._waiting -= 1
+            self._waiting += 1
+            if not self._watching:
+                self._watching = True
+                gevent.spawn(self._watch, found)
+            try:
+                self._more.wait(left_s)
+            finally:
+                self._waiting -= 1
 
     def _watch(self, seen: Mapping[str, int]) -> None:
-        """Wakes those who wait when there is more; ends with the last of them."""
+        """Wake the waiting requests once there are more rows; end with the last of them."""
         while self._waiting:
             gevent.sleep(TICK_S)
             try:
                 is_more = not self._is_open() or _is_more(self.now(), seen)
             except Exception:
-                is_more = True  # each gets the error by itself
+                is_more = True  # each request gets the error itself
             if is_more:
                 break
         woken, self._more, self._watching = self._more, Event(), False

@@ -1,7 +1,8 @@
-"""Rows to Arrow's IPC stream format and back, without pyarrow (Arrow columnar format 1.5, "Serialization and IPC").
+"""Rows to Arrow's IPC stream format and back, without pyarrow.
 
-A segment always has the same columns, so the metadata of a record batch always has the same shape: a template, into
-which `batch_header` puts the numbers. The body is the buffers of the columns in order, each padded to 8 bytes.
+See Arrow columnar format 1.5, "Serialization and IPC". All segments have the same columns, so the metadata of all
+record batches has the same layout: a template, which `batch_header` fills with numbers. The body has the buffers of the
+columns in order, each padded to 8 bytes.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ from smqrt.errors import JournalError
 from smqrt.journal.record import SEGMENT_COLUMNS, Column, Row
 
 FORMAT = 1
-"""Of segments. A schema of another one says so in its metadata, as `format`."""
+"""The format of segments. A later format is in the schema's metadata, as `format`."""
 
 _VERSION_5 = 4
 _SCHEMA, _RECORD_BATCH = 1, 3
 _BINARY, _UTF8, _INT, _TIMESTAMP = 4, 5, 2, 10
 _CODES = {"BIGINT": "q", "TIMESTAMP": "q", "INT": "i"}
-"""The columns of a fixed width, by array's type code; the others are text or bytes."""
+"""Columns of a fixed width, with the type code of `array`; others are text or bytes."""
 
 FIELDS = len(SEGMENT_COLUMNS)
 BUFFERS = sum(2 if one.type in _CODES else 3 for one in SEGMENT_COLUMNS)
-"""How many lengths `batch_header` wants: validity and data per column, and offsets between them for text and bytes."""
+"""Number of buffers: validity and data per column, and offsets between them for text and bytes."""
 
 _INDEX = {one.name: at for at, one in enumerate(SEGMENT_COLUMNS)}
 FIRST_BUFFER = list(accumulate((2 if one.type in _CODES else 3 for one in SEGMENT_COLUMNS), initial=0))
-"""Where the buffers of each column begin."""
+"""The first buffer of each column."""
 _PADDING = [bytes(size) for size in range(8)]
 
 
-# ---- flatbuffers, as much as Arrow's messages need (flatbuffers.dev, "Internals")
+# ---- flatbuffers, as far as Arrow's messages need them (flatbuffers.dev, "Internals")
 #
-# A table is a vtable, which says where each slot is, then its fields. What a field refers to is written behind it:
-# every offset points forward.
+# A table is a vtable, which has the position of each slot, then its fields. Objects are written after the field that
+# refers to them: every offset points forward.
 
 _U32 = struct.Struct("<I")
 _SIZES = {"b": 1, "B": 1, "h": 2, "H": 2, "i": 4, "q": 8}
@@ -61,13 +62,13 @@ class _FlatBuffer:
         _U32.pack_into(self.data, 0, root(self))
 
     def align(self, size: int, ahead: int = 0) -> int:
-        """Pads until the byte `ahead` of here is aligned; returns the position."""
+        """Pad until the byte `ahead` of here is aligned; return the position."""
         self.data += bytes(-(len(self.data) + ahead) % size)
         return len(self.data)
 
 
 def _table(*slots: _Slot) -> _Object:
-    """Returns a table of fields; a slot that is None is left out."""
+    """Return a table of fields; a slot that is None is left out."""
 
     def write(writer: _FlatBuffer) -> int:
         offsets, size = _slot_offsets(slots)
@@ -83,7 +84,7 @@ def _table(*slots: _Slot) -> _Object:
 
 
 def _slot_offsets(slots: Sequence[_Slot]) -> tuple[list[int], int]:
-    """Returns where each field stands behind the table's start (0: absent), and the table's size."""
+    """Return the offset of each field in the table (0: absent), and the table's size."""
     offsets, end = [], 4
     for slot in slots:
         size = _SIZES[slot[0]] if isinstance(slot, tuple) else 4
@@ -101,7 +102,7 @@ def _fill(writer: _FlatBuffer, slot: _Slot, at: int) -> None:
 
 
 def _string(text: str) -> _Object:
-    """Returns a string."""
+    """Return a string."""
 
     def write(writer: _FlatBuffer) -> int:
         start, raw = writer.align(4), text.encode("utf-8", "replace")
@@ -112,7 +113,7 @@ def _string(text: str) -> _Object:
 
 
 def _vector(*children: _Object) -> _Object:
-    """Returns a vector of tables."""
+    """Return a vector of tables."""
 
     def write(writer: _FlatBuffer) -> int:
         start = writer.align(4)
@@ -125,7 +126,7 @@ def _vector(*children: _Object) -> _Object:
 
 
 def _structs(count: int, raw: bytes) -> _Object:
-    """Returns a vector of `count` structs of 8-byte numbers."""
+    """Return a vector of `count` structs of 8-byte numbers."""
 
     def write(writer: _FlatBuffer) -> int:
         start = writer.align(8, ahead=4)
@@ -136,10 +137,10 @@ def _structs(count: int, raw: bytes) -> _Object:
 
 
 class _FlatTable:
-    """A table that is read: `_FlatTable.root(data)`, then slot by slot.
+    """Reads a table: `_FlatTable.root(data)`, then slot by slot.
 
     Raises:
-        ValueError, struct.error: the bytes are no flatbuffer.
+        ValueError, struct.error: the bytes are not a flatbuffer.
     """
 
     def __init__(self, data: bytes | memoryview, start: int) -> None:
@@ -148,7 +149,7 @@ class _FlatTable:
 
     @classmethod
     def root(cls, data: bytes | memoryview) -> _FlatTable:
-        """Returns the root table."""
+        """Return the root table."""
         return cls(data, _U32.unpack_from(data, 0)[0])
 
     def _at(self, slot: int) -> int:
@@ -163,17 +164,17 @@ class _FlatTable:
         return at + int(_U32.unpack_from(self.data, at)[0])
 
     def table(self, slot: int) -> _FlatTable:
-        """Returns the table a slot refers to."""
+        """Return the table of a slot."""
         return _FlatTable(self.data, self._follow(self._at(slot)))
 
     def tables(self, slot: int) -> list[_FlatTable]:
-        """Returns the tables of a slot's vector."""
+        """Return the tables of a slot's vector."""
         start = self._follow(self._at(slot))
         count = _U32.unpack_from(self.data, start)[0]
         return [_FlatTable(self.data, self._follow(start + 4 * at)) for at in range(1, count + 1)]
 
     def string(self, slot: int) -> str:
-        """Returns the string of a slot."""
+        """Return the string of a slot."""
         start = self._follow(self._at(slot))
         size = _U32.unpack_from(self.data, start)[0]
         return str(self.data[start + 4 : start + 4 + size], "utf-8")
@@ -202,10 +203,10 @@ def _message(kind: int, header: _Object, body_size: int = 0) -> bytes:
 
 
 def schema_message(node: str, broker: str) -> bytes:
-    """Returns the first message of a segment.
+    """Return the first message of a segment.
 
     Args:
-        node: the writer's name.
+        node: the name of the writer's node.
         broker: the name of its hub.
     """
     pairs = [_table(_string(key), _string(value)) for key, value in (("node", node), ("broker", broker))]
@@ -213,10 +214,10 @@ def schema_message(node: str, broker: str) -> bytes:
 
 
 def message_size(start: bytes | memoryview) -> int:
-    """Returns the size of a message without its body, in bytes, from its first 8 bytes.
+    """Return the size of a message without its body, in bytes, from its first 8 bytes.
 
     Raises:
-        ValueError: no message starts there.
+        ValueError: the bytes don't begin a message.
     """
     mark, size = struct.unpack_from("<Ii", start) if len(start) >= 8 else (0, 0)
     if mark != 0xFFFFFFFF or size <= 0 or size % 8:
@@ -225,10 +226,10 @@ def message_size(start: bytes | memoryview) -> int:
 
 
 def schema_metadata(message: bytes | memoryview) -> dict[str, str]:
-    """Returns {"node": …, "broker": …} of a segment's first message.
+    """Return {"node": …, "broker": …} of a segment's first message.
 
     Raises:
-        ValueError: it is no schema of a segment.
+        ValueError: the message is not the schema of a segment.
         JournalError: a newer version wrote it.
     """
     try:
@@ -236,17 +237,17 @@ def schema_metadata(message: bytes | memoryview) -> dict[str, str]:
         found = {pair.string(0): pair.string(1) for pair in schema.tables(2)}
     except struct.error as error:
         raise ValueError(f"no Arrow schema: {error}") from None
-    newer = found.get("format", "")  # ours have none yet: format 1
+    newer = found.get("format", "")  # format 1 has no such entry
     if newer.isdecimal() and int(newer) > FORMAT:
         raise JournalError(
             f"A segment of {found.get('node')!r} has format {newer}, written by a newer smqrt; this one reads up to "
-            f"{FORMAT}. Use the newer one."
+            f"{FORMAT}. Update smqrt."
         )
     return found
 
 
 def _template() -> tuple[struct.Struct, list[bytes]]:
-    """Returns the layout of a batch's header, and the constant bytes between its numbers."""
+    """Return the layout of a batch's header, and the constant bytes between its numbers."""
     marks = [struct.pack("<q", 0x7E57AB1E00000000 + at) for at in range(4)]
     rows, body = (struct.unpack("<q", mark)[0] for mark in marks[:2])
     nodes, buffers = marks[2] + bytes(16 * FIELDS - 8), marks[3] + bytes(16 * BUFFERS - 8)
@@ -268,8 +269,10 @@ HEADER_BYTES = _HEADER.size
 
 
 def header_layout() -> tuple[tuple[int, int, int, int], list[tuple[int, bytes]]]:
-    """Returns what all headers have in common: where the body's size, the rows, the first (length, nulls) and the first
-    (offset, size) are, and (where, bytes) of what is between them.
+    """Return the layout of all headers.
+
+    Returns the offsets of the body's size, the rows, the first (length, nulls) and the first (offset, size), and
+    (offset, bytes) of the constant parts between them.
     """
     numbers = list(accumulate((8, 8, 16 * FIELDS, 16 * BUFFERS), initial=0))
     constant = list(accumulate(map(len, _PARTS), initial=0))
@@ -278,16 +281,16 @@ def header_layout() -> tuple[tuple[int, int, int, int], list[tuple[int, bytes]]]
 
 
 def batch_header(rows: int, nulls: Sequence[int], lengths: Sequence[int]) -> bytes:
-    """Returns the message header of a batch; the body follows it in the file.
+    """Return the message header of a batch; the body follows it in the file.
 
     Args:
-        rows: how many.
-        nulls: how many nulls each of the `FIELDS` columns has.
+        rows: number of rows.
+        nulls: number of nulls of each of the `FIELDS` columns.
         lengths: bytes of each of the `BUFFERS` buffers, in Arrow's order (per column validity, offsets for text and
-            bytes, data), without the padding to 8 that each has in the body; 0 for a validity that is left out.
+            bytes, data), without the padding to 8; 0 for a validity that is left out.
 
     Raises:
-        struct.error: the counts of `nulls` or `lengths` are wrong.
+        struct.error: `nulls` or `lengths` have a wrong number of items.
     """
     ends = list(accumulate([(size + 7) & -8 for size in lengths], initial=0))
     buffers = [0] * (2 * BUFFERS)
@@ -299,7 +302,7 @@ def batch_header(rows: int, nulls: Sequence[int], lengths: Sequence[int]) -> byt
 
 
 def encode(rows: Sequence[Row]) -> list[bytes]:
-    """Returns a whole batch: its header and the pieces of its body, to be written one after the other.
+    """Return a batch: its header and the pieces of its body, in the order of the file.
 
     Args:
         rows: at least one; together below 2 GiB per column.
@@ -362,7 +365,7 @@ def _joined(values: Sequence[Any], kind: str) -> tuple[bytes, bytes]:
 
 
 def _validity(values: Sequence[Any]) -> tuple[int, bytes]:
-    """Returns how many are None, and the bitmap of those that are not."""
+    """Return how many values are None, and the bitmap of the others."""
     missing, size = values.count(None), (len(values) + 7) // 8
     if missing == len(values):
         return missing, bytes(size)
@@ -371,7 +374,7 @@ def _validity(values: Sequence[Any]) -> tuple[int, bytes]:
 
 
 class BatchHeader(NamedTuple):
-    """What a batch's header says: rows, nulls per column, (offset, size) per buffer, and the body's size in bytes."""
+    """The header of a batch: rows, nulls per column, (offset, size) per buffer, and the body's size in bytes."""
 
     rows: int
     nulls: tuple[int, ...]
@@ -380,13 +383,13 @@ class BatchHeader(NamedTuple):
 
 
 def read_header(batch: bytes | memoryview) -> BatchHeader:
-    """Returns what the header of a batch says.
+    """Return the header of a batch.
 
     Args:
-        batch: at least the first `HEADER_BYTES` of it.
+        batch: at least its first `HEADER_BYTES`.
 
     Raises:
-        ValueError: it's not a batch of a segment.
+        ValueError: the bytes are not a batch of a segment.
     """
     if len(batch) < HEADER_BYTES:
         raise ValueError(f"{len(batch)} bytes are less than the header of a batch")
@@ -401,26 +404,26 @@ def read_header(batch: bytes | memoryview) -> BatchHeader:
 
 
 def decode(batch: bytes | memoryview) -> list[Row]:
-    """Returns the rows of a whole batch, header and body, as a segment holds it.
+    """Return the rows of a complete batch of a segment, header and body.
 
     Raises:
-        JournalError: it's not a whole batch.
+        JournalError: the bytes are not a complete batch.
     """
     columns = _columns(batch, range(FIELDS))
     return list(map(Row._make, zip(*columns, strict=True)))
 
 
 def decode_column(batch: bytes | memoryview, name: str) -> list[object]:
-    """Returns one column of a batch, such as `decode_column(batch, "txn")`.
+    """Return one column of a batch, such as `decode_column(batch, "txn")`.
 
     Raises:
-        JournalError: it's not a whole batch.
+        JournalError: the bytes are not a complete batch.
     """
     return _columns(batch, [_INDEX[name]])[0]
 
 
 def decode_numbers(batch: bytes | memoryview, name: str) -> list[int]:
-    """Returns one column that has a number in each row: seq, ts or flags. Raises as `decode_column`."""
+    """Return one column that has a number in each row: seq, ts or flags. Raises as `decode_column`."""
     return _columns(batch, [_INDEX[name]])[0]
 
 
@@ -432,7 +435,7 @@ def _columns(batch: bytes | memoryview, wanted: Sequence[int]) -> list[list[Any]
         body = memoryview(batch)[HEADER_BYTES : HEADER_BYTES + header.body_bytes]
         return [_values(body, header, at) for at in wanted]
     except (ValueError, IndexError) as error:
-        raise JournalError(f"These bytes are no batch of a journal: {error}.") from None
+        raise JournalError(f"These bytes are not a batch of a journal: {error}.") from None
 
 
 def _values(body: memoryview, header: BatchHeader, at: int) -> list[Any]:

@@ -1,5 +1,5 @@
 -- Turns recorded frames into the columns of a journal batch (layout: smqrt/journal/record.py), for LuaJIT.
--- The twin in Python is smqrt/journal/columns.py. Called as chunk(rows, text_bytes, payload_bytes).
+-- The Python implementation is in smqrt/journal/columns.py. Called as chunk(rows, text_bytes, payload_bytes).
 local max_rows, text_room, payload_room = ...
 local ffi, bit = require "ffi", require "bit"
 local band, bor, bxor, lshift, rshift, tobit = bit.band, bit.bor, bit.bxor, bit.lshift, bit.rshift, bit.tobit
@@ -41,13 +41,13 @@ local function stamp(p, at)
   stamped = rows
 end
 
--- A full batch takes the time of the turn it was recorded in, which comes later in the data.
+-- Stamps a full batch with the time of its turn, which is later in the data.
 local function stamp_ahead(p, at, n)
   while at < n and p[at + 2] ~= STAMP do at = at + p[at] * 256 + p[at + 1] end
   if at < n then stamp(p, at) end
 end
 
--- Which rows have a name is told once one has none.
+-- Marks that a row has a name. The bitmap is only used once a row has none.
 local function mark(column, row)
   local byte = rshift(row, 3)
   column.bits[byte] = bor(column.bits[byte], lshift(1, band(row, 7)))
@@ -75,7 +75,7 @@ local function put(column, row, name)
   column.offsets[row + 1] = at
 end
 
--- The same name in the rows from `first` up to `last`.
+-- Sets the same name in the rows from `first` up to `last`.
 local function put_all(column, first, last, name)
   local data, at, size = column.data + column.at, column.at, name and #name or 0
   local filled, all = size, size * (last - first + 1)
@@ -102,21 +102,21 @@ end
 
 local function fits(name, column) return not name or column.at + #name <= column.room end
 
--- How many rows more have room for this name.
+-- Returns how many more rows with this name fit.
 local function room_for(name, column)
   if not name or name == "" then return max_rows end
   return math.floor((column.room - column.at) / #name)
 end
 
--- Whether a frame is a message of the same publisher to the same topic.
+-- Returns whether a frame is a message of the same publisher to the same topic.
 local function is_alike(frame, other)
   if other[2] ~= PUBLISH then return false end
   local a, b = ffi.cast(u32_in, frame + 3), ffi.cast(u32_in, other + 3)
   return a[0] == b[0] and a[1] == b[1] and a[2] == b[2]
 end
 
--- Appends the payloads of a frame and of those alike behind it, up to a row. Returns where it stopped. Whole numbers by
--- bit operations: sums that go on from turn to turn are made as floats else, which takes half as long again.
+-- Appends the payloads of a frame and of the similar frames after it, up to a row. Returns where it stopped. Bit
+-- operations keep the sums whole numbers: LuaJIT would compute them as floats, which takes 1.5 times as long.
 local function append_payloads(p, at, n, last)
   local first, row, filled = p + at, rows, payloads.at
   local data, offsets = payloads.data, payloads.offsets
@@ -134,8 +134,8 @@ local function append_payloads(p, at, n, last)
   return at
 end
 
--- Takes frames of the `n` bytes at an address from `at` on. Returns where it stopped and, when it needs one, the kind
--- and number of a name.
+-- Appends the frames of the `n` bytes at an address from `at` on. Returns where it stopped, and the kind and number of a
+-- name if it needs one.
 local function append(address, n, at)
   local p = ffi.cast(u8_in, address)
   while at < n do
@@ -201,7 +201,7 @@ local function piece(from, size)
   to = to + pad
 end
 
--- The payloads, more than half of a batch, are written from where they are.
+-- The payloads, more than half of a batch, are written without a copy.
 local function pad_payloads()
   local pad = band(-payloads.at, 7)
   ffi.fill(payloads.data + payloads.at, pad)
@@ -226,8 +226,8 @@ local function count_up(seq)
   to = to + rows * 8
 end
 
--- Lays out what was appended as the body of an Arrow record batch and forgets it. Returns the rows, the bytes before the
--- payloads, of the payloads, and behind them, both others one after the other in `out`, and more measures.
+-- Lays out the appended rows as the body of an Arrow record batch, and resets the state. Returns the number of rows, the
+-- bytes before, of and after the payloads (those before and after are adjacent in `out`), and more sizes.
 local function take(seq)
   to = 0
   count_up(seq)

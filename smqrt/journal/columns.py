@@ -1,12 +1,12 @@
-"""Columns of a journal's batches: made of recorded frames, and gathered from many small batches into few large ones.
+"""Columns of a journal's batches, from recorded frames and from small batches.
 
-What is recorded is a stream of Publish frames, exactly as they arrived, with two frames of the recorder's own between
-them: *stamp* gives everything before it, back to the stamp before, its time; *toggle* switches flags on or off for what
-comes after it. So recording a message is appending its bytes to a list.
+The recorder collects a stream of Publish frames, exactly as they arrived, with two frames of its own between them. A
+*stamp* sets the time of all frames before it, back to the stamp before. A *toggle* switches flags for the frames after
+it. So recording a message is appending its bytes to a list.
 
-LuaJIT does both where lupa is installed (`columns.lua`, `gather.lua`); there is no compiler to install. In Python rows
-are made one by one, and pyarrow reads batches one by one; a property test demands the same of both. The layout of the
-columns stands in three places (`record.py`, `columns.lua`, `_measured`), held together by that test.
+LuaJIT processes both where lupa is installed (`columns.lua`, `gather.lua`); no compiler is needed. Otherwise Python
+builds rows one by one, and pyarrow reads batches one by one. A property test compares both. The layout of the columns
+is in three places (`record.py`, `columns.lua`, `_measured`), which that test keeps equal.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _HEAD = struct.Struct(">HBIII")
 MAX_ROWS = 8192
 MAX_BATCH_BYTES = 1 << 20
 MAX_TEXT_BYTES = 512 << 10
-_MOST_BATCHES = 1 << 14
+_MAX_BATCHES = 1 << 14
 _INDEX = {column.name: at for at, column in enumerate(SEGMENT_COLUMNS)}
 
 Piece = bytes | memoryview
 
 
 def stamp(ts_us: int) -> bytes:
-    """The frame that gives what was recorded before it the time `ts_us` (microseconds since 1970, UTC)."""
+    """Return the frame that sets the time of the frames before it: `ts_us`, microseconds since 1970, UTC."""
     return _STAMPED.pack(_STAMPED.size, _STAMP, ts_us)
 
 
 def toggle(flags: int) -> bytes:
-    """The frame that switches `flags` (u8) for what is recorded after it."""
+    """Return the frame that toggles `flags` (u8) for the frames after it."""
     return bytes((0, 4, _TOGGLE, flags))
 
 
@@ -57,32 +57,32 @@ class Columns(Protocol):
     """Collects frames until a batch is taken."""
 
     def append(self, data: bytes | memoryview, at: int) -> tuple[int, int, int]:
-        """Take frames of `data` from `at` on.
+        """Add frames of `data` from `at` on.
 
         Returns `(at, kind, number)`: where it stopped. `kind` is 0 at the end of `data` or when the batch is full, else
-        the kind of a name that `name` has to give first.
+        the kind of a name that has to be set with `name` first.
         """
         ...
 
     def name(self, kind: int, number: int, text: bytes | None) -> None:
-        """Give the name of a topic, sub-topic or publisher; None is stored as null."""
+        """Set the name of a topic, subtopic or publisher; None is stored as null."""
         ...
 
     def forget(self, kind: int, number: int) -> None:
-        """Ask for this name again next time."""
+        """Forget a name, so that it is requested again."""
         ...
 
     def server(self, etid: int) -> None:
-        """Tell the ETID of the hub's own client."""
+        """Set the ETID of the hub's own client."""
         ...
 
     def take(self, seq: int) -> tuple[int, int, int, Sequence[Piece]]:
-        """The rows collected so far as a batch that begins with `seq`: `(rows, first us, last us, pieces)`."""
+        """Return the collected rows as a batch that begins with `seq`: `(rows, first us, last us, pieces)`."""
         ...
 
 
 class PureColumns:
-    """`Columns` in Python: the reference, and what serves where LuaJIT is not available."""
+    """`Columns` in Python: the reference, and the fallback without LuaJIT."""
 
     def __init__(self) -> None:
         self._names: dict[int, dict[int, str | None]] = {TOPIC: {}, SUBTOPIC: {0: None}, UID: {}}
@@ -157,9 +157,9 @@ class PureColumns:
 
 
 class JitColumns:
-    """Recorded frames become the columns of a journal batch, as compiled LuaJIT loops.
+    """`Columns` in LuaJIT.
 
-    LuaJIT gets the address of the joined bytes, since a Lua string would be one more copy, in new memory each time.
+    LuaJIT gets the address of the joined bytes, since a Lua string would be another copy, in new memory each time.
     """
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class JitColumns:
         return found
 
     def take(self, seq: int) -> tuple[int, int, int, list[bytes | memoryview]]:
-        """See `Columns`; the pieces are good until the next call."""
+        """See `Columns`; the pieces are valid until the next call."""
         rows, before, payloads, behind, ts_min, ts_max, *measures = self._take(seq)
         if not rows:
             return 0, 0, 0, []
@@ -200,7 +200,7 @@ def _address(data: bytes | memoryview) -> int | None:
 def _measured(
     rows: int, no_topic: int, no_subtopic: int, no_uid: int, topic: int, subtopic: int, uid: int, payload: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The nulls of each column and the bytes of each buffer, in the order of the journal's columns."""
+    """Return the null counts of each column and the bytes of each buffer, in the order of the journal's columns."""
     bits, offsets, longs = (rows + 7) >> 3, (rows + 1) * 4, rows * 8
     topics = bits if no_topic else 0, offsets, topic
     subtopics = bits if no_subtopic else 0, offsets, subtopic
@@ -212,24 +212,24 @@ def _measured(
 
 
 def fastest_columns() -> Columns:
-    """The fastest columns this machine has; `SMQRT_KERNELS=pure` asks for the Python ones."""
+    """Return the fastest implementation on this machine; `SMQRT_KERNELS=pure` selects Python."""
     if os.environ.get("SMQRT_KERNELS") == "pure":
         return PureColumns()
     try:
         return JitColumns()
     except Exception as error:
-        log.info("LuaJIT is not available (%s); the journal's columns are made in Python", error)
+        log.info("LuaJIT is not available (%s); the journal's columns are built in Python", error)
         return PureColumns()
 
 
-# ---- many small batches as few large ones
+# ---- small batches joined to large ones
 #
-# A hub writes a batch every 10 ms; pyarrow takes some 8 us for each, however few rows it has. All of a journal have
-# headers of one layout, so that their columns can be copied together at 0.02 us a row (decision 0013).
+# A hub writes a batch every 10 ms; pyarrow needs some 8 us for each, however few rows it has. All batches of a journal
+# have the same header layout, so that their columns can be copied together at 0.02 us a row (decision 0013).
 
 
 class Gatherer:
-    """The kernel, with memory of its own: one batch is made after the other."""
+    """The LuaJIT kernel with its own memory; it builds one batch at a time."""
 
     def __init__(self) -> None:
         import lupa.luajit21 as lupa
@@ -239,20 +239,20 @@ class Gatherer:
         chunk: Any = self._runtime.compile(source)
         offsets, constant = header_layout()
         table = self._runtime.table_from([one for part in constant for one in part])
-        functions = chunk(_MOST_BATCHES, HEADER_BYTES, *offsets, table)
+        functions = chunk(_MAX_BATCHES, HEADER_BYTES, *offsets, table)
         self._survey, self._nulls, self._bits, self._numbers, self._text_bytes, self._texts = functions
         self._error: Any = lupa.LuaError
 
     def batches(self, data: memoryview, schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
-        """Yields pyarrow.RecordBatches of about `batch_rows` rows.
+        """Yield pyarrow.RecordBatches of about `batch_rows` rows.
 
         Args:
-            data: whole batches of a segment.
-            schema: some of the segment's columns, as pyarrow.Schema.
-            batch_rows: batches are joined until they have so many rows.
+            data: complete batches of a segment.
+            schema: the wanted columns of the segment, as pyarrow.Schema.
+            batch_rows: batches are joined until they have this many rows.
 
         Raises:
-            pyarrow.ArrowInvalid: the data are something else.
+            pyarrow.ArrowInvalid: the data are not valid batches.
         """
         import pyarrow as pa
 
@@ -291,9 +291,7 @@ _threads = threading.local()
 
 
 def gatherer() -> Gatherer | None:
-    """This thread's kernel, which nobody else may use amidst a batch; None where LuaJIT is not available or
-    `SMQRT_KERNELS=pure` asks for pyarrow alone.
-    """
+    """Return this thread's kernel, which no other thread may use. None without LuaJIT, or with `SMQRT_KERNELS=pure`."""
     if "kernel" not in _threads.__dict__:
         _threads.kernel = None if os.environ.get("SMQRT_KERNELS") == "pure" else _make_gatherer()
     kernel: Gatherer | None = _threads.kernel

@@ -1,7 +1,7 @@
-"""Commits: results of pipelines back into a hub, which stores and publishes the rows of a micro-batch exactly once.
+"""Commits: results of pipelines, stored and published by a hub exactly once.
 
-The hub keeps (query, batch) with the rows, in one write. So a commit may be repeated: after a hub that went away, after
-a pipeline that was killed. The tasks of a stream stage their rows in parts; its driver commits the parts by name.
+The hub stores (query, batch) with the rows, in one write. So a commit may be repeated, after a hub or a pipeline was
+killed. The tasks of a stream stage their rows in parts; the driver commits the parts by name.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from smqrt.journal.remote import HubLink
 RETRY_S = 60.0
 PROGRESS_RETRY_S = 5.0
 _U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
-_LONGEST_NAME = 0xFFFF
+_MAX_NAME_BYTES = 0xFFFF
 PART_BYTES = 1 << 20
 MOST_PAYLOAD_BYTES, MOST_NAME_BYTES = 0xFFF0, 0xFFF7
-"""Of a message, and of a topic or subtopic: what its frame can carry (`smqrt.wire.smq`)."""
+"""Limits of a message's payload, and of a topic or subtopic: what fits into a frame (`smqrt.wire.smq`)."""
 MOST_ROWS = 4096
-"""Of one commit: a hub numbers and stores all its rows in one go, and its clients wait meanwhile (some 20 ms)."""
+"""Most rows of one commit: a hub stores all rows without a pause, and its clients wait meanwhile (some 20 ms)."""
 _ROW_BYTES = 8
-"""The three lengths in front of a row's parts."""
+"""Size of the three lengths of a row: u16 topic, u16 subtopic, u32 payload."""
 
 T = TypeVar("T")
 
@@ -39,50 +39,50 @@ OutRow = tuple[bytes, bytes | None, bytes]
 
 
 def commit(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retry_s: float = RETRY_S) -> bool:
-    """Stores and publishes the rows of a micro-batch, once.
+    """Store and publish the rows of a micro-batch, once.
 
     Args:
-        hub: where.
-        query: the streaming query's id; it lasts as long as its checkpoint.
-        batch: the number of the micro-batch; each is greater than the one before.
+        hub: the hub.
+        query: the streaming query's id, which lasts as long as its checkpoint.
+        batch: the number of the micro-batch, greater than the one before.
         rows: (topic, subtopic or None, payload).
-        retry_s: how long to wait for a hub that is away, seconds.
+        retry_s: how long to wait for a hub that does not answer, seconds.
 
     Returns:
-        False: the hub had this batch, from an earlier try.
+        False when the hub has this batch already, from an earlier attempt.
 
     Raises:
         ArgumentError: a topic is empty or too long.
-        JournalError: the hub refuses it, or is away for too long.
+        JournalError: the hub refuses the commit, or does not answer in time.
     """
     return ask_hub(hub, "commit", {"query": query, "batch": batch}, encode(rows), "stored", bool, retry_s)
 
 
 def publish(hub: HubAddress, rows: Iterable[OutRow], retry_s: float = RETRY_S) -> None:
-    """Stores and publishes rows that belong to no micro-batch; they are not sent twice.
+    """Store and publish rows without a micro-batch; they are not sent twice.
 
     Raises:
-        ArgumentError, JournalError: as `commit`; also when the hub went away amidst, so that nobody knows.
+        ArgumentError, JournalError: as `commit`; also when the connection breaks, so that the result is not known.
     """
     for part in split(rows):
         _hub_link(hub, retry_s).post("publish", encode(part), again=False)
 
 
 def stage(hub: HubAddress, query: str, batch: int, rows: Iterable[OutRow], retry_s: float) -> list[str]:
-    """Gives rows to a hub, which publishes them when they are committed.
+    """Send rows to a hub, which publishes them when they are committed.
 
     Args:
-        hub: where.
+        hub: the hub.
         query, batch: the streaming query's id and the number of the micro-batch.
         rows: at least one.
-        retry_s: how long to wait for a hub that is away, seconds.
+        retry_s: how long to wait for a hub that does not answer, seconds.
 
     Returns:
-        The names of the parts that they became.
+        The names of the parts with the rows.
 
     Raises:
         ArgumentError: a topic is empty or too long.
-        JournalError: the hub refuses them, or is away for too long.
+        JournalError: the hub refuses the rows, or does not answer in time.
     """
     names, attempt = [], secrets.token_hex(8)
     for number, part in enumerate(split(rows)):
@@ -100,38 +100,39 @@ def commit_staged(
     retry_s: float,
     before: Callable[[int], None] = lambda number: None,
 ) -> None:
-    """Publishes what was staged for a micro-batch, once, however often and with whatever parts it is called.
+    """Publish the staged rows of a micro-batch once, even when it is called again with other parts.
 
     Args:
         hub, query, batch, retry_s: as for `stage`.
         parts: their names, at least one.
-        before: is called before each part with its number.
+        before: called before each part with its number.
 
     Raises:
         JournalError: as `stage`.
     """
+
+    def commit_part(name: str, part: str) -> None:
+        values = {"query": name, "batch": batch, "of": query, "part": part}
+        ask_hub(hub, "commit", values, b"", "stored", bool, retry_s)
+
     body = json.dumps(list(parts)).encode()
     sealed = ask_hub(hub, "seal", {"query": query, "batch": batch}, body, "parts", list, retry_s)
     for number, part in enumerate(sealed[1:], 1):
         before(number)
-        _commit_part(hub, query, batch, f"{query}.{number}", part, retry_s)
-    for part in sealed[:1]:  # under the query's own name the last: a hub that has it has all of them
-        _commit_part(hub, query, batch, query, part, retry_s)
-
-
-def _commit_part(hub: HubAddress, query: str, batch: int, name: str, part: str, retry_s: float) -> None:
-    ask_hub(hub, "commit", {"query": name, "batch": batch, "of": query, "part": part}, b"", "stored", bool, retry_s)
+        commit_part(f"{query}.{number}", part)
+    for part in sealed[:1]:  # the query's own name comes last: a hub that has it has all parts
+        commit_part(query, part)
 
 
 def last_batch(hub: HubAddress, query: str) -> int:
-    """Returns the number of the last micro-batch of a query that was committed; -1 when there is none.
+    """Return the number of the last committed micro-batch of a query; -1 without one.
 
     Args:
-        hub: where; with a folder, the hub itself needn't run.
+        hub: the hub; with a folder, the hub need not run.
         query: the streaming query's id.
 
     Raises:
-        JournalError: the hub is away, or what it has can't be read.
+        JournalError: the hub does not answer, or its commits can't be read.
     """
     if hub.folder is not None:
         try:
@@ -144,7 +145,9 @@ def last_batch(hub: HubAddress, query: str) -> int:
     try:
         return int(json.loads(answer)["batch"])
     except (ValueError, RecursionError, KeyError, TypeError):
-        raise JournalError(f"{hub.url} can't say what was committed: {answer[:100]!r}; its server is older.") from None
+        raise JournalError(
+            f"{hub.url} does not return committed batches: {answer[:100]!r}; update its server."
+        ) from None
 
 
 def report_progress(
@@ -156,20 +159,20 @@ def report_progress(
     retry_s: float = PROGRESS_RETRY_S,
     results: bool = True,
 ) -> None:
-    """Says how far a query has come: retention keeps what it has yet to read.
+    """Report the progress of a query, so that retention keeps what it has yet to read.
 
     Args:
-        hub: where; with a folder, the hub itself needn't run.
-        query: its id.
-        name: what people call it.
+        hub: the hub; with a folder, the hub need not run.
+        query: the query's id.
+        name: the query's name for users.
         offset: by node, the number of the next row it will read.
-        time_us: when, microseconds since 1970; now by default.
-        retry_s: how long to wait for a hub that is away, seconds.
-        results: whether it reads what pipelines have published; else that doesn't wait for it.
+        time_us: the time, microseconds since 1970; now by default.
+        retry_s: how long to wait for a hub that does not answer, seconds.
+        results: whether it reads what pipelines have published; if not, such rows are not kept for it.
 
     Raises:
-        ArgumentError: the id can't name a file.
-        JournalError: it can't be kept.
+        ArgumentError: the id is not a valid file name.
+        JournalError: the report can't be stored.
     """
     time_us = time.time_ns() // 1000 if time_us is None else time_us
     values = {"query": query, "name": name, "offset": dict(offset), "time_us": time_us, "results": results}
@@ -185,16 +188,16 @@ def report_progress(
 def ask_hub(
     hub: HubAddress, action: str, values: Mapping[str, object], body: bytes, name: str, kind: type[T], retry_s: float
 ) -> T:
-    """Returns what a hub says to a request that may be repeated.
+    """Return a value of the hub's answer to a request that may be repeated.
 
     Args:
-        hub: where.
-        action, values, body: what is asked for.
-        name, kind: of the answer's values, the one that is wanted, and its type.
-        retry_s: how long to wait for a hub that is away, seconds.
+        hub: the hub.
+        action, values, body: the request.
+        name, kind: name and type of the wanted value in the answer.
+        retry_s: how long to wait for a hub that does not answer, seconds.
 
     Raises:
-        JournalError: the hub refuses it, is away for too long, or is none.
+        JournalError: the hub refuses the request, does not answer in time, or is not a hub.
     """
     answer = _hub_link(hub, retry_s).post(f"{action}?{urlencode(values)}", body).body
     try:
@@ -202,14 +205,14 @@ def ask_hub(
             return found
     except (ValueError, RecursionError, KeyError, TypeError):
         pass
-    raise JournalError(f"{hub.url} is no journal of a hub: it says {answer[:100]!r} to a {action}.")
+    raise JournalError(f"{hub.url} is not a journal on a hub: it answers {answer[:100]!r} to a {action}.")
 
 
 _threads = threading.local()
 
 
 def _hub_link(hub: HubAddress, retry_s: float) -> HubLink:
-    """Returns this thread's connection: queries of one process don't wait for each other."""
+    """Return this thread's connection, so that queries of one process don't wait for each other."""
     links: dict[HubAddress, HubLink] = _threads.__dict__.setdefault("links", {})
     link = links.setdefault(hub, HubLink(hub.find, retry_s))
     link.retry_s = retry_s
@@ -219,41 +222,41 @@ def _hub_link(hub: HubAddress, retry_s: float) -> HubLink:
 # ---- rows in parts
 
 
-def parts(query: str, rows: Sequence[OutRow], most_bytes: int = PART_BYTES) -> Iterator[tuple[str, Sequence[OutRow]]]:
-    """Yields the rows of a micro-batch in parts, each for a commit under a name of its own: `(query, rows)`.
+def parts(query: str, rows: Sequence[OutRow], max_bytes: int = PART_BYTES) -> Iterator[tuple[str, Sequence[OutRow]]]:
+    """Yield the rows of a micro-batch in parts, each for a commit with a name of its own: `(query, rows)`.
 
-    When there is more than one, the parts are of the rows in order: Spark may give the same rows in another order when
-    it does the micro-batch again, and each part must be what it was.
+    More than one part are cut from the sorted rows: Spark may return the rows in another order when it repeats the
+    micro-batch, and each part must be the same.
 
     Args:
         query: the streaming query's id.
         rows: the messages.
-        most_bytes: of one part, unless one message alone has more; of rows it has `MOST_ROWS` at most.
+        max_bytes: most bytes of a part, unless a single message has more; a part has `MOST_ROWS` rows at most.
     """
-    if is_one_part(rows, most_bytes):
+    if is_one_part(rows, max_bytes):
         yield query, rows
         return
-    yield from sorted_parts(query, sorted(rows, key=order), most_bytes)
+    yield from sorted_parts(query, sorted(rows, key=order), max_bytes)
 
 
-def is_one_part(rows: Sequence[OutRow], most_bytes: int = PART_BYTES) -> bool:
-    """Whether rows are few enough for one commit."""
-    return len(rows) <= MOST_ROWS and sum(map(size_bytes, rows)) <= most_bytes
+def is_one_part(rows: Sequence[OutRow], max_bytes: int = PART_BYTES) -> bool:
+    """Return whether rows are few enough for one commit."""
+    return len(rows) <= MOST_ROWS and sum(map(size_bytes, rows)) <= max_bytes
 
 
 def sorted_parts(
-    query: str, rows: Iterable[OutRow], most_bytes: int = PART_BYTES
+    query: str, rows: Iterable[OutRow], max_bytes: int = PART_BYTES
 ) -> Iterator[tuple[str, Sequence[OutRow]]]:
-    """Yields what `parts` does, of rows that come in the order of `order`, without ever having all of them.
+    """Yield as `parts`, from sorted rows (see `order`), without all of them in memory.
 
-    Rows that are few enough for one part make the same one as there, so that a micro-batch may be repeated either way.
-    The part under the query's own name comes last: a hub that has it has all of them.
+    Rows that fit into one part make the same part as in `parts`, so that a micro-batch may be repeated either way. The
+    part with the query's own name comes last: a hub that has it has all parts.
 
     Args:
-        query, most_bytes: as for `parts`.
+        query, max_bytes: as for `parts`.
         rows: at least one message.
     """
-    cut = split(rows, most_bytes)
+    cut = split(rows, max_bytes)
     first = next(cut)
     for number, part in enumerate(cut, 1):
         yield f"{query}.{number}", part
@@ -261,25 +264,25 @@ def sorted_parts(
 
 
 def order(row: OutRow) -> tuple[bytes, bytes, bytes]:
-    """Returns what messages of a micro-batch that is cut are sorted by."""
+    """Return the sort key of a message in a micro-batch of several parts."""
     return row[0], row[1] or b"", row[2]
 
 
-def split(rows: Iterable[OutRow], most_bytes: int = PART_BYTES) -> Iterator[list[OutRow]]:
-    """Yields rows as they come, as many together as one commit takes; at least one list."""
+def split(rows: Iterable[OutRow], max_bytes: int = PART_BYTES) -> Iterator[list[OutRow]]:
+    """Yield rows in lists that fit into one commit; at least one list."""
     part: list[OutRow] = []
-    in_part_bytes = 0
+    size_of_part = 0
     for row in rows:
-        if part and (len(part) == MOST_ROWS or in_part_bytes + size_bytes(row) > most_bytes):
+        if part and (len(part) == MOST_ROWS or size_of_part + size_bytes(row) > max_bytes):
             yield part
-            part, in_part_bytes = [], 0
+            part, size_of_part = [], 0
         part.append(row)
-        in_part_bytes += size_bytes(row)
+        size_of_part += size_bytes(row)
     yield part
 
 
 def size_bytes(row: OutRow) -> int:
-    """Returns how many bytes a row is in a commit."""
+    """Return the size of a row in a commit."""
     return len(row[0]) + len(row[1] or b"") + len(row[2]) + _ROW_BYTES
 
 
@@ -287,7 +290,7 @@ def size_bytes(row: OutRow) -> int:
 
 
 def encode(rows: Iterable[OutRow]) -> bytes:
-    """Returns the body of a commit: per row the topic, the subtopic and the payload, each behind its length.
+    """Return the body of a commit.
 
     Raises:
         ArgumentError: a topic is empty or too long.
@@ -295,20 +298,20 @@ def encode(rows: Iterable[OutRow]) -> bytes:
     pieces: list[bytes] = []
     for number, (topic, subtopic, payload) in enumerate(rows, 1):
         below = subtopic or b""
-        if not topic or max(len(topic), len(below)) > _LONGEST_NAME:
-            raise ArgumentError(f"row {number}: its topic is empty, or a name is longer than {_LONGEST_NAME} bytes.")
+        if not topic or max(len(topic), len(below)) > _MAX_NAME_BYTES:
+            raise ArgumentError(f"row {number}: its topic is empty, or a name is longer than {_MAX_NAME_BYTES} bytes.")
         pieces += _U16.pack(len(topic)), topic, _U16.pack(len(below)), below, _U32.pack(len(payload)), payload
     return b"".join(pieces)
 
 
 class RowDecoder:
-    """Decodes records out of pieces of any size.
+    """Decodes rows of a commit from pieces of any size.
 
     Args:
-        payload_bytes: the longest payload that is taken.
+        payload_bytes: the longest payload that is accepted.
 
     Attributes:
-        count: how many records were given so far.
+        count: number of decoded rows.
     """
 
     def __init__(self, payload_bytes: int) -> None:
@@ -317,36 +320,36 @@ class RowDecoder:
         self.count = 0
 
     def feed(self, piece: bytes) -> Iterator[OutRow]:
-        """Takes the next piece; yields the records that it completes, so that others may have their turn in between.
+        """Decode the next piece, and yield the rows that it completes.
 
         Raises:
-            ArgumentError: a record has no topic, or too long a payload.
+            ArgumentError: a row has no topic, or too long a payload.
         """
-        data = self._rest + piece if self._rest else piece
+        data = self._rest + piece if self._rest else piece  # without a copy when no row was cut
         at = 0
-        while (end := self._end(data, at)) is not None:
+        while (end := self._record_end(data, at)) is not None:
             yield _record(data, at)
             self.count += 1
             at = end
         self._rest = data[at:]
 
     def finish(self) -> None:
-        """Says that the body has ended.
+        """Check that the body has ended after a complete row.
 
         Raises:
-            ArgumentError: it did so inside a record.
+            ArgumentError: it has not.
         """
         if self._rest:
             self._refuse("the body ends inside it; send whole records (topic, subtopic, payload, each with its length)")
 
-    def _end(self, data: bytes, at: int) -> int | None:
-        """Where the record at `at` ends; None when it is not all there."""
+    def _record_end(self, data: bytes, at: int) -> int | None:
+        """Return the end of the record at `at`; None when it is incomplete."""
         size = len(data)
         if size - at < 2:
             return None
         topic_bytes = _U16.unpack_from(data, at)[0]
         if not topic_bytes:
-            self._refuse("the topic is empty; every row is published to one")
+            self._refuse("the topic is empty; every row needs one")
         at += 2 + topic_bytes
         if size - at < 2:
             return None
@@ -366,7 +369,7 @@ class RowDecoder:
 
 
 def _record(data: bytes, at: int) -> OutRow:
-    """The whole record at `at`."""
+    """Return the complete record at `at`."""
     subtopic_at = at + 4 + int(_U16.unpack_from(data, at)[0])
     payload_at = subtopic_at + 4 + int(_U16.unpack_from(data, subtopic_at - 2)[0])
     topic = data[at + 2 : subtopic_at - 2]

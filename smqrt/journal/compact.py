@@ -1,9 +1,10 @@
-"""Compaction: sealed segments become Parquet files, in a process of its own, while the hub writes and others read.
+"""Compaction: sealed segments to Parquet files, and small files to larger ones.
 
-Small files become larger ones then, see `merge`. The order makes it safe to be killed at any moment: the files are
-written and synced under names nobody reads, get their names, the manifest is switched (from now on readers take the
-files), and only after a grace the segments go. What an unfinished run left behind is removed by the next one. File
-names contain the range of sequence numbers, so a range means the same rows before and after.
+It runs in a process of its own, while the hub writes and readers read, and may be killed at any moment. The order of
+its steps makes that safe: files are written and synced under temporary names, then renamed, then the manifest is
+switched, so that readers use the files. The segments are removed after a grace. The next run removes what an
+unfinished one has left. File names contain the range of sequence numbers, so a range means the same rows before and
+after.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ from smqrt.journal.segment import remove_summary
 from smqrt.journal.settings import CompactSettings, JournalSettings
 
 Step = Callable[[str], None]
-"""Called after each step that a crash could follow, with its name."""
+"""Called with the name of each step that a crash could follow."""
 
 _LOCK = "compact.lock"
-_OWNER_BYTES, _DONE = 32, b"done"
-_COMPLETE = ".parquet"
-_LEFTOVERS = (".tmp", ".shred", _COMPLETE)
+_STATE_BYTES, _DONE = 32, b"done"
+_PARQUET = ".parquet"
+_LEFTOVERS = (".tmp", ".shred", _PARQUET)
 
 
 @dataclass(frozen=True)
 class CompactOptions:
-    """How to compact.
+    """Options of a compaction.
 
     Attributes:
-        after_s: segments are left alone until their last row is so old, seconds.
-        grace_s: how long segments stay after their rows have become Parquet, seconds: a reader may be inside.
-        everything: also the newest segment; no hub may run.
+        after_s: segments are compacted when their last row has this age, seconds.
+        grace_s: how long compacted segments stay, seconds, since a reader may be using them.
+        everything: compact the newest segment, too; no hub may write it.
         schemas: DDL by topic pattern, for the column `json`.
-        shred: makes a Parquet file with a VARIANT column of one without.
-        most_bytes: of segments that become files (one an hour) together.
-        merge_bytes: how long a file becomes that is made of smaller ones (of an hour, of a day); 0: none is.
+        shred: writes a Parquet file with a VARIANT column from one without.
+        most_bytes: most bytes of segments that are compacted together, to one file an hour.
+        merge_bytes: largest size of a merged file (of an hour or a day); 0 for no merging.
     """
 
     after_s: float = 0.0
@@ -60,13 +61,13 @@ class CompactOptions:
 
 @dataclass
 class CompactResult:
-    """What a run did.
+    """The result of a compaction.
 
     Attributes:
-        segments, rows, files: how many segments with how many rows became how many files.
-        payload_bytes, file_bytes: the payloads, and the files they are in now.
+        segments, rows, files: number of compacted segments, of their rows, and of the new files.
+        payload_bytes, file_bytes: size of the payloads, and of the new files.
         removed, waiting: segments that were removed, and that stay until their grace is over.
-        merged: how many files became larger ones.
+        merged: number of files that were merged.
     """
 
     segments: int = 0
@@ -80,7 +81,7 @@ class CompactResult:
 
 
 class _Sealed(NamedTuple):
-    """A segment nobody appends to any more; `end` is where the next one begins."""
+    """A sealed segment; `end` is the first number of the next one."""
 
     path: Path
     end: int
@@ -93,20 +94,20 @@ def compact(
     on_step: Step = lambda step: None,
     on_rows: Callable[[int], None] = lambda count: None,
 ) -> CompactResult:
-    """Make Parquet files of what is sealed, and remove the segments whose grace is over.
+    """Write sealed segments to Parquet files, and remove the segments whose grace is over.
 
     Args:
         journal: the journal's folder.
-        options: how.
-        on_step: hears of every step.
-        on_rows: hears how many rows more were taken from segments.
+        options: the options.
+        on_step: called with the name of each step.
+        on_rows: called with the number of rows that were read from segments.
 
     Returns:
-        What was done; nothing when there was nothing to do.
+        What was done.
 
     Raises:
-        JournalError: pyarrow is missing, another process compacts, a segment is damaged or the disk is full. The
-            journal is whole.
+        JournalError: pyarrow is missing, another process compacts, a segment is damaged, or the disk is full. The
+            journal stays usable.
     """
     try:
         import pyarrow  # noqa: F401
@@ -116,20 +117,20 @@ def compact(
     try:
         if was_unfinished:
             remove_leftovers(journal, manifest.load(journal))
-        done = _Run(journal, options, on_step, on_rows).whole()
-        os.pwrite(lock, _DONE.ljust(_OWNER_BYTES), 0)
+        done = _Compaction(journal, options, on_step, on_rows).run()
+        os.pwrite(lock, _DONE.ljust(_STATE_BYTES), 0)
         return done
     except OSError as error:
         raise JournalError(
             f"{journal} can't be compacted: {error.filename or ''} {error.strerror or error}; "
-            "the segments stay as they are, run it again when that is solved."
+            "the segments are not changed, run it again when that is solved."
         ) from error
     finally:
         os.close(lock)
 
 
 def rows_to_compact(journal: Path, options: CompactOptions = CompactOptions()) -> int:
-    """Returns how many rows `compact` would take from segments."""
+    """Return how many rows `compact` would take from segments."""
     through, rows = manifest.load(journal).nodes, 0
     for folder in segment.node_folders(journal):
         wanted = (one for one in sealed(folder, options) if one.end > through.get(folder.name, 0))
@@ -138,10 +139,10 @@ def rows_to_compact(journal: Path, options: CompactOptions = CompactOptions()) -
 
 
 def _lock(journal: Path) -> tuple[int, bool]:
-    """Make this process the only one that compacts, until the descriptor is closed or the process ends.
+    """Lock the journal for this compaction, until the descriptor is closed or the process ends.
 
     Returns:
-        The descriptor, and whether the last run was not finished: it has not said in the file that it was.
+        The descriptor, and whether the last run was unfinished: then the lock file doesn't say that it was done.
     """
     try:
         fd = os.open(journal / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
@@ -150,76 +151,70 @@ def _lock(journal: Path) -> tuple[int, bool]:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        owner = os.read(fd, _OWNER_BYTES).decode("ascii", "replace").strip() or "unknown"
+        owner = os.read(fd, _STATE_BYTES).decode("ascii", "replace").strip() or "unknown"
         os.close(fd)
         raise JournalError(f"{journal} is being compacted by process {owner}; one at a time is enough.") from None
-    was_unfinished = os.pread(fd, _OWNER_BYTES, 0).strip() != _DONE
-    os.pwrite(fd, f"{os.getpid()}\n".encode().ljust(_OWNER_BYTES), 0)
+    was_unfinished = os.pread(fd, _STATE_BYTES, 0).strip() != _DONE
+    os.pwrite(fd, f"{os.getpid()}\n".encode().ljust(_STATE_BYTES), 0)
     return fd, was_unfinished
 
 
-class _Run:
+class _Compaction:
     def __init__(self, journal: Path, options: CompactOptions, on_step: Step, on_rows: Callable[[int], None]) -> None:
         self._journal, self._options, self._step, self._on_rows = journal, options, on_step, on_rows
-        self._typed = TypedColumn(options.schemas) if options.schemas else None
+        self._typed_column = TypedColumn(options.schemas) if options.schemas else None
         self._done = CompactResult()
-        self._is_held_up = False
-        self._faults: list[JournalError] = []
+        self._needs_spark = False
+        self._errors: list[JournalError] = []
 
-    def whole(self) -> CompactResult:
+    def run(self) -> CompactResult:
         for folder in segment.node_folders(self._journal):
             lock = segment.lock(folder) if self._options.everything else -1
             try:
-                self._node(folder)
+                self._compact_node(folder)
             finally:
                 if lock >= 0:
                     os.close(lock)
             self._remove(folder)
         for node in sorted(manifest.load(self._journal).nodes) if self._options.merge_bytes else ():
-            self._merge(node)
+            self._merge_node(node)
         parquet_files.remove_retired(self._journal, self._options.grace_s)
         retention.release_links(self._journal, time.time())
-        if self._faults:
-            raise self._faults[0]
+        if self._errors:
+            raise self._errors[0]
         return self._done
 
     # ---- segments to files
 
-    def _node(self, folder: Path) -> None:
+    def _compact_node(self, folder: Path) -> None:
         if self._options.everything:
             recovery.recover(folder)
         through = manifest.load(self._journal).nodes.get(folder.name, 0)
         wanted = [one for one in sealed(folder, self._options) if one.end > through]
-        for group in _groups(wanted, self._options.most_bytes):
-            self._group(folder.name, group)
+        for group in _segment_groups(wanted, self._options.most_bytes):
+            files = self._write_files(folder.name, group)
+            self._step("written")
+            self._name_files(files)
+            with manifest.edit(self._journal) as state:
+                state.nodes[folder.name] = max(group[-1].end, state.nodes.get(folder.name, 0))
+                state.add(made.file for made in files)
+            self._step("switched")
+            self._done.segments += len(group)
+            self._done.files += len(files)
+            for made in files:
+                self._done.rows += made.file.rows
+                self._done.file_bytes += made.file.bytes
+                self._done.payload_bytes += made.payload_bytes
 
-    def _group(self, node: str, group: Sequence[_Sealed]) -> None:
-        files = self._written(node, group)
-        self._step("written")
-        self._name(files)
-        self._switch(node, group[-1].end, files)
-        self._step("switched")
-        self._done.segments += len(group)
-        self._done.files += len(files)
+    def _name_files(self, files: Sequence[Unnamed]) -> None:
         for made in files:
-            self._done.rows += made.file.rows
-            self._done.file_bytes += made.file.bytes
-            self._done.payload_bytes += made.payload_bytes
-
-    def _name(self, files: Sequence[Unnamed]) -> None:
-        for made in files:
-            os.utime(made.path)  # the grace of the segments counts from here
+            os.utime(made.path)  # the grace of the segments begins now
             named = self._journal / made.file.path
             os.replace(made.path, named)
             sync_folder(named.parent)
             self._step("named")
 
-    def _switch(self, node: str, through: int, files: Sequence[Unnamed]) -> None:
-        with manifest.edit(self._journal) as state:
-            state.nodes[node] = max(through, state.nodes.get(node, 0))
-            state.add(made.file for made in files)
-
-    def _written(self, node: str, group: Sequence[_Sealed]) -> list[Unnamed]:
+    def _write_files(self, node: str, group: Sequence[_Sealed]) -> list[Unnamed]:
         files: list[Unnamed] = []
         open_file: HourFile | None = None
         try:
@@ -228,7 +223,7 @@ class _Run:
                     files.append(open_file.close(self._options.shred))
                     self._step("file")
                     open_file = None
-                open_file = open_file or HourFile(self._journal, node, piece.hour, piece.first, self._typed)
+                open_file = open_file or HourFile(self._journal, node, piece.hour, piece.first, self._typed_column)
                 open_file.add(piece.batch, piece.broker)
                 self._on_rows(piece.batch.num_rows)
             if open_file is not None:
@@ -241,32 +236,32 @@ class _Run:
 
     # ---- small files to large ones
 
-    def _merge(self, node: str) -> None:
-        self._is_held_up = False
+    def _merge_node(self, node: str) -> None:
+        self._needs_spark = False
         now_us, state = time.time_ns() // 1000, manifest.load(self._journal)
         files = list(state.files(node, state.settled.get(node, 0)))
-        for group in parquet_files.merge_groups(files, now_us, self._options.merge_bytes, self._fit):
+        for group in parquet_files.merge_groups(files, now_us, self._options.merge_bytes, self._can_merge):
             try:
                 self._merge_group(group)
-            except JournalError as fault:  # a damaged file does not keep the others small
-                self._faults.append(fault)
+            except JournalError as fault:  # the other files are merged nevertheless
+                self._errors.append(fault)
         below = parquet_files.settled_below(files, now_us)
-        if not (self._is_held_up or self._faults) and below is not None and below > state.settled.get(node, 0):
+        if not (self._needs_spark or self._errors) and below is not None and below > state.settled.get(node, 0):
             with manifest.edit(self._journal) as changes:
                 changes.settled[node] = below
 
-    def _fit(self, one: DataFile, other: DataFile) -> bool:
-        """Whether two files have the same columns, and those that Spark has to make can be made."""
+    def _can_merge(self, one: DataFile, other: DataFile) -> bool:
+        """Return whether two files have the same columns, and this run can write them."""
         paths = [self._journal / file.path for file in (one, other)]
         if not self._options.shred and any(map(parquet_files.has_variant, paths)):
-            self._is_held_up = True  # until a run that has Spark
+            self._needs_spark = True  # a later run with Spark merges them
             return False
         return bool(parquet_files.plain_schema(paths[0]).equals(parquet_files.plain_schema(paths[1])))
 
     def _merge_group(self, group: Sequence[DataFile]) -> None:
         made = parquet_files.merge_files(self._journal, group, self._options.shred)
         self._step("merged")
-        self._name([made])
+        self._name_files([made])
         with manifest.edit(self._journal) as changes:
             changes.remove(group)
             changes.add([made.file])
@@ -284,7 +279,10 @@ class _Run:
         for one in sealed(folder, self._options):
             if one.end > through:
                 break
-            if not self._is_over(state, folder.name, one) or not _commits_are_known(one.path):
+            # The grace begins when the files with the segment's rows are renamed.
+            holders = state.files(folder.name, segment.first_seq(one.path), one.end)
+            is_grace_over = all(_age_s(self._journal / file.path) >= self._options.grace_s for file in holders)
+            if not is_grace_over or not _commits_are_known(one.path):
                 self._done.waiting += 1
                 continue
             one.path.with_suffix(segment.INDEXED).unlink(missing_ok=True)
@@ -295,54 +293,45 @@ class _Run:
             self._done.removed += 1
         files.sync_folder(folder)
 
-    def _is_over(self, state: Manifest, node: str, one: _Sealed) -> bool:
-        """Whether the grace of a segment is over: it counts from when the files with its rows got their names."""
-        holders = state.files(node, segment.first_seq(one.path), one.end)
-        return all(_age_s(self._journal / file.path) >= self._options.grace_s for file in holders)
-
 
 def remove_leftovers(journal: Path, state: Manifest) -> list[Path]:
-    """Remove what an unfinished run left under `data`: files the manifest does not name. The caller compacts.
+    """Remove files under `data` that the manifest does not list, from an unfinished run. The caller has the lock.
 
     Returns:
-        What was removed; complete files are in `retired/`, since a reader may know them.
+        The removed files. Complete ones are in `retired/`, since a reader may use them.
     """
     named = {journal / file.path for file in state.all_files()}
     found = [path for path in (journal / "data").glob("date=*/hour=*/*") if path.suffix in _LEFTOVERS]
     left = [path for path in found if path not in named]
-    parquet_files.retire_files(journal, (path for path in left if path.suffix == _COMPLETE))
+    parquet_files.retire_files(journal, (path for path in left if path.suffix == _PARQUET))
     for path in left:
         path.unlink(missing_ok=True)
     return left
 
 
 def sealed(folder: Path, options: CompactOptions = CompactOptions()) -> list[_Sealed]:
-    """Returns the segments of a node nobody appends to, oldest first: all but the newest, and that too if asked.
+    """Return the sealed segments of a node, oldest first; with `everything` the newest segment, too.
 
     Raises:
-        JournalError: the batches of one don't lead to the next.
+        OSError: a segment can't be read.
     """
     paths = segment.paths(folder)
-    ends = [segment.first_seq(path) for path in paths[1:]]
+    ends = [segment.first_seq(path) for path in paths[1:]]  # a segment ends where the next one begins
     if paths and options.everything and (entries := segment.read_index(paths[-1])):
         ends.append(entries[-1].next_seq)
     found = [_Sealed(path, end, path.stat().st_size) for path, end in zip(paths, ends, strict=False)]
-    return [one for one in found if _is_old(one.path, options.after_s)]
-
-
-def _is_old(path: Path, after_s: float) -> bool:
-    return not after_s or _age_s(path) >= after_s
+    return [one for one in found if not options.after_s or _age_s(one.path) >= options.after_s]
 
 
 def _age_s(path: Path) -> float:
-    """Seconds since a file was written; one that is gone is as old as can be."""
+    """Return the age of a file in seconds; infinity for a missing one."""
     try:
         return age_s(path)
     except FileNotFoundError:
         return float("inf")
 
 
-def _groups(sealed: Sequence[_Sealed], most_bytes: int) -> Iterator[list[_Sealed]]:
+def _segment_groups(sealed: Sequence[_Sealed], most_bytes: int) -> Iterator[list[_Sealed]]:
     group: list[_Sealed] = []
     for one in sealed:
         if group and sum(other.size_bytes for other in group) + one.size_bytes > most_bytes:
@@ -357,7 +346,7 @@ def _groups(sealed: Sequence[_Sealed], most_bytes: int) -> Iterator[list[_Sealed
 
 
 class _Piece(NamedTuple):
-    """Rows of one batch that are of one hour."""
+    """Rows of one batch and one hour."""
 
     first: int
     hour: int
@@ -379,7 +368,7 @@ def _by_hour(group: Sequence[_Sealed]) -> Iterator[_Piece]:
 
 
 def _batches(one: _Sealed) -> Iterator[tuple[segment.BatchEntry, Any, str]]:
-    """Yields (entry, batch, broker) of a segment, each batch checked before: the segment will go."""
+    """Yield (entry, batch, broker) of a segment. Each batch is checked, since the segment will be removed."""
     from pyarrow import ipc, memory_map
 
     entries = segment.read_index(one.path)
@@ -390,18 +379,18 @@ def _batches(one: _Sealed) -> Iterator[tuple[segment.BatchEntry, Any, str]]:
         raise _damaged(one.path, f"its batches end at {reached}, the next segment begins at {one.end}")
     if not entries:
         return
-    whole = memory_map(str(one.path)).read_buffer()
-    schema = ipc.open_stream(whole).schema
+    run = memory_map(str(one.path)).read_buffer()
+    schema = ipc.open_stream(run).schema
     broker = schema.metadata[b"broker"].decode()
     for entry in entries:
-        piece = whole[entry.offset : entry.end]
+        piece = run[entry.offset : entry.end]
         if len(piece) != entry.length or crc32(piece) != entry.crc32:
             raise _damaged(one.path, f"the batch with {entry.first_seq} at offset {entry.offset} is damaged")
         yield entry, ipc.read_record_batch(ipc.read_message(piece), schema), broker
 
 
 def _commits_are_known(path: Path) -> bool:
-    """Whether the snapshot has every commit of a segment: without, the hub would take such a batch once more."""
+    """Return whether the snapshot has every commit of a segment: else the hub would accept such a batch again."""
     known = committed.load_snapshot(path.parent)
     return all(known.get(query, -1) >= batch for query, batch in committed.batches_of_segment(path).items())
 
@@ -411,10 +400,10 @@ def _damaged(path: Path, what: str) -> JournalError:
 
 
 def arguments(settings: JournalSettings) -> list[str]:
-    """Returns the words behind `smqrt` that compact a hub's journal as its settings say, until they are stopped.
+    """Return the arguments of `smqrt` that compact a hub's journal continuously, by its settings.
 
     Args:
-        settings: of the journal; `compact` is there.
+        settings: settings of the journal, with `compact`.
     """
     wanted = settings.compact or CompactSettings()
     words = ["journal", "compact", str(settings.path), "--watch", "60s", "--after", f"{wanted.after_s:g}s"]

@@ -1,11 +1,11 @@
-"""Delta tables of compacted files: a log beside the files themselves, or a copy in another folder or an object store.
+"""Delta tables of compacted files: a log beside the files, or a copy elsewhere.
 
-The log, in `data/_delta_log`, names the files which the manifest names; nothing is copied. Each update is one commit:
-what was compacted since then is added, what was joined or has expired is removed, so that a reader of the table sees
-each row once. The log can be made anew at any time from the manifest.
+The log, in `data/_delta_log`, lists the files of the manifest; nothing is copied. Each update is one commit: new
+compacted files are added, merged and expired ones are removed, so that a reader of the table sees each row once. The
+log can be rebuilt from the manifest at any time.
 
-What retention removes from the journal stays in a copy. What was joined takes the place of the files that it is made
-of.
+A copy, in another folder or an object store, keeps what retention removes from the journal. A merged file replaces the
+files that it was made from.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 NEEDS_DELTA = "Delta tables need deltalake, which is not installed: pip install 'smqrt[delta]' brings it."
 TABLE, _LOG, _TYPED = "data", "_delta_log", "json"
 _FOLDERS = ("date", "hour")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_NULL = "__HIVE_DEFAULT_PARTITION__"
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
+_NULL = "__HIVE_DEFAULT_PARTITION__"  # the folder name of null in Hive's layout
 _FILES = 64
-"""Of a commit: what was copied before a kill is not copied again."""
+"""Files of one commit. After a kill, committed files are not copied again."""
 _KEPT_HOURS = 7 * 24
-"""So long files that were joined are kept for readers of older versions."""
+"""How long merged files stay for readers of older versions of the table."""
 
 
 class UpdatedTable(NamedTuple):
-    """What an update did.
+    """The result of an update.
 
     Attributes:
-        table: the folder or URI to name to others.
-        added, removed: how many files.
-        files: how many the table has.
+        table: the folder or URI of the table.
+        added, removed: number of files.
+        files: number of files in the table.
     """
 
     table: Path | str
@@ -57,10 +57,10 @@ class UpdatedTable(NamedTuple):
 
 
 def import_deltalake() -> ModuleType:
-    """Returns the module deltalake.
+    """Return the module deltalake.
 
     Raises:
-        JournalError: it is missing.
+        JournalError: it is not installed.
     """
     try:
         import deltalake
@@ -70,13 +70,13 @@ def import_deltalake() -> ModuleType:
 
 
 def one_line(error: Exception) -> str:
-    """Returns what an error of deltalake says, which has lines and colours, as the end of a sentence."""
-    lines = (_COLOUR.sub("", line).strip(" ↳\t.") for line in str(error).splitlines())
+    """Return the message of a deltalake error as one line without colors."""
+    lines = (_COLOR.sub("", line).strip(" ↳\t.") for line in str(error).splitlines())
     return ": ".join(filter(None, lines)) or type(error).__name__
 
 
 def update_table(journal: Path) -> UpdatedTable:
-    """Makes the Delta table of a journal, or brings it up to date.
+    """Create or update the Delta table of a journal.
 
     Args:
         journal: the journal's folder.
@@ -84,65 +84,70 @@ def update_table(journal: Path) -> UpdatedTable:
     Raises:
         JournalError: deltalake or pyarrow is missing, the journal can't be read, or the table can't be written.
     """
+    import pyarrow
+
     deltalake = import_deltalake()
+    location = journal / TABLE
     try:
-        return _update_table(deltalake, journal)
+        wanted = table_files(journal)
+        table = deltalake.DeltaTable(location) if (location / _LOG).is_dir() else None
+        known: set[str] = set()
+        if table is not None:
+            known = set(pyarrow.table(table.get_add_actions())["path"].to_pylist())
+        schema = table_schema(deltalake, table, [location / path for path in wanted if path not in known])
+        if table is None or table.schema() != schema:
+            shutil.rmtree(location / _LOG, ignore_errors=True)  # a table can't change the type of a column
+            os.makedirs(location, exist_ok=True)
+            table, known = create_table(deltalake, location, schema), set()
+        fresh, gone = sorted(wanted.keys() - known), sorted(known - wanted.keys())
+        if fresh or gone:
+            commit_files(table, schema, {path: wanted[path] for path in fresh}, gone)
     except (deltalake.exceptions.DeltaError, OSError) as error:
-        raise JournalError(f"The Delta table in {journal / TABLE} can't be written: {one_line(error)}.") from None
-
-
-def _update_table(deltalake: ModuleType, journal: Path) -> UpdatedTable:
-    location, wanted = journal / TABLE, table_files(journal)
-    table = deltalake.DeltaTable(location) if (location / _LOG).is_dir() else None
-    known = _known_paths(table)
-    schema = table_schema(deltalake, table, [location / path for path in wanted if path not in known])
-    if table is None or table.schema() != schema:
-        shutil.rmtree(location / _LOG, ignore_errors=True)  # a table can't change the type of a column
-        os.makedirs(location, exist_ok=True)
-        table, known = create_table(deltalake, location, schema), set()
-    fresh, gone = sorted(wanted.keys() - known), sorted(known - wanted.keys())
-    if fresh or gone:
-        commit_files(table, schema, {path: wanted[path] for path in fresh}, gone)
+        raise JournalError(f"The Delta table in {location} can't be written: {one_line(error)}.") from None
     return UpdatedTable(location, len(fresh), len(gone), len(wanted))
 
 
 def table_files(journal: Path) -> dict[str, DataFile]:
-    """Returns the compacted files of a journal by the paths that they have in its table."""
+    """Return the compacted files of a journal by their paths in the table."""
     return {file.path.removeprefix(f"{TABLE}/"): file for file in manifest.load(journal).all_files()}
 
 
 def create_table(deltalake: ModuleType, location: Path | str, schema: Schema) -> DeltaTable:
-    """Makes a table without rows, and returns it."""
+    """Create an empty table, and return it."""
     made: DeltaTable = deltalake.DeltaTable.create(location, schema, partition_by=list(_FOLDERS), name="messages")
     return made
 
 
 def commit_files(table: DeltaTable, schema: Schema, added: Mapping[str, DataFile], removed: Sequence[str]) -> None:
-    """Adds files to a table and takes others off, in one commit.
+    """Add and remove files in one commit.
 
     Args:
-        table: deltalake's.
-        schema: of its columns.
+        table: the deltalake table.
+        schema: its columns.
         added: files by path.
         removed: paths.
     """
-    actions = [*_additions(added.items()), *_removals(removed)]
+    from deltalake.transaction import AddAction, RemoveAction
+
+    now_ms = time.time_ns() // 1_000_000
+    actions: list[Any] = []
+    for path, file in added.items():
+        least = {"seq": file.first, "ts": milliseconds(file.ts_min_us), "node": file.node}
+        # The maximum is rounded up to milliseconds: too small a maximum would hide rows from a query.
+        most = {"seq": file.last, "ts": milliseconds(file.ts_max_us + 999), "node": file.node}
+        statistics = json.dumps({"numRecords": file.rows, "minValues": least, "maxValues": most})
+        actions.append(AddAction(path, file.bytes, _partition_values(path), now_ms, True, statistics))
+    actions += [RemoveAction(path, True, now_ms, None, _partition_values(path)) for path in removed]
     table.create_write_transaction(actions, "append", schema, partition_by=list(_FOLDERS))
 
 
-def _known_paths(table: Any) -> set[str]:
-    import pyarrow
-
-    return set(pyarrow.table(table.get_add_actions())["path"].to_pylist()) if table is not None else set()
-
-
 def table_schema(deltalake: ModuleType, table: DeltaTable | None, paths: Iterable[Path]) -> Schema:
-    """Returns the columns of rows, those of the folders, and typed JSON where all files that have it have it alike.
+    """Return the columns: those of rows, those of the folders, and typed JSON if all files with it have the same type.
 
     Args:
         deltalake: the module.
-        table: with files of before; None for none.
-        paths: of files.
+        table: the table so far; None for a new one.
+        paths: the new files.
     """
     import pyarrow
 
@@ -157,41 +162,19 @@ def table_schema(deltalake: ModuleType, table: DeltaTable | None, paths: Iterabl
     fields = [field.with_nullable(True) for field in tables.schema()]
     fields += [pyarrow.field("date", pyarrow.date32()), pyarrow.field("hour", pyarrow.string())]
     plain = json.loads(deltalake.Schema.from_arrow(pyarrow.schema(fields)).to_json())
-    if len(typed) == 1:
+    if len(typed) == 1:  # files with different types of the column can't be in one table
         plain["fields"] += json.loads(typed.pop())["fields"]
     columns: Schema = deltalake.Schema.from_json(json.dumps(plain))
     return columns
 
 
-def _additions(files: Iterable[tuple[str, DataFile]]) -> Iterator[Any]:
-    from deltalake.transaction import AddAction
-
-    now_ms = time.time_ns() // 1_000_000
-    for path, file in files:
-        yield AddAction(path, file.bytes, _values(path), now_ms, True, _statistics(file))
-
-
-def _removals(paths: Iterable[str]) -> Iterator[Any]:
-    from deltalake.transaction import RemoveAction
-
-    now_ms = time.time_ns() // 1_000_000
-    for path in paths:
-        yield RemoveAction(path, True, now_ms, None, _values(path))
-
-
-def _values(path: str) -> dict[str, str | None]:
+def _partition_values(path: str) -> dict[str, str | None]:
     pairs = (folder.split("=", 1) for folder in path.split("/")[:-1])
     return {name: None if value == _NULL else unquote(value) for name, value in pairs}
 
 
-def _statistics(file: DataFile) -> str:
-    least = {"seq": file.first, "ts": milliseconds(file.ts_min_us), "node": file.node}
-    most = {"seq": file.last, "ts": milliseconds(file.ts_max_us + 999), "node": file.node}
-    return json.dumps({"numRecords": file.rows, "minValues": least, "maxValues": most})
-
-
 def milliseconds(ts_us: int) -> str:
-    """Returns a time as Delta has it: milliseconds, cut off."""
+    """Return a time in Delta's format: truncated to milliseconds."""
     return f"{iso(ts_us)[:23]}Z"
 
 
@@ -199,7 +182,7 @@ def milliseconds(ts_us: int) -> str:
 
 
 class _Span(NamedTuple):
-    """The rows of a file: those of a node between two numbers, and their times as Delta has them."""
+    """The range of a file's rows: node, numbers, and times in Delta's format."""
 
     node: str
     first: int
@@ -221,54 +204,51 @@ class _Span(NamedTuple):
 
 
 def update_copy(journal: Path, to: str, on_files: Callable[[int], object] = lambda count: None) -> UpdatedTable:
-    """Copies what is new into the Delta table, or makes it.
+    """Copy new compacted files into a Delta table, which is created when it is missing.
 
     Args:
         journal: the journal's folder.
-        to: a folder, or a URI that pyarrow and deltalake know, such as s3://bucket/x, with keys in the environment.
-        on_files: is called with the number of files after each commit.
+        to: a folder, or a URI that pyarrow and deltalake support, such as s3://bucket/x, with keys in the environment.
+        on_files: called with the number of files after each commit.
 
     Raises:
-        JournalError: deltalake or pyarrow is missing, the journal can't be read, the table can't be written, or it is
-            one of another journal.
-        ArgumentError: it is no such URI.
+        JournalError: deltalake or pyarrow is missing, the journal can't be read, the table can't be written, or it
+            belongs to another journal.
+        ArgumentError: the URI is not supported.
     """
     deltalake = import_deltalake()
     to = to if locations.scheme(to) else str(Path(to).absolute())
     try:
-        return _update_copy(deltalake, journal, to, on_files)
+        system, root = locations.filesystem(to)
+        makes_folders = not locations.is_elsewhere(to)  # object stores have none
+        table = deltalake.DeltaTable(to) if deltalake.DeltaTable.is_deltatable(to) else None
+        known = _known(table, to)
+        wanted = table_files(journal)
+        fresh = {path: file for path, file in sorted(wanted.items()) if path not in known}
+        joined = _joined(known, fresh, to)
+        paths = dict(zip(fresh, retention.hold_files(journal.absolute(), list(fresh.values())), strict=True))
+        schema = _schema(deltalake, table, list(paths.values()), to)
+        if table is None:
+            if makes_folders:
+                system.create_dir(root, recursive=True)
+            table = create_table(deltalake, to, schema)
+        names = list(fresh)
+        for some in (names[at : at + _FILES] for at in range(0, len(names), _FILES)):
+            for path in some:
+                _copy(paths[path], system, f"{root}/{path}", makes_folders)
+            gone = [old for path in some for old in joined.get(path, ())]
+            commit_files(table, schema, {path: fresh[path] for path in some}, gone)
+            on_files(len(some))
+        removed = sum(map(len, joined.values()))
+        if removed:
+            table.vacuum(_KEPT_HOURS, dry_run=False)
     except (deltalake.exceptions.DeltaError, OSError) as error:
         raise JournalError(f"The Delta table in {to} can't be written: {one_line(error)}.") from None
-
-
-def _update_copy(deltalake: ModuleType, journal: Path, to: str, on_files: Callable[[int], object]) -> UpdatedTable:
-    system, root = locations.filesystem(to)
-    table = deltalake.DeltaTable(to) if deltalake.DeltaTable.is_deltatable(to) else None
-    known = _known(table, to)
-    wanted = table_files(journal)
-    fresh = {path: file for path, file in sorted(wanted.items()) if path not in known}
-    joined = _joined(known, fresh, to)
-    paths = dict(zip(fresh, retention.hold_files(journal.absolute(), list(fresh.values())), strict=True))
-    schema = _schema(deltalake, table, list(paths.values()), to)
-    if table is None:
-        if not locations.is_elsewhere(to):
-            system.create_dir(root, recursive=True)
-        table = create_table(deltalake, to, schema)
-    names = list(fresh)
-    for some in (names[at : at + _FILES] for at in range(0, len(names), _FILES)):
-        for path in some:
-            _copy(paths[path], system, f"{root}/{path}", not locations.is_elsewhere(to))
-        gone = [old for path in some for old in joined.get(path, ())]
-        commit_files(table, schema, {path: fresh[path] for path in some}, gone)
-        on_files(len(some))
-    removed = sum(map(len, joined.values()))
-    if removed:
-        table.vacuum(_KEPT_HOURS, dry_run=False)
     return UpdatedTable(to, len(fresh), removed, len(known) + len(fresh) - removed)
 
 
 def _known(table: Any, to: str) -> dict[str, _Span]:
-    """The files of the table and what is in them, which our commits have said."""
+    """Return the files of the table and their ranges, from the statistics of our commits."""
     import pyarrow
 
     if table is None:
@@ -276,16 +256,17 @@ def _known(table: Any, to: str) -> dict[str, _Span]:
     actions = pyarrow.table(table.get_add_actions(flatten=True)).to_pylist()
     names = ("min.node", "min.seq", "max.seq", "min.ts", "max.ts")
     if any(action.get(name) is None for action in actions for name in names):
-        raise JournalError(f"The Delta table in {to} is not one of a journal: give another place.")
-    return {action["path"]: _span(*(action[name] for name in names)) for action in actions}
-
-
-def _span(node: str, first: int, last: int, earliest: Any, latest: Any) -> _Span:
-    return _Span(node, first, last, *(milliseconds(round(at.timestamp() * 1e6)) for at in (earliest, latest)))
+        raise JournalError(f"The Delta table in {to} is not one of a journal: choose another place.")
+    found = {}
+    for action in actions:
+        node, first, last, *times = (action[name] for name in names)
+        earliest, latest = (milliseconds(round(at.timestamp() * 1e6)) for at in times)
+        found[action["path"]] = _Span(node, first, last, earliest, latest)
+    return found
 
 
 def _joined(known: Mapping[str, _Span], fresh: Mapping[str, DataFile], to: str) -> dict[str, list[str]]:
-    """Returns which files of the table each new one takes the place of."""
+    """Return, by new file, the files of the table that it replaces."""
     found: dict[str, list[str]] = {}
     for path, file in fresh.items():
         span = _Span.of(file)
@@ -293,7 +274,7 @@ def _joined(known: Mapping[str, _Span], fresh: Mapping[str, DataFile], to: str) 
         if not all(span.has(known[old]) for old in met):
             raise JournalError(
                 f"The Delta table in {to} has rows of another journal with the same numbers ({file.first} to "
-                f"{file.last} of {file.node}): give another place."
+                f"{file.last} of {file.node}): choose another place."
             )
         if met:
             found[path] = met
@@ -301,7 +282,7 @@ def _joined(known: Mapping[str, _Span], fresh: Mapping[str, DataFile], to: str) 
 
 
 def _schema(deltalake: ModuleType, table: Any, paths: list[Path], to: str) -> Any:
-    """The columns of the table; typed JSON is one of them when it was made with it."""
+    """Return the columns of the table, with typed JSON if the first files had it."""
     if table is None:
         return table_schema(deltalake, None, paths)
     now = _json(table.schema())
@@ -310,7 +291,7 @@ def _schema(deltalake: ModuleType, table: Any, paths: list[Path], to: str) -> An
         if new is not None and new != now:
             raise JournalError(
                 f"The Delta table in {to} has the typed column json as {now}, and {path.name} has it as {new}: compact "
-                "with the same --schema, or give another place."
+                "with the same --schema, or choose another place."
             )
     return table.schema()
 

@@ -1,8 +1,7 @@
-"""SQL on a journal by DuckDB: the view `messages` of all rows, and `compacted` of the compacted files as they are.
+"""DuckDB views of a journal: `messages` for all rows, `compacted` for the compacted files.
 
-DuckDB itself reads the Parquet files that the manifest names, and so only the columns and pages that a question needs.
-Rows that are not compacted yet, and all rows of a journal on another machine, come to it as a stream of Arrow batches:
-a few at a time are in memory, however many there are.
+DuckDB reads the Parquet files of the manifest itself, and only the columns and pages that a query needs. Rows that are
+not compacted, and all rows of a remote journal, are a stream of Arrow batches, of which a few are in memory at a time.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from smqrt.journal.remote import RemoteJournal
 if TYPE_CHECKING:
     import pyarrow as pa
 
-NEEDS_DUCKDB = "DuckDB is not installed: pip install 'smqrt[query]', or ask Spark with --spark."
+NEEDS_DUCKDB = "DuckDB is not installed: pip install 'smqrt[query]', or use Spark with --spark."
 BATCH_ROWS = 8192
-"""Of a result at a time: of the longest payloads they are 512 MB."""
+"""Rows of a result batch: 512 MB with the longest payloads."""
 
 _COLUMNS = ", ".join(tables.NAMES)
 _TEXT = "try(decode(payload))"
 _LENIENT = r"'(?:^|[:,\[])\s*-?[nN][aA]|(?:^|[:,\[])\s*-?[iI]|,\s*[\]\x7d]'"
-"""What DuckDB takes for JSON, and nobody else does, when it is outside of texts."""
+"""Text outside of strings that DuckDB accepts as JSON, though it is invalid: NaN, Infinity, trailing commas."""
 _STRING = r"""'"(?:[^"\\]|\\.)*"'"""
 _JSON = (
     f"case when regexp_matches(text, {_LENIENT}) "
@@ -45,12 +44,12 @@ _VIEW = (
 
 
 class DuckDB:
-    """A DuckDB that knows a journal.
+    """A DuckDB connection with the views of a journal.
 
     Args:
         journal: the journal.
-        start, end: from where to where (exclusive), by node.
-        topics: patterns of the topics that the views have; None for all, also messages to one client.
+        start, end: the range of rows by node; `end` is exclusive.
+        topics: patterns of the topics in the views; None for all, also messages to one client.
 
     Raises:
         JournalError: DuckDB is missing, or the journal can't be read.
@@ -60,7 +59,11 @@ class DuckDB:
     def __init__(self, journal: Journal, start: Offsets, end: Offsets, topics: Sequence[str] | None = None) -> None:
         self._journal, self._range = journal, (start, end)
         self._topics = Filter(topics) if topics else None
-        self._duckdb = _imported()
+        try:
+            import duckdb
+        except ImportError:
+            raise JournalError(NEEDS_DUCKDB) from None
+        self._duckdb: Any = duckdb
         self._connection = self._duckdb.connect()
         self._connection.execute("set timezone = 'UTC'; set enable_progress_bar = true")
         self._connection.execute("set enable_progress_bar_print = false; set progress_bar_time = 0")
@@ -78,63 +81,64 @@ class DuckDB:
         self._thread.shutdown()
 
     def run(self, sql: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """Answers a question.
+        """Run SQL statements.
 
         Args:
-            sql: a statement; of several the last one gives the rows.
+            sql: one or more statements; the last one returns the rows.
 
         Returns:
-            A pyarrow.Schema, and the pyarrow.RecordBatches as they come.
+            A pyarrow.Schema, and an iterator of pyarrow.RecordBatches.
 
         Raises:
-            JournalError: DuckDB can't do it, or the journal is damaged; so does the iterator.
+            JournalError: the SQL is invalid, or the journal is damaged. The iterator raises this, too.
         """
         try:
-            found = self._started(sql)
+            found = self._execute(sql)
         except JournalError:
             if all(path.exists() for path in self._files):
                 raise
-            found = self._started(sql)  # files were joined to larger ones meanwhile
-        return found.schema, self._told(found)
+            found = self._execute(sql)  # files were merged meanwhile: plan again
+        return found.schema, self._batches_of(found)
 
     def cancel(self) -> None:
-        """Ends the question under way; its thread gets a JournalError."""
+        """Cancel the running query; its thread gets a JournalError."""
         self._stream.stopped = True
-        with suppress(self._duckdb.Error):  # it has ended meanwhile
+        with suppress(self._duckdb.Error):  # the query has ended meanwhile
             self._connection.interrupt()
 
     def share(self) -> float:
-        """Returns how much of the question is done, about: 0 to 1."""
+        """Return the approximate progress of the query: 0 to 1."""
         compacted = max(0.0, self._connection.query_progress()) / 100 * self._compacted_rows
         return float(min(1.0, (compacted + self._stream.read_rows) / max(1, self._compacted_rows + self._stream.rows)))
 
-    def _started(self, sql: str) -> Any:
+    def _execute(self, sql: str) -> Any:
         self._plan()
-        relation = self._tell(lambda: self._connection.sql(sql))
+        relation = self._checked_call(lambda: self._connection.sql(sql))
         if relation is None:
-            raise JournalError("There is no SQL: write a question, such as select count(*) from messages.")
-        return self._tell(lambda: relation.to_arrow_reader(BATCH_ROWS))
+            raise JournalError("There is no SQL: write a query, such as select count(*) from messages.")
+        return self._checked_call(lambda: relation.to_arrow_reader(BATCH_ROWS))
 
-    def _told(self, batches: Any) -> Iterator[Any]:
-        while (batch := self._tell(lambda: next(batches, None))) is not None:
+    def _batches_of(self, batches: Any) -> Iterator[Any]:
+        while (batch := self._checked_call(lambda: next(batches, None))) is not None:
             yield batch
 
-    def _tell(self, work: Any) -> Any:
-        """Does something; what DuckDB says of it becomes one sentence."""
+    def _checked_call(self, work: Any) -> Any:
+        """Call a function; turn an error of DuckDB into a JournalError."""
         try:
             return work()
         except (self._duckdb.Error, OSError, ValueError) as error:  # the last two are pyarrow's
-            raise self._stream.error or JournalError(self._sentence(error)) from None
-
-    def _sentence(self, error: Exception) -> str:
-        if not all(path.exists() for path in self._files):
-            return "Compacted files were joined to larger ones, or expired, while the question was answered: ask again."
-        return _sentence(error)
+            if self._stream.error:
+                raise self._stream.error from None
+            if not all(path.exists() for path in self._files):
+                raise JournalError(
+                    "Compacted files were merged or have expired during the query: run it again."
+                ) from None
+            raise JournalError(_sentence(error)) from None
 
     # ---- views
 
     def _plan(self) -> None:
-        parts = self._journal.plan(*self._range, topics=self._topics, max_rows=1 << 62)
+        parts = self._journal.plan(*self._range, topics=self._topics, max_rows=1 << 62)  # one task
         chunks = [chunk for part in parts for chunk in part]
         native = [] if isinstance(self._journal, RemoteJournal) else [one for one in chunks if one.kind == PARQUET]
         self._files = [self._journal.path / chunk.file for chunk in native]
@@ -145,20 +149,22 @@ class DuckDB:
         self._connection.register("smqrt_stream", self._stream)
         selects = [f"select {_COLUMNS} from {self._parquet(False)} where {self._where(native)}"] if native else []
         selects.append(f"select {_COLUMNS} from smqrt_stream")
-        self._tell(lambda: self._connection.execute(_VIEW.format(name="messages", rows=" union all ".join(selects))))
+        self._checked_call(
+            lambda: self._connection.execute(_VIEW.format(name="messages", rows=" union all ".join(selects)))
+        )
         compacted = (
             f"select * from {self._parquet(True)} where {self._where(native)}"
             if native
             else f"select {_COLUMNS} from smqrt_stream where false"
         )
-        self._tell(lambda: self._connection.execute(f"create or replace view compacted as {compacted}"))
+        self._checked_call(lambda: self._connection.execute(f"create or replace view compacted as {compacted}"))
 
     def _parquet(self, folders: bool) -> str:
         names = ", ".join(_quoted(_literal(str(path))) for path in self._files)
         return f"read_parquet([{names}], union_by_name = true, hive_partitioning = {str(folders).lower()})"
 
     def _where(self, chunks: Iterable[Chunk]) -> str:
-        """The rows of a plan; a file may have others."""
+        """Return the condition for the rows of a plan, since a file may have other rows."""
         bounds: dict[str, tuple[int, int]] = {}
         for chunk in chunks:
             first, last = bounds.get(chunk.node, (chunk.start, chunk.end))
@@ -166,29 +172,28 @@ class DuckDB:
         ranges = (
             f"(node = {_quoted(node)} and seq >= {first} and seq < {last})" for node, (first, last) in bounds.items()
         )
-        return f"({' or '.join(ranges)})" + self._of_topics()
-
-    def _of_topics(self) -> str:
+        where = f"({' or '.join(ranges)})"
         if self._topics is None:
-            return ""
+            return where
         if (names := self._topics.literal()) is not None:
-            return f" and topic in ({', '.join(map(_quoted, names))})"
-        return f" and regexp_full_match(topic, {_quoted(self._topics.regex())}, 's')"
+            return f"{where} and topic in ({', '.join(map(_quoted, names))})"
+        return f"{where} and regexp_full_match(topic, {_quoted(self._topics.regex())}, 's')"
 
 
 class _Stream:
-    """Rows for DuckDB, which asks for them anew for each mention of the view.
+    """A stream of rows for DuckDB, which reads it again for each mention of the view.
 
     Args:
-        journal, topics: where rows are, and which.
-        chunks: of a plan.
-        thread: the one that reads.
+        journal: the journal.
+        chunks: the rows to read, from a plan.
+        topics: their topics.
+        thread: the thread that reads.
 
     Attributes:
-        rows: how many there are.
-        read_rows: how many were given.
-        stopped: nobody wants more.
-        error: what was wrong with the journal.
+        rows: number of rows.
+        read_rows: number of rows that were read.
+        stopped: whether reading was cancelled.
+        error: an error of the journal.
     """
 
     def __init__(self, journal: Journal, chunks: Sequence[Chunk], topics: Filter | None, thread: Executor) -> None:
@@ -208,7 +213,7 @@ class _Stream:
         return reader.__arrow_c_stream__(requested_schema)
 
     def _batches(self) -> Iterator[Any]:
-        """What DuckDB asks for in threads of its own, in which LuaJIT's kernel must not run."""
+        """Read in one thread, since DuckDB calls this in threads of its own, where LuaJIT must not run."""
         batches = self._read()
         while (batch := self._thread.submit(next, batches, None).result()) is not None:
             yield batch
@@ -226,20 +231,12 @@ class _Stream:
             raise
 
 
-def _imported() -> Any:
-    try:
-        import duckdb
-    except ImportError:
-        raise JournalError(NEEDS_DUCKDB) from None
-    return duckdb
-
-
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
 def _literal(path: str) -> str:
-    """A path in which DuckDB finds no wildcard."""
+    """Return a path with its wildcards quoted for DuckDB."""
     return re.sub(r"([*?\[])", r"[\1]", path)
 
 
@@ -247,7 +244,7 @@ _NO_TABLE = re.compile(r"Table with name (\S+) does not exist")
 
 
 def _sentence(error: Exception) -> str:
-    """What DuckDB says, without the place in the text that it draws."""
+    """Return DuckDB's error message as one line, without the quoted position in the SQL."""
     if missing := _NO_TABLE.search(str(error)):
         return (
             f"There is no table or view {missing[1]}: the messages of the journal are in the view messages, those of "

@@ -1,5 +1,6 @@
-"""The disk's work for the journal of a hub: keep what was written, look whether it is still there, remove what
-has expired. The event loop waits for none of it.
+"""Disk work of a hub's journal in threads: sync, check, retention.
+
+The event loop never waits for this work.
 """
 
 from __future__ import annotations
@@ -30,39 +31,41 @@ from smqrt.journal.timestamps import Clock
 log = logging.getLogger("smqrt.journal")
 
 RETRY_S = 0.5
-"""What the disk could not do is tried again after so long."""
+"""A failed job is repeated after this time."""
 RETENTION_S = 60.0
-LOOK_S = 1.0
-"""How often it is looked whether the folder is still there, and how long the disk takes."""
+CHECK_S = 1.0
+"""How often the folder's presence and the delay of the disk are checked."""
 SLOW_S = 10.0
-"""A disk that takes longer to keep what was written is told about."""
-MOST_UNSYNCED_BYTES = 256 << 20
-"""So much may wait for a disk that is slow; then publishers wait, before the kernel makes the event loop wait."""
+"""A sync that takes longer is logged."""
+MAX_UNSYNCED_BYTES = 256 << 20
+"""With more data waiting for a slow disk, publishers wait. Otherwise the kernel would block the event loop."""
 CLOSE_S = 5.0
-"""How long `close` waits for the disk. Less than the 10 s after which docker kills; what the system has then is lost by
-a power failure only."""
+"""How long `close` waits for the disk: less than the 10 s after which docker kills the process. Then the data is in
+the page cache, and only a power failure can lose it.
+"""
 
 
 class Unconfirmed(JournalError):
-    """The journal ends, and its disk has not confirmed what was written."""
+    """The journal was closed before the disk confirmed the written data."""
 
 
 class Durability:
-    """Keeps the segments of one node on the disk.
+    """Syncs and checks the segments of one node, and removes what has expired.
 
     Args:
-        settings: of the journal.
-        folder: of the node, `<journal>/wal/<node>`.
-        lock: the descriptor of `segment.lock`.
-        segment: what is appended to.
-        sealed: called when the disk has finished a segment.
-        kept: called with the number below which the disk has every row, when there are more of them.
-        clock: gives the time of rows.
-        numbers: what rows may have.
+        settings: settings of the journal.
+        folder: the node's folder, `<journal>/wal/<node>`.
+        lock: the descriptor that `segment.lock` returned.
+        segment: the segment that is appended to.
+        sealed: called when a segment is sealed.
+        kept: called after a sync, with the number below which the disk has every row.
+        clock: the clock of rows.
+        numbers: the reservation of numbers.
 
     Attributes:
-        segment: what is appended to.
-        syncs: how often the disk has confirmed it.
+        segment: the segment that is appended to.
+        syncs: number of successful syncs.
+        sync_s: seconds that all syncs took together.
     """
 
     def __init__(
@@ -82,46 +85,46 @@ class Durability:
         self._settings, self._folder, self._lock = settings, folder, lock
         self._sealed: deque[tuple[SegmentFile, dict[str, int]]] = deque()
         self._lost: deque[tuple[SegmentFile, BatchEntry]] = deque()
-        self._put_back: deque[SegmentFile] = deque()
+        self._restored: deque[SegmentFile] = deque()
         self._disk, self._cleaner = DiskThread(), DiskThread()
-        self._gone: OSError | None = None
-        self._behind: OSError | None = None
+        self._missing: OSError | None = None
+        self._overload: OSError | None = None
         self._failing: set[str] = set()
         self._is_slow = False
         self._readers = readers.ReaderWatch(settings)
         self._timers = [
             _every(settings.sync_s, self.sync),
-            _every(LOOK_S, self._look),
+            _every(CHECK_S, self._check_disk),
             _every(RETENTION_S, self.retire),
         ]
 
-    # ---- how it is
+    # ---- state
 
     @property
     def fault(self) -> OSError | None:
-        """Why nothing may be written at the moment; None when it may."""
-        return self._gone or self._behind
+        """Why nothing can be written at present; None when writing is possible."""
+        return self._missing or self._overload
 
     @property
     def is_sealing(self) -> bool:
-        """The disk has yet to finish a segment: the next one isn't sealed before, so that few are open."""
+        """Whether a segment is still being sealed. The next one waits for that, so that few are open."""
         return bool(self._sealed)
 
     @property
     def unsynced_bytes(self) -> int:
-        """How much the disk has not confirmed."""
-        return sum(segment.unsynced_bytes for segment in self._open())
+        """Bytes that the disk has not confirmed."""
+        return sum(segment.unsynced_bytes for segment in self._open_segments())
 
     @property
     def unsynced_rows(self) -> int:
-        """The same in rows."""
-        return sum(segment.unsynced_rows for segment in self._open())
+        """Rows that the disk has not confirmed."""
+        return sum(segment.unsynced_rows for segment in self._open_segments())
 
-    def _open(self) -> list[SegmentFile]:
+    def _open_segments(self) -> list[SegmentFile]:
         return list(dict.fromkeys([*(segment for segment, _ in list(self._sealed)), self.segment]))
 
     def stats(self) -> dict[str, int]:
-        """What the disk has to do, and whether all is well; see `JournalWriter.stats`."""
+        """Return the state of the disk; see `JournalWriter.stats`."""
         return {
             "syncs": self.syncs,
             "unsynced_bytes": self.unsynced_bytes,
@@ -132,135 +135,134 @@ class Durability:
             "alarm": int(bool(self.fault or self._failing or self._is_slow)),
         }
 
-    # ---- keeping
+    # ---- syncing
 
     def sync(self) -> None:
-        """Have the disk keep what was written."""
+        """Start a sync of everything that was written."""
         if self.segment.unsynced_bytes:
-            self._disk.ask("sync", self._keep, self._kept)
+            self._disk.ask("sync", self._sync_segment, self._on_sync_done)
 
-    def _keep(self) -> None:
+    def _sync_segment(self) -> None:
         segment, began_s = self.segment, time.monotonic()
         self._lost.extend((segment, entry) for entry in segment.sync())
         self.sync_s += time.monotonic() - began_s
 
-    def _kept(self, error: Exception | None) -> None:
+    def _on_sync_done(self, error: Exception | None) -> None:
         self.syncs += error is None
-        self._told("can't be synced", error)
+        self._report_failure("can't be synced", error)
         if error is None:
-            self._on_kept(self._open()[0].synced_seq)
+            self._on_kept(self._open_segments()[0].synced_seq)
 
     def reserve(self, seq: int) -> None:
-        """Have the disk keep that more numbers are used; `seq` is that of the next row."""
+        """Start a reservation of more numbers; `seq` is the number of the next row."""
         if not self._is_reserving:
             self._is_reserving = True
-            self._disk.ask("reserve", lambda: self._numbers.extend(seq), self._reserved)
+            self._disk.ask("reserve", lambda: self._numbers.extend(seq), self._on_reserve_done)
 
-    def _reserved(self, error: Exception | None) -> None:
+    def _on_reserve_done(self, error: Exception | None) -> None:
         self._is_reserving = error is not None
-        self._told("can't reserve numbers", error)
+        self._report_failure("can't reserve numbers", error)
 
     def seal(self, following: SegmentFile, txns: Mapping[str, int]) -> None:
-        """Have the disk finish the segment, and append to the next one.
+        """Start sealing the segment, and use the next one.
 
         Args:
-            following: the next one.
+            following: the next segment.
             txns: the last commit of each query.
         """
         self._sealed.append((self.segment, dict(txns)))
         self.segment = following
-        self._disk.ask("seal", self._finish, self._finished)
+        self._disk.ask("seal", self._seal_segments, self._on_seal_done)
 
-    def _finish(self) -> None:
+    def _seal_segments(self) -> None:
         while self._sealed:
             segment, txns = self._sealed[0]
-            self._check()
+            self._check_files()
             self._lost.extend((segment, entry) for entry in segment.sync(kept_bytes=0))
             committed.save_snapshot(segment.path.parent, txns, segment.next_seq)
             summary_of(segment.path)
             self._sealed.popleft()
             segment.close()
 
-    def _finished(self, error: Exception | None) -> None:
-        self._told("can't finish a segment", error)
+    def _on_seal_done(self, error: Exception | None) -> None:
+        self._report_failure("can't finish a segment", error)
         if error is None:
-            self._on_kept(self._open()[0].synced_seq)
+            self._on_kept(self._open_segments()[0].synced_seq)
             self._on_sealed()
 
-    def _told(self, what: str, error: Exception | None) -> None:
-        """Says what fails once, and once that it doesn't any more."""
+    def _report_failure(self, what: str, error: Exception | None) -> None:
+        """Log a failure when it begins and when it ends."""
         if error is not None and what not in self._failing:
             self._failing.add(what)
-            log.error("the journal %s %s: %s; it is tried again", self._settings.path, what, error)
+            log.error("the journal %s %s: %s; retrying", self._settings.path, what, error)
         elif error is None and what in self._failing:
             self._failing.discard(what)
-            log.warning("the journal %s: the disk does it again (it %s)", self._settings.path, what)
+            log.warning("the journal %s: disk writes recovered (it %s)", self._settings.path, what)
         while self._lost:
             segment, lost = self._lost.popleft()
             rows = f"rows {lost.first_seq} to {lost.next_seq - 1}"
-            log.error("%s: %s are lost: the disk failed, and what it has is something else", segment.path, rows)
+            log.error("%s: %s are lost: the disk failed and returns different data", segment.path, rows)
 
-    # ---- looking
+    # ---- checking
 
-    def _look(self) -> None:
-        self._watch(self._disk.age_s)
-        self._disk.ask("look", self._check, self._looked, retries=False)
+    def _check_disk(self) -> None:
+        age_s, path = self._disk.age_s, self._settings.path
+        is_slow = age_s > SLOW_S
+        if is_slow and not self._is_slow:
+            log.error("the journal %s: no sync for %.0f s; the disk is broken or busy", path, age_s)
+        elif self._is_slow and not is_slow:
+            log.warning("the journal %s: disk syncs recovered", path)
+        self._is_slow = is_slow
+        is_overloaded = is_slow and self.unsynced_bytes > MAX_UNSYNCED_BYTES
+        if is_overloaded and not self._overload:
+            what = f"{self.unsynced_bytes >> 20} MiB wait for the disk"
+            self._overload = OSError(errno.ETIMEDOUT, what)
+            log.error("the journal %s can't be written (%s); publishers wait until the disk has it", path, what)
+        elif not is_overloaded:
+            self._overload = None
+        self._disk.ask("look", self._check_files, self._on_check_done, retries=False)
 
-    def _watch(self, age_s: float) -> None:
-        slow, path = age_s > SLOW_S, self._settings.path
-        if slow and not self._is_slow:
-            log.error("the journal %s: no sync for %.0f s; is the disk broken, or busy?", path, age_s)
-        elif self._is_slow and not slow:
-            log.warning("the journal %s: the disk keeps it again", path)
-        self._is_slow = slow
-        behind = slow and self.unsynced_bytes > MOST_UNSYNCED_BYTES
-        if behind and not self._behind:
-            what = f"the disk has not kept {self.unsynced_bytes >> 20} MiB"
-            self._behind = OSError(errno.ETIMEDOUT, what)
-            log.error("the journal %s can't be written (%s); publishers wait until it has", path, what)
-        elif not behind:
-            self._behind = None
+    def _check_files(self) -> None:
+        """Check that the lock and the segments are where they were, and restore removed segments.
 
-    def _check(self) -> None:
-        """Looks whether the files are where they were. Of what was removed, what is open here is put back: once the
-        loop knows, and appends no more.
+        A segment is restored at the second check: then the event loop has seen the error and appends nothing.
 
         Raises:
-            OSError: they are not.
+            OSError: a file is not there.
         """
         lock = self._folder / LOCK
         if not is_open_at(self._lock, lock):
-            _lock_copy(lock, self._lock)
-        for segment in self._open():
+            _lock_replacement(lock, self._lock)
+        for segment in self._open_segments():
             if segment.is_there():
                 continue
-            if not self._gone:
+            if not self._missing:
                 raise OSError(errno.ENOENT, f"{segment.path.name} was removed")
             segment.put_back()
-            self._put_back.append(segment)
+            self._restored.append(segment)
 
-    def _looked(self, error: Exception | None) -> None:
-        while self._put_back:
-            log.warning("%s was made again from what the hub has open", self._put_back.popleft().path)
-        if error is not None and not self._gone:
-            self._gone = error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
+    def _on_check_done(self, error: Exception | None) -> None:
+        while self._restored:
+            log.warning("%s was removed; it is restored from the open file", self._restored.popleft().path)
+        if error is not None and not self._missing:
+            self._missing = error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
             log.error(
-                "the journal %s can't be written (%s); publishers wait, and what comes is kept: bring it back",
+                "the journal %s can't be written (%s); publishers wait and nothing is lost: bring it back",
                 self._settings.path,
-                self._gone.strerror,
+                self._missing.strerror,
             )
-        elif error is None and self._gone:
-            self._gone = None
-            self._disk.ask("reserve", self._numbers.repeat, self._reserved)
-            log.warning("the journal %s is there again", self._settings.path)
+        elif error is None and self._missing:
+            self._missing = None
+            self._disk.ask("reserve", self._numbers.repeat, self._on_reserve_done)
+            log.warning("the journal %s is available again", self._settings.path)
 
-    # ---- removing, ending
+    # ---- retention, closing
 
     def retire(self) -> None:
-        """Have what has expired removed. A clock that jumps makes nothing older than it is."""
+        """Start the removal of expired files. A jump of the clock makes no row older than it is."""
         longest_s = max(self._settings.retain_s or 0.0, self._settings.reader_timeout_s or 0.0)
-        now_us = self._clock.now_us() - self._clock.leapt_us(longest_s)
-        self._cleaner.ask("retire", lambda: self._remove_expired(now_us), self._retired, retries=False)
+        now_us = self._clock.now_us() - self._clock.jumped_us(longest_s)
+        self._cleaner.ask("retire", lambda: self._remove_expired(now_us), self._on_retire_done, retries=False)
 
     def _remove_expired(self, now_us: int) -> None:
         path = self._settings.path
@@ -270,41 +272,41 @@ class Durability:
         for sentence in self._readers.look(now_us):
             log.warning("the journal %s: %s", path, sentence)
         if freed:
-            log.info("the journal %s: %d files (%d bytes) are older or more than is kept", path, len(files), freed)
+            log.info("the journal %s: removed %d expired files (%d bytes)", path, len(files), freed)
 
-    def _retired(self, error: Exception | None) -> None:
-        self._told("has old parts that can't be removed", error)
+    def _on_retire_done(self, error: Exception | None) -> None:
+        self._report_failure("has expired files that can't be removed", error)
 
     def join(self, timeout_s: float = CLOSE_S) -> bool:
-        """Waits until the disk has done everything; returns whether it has. Blocks."""
+        """Wait until all jobs are done; return whether they are. Blocks."""
         return self._disk.join(timeout_s) and self._cleaner.join(timeout_s)
 
     def close(self, txns: Mapping[str, int], closed: Callable[[], None]) -> bool:
-        """Has the disk keep everything, and waits for that, but not for ever. Blocks.
+        """Seal the segment, and wait for that for `CLOSE_S` at most. Blocks.
 
         Args:
             txns: the last commit of each query.
-            closed: called when it has, be it later.
+            closed: called when everything is on the disk, even after this method has returned.
 
         Returns:
-            Whether the disk has.
+            Whether everything is on the disk.
         """
         for timer in self._timers:
             timer.stop()
 
         def finished(error: Exception | None) -> None:
-            self._finished(error)
+            self._on_seal_done(error)
             if error is None:
                 self._disk.close()
                 self._cleaner.close()
                 closed()
 
         def settle() -> None:
-            self._finish()
-            with suppress(OSError):  # the next hub goes on behind what is reserved
+            self._seal_segments()
+            with suppress(OSError):  # the next hub continues after the reservation
                 self._numbers.settle(self.segment.next_seq)
 
-        self._on_sealed = lambda: None  # of a segment that is being finished: this one is not the last
+        self._on_sealed = lambda: None  # it would start another segment, when one is being sealed now
         self._sealed.append((self.segment, dict(txns)))
         self._disk.ask("seal", settle, finished)
         self._cleaner.join(CLOSE_S)
@@ -317,11 +319,11 @@ def _every(seconds: float, function: Callable[[], None]) -> Any:
     return timer
 
 
-def _lock_copy(path: Path, lock: int) -> None:
-    """Locks a copy of the folder that has come in its place, in the place of the one that is gone.
+def _lock_replacement(path: Path, lock: int) -> None:
+    """Lock a copy of the folder that has replaced it.
 
     Raises:
-        OSError: there is none.
+        OSError: there is no copy.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -350,14 +352,14 @@ class _Job:
 
 
 class DiskThread:
-    """Does jobs one after the other in a thread.
+    """Runs jobs one after the other in a thread.
 
-    A job is of a kind. Of each kind at most one runs and one waits, so that what waits is bounded by the kinds there
-    are; nothing is skipped, since the one that waits does what is to be done when it runs.
+    Each job has a kind. Of each kind at most one job runs and one waits, which bounds the queue. Nothing is skipped,
+    since a waiting job handles everything that is due when it runs.
     """
 
     def __init__(self) -> None:
-        self._pool = ThreadPool(1)  # it is given one job at a time: handing it a third would wait, or raise in the loop
+        self._pool = ThreadPool(1)  # gets one job at a time: a third one would block, or raise in the event loop
         self._waiting: dict[str, _Job] = {}
         self._running: _Job | None = None
         self._retry = get_hub().loop.timer(RETRY_S, ref=False)
@@ -367,80 +369,72 @@ class DiskThread:
     def ask(
         self, kind: str, work: Callable[[], object], done: Callable[[Exception | None], None], retries: bool = True
     ) -> None:
-        """Have a job done. One of the same kind that waits is replaced by it, and keeps its place.
+        """Queue a job. It replaces a waiting one of the same kind, at the same position.
 
         Args:
-            kind: what it is about.
+            kind: the kind of the job.
             work: the job, called in the thread.
-            done: called in the loop with what `work` raised, or None.
-            retries: what has failed is done again every `RETRY_S`, until it succeeds.
+            done: called in the event loop with the exception that `work` raised, or None.
+            retries: repeat a failed job every `RETRY_S` until it succeeds.
         """
         job = _Job(kind, work, done, retries, time.monotonic())
         if before := self._waiting.get(kind):
             job.since_s, job.not_before_s = before.since_s, before.not_before_s
         self._waiting[kind] = job
         self._idle.clear()
-        self._next()
+        self._start_next()
 
     @property
     def jobs(self) -> int:
-        """How many jobs wait or run."""
+        """Number of jobs that wait or run."""
         return len(self._waiting) + bool(self._running)
 
     @property
     def age_s(self) -> float:
-        """For how long the oldest job that is not done has been waiting; 0 when all are."""
+        """Seconds since the oldest unfinished job was queued; 0 without a job."""
         jobs = [*self._waiting.values(), *filter(None, [self._running])]
         return time.monotonic() - min(job.since_s for job in jobs) if jobs else 0.0
 
     def join(self, timeout_s: float) -> bool:
-        """Waits until everything is done; returns whether it is. Blocks."""
+        """Wait until all jobs are done; return whether they are. Blocks."""
         return bool(self._idle.wait(timeout_s))
 
     def close(self) -> None:
-        """Ends the thread, unless it is in the middle of something; what waits is dropped."""
+        """End the thread, unless a job is running; waiting jobs are dropped."""
         self._waiting.clear()
         self._retry.stop()
         if self._running is None:
             self._pool.kill()
 
-    def _next(self) -> None:
+    def _start_next(self) -> None:
         if self._running is not None:
             return
         now_s = time.monotonic()
         ready = next((job for job in self._waiting.values() if job.not_before_s <= now_s), None)
-        if ready is None:
-            self._wait()
-            return
-        self._running = self._waiting.pop(ready.kind)
-        self._pool.spawn(_error_of, ready.work).rawlink(self._ended)
-
-    def _wait(self) -> None:
-        if self._waiting:
+        if ready is not None:
+            self._running = self._waiting.pop(ready.kind)
+            self._pool.spawn(_run_job, ready.work).rawlink(self._on_job_done)
+        elif self._waiting:
             self._retry.stop()
-            self._retry.start(self._next)
+            self._retry.start(self._start_next)
         else:
             self._idle.set()
 
-    def _ended(self, result: Any) -> None:
+    def _on_job_done(self, result: Any) -> None:
         job, self._running = self._running, None
         assert job
         error: Exception | None = result.value
         if error is not None and job.retries:
-            self._put_back(job)
+            newer = self._waiting.setdefault(job.kind, job)
+            newer.since_s, newer.not_before_s = job.since_s, time.monotonic() + RETRY_S
         try:
             job.done(error)
         finally:
-            self._next()
-
-    def _put_back(self, job: _Job) -> None:
-        newer = self._waiting.get(job.kind, job)
-        newer.since_s, newer.not_before_s = job.since_s, time.monotonic() + RETRY_S
-        self._waiting.setdefault(job.kind, job)
+            self._start_next()
 
 
-def _error_of(job: Callable[[], object]) -> Exception | None:
-    """Does a job; what it raises is returned, since gevent would print it with its whole stack."""
+def _run_job(job: Callable[[], object]) -> Exception | None:
+    """Run a job; return its exception, since gevent would print a raised one with its stack."""
     try:
         job()
     except Exception as error:

@@ -1,7 +1,8 @@
-"""Files of a journal: readable by their owner only, since payloads may be secrets; written whole; and their checksums.
+"""Files and locations of a journal: private files, atomic writes, checksums, addresses.
 
-Checksums are CRC-32, as zlib has it. The pages of Parquet files have their own; what says where they are has none. So
-the manifest keeps the CRC-32 of the whole file, for `journal verify`, and of its footer, for every reader.
+Files are readable by their owner only, since payloads may be secret. Checksums are CRC-32 as in zlib. The pages of
+Parquet files have checksums of their own, the footer has none. So the manifest has the CRC-32 of the whole file, for
+`journal verify`, and of the footer, for every reader.
 """
 
 from __future__ import annotations
@@ -28,32 +29,31 @@ if TYPE_CHECKING:
 
 
 JsonObject = dict[str, Any]
-"""An object of a JSON text; its values are of any kind until whoever reads it has looked."""
+"""A JSON object whose values have not been checked yet."""
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 _FUTURE_S = 60.0
-"""Clocks of two machines that share a disk may differ by less."""
+"""How far the clocks of two machines that share a disk may differ."""
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder and those above it that are missing; what is there keeps its mode.
+    """Create a folder and its missing parents; existing folders keep their mode.
 
     Raises:
-        OSError: it can't be made.
+        OSError: it can't be created.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(FOLDER_MODE, exist_ok=True)
-    path.mkdir(exist_ok=True)  # raises when it is a file
+    path.mkdir(exist_ok=True)  # raises when a file is there
 
 
 @contextmanager
 def there(folder: Path) -> Iterator[None]:
-    """Makes sure that a folder is there before and after something in it is looked at: what is listed while it is being
-    moved looks as if there were nothing.
+    """Check that a folder exists before and after it is read: while it is being moved, its listing may be empty.
 
     Raises:
-        FileNotFoundError: it isn't.
-        OSError: it can't be looked at.
+        FileNotFoundError: it is missing, or another folder has replaced it.
+        OSError: it can't be read.
     """
     before = folder.stat()
     yield
@@ -63,25 +63,26 @@ def there(folder: Path) -> Iterator[None]:
 
 
 def is_journal(folder: Path) -> bool:
-    """Says whether there is a journal in a folder: one that is empty is what remains when a volume is unmounted."""
+    """Return whether a folder has a journal: an empty folder is what remains when a volume is unmounted."""
     return any((folder / name).exists() for name in ("wal", "manifest.json"))
 
 
 def touch(path: Path) -> None:
-    """Makes a file that only its owner can read, for those who open it by name; one that is there stays as it is.
+    """Create a file that only its owner can read, for code that opens it by name; an existing one is not changed.
 
     Raises:
-        OSError: it can't be made.
+        OSError: it can't be created.
     """
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
 
 
 def age_s(path: Path) -> float:
-    """Returns how long ago a file was changed, seconds. One that was changed in the future, by a clock that was wrong,
-    counts from now on.
+    """Return how long ago a file was changed, in seconds.
+
+    A time in the future, from a clock that was wrong, is set to now.
 
     Raises:
-        FileNotFoundError: it is gone.
+        FileNotFoundError: it does not exist.
     """
     found_s = time.time() - path.stat().st_mtime
     if found_s >= -_FUTURE_S:
@@ -92,7 +93,7 @@ def age_s(path: Path) -> float:
 
 
 def sync_folder(folder: Path) -> None:
-    """Has the disk keep the names in a folder."""
+    """Sync the names in a folder to the disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -101,15 +102,15 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_beside(path: Path, content: bytes, sync: bool = True) -> Path:
-    """Writes a file beside the one that is meant, and returns its path: to be linked or renamed when it is whole.
+    """Write a temporary file beside the final path, and return its path. The caller links or renames it.
 
     Args:
-        path: the file that is meant.
-        content: all of it.
-        sync: the disk has it when this returns.
+        path: the final path.
+        content: the content of the file.
+        sync: sync it to the disk.
 
     Raises:
-        OSError: the disk is full or broken; nothing is left behind.
+        OSError: the disk is full or broken; the temporary file is removed.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
     try:
@@ -127,7 +128,7 @@ def write_beside(path: Path, content: bytes, sync: bool = True) -> Path:
 
 
 def write_whole(path: Path, content: bytes, sync: bool = True) -> None:
-    """Writes a file that is whole or as before, whatever happens. Arguments and errors as for `write_beside`."""
+    """Replace a file atomically. Arguments and errors as for `write_beside`."""
     beside = write_beside(path, content, sync)
     try:
         os.replace(beside, path)
@@ -137,18 +138,18 @@ def write_whole(path: Path, content: bytes, sync: bool = True) -> None:
 
 
 try:
-    from zlib_ng.zlib_ng import crc32 as crc32  # 13 times as fast: zlib's was an eighth of what recording cost the hub
-except ImportError:  # on a cluster that was sent smqrt's own files only
+    from zlib_ng.zlib_ng import crc32 as crc32  # 13 times as fast: zlib's took an eighth of the time of recording
+except ImportError:  # on a cluster that got smqrt's own files only
     from zlib import crc32 as crc32
 
 MAGIC = b"PAR1"
-_END = struct.Struct("<I4s")
-"""Behind the footer: its length, and `MAGIC`."""
+_TRAILER = struct.Struct("<I4s")
+"""The end of a Parquet file: the length of the footer, and `MAGIC`."""
 _PIECE_BYTES = 1 << 20
 
 
 def crc32_of_file(path: Path) -> int:
-    """Returns the CRC-32 of a file.
+    """Return the CRC-32 of a file.
 
     Raises:
         OSError: it can't be read.
@@ -161,34 +162,34 @@ def crc32_of_file(path: Path) -> int:
 
 
 def crc32_of_footer(path: Path) -> int:
-    """Returns the CRC-32 of a Parquet file's footer, with what stands behind it. Raises as `footer`."""
+    """Return the CRC-32 of a Parquet file's footer with its length and magic. Raises as `footer`."""
     with path.open("rb") as file:
         return crc32(footer(file))
 
 
 def footer(file: IO[bytes]) -> bytes:
-    """Returns the footer of a Parquet file, with what stands behind it.
+    """Return the footer of a Parquet file with its length and magic.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the file has no footer.
         OSError: it can't be read.
     """
     size = file.seek(0, os.SEEK_END)
-    if size < len(MAGIC) + _END.size:
+    if size < len(MAGIC) + _TRAILER.size:
         raise ValueError(f"it has {size} bytes")
-    file.seek(size - _END.size)
-    length, magic = _END.unpack(file.read(_END.size))
-    if magic != MAGIC or length > size - _END.size - len(MAGIC):
-        raise ValueError("no footer is at its end")
-    file.seek(size - _END.size - length)
-    return file.read(length + _END.size)
+    file.seek(size - _TRAILER.size)
+    length, magic = _TRAILER.unpack(file.read(_TRAILER.size))
+    if magic != MAGIC or length > size - _TRAILER.size - len(MAGIC):
+        raise ValueError("it has no footer")
+    file.seek(size - _TRAILER.size - length)
+    return file.read(length + _TRAILER.size)
 
 
 def check_footer(file: IO[bytes], known: int | None) -> None:
-    """Compares the footer of a Parquet file with its checksum, where that is known.
+    """Compare the footer of a Parquet file with its checksum, if that is known.
 
     Raises:
-        ValueError: it's damaged.
+        ValueError: the footer is damaged.
         OSError: it can't be read.
     """
     if known is not None and crc32(footer(file)) != known:
@@ -198,43 +199,42 @@ def check_footer(file: IO[bytes], known: int | None) -> None:
 
 # ---- Locations of a journal: a folder, a URI of one, or the address under which a hub serves it, with its token.
 #
-# `pathlib` makes a local folder named `s3a:` of s3a://bucket/x. So whatever somebody may have typed comes by here
-# first:
-# what names no folder of this machine gets one clear refusal.
+# `pathlib` turns s3a://bucket/x into a local folder named `s3a:`. So all locations that users enter are checked here
+# first, and a URI of another machine gets one clear error.
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/", re.ASCII)
-"""Of two characters or more, and one slash: `Path("s3a://bucket")` is `s3a:/bucket` already."""
-_HERE = ("", "localhost")
-_BEGIN = "-----BEGIN"
+"""A scheme of two characters or more, and one slash: `str(Path("s3a://bucket"))` is `s3a:/bucket`."""
+_LOCAL_HOSTS = ("", "localhost")
+_PEM_BEGIN = "-----BEGIN"
 MOVED = "was moved, removed or unmounted; bring it back."
-"""What is told of a journal's folder that isn't there any more."""
+"""The end of error messages about a journal's folder that is missing."""
 
 
 def scheme(location: Path | str) -> str:
-    """Returns the scheme of a URI in lower case, such as "s3a"; "" for a path."""
+    """Return the scheme of a URI in lower case, such as "s3a"; "" for a path."""
     found = _SCHEME.match(str(location))
     return found[1].lower() if found else ""
 
 
 def is_address(location: Path | str) -> bool:
-    """Whether it is the http(s) address of a journal on a hub."""
+    """Return whether a location is the http(s) address of a journal on a hub."""
     return str(location).startswith(("http://", "https://"))
 
 
 def is_elsewhere(location: Path | str) -> bool:
-    """Whether it is a URI of something that is not a folder of this machine."""
+    """Return whether a location is a URI of something that is not a folder of this machine."""
     return scheme(location) not in ("", "file")
 
 
 def local_folder(location: Path | str, what: str, remedy: str) -> Path:
-    """Returns the folder of this machine that a path, or a URI such as file:///mnt/x, names.
+    """Return the folder of this machine from a path, or from a URI such as file:///mnt/x.
 
     As in Hadoop and Spark, nothing in a URI is unescaped: `%20` is three characters of a name.
 
     Args:
-        location: what somebody gave.
-        what: how the message calls it, such as "--state".
-        remedy: what to give instead.
+        location: a path or a URI from the user.
+        what: its name in the error message, such as "--state".
+        remedy: what to enter instead.
 
     Raises:
         ArgumentError: it is a URI of something else.
@@ -242,16 +242,16 @@ def local_folder(location: Path | str, what: str, remedy: str) -> Path:
     if not scheme(location):
         return Path(location)
     host, path = urlsplit(str(location)).netloc, str(location).partition(":")[2]
-    if scheme(location) == "file" and host in _HERE:
+    if scheme(location) == "file" and host in _LOCAL_HOSTS:
         return Path("/" + path.removeprefix(f"//{host}").lstrip("/"))
-    raise ArgumentError(f"{what} {location} is no folder of this machine: {remedy}.")
+    raise ArgumentError(f"{what} {location} is not a folder of this machine: {remedy}.")
 
 
 def filesystem(location: Path | str) -> tuple[fs.FileSystem, str]:
-    """Returns the pyarrow.fs.FileSystem of a path or URI, and the path there.
+    """Return the pyarrow.fs.FileSystem of a path or URI, and the path in it.
 
     Raises:
-        ArgumentError: pyarrow doesn't know the scheme.
+        ArgumentError: pyarrow doesn't support the scheme.
     """
     from pyarrow import fs
 
@@ -261,16 +261,16 @@ def filesystem(location: Path | str) -> tuple[fs.FileSystem, str]:
     try:
         system, path = fs.FileSystem.from_uri(f"s3{text[3:]}" if text.startswith("s3a:") else text)
     except ValueError:
-        remedy = "is no folder, and no URI that pyarrow can write to, such as s3://bucket/x"
+        remedy = "is neither a folder nor a URI that pyarrow can write to, such as s3://bucket/x"
         raise ArgumentError(f"{location} {remedy}.") from None
     return system, path
 
 
 def journal_folder(location: Path | str) -> Path:
-    """Returns the folder of a journal.
+    """Return the folder of a journal.
 
     Args:
-        location: a path or a file URI, and no address on a hub.
+        location: a path or a file URI, not an address on a hub.
 
     Raises:
         ArgumentError: it is another URI.
@@ -281,7 +281,7 @@ def journal_folder(location: Path | str) -> Path:
 
 
 def state_folder(location: Path | str) -> Path:
-    """Returns the folder of the state of pipelines; arguments and errors as for `journal_folder`."""
+    """Return the folder of the state of pipelines; arguments and errors as for `journal_folder`."""
     remedy = "name a folder, on storage that is mounted where a cluster has to see it; tables take URIs, with --tables"
     return local_folder(location, "--state", remedy)
 
@@ -290,11 +290,11 @@ def state_folder(location: Path | str) -> Path:
 
 
 class Unreachable(JournalError):
-    """The hub is away, and has been for as long as somebody was willing to wait."""
+    """The hub did not answer within the retry time."""
 
 
 class Endpoint(NamedTuple):
-    """Where a journal is served, the token for it, and whom to trust there: PEM text; None for the system's."""
+    """The URL of a journal, its token, and trusted certificates as PEM text; None for the system's."""
 
     url: str
     token: str
@@ -302,10 +302,10 @@ class Endpoint(NamedTuple):
 
 
 def checked_url(url: str) -> str:
-    """Returns the address of a journal on a hub.
+    """Return the address of a journal on a hub, without a slash at the end.
 
     Raises:
-        JournalError: it isn't one.
+        JournalError: the URL is invalid.
     """
     parts = urlsplit(url)
     try:
@@ -314,37 +314,37 @@ def checked_url(url: str) -> str:
         right = False
     if not right:
         raise JournalError(
-            f"{url} is no address of a journal; it's like http://127.0.0.1:9357/rtl/journal/NAME, as in its hub.json."
+            f"{url} is not the address of a journal such as http://127.0.0.1:9357/rtl/journal/NAME, as in its hub.json."
         )
     return url.rstrip("/")
 
 
 def trusted_certificates(cafile: str | None) -> str | None:
-    """Returns certificates to trust, as text, so that others need no such file.
+    """Return trusted certificates as text, so that other machines don't need the file.
 
     Args:
-        cafile: a PEM file, or what it holds.
+        cafile: a PEM file, or its content.
 
     Raises:
-        JournalError: it can't be read, or holds none.
+        JournalError: it can't be read, or has no certificate.
     """
     if cafile is None:
         return None
     try:
-        text = cafile if cafile.startswith(_BEGIN) else Path(cafile).read_text("ascii")
-        ssl.create_default_context(cadata=text or "nothing")  # "" stands for the system's
+        text = cafile if cafile.startswith(_PEM_BEGIN) else Path(cafile).read_text("ascii")
+        ssl.create_default_context(cadata=text or "nothing")  # "" would mean the system's certificates
     except (OSError, ValueError) as error:
-        raise JournalError(f"cafile {cafile[:200]} is no PEM file with certificates: {error}.") from None
+        raise JournalError(f"cafile {cafile[:200]} is not a PEM file with certificates: {error}.") from None
     return text
 
 
 @dataclass(frozen=True)
 class HubAddress:
-    """Where a journal's hub is. `HubAddress.of` makes one.
+    """The address of a journal's hub. `HubAddress.of` creates one.
 
     Attributes:
-        folder: of the journal: its `hub.json` says where the hub is, each time anew.
-        given: or the address itself.
+        folder: the journal's folder: its `hub.json` has the address, and is read at each use.
+        given: the address itself, if that was given.
     """
 
     folder: Path | None = None
@@ -352,15 +352,15 @@ class HubAddress:
 
     @classmethod
     def of(cls, location: Path | str, token: str | None = None, cafile: str | None = None) -> HubAddress:
-        """Returns the address of a journal's hub; the hub may be away.
+        """Return the address of a journal's hub, which need not run.
 
         Args:
             location: the journal's folder, or its address on the hub.
             token: for an address.
-            cafile: PEM file with certificates to trust instead of the system's, or what it holds; for an address.
+            cafile: PEM file with certificates to trust instead of the system's, or its content; for an address.
 
         Raises:
-            JournalError: the address is none, or has no token; the file has no certificate.
+            JournalError: the address is invalid or has no token, or the file has no certificate.
             ArgumentError: it is a URI of another kind.
         """
         if not is_address(location):
@@ -370,12 +370,22 @@ class HubAddress:
         )
 
     def find(self) -> Endpoint:
-        """Returns the address as it is now.
+        """Return the present address.
 
         Raises:
             JournalError: no hub serves the journal.
         """
-        return self.given or _announced(self.folder or Path())
+        if self.given:
+            return self.given
+        folder = self.folder or Path()
+        path = folder / "hub.json"
+        try:
+            values = json.loads(path.read_bytes())
+            return Endpoint(checked_url(values["url"]), str(values["token"]))
+        except FileNotFoundError:
+            raise JournalError(f"No hub serves {folder}; start it with `smqrt serve`.") from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise JournalError(f"{path} can't be read ({error!r}); restart the hub, which writes it again.") from None
 
     @property
     def url(self) -> str:
@@ -384,27 +394,16 @@ class HubAddress:
 
     @property
     def token(self) -> str:
-        """What the hub wants to see. Raises as `find`."""
+        """The token for the hub. Raises as `find`."""
         return self.find().token
 
 
 def with_token(url: str, token: str | None) -> str:
-    """Returns a token that there is.
+    """Return the token for an address.
 
     Raises:
-        JournalError: there is none.
+        JournalError: the token is missing or invalid.
     """
     if not token or not token.isprintable() or not token.isascii():
-        raise JournalError(f"{url} needs a token: what the file `token` in the journal's folder holds.")
+        raise JournalError(f"{url} needs a token: the content of the file `token` in the journal's folder.")
     return token
-
-
-def _announced(folder: Path) -> Endpoint:
-    path = folder / "hub.json"
-    try:
-        values = json.loads(path.read_bytes())
-        return Endpoint(checked_url(values["url"]), str(values["token"]))
-    except FileNotFoundError:
-        raise JournalError(f"No hub serves {folder}; start it with `smqrt serve`.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise JournalError(f"{path} can't be read ({error!r}); start the hub anew, which writes it.") from None

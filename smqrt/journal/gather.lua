@@ -1,6 +1,6 @@
 -- Joins the columns of many small batches of a segment (layout: smqrt/journal/arrow.py), for LuaJIT.
--- Called as chunk(most_batches, header_bytes, body_at, rows_at, nodes_at, buffers_at, {at, bytes, at, bytes ...}): where
--- the numbers of a batch's header are, and what is between them in every batch.
+-- Called as chunk(most_batches, header_bytes, body_at, rows_at, nodes_at, buffers_at, {at, bytes, at, bytes ...}): the
+-- positions of the numbers in a batch's header, and the constant bytes between them.
 local most_batches, header_bytes, body_at, rows_at, nodes_at, buffers_at, constant = ...
 local ffi, bit = require "ffi", require "bit"
 local band, bor, lshift, rshift = bit.band, bit.bor, bit.lshift, bit.rshift
@@ -21,7 +21,7 @@ local function is_batch(p)
   return true
 end
 
--- Takes the batches from `at` on until they have `most` rows. Returns where it stopped and their rows.
+-- Surveys the batches from `at` on until they have `most` rows. Returns where it stopped, and the number of rows.
 local function survey(address, at, length, most)
   local data = ffi.cast(u8s, address)
   batches, rows = 0, 0

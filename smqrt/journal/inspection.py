@@ -1,4 +1,4 @@
-"""Looking into a journal: its rows in the order of time as text, as JSON or as one file for other tools; statistics."""
+"""Inspection of a journal: rows as text, JSON or files, and statistics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal import manifest, readers, results, tables
+from smqrt.journal import manifest, readers, tables
 from smqrt.journal.files import touch
 from smqrt.journal.planning import WAL, Chunk
 from smqrt.journal.reader import Journal, Offsets
@@ -34,9 +34,9 @@ _FLAG_WORDS = {
 }
 
 OnRows = Callable[[int], None]
-"""Hears how many rows more were done."""
+"""Called with the number of further rows that were processed."""
 _GROUP_ROWS = 1 << 16
-_TELL_ROWS = 1024
+_PROGRESS_ROWS = 1024
 NEEDS_PYARROW = "{what} needs pyarrow, which is not installed: pip install 'smqrt[spark]'"
 
 
@@ -53,7 +53,7 @@ class RecordedRow(NamedTuple):
 def in_order(
     journal: Journal, start: Offsets, end: Offsets, topics: Sequence[str] | None = None
 ) -> Iterator[RecordedRow]:
-    """Yields the rows of all nodes from `start` to `end` (exclusive), by time, each node's in their sequence."""
+    """Yield the rows of all nodes from `start` to `end` (exclusive) by time; rows of a node stay in sequence."""
 
     def of(node: str, last: int) -> Iterator[RecordedRow]:
         return (RecordedRow(node, row) for row in journal.rows({node: start.get(node, 0)}, {node: last}, topics))
@@ -62,7 +62,7 @@ def in_order(
 
 
 def latest(journal: Journal, end: Offsets, count: int, topics: Sequence[str] | None = None) -> list[RecordedRow]:
-    """Returns the last `count` rows before `end`, oldest first. It reads backwards, so that the rest stays unread."""
+    """Return the last `count` rows before `end`, oldest first. It reads backwards, and only what is needed."""
     begin = journal.begin()
     rows: list[RecordedRow] = []
     for node, last in end.items():
@@ -77,14 +77,14 @@ def _last_of(journal: Journal, node: str, begin: int, end: int, count: int, topi
     while end > begin and len(found) < count:
         start = max(begin, end - window)
         for part in reversed(journal.plan({node: start}, {node: end}, max_rows=max(_FIRST_WINDOW_ROWS, count))):
-            if len(found) < count:  # a window over a gap in the numbers may have very many
+            if len(found) < count:  # after a gap in the numbers, a window may have many parts
                 found.extendleft(reversed([row for chunk in part for row in journal.rows_of(chunk, topics)]))
-        end, window = start, window * 4
+        end, window = start, window * 4  # rare topics need large windows
     return deque(found, count)
 
 
 def follow(journal: Journal, start: Offsets, topics: Sequence[str] | None = None) -> Iterator[RecordedRow]:
-    """Yields rows from `start` on as they are written, without end."""
+    """Yield rows from `start` on as they are written, forever."""
     while True:
         end = journal.wait(start, _WAIT_S)
         if any(last > start.get(node, 0) for node, last in end.items()):
@@ -96,12 +96,12 @@ def follow(journal: Journal, start: Offsets, topics: Sequence[str] | None = None
 
 
 def words(flags: int) -> list[str]:
-    """Returns the names of the flags that are set, such as ["direct", "assembled"]."""
+    """Return the names of the flags that are set, such as ["direct", "assembled"]."""
     return [word for flag, word in _FLAG_WORDS.items() if flags & flag]
 
 
 def as_line(recorded: RecordedRow) -> str:
-    """Returns a row for a terminal: time, topic, uid, payload and flags."""
+    """Return a row as a line of text: time, topic, uid, payload and flags."""
     row = recorded.row
     where = row.topic if row.topic is not None else f"(to {row.tid})"
     where = f"{where} ({row.subtopic})" if row.subtopic else where
@@ -118,7 +118,7 @@ def _visible(payload: bytes) -> str:
 
 
 def as_fields(recorded: RecordedRow) -> dict[str, object]:
-    """Returns a row as JSON has it: the payload as text, or as `payload_hex` when it is not UTF-8."""
+    """Return the JSON fields of a row: `payload` as text, or `payload_hex` when it is not UTF-8."""
     row = recorded.row
     fields: dict[str, object] = {"node": recorded.node, "seq": row.seq, "ts": iso(row.ts_us), "topic": row.topic}
     fields |= {"tid": row.tid, "subtopic": row.subtopic, "stid": row.stid, "ptid": row.ptid, "uid": row.uid}
@@ -135,18 +135,18 @@ def as_fields(recorded: RecordedRow) -> dict[str, object]:
 
 @dataclass
 class JournalStats:
-    """What there is in a journal.
+    """Statistics of a journal.
 
     Attributes:
-        rows: how many.
-        segments, segment_bytes: in how many segments, and how long those are together.
-        files, file_bytes: the same of the compacted files; 0 bytes when they are elsewhere.
-        first_us, last_us: times of the first and the last row, None when there is none.
-        rate: rows a second between those.
-        offsets: by node the number of the oldest row, and of the next one.
-        topics: rows by topic, the most frequent first; "" are messages to one client. None: not counted.
-        readers: by query how many rows it has yet to read; known in the journal's folder only.
-        stale_readers: since when those of them have read nothing that have been silent for a day.
+        rows: number of rows.
+        segments, segment_bytes: number and size of the segments.
+        files, file_bytes: number and size of the compacted files; the size of a remote journal's files is 0.
+        first_us, last_us: times of the first and the last row; None without rows.
+        rate: rows per second between these times.
+        offsets: by node, the number of the oldest row, and of the next one.
+        topics: rows by topic, the most frequent first; "" for messages to one client; None when not counted.
+        readers: by query, its backlog in rows; empty for a remote journal.
+        stale_readers: by stale query, the time of its last report.
     """
 
     rows: int = 0
@@ -163,18 +163,18 @@ class JournalStats:
     stale_readers: dict[str, str] = field(default_factory=dict)
 
     def as_fields(self) -> dict[str, object]:
-        """Returns the figures as JSON has them."""
+        """Return the statistics as JSON fields."""
         fields = asdict(self)
         first, last = fields.pop("first_us"), fields.pop("last_us")
         return fields | {"first": first and iso(first), "last": last and iso(last)}
 
 
 def journal_stats(journal: Journal, count_topics: bool = True) -> JournalStats:
-    """Returns the figures of a journal.
+    """Return the statistics of a journal.
 
     Args:
         journal: the journal.
-        count_topics: count rows by topic, which reads them all.
+        count_topics: count rows by topic, which reads all rows.
 
     Raises:
         JournalError: it can't be read.
@@ -185,64 +185,43 @@ def journal_stats(journal: Journal, count_topics: bool = True) -> JournalStats:
     chunks = [chunk for part in journal.plan(begin, end) for chunk in part]
     found = JournalStats(rows=sum(chunk.rows for chunk in chunks))
     found.offsets = {node: (seq, end[node]) for node, seq in begin.items()}
-    _sizes(journal, found, chunks)
-    _times(journal, found, chunks, end)
+    wal = [chunk for chunk in chunks if chunk.kind == WAL]
+    found.segments, found.segment_bytes = len({chunk.file for chunk in wal}), sum(chunk.length for chunk in wal)
+    found.files = len({chunk.file for chunk in chunks if chunk.kind != WAL})
+    firsts = {chunk.node: chunk for chunk in reversed(chunks)}
+    if times := [next(iter(journal.rows_of(chunk))).ts_us for chunk in firsts.values()]:
+        found.first_us, found.last_us = min(times), latest(journal, end, 1)[-1].row.ts_us
+        seconds = (found.last_us - found.first_us) / 1e6
+        found.rate = round(found.rows / seconds, 3) if seconds > 0 else 0.0
     if count_topics:
         found.topics = dict(sum((_topics(journal, chunk) for chunk in chunks), Counter[str]()).most_common())
     if not isinstance(journal, RemoteJournal):
-        _readers(journal, found, _MOST_READ if count_topics else results.MOST_READ)
+        found.file_bytes = sum(page.bytes for page in manifest.load(journal.path).pages())
+        now_us = time.time_ns() // 1000
+        backlog = readers.Backlog(journal, _MAX_READ if count_topics else readers.MAX_READ, begin)
+        for reader in readers.load(journal.path):
+            behind = found.readers[reader.name] = backlog.of(reader)
+            if behind and reader.silent_s(now_us) > readers.STALE_S:
+                found.stale_readers[reader.name] = iso(reader.seen_us)
     return found
 
 
-_MOST_READ = 1_000_000
-"""Rows that are read to tell what waits for a reader, where no index says it: topics are counted row by row, too."""
-
-
-def _readers(journal: Journal, found: JournalStats, most_read: int) -> None:
-    begin = {node: first for node, (first, _) in found.offsets.items()}
-    now_us, backlog = time.time_ns() // 1000, readers.Backlog(journal, most_read, begin)
-    for reader in readers.load(journal.path):
-        behind = found.readers[reader.name] = backlog.of(reader)
-        if behind and reader.silent_s(now_us) > readers.STALE_S:
-            found.stale_readers[reader.name] = iso(reader.seen_us)
-
-
-def _sizes(journal: Journal, found: JournalStats, chunks: list[Chunk]) -> None:
-    segments = {chunk.file for chunk in chunks if chunk.kind == WAL}
-    files = {chunk.file for chunk in chunks if chunk.kind != WAL}
-    found.segments, found.files = len(segments), len(files)
-    found.segment_bytes = sum(chunk.length for chunk in chunks if chunk.kind == WAL)
-    if not isinstance(journal, RemoteJournal):
-        found.file_bytes = sum(page.bytes for page in manifest.load(journal.path).pages())
-
-
-def _times(journal: Journal, found: JournalStats, chunks: list[Chunk], end: dict[str, int]) -> None:
-    firsts = {chunk.node: chunk for chunk in reversed(chunks)}
-    times = [next(iter(journal.rows_of(chunk))).ts_us for chunk in firsts.values()]
-    if not times:
-        return
-    found.first_us, found.last_us = min(times), latest(journal, end, 1)[-1].row.ts_us
-    seconds = (found.last_us - found.first_us) / 1e6
-    found.rate = round(found.rows / seconds, 3) if seconds > 0 else 0.0
+_MAX_READ = 1_000_000
+"""Most rows that are read for a reader's backlog, where no index marks results: topics are counted row by row, too."""
 
 
 def _topics(journal: Journal, chunk: Chunk) -> Counter[str]:
     try:
-        return Counter(dict(_counted(journal, chunk)))
+        import pyarrow
+
+        columns = [batch.column("topic") for batch in journal.tables(chunk, ["topic"])]
     except ImportError:
         return Counter(row.topic or "" for row in journal.rows_of(chunk))
+    counts = pyarrow.chunked_array(columns, pyarrow.string()).value_counts()
+    return Counter({pair["values"].as_py() or "": pair["counts"].as_py() for pair in counts})
 
 
-def _counted(journal: Journal, chunk: Chunk) -> Iterator[tuple[str, int]]:
-    """Yields (topic, rows) of a chunk, by pyarrow, which takes no time."""
-    import pyarrow
-
-    columns = [batch.column("topic") for batch in journal.tables(chunk, ["topic"])]
-    for pair in pyarrow.chunked_array(columns, pyarrow.string()).value_counts():
-        yield pair["values"].as_py() or "", pair["counts"].as_py()
-
-
-# ---- one file
+# ---- export
 
 
 def export(
@@ -253,25 +232,25 @@ def export(
     topics: Sequence[str] | None = None,
     on_rows: OnRows = lambda count: None,
 ) -> int:
-    """Write rows to a file; its ending says how. The file is there when it is complete, not earlier.
+    """Write rows to a file in the format of its suffix. The file appears when it is complete.
 
     Args:
-        journal: where the rows are.
-        start, end: from where to where (exclusive), by node.
-        to: a file that ends in .parquet, .arrow, .csv or .jsonl.
-        topics: patterns of the topics to take; None for everything, also messages to one client.
-        on_rows: hears how many rows more were written, now and then.
+        journal: the journal.
+        start, end: the range of rows by node; `end` is exclusive.
+        to: a file with the suffix .parquet, .arrow, .csv or .jsonl.
+        topics: patterns of the topics; None for all, also messages to one client.
+        on_rows: called from time to time with the number of further rows.
 
     Returns:
-        How many rows it has.
+        The number of rows in the file.
 
     Raises:
-        ArgumentError: the ending is another one.
+        ArgumentError: the suffix is another one.
         JournalError: pyarrow is missing, or the file can't be written.
     """
     write = _WRITERS.get(to.suffix)
     if write is None:
-        raise ArgumentError(f"{to} must end in one of {', '.join(_WRITERS)}: the ending says what is written")
+        raise ArgumentError(f"{to} must end in one of {', '.join(_WRITERS)}: the suffix is the format")
     beside = to.with_name(f".{to.name}.{os.getpid()}")
     try:
         touch(beside)
@@ -294,8 +273,8 @@ def _write_jsonl(
         for recorded in in_order(journal, start, end, topics):
             file.write(json.dumps(as_fields(recorded), ensure_ascii=False) + "\n")
             rows += 1
-            if rows % _TELL_ROWS == 0:
-                on_rows(_TELL_ROWS)
+            if rows % _PROGRESS_ROWS == 0:
+                on_rows(_PROGRESS_ROWS)
     return rows
 
 
@@ -310,8 +289,8 @@ def _write_csv(
         for recorded in in_order(journal, start, end, topics):
             writer.writerow(as_fields(recorded) | {"flags": recorded.row.flags})
             rows += 1
-            if rows % _TELL_ROWS == 0:
-                on_rows(_TELL_ROWS)
+            if rows % _PROGRESS_ROWS == 0:
+                on_rows(_PROGRESS_ROWS)
     return rows
 
 
@@ -342,13 +321,13 @@ def _write_tables(
     opened: Callable[[Any], Any],
     on_rows: OnRows,
 ) -> int:
-    """Writes record batches, merged into larger ones, into what `opened` makes of their schema."""
+    """Write record batches, joined to larger ones, with the writer that `opened` returns for a schema."""
     import pyarrow
 
     schema = tables.schema()
     rows = 0
     with opened(schema) as writer:
-        for batches in _grouped(_exported_batches(journal, start, end, topics)):
+        for batches in _grouped(_batches(journal, start, end, topics)):
             writer.write_table(pyarrow.Table.from_batches(batches, schema).combine_chunks())
             count = sum(batch.num_rows for batch in batches)
             on_rows(count)
@@ -356,13 +335,14 @@ def _write_tables(
     return rows
 
 
-def _exported_batches(journal: Journal, start: Offsets, end: Offsets, topics: Sequence[str] | None) -> Iterator[Any]:
+def _batches(journal: Journal, start: Offsets, end: Offsets, topics: Sequence[str] | None) -> Iterator[Any]:
     for chunks in journal.plan(start, end, topics=topics):
         for chunk in chunks:
             yield from journal.tables(chunk, topics=topics)
 
 
 def _grouped(batches: Iterator[Any]) -> Iterator[list[Any]]:
+    """Yield batches in lists with about `_GROUP_ROWS` rows."""
     group: list[Any] = []
     rows = 0
     for batch in batches:

@@ -1,13 +1,13 @@
-"""The manifest of a journal: which rows are Parquet by now, and in which files.
+"""Manifest of a journal: which rows are in Parquet files, and in which.
 
-Readers take rows below a node's `compacted_through` from Parquet and the others from its segments. The root,
-`manifest.json`, is small and lists pages with what is in them, so that nobody reads what is known of all files in order
-to find a few. A page, a JSON file in `manifest/`, says what is known of a few hundred files of one node that follow
-each other. It never changes: another content has another name, which ends with its digest. So whoever has read a page
-needn't look at it again, and a root always finds the pages it was written with. Pages are cut by number of rows, not by
-day: so they neither overlap nor become long, and a range of numbers finds them by bisection (decision 0014).
+Readers take rows below a node's `compacted_through` from Parquet files, the others from segments. The root,
+`manifest.json`, is small and lists pages with their ranges, so that a reader finds a few files without the entries of
+all others. A page, a JSON file in `manifest/`, describes a few hundred consecutive files of one node. It never changes:
+its name ends with the digest of its content. So a page can be cached forever, and a root always finds the pages it was
+written with. Pages are cut by the number of files, not by day: they don't overlap, stay short, and are found by
+bisection (decision 0014).
 
-Who changes the manifest does so in `edit`, and whole: new pages get new names, then the root is replaced.
+All changes go through `edit`, and are atomic: new pages get new names, then the root is replaced.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ FILE = "manifest.json"
 VERSION = 2
 PAGES_FOLDER = "manifest"
 PAGE_FILES = 256
-"""A page has at most so many files: reading one takes a millisecond or two."""
+"""Most files of a page, so that reading one takes a millisecond or two."""
 PAGE_BYTES = 512 << 10
-"""And so many bytes, unless it is one file: those with thousands of topics say more of themselves."""
+"""Most bytes of a page, unless it has one file: entries of files with many topics are long."""
 MOST_TOPICS = 64
-"""A file of more topics than this doesn't list them; it has a filter."""
-_KEPT_PAGES = 32  # some 20 MB at most
+"""A file with more topics doesn't list them; it has a Bloom filter."""
+_CACHED_PAGES = 32  # some 20 MB at most
 PAGE_GRACE_S = 120.0
-"""So long a page stays that no root lists any more: a reader may have the old root."""
+"""How long a replaced page stays, since a reader may have the old root."""
 EVERYTHING = 1 << 63
-"""Behind every number of a row."""
+"""Greater than every number of a row."""
 
 
 # ---- files and pages
@@ -48,22 +48,21 @@ EVERYTHING = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A Parquet file.
+    """The entry of a Parquet file.
 
     Attributes:
         path: relative to the journal, `data/date=…/hour=…/<node>-<first>-<last>.parquet`.
-        node: whose rows.
-        first, last: its lowest and highest number; all between are in it.
+        node: the node that wrote its rows.
+        first, last: its lowest and highest number; it has all numbers between.
         rows: how many.
         ts_min_us, ts_max_us: earliest and latest time, microseconds UTC.
         bytes: its size.
-        topics: the names in it; None when there are more than `MOST_TOPICS`.
-        topic_filter: then which names may be in it, see `filters.bloom_filter`; None in files of older versions.
-        crc32: of the whole file; None in files of older versions, whose pages have no checksums either.
-        footer_crc32: of its footer, which says what is where.
-        schemas: (topics, DDL) that its column `json` was made with; none when it has no such column, or an older
-            version wrote it.
-        variant: whether it has a column `variant`; not known of older versions.
+        topics: the topics of its rows; None when there are more than `MOST_TOPICS`.
+        topic_filter: then their `filters.bloom_filter`; None in files of older versions.
+        crc32: checksum of the whole file; None in files of older versions, whose pages have no checksums either.
+        footer_crc32: checksum of its footer.
+        schemas: (topics, DDL) of its column `json`; empty without that column, or in files of older versions.
+        variant: whether it has a column `variant`; false in files of older versions.
     """
 
     path: str
@@ -84,12 +83,12 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class ManifestPage:
-    """What the root says of a page.
+    """The entry of a page in the root.
 
     Attributes:
-        name: of its file in `manifest/`.
-        node: whose files.
-        first, last: the lowest and highest number in them.
+        name: the name of its file in `manifest/`.
+        node: the node of its files.
+        first, last: the lowest and highest number in its files.
         files, rows, bytes: how many files, their rows, and their size.
         ts_min_us, ts_max_us: earliest and latest time, microseconds UTC.
     """
@@ -110,28 +109,28 @@ _PAGE_FIELDS = tuple(field.name for field in fields(ManifestPage))
 
 
 def file_from_json(values: JsonObject) -> DataFile:
-    """Returns a file out of its JSON value.
+    """Return the entry of a file from its JSON value.
 
     Raises:
-        TypeError: it's none.
+        TypeError: the value is invalid.
     """
     topics, schemas = values.get("topics"), tuple((pattern, ddl) for pattern, ddl in values.get("schemas", ()))
     return DataFile(**{**values, "topics": None if topics is None else tuple(topics), "schemas": schemas})
 
 
 def page_as_json(page: ManifestPage) -> JsonObject:
-    """Returns what the root holds of a page."""
+    """Return the JSON value of a page's entry in the root."""
     return {name: getattr(page, name) for name in _PAGE_FIELDS}
 
 
-def _file_text(file: DataFile) -> str:
+def _file_as_text(file: DataFile) -> str:
     values = {name: getattr(file, name) for name in _FILE_FIELDS}
-    told = {name: value for name, value in values.items() if value is not None and value != () and value is not False}
-    return json.dumps(told, ensure_ascii=False)
+    some = {name: value for name, value in values.items() if value is not None and value != () and value is not False}
+    return json.dumps(some, ensure_ascii=False)
 
 
 def files_between(files: Sequence[DataFile], start: int, end: int) -> Iterator[DataFile]:
-    """Yields those of a page that have numbers from `start` up to, without, `end`."""
+    """Yield the files of a page that have numbers from `start` up to but not including `end`."""
     for at in range(bisect_left(files, start, key=lambda file: file.last), len(files)):
         if files[at].first >= end:
             return
@@ -139,23 +138,23 @@ def files_between(files: Sequence[DataFile], start: int, end: int) -> Iterator[D
 
 
 def cut_pages(files: Iterable[DataFile]) -> Iterator[tuple[ManifestPage, bytes, tuple[DataFile, ...]]]:
-    """Yields pages (what the root says, their text, their files) of one node's files, which are in order."""
+    """Yield pages (entry in the root, text, files) for one node's files in ascending order."""
     some: list[DataFile] = []
     texts: list[str] = []
     size = 0
     for file in files:
-        text = _file_text(file)
+        text = _file_as_text(file)
         if some and (len(some) == PAGE_FILES or size + len(text) > PAGE_BYTES):
-            yield _made(some, texts)
+            yield _encode_page(some, texts)
             some, texts, size = [], [], 0
         some.append(file)
         texts.append(text)
         size += len(text)
     if some:
-        yield _made(some, texts)
+        yield _encode_page(some, texts)
 
 
-def _made(files: list[DataFile], texts: list[str]) -> tuple[ManifestPage, bytes, tuple[DataFile, ...]]:
+def _encode_page(files: list[DataFile], texts: list[str]) -> tuple[ManifestPage, bytes, tuple[DataFile, ...]]:
     text = ('{"files": [\n' + ",\n".join(texts) + "\n]}\n").encode()
     name = f"{files[0].node}-{files[0].first:020d}-{_digest(text)}.json"
     return page_of(name, files), text, tuple(files)
@@ -166,7 +165,7 @@ def _digest(text: bytes) -> str:
 
 
 def page_of(name: str, files: Sequence[DataFile]) -> ManifestPage:
-    """Returns what the root says of a page with these files, at least one."""
+    """Return the entry of a page with these files, at least one."""
     return ManifestPage(
         name,
         files[0].node,
@@ -181,26 +180,26 @@ def page_of(name: str, files: Sequence[DataFile]) -> ManifestPage:
 
 
 def parse_page(page: ManifestPage, text: bytes) -> tuple[DataFile, ...]:
-    """Returns the files of a page.
+    """Return the files of a page.
 
     Raises:
-        ValueError: the text isn't that of the page.
+        ValueError: the text doesn't match the page's digest, or is invalid.
     """
     if not page.name.endswith(f"-{_digest(text)}.json"):
-        raise ValueError("its content has another checksum than its name says")
+        raise ValueError("the digest in its name doesn't match its content")
     try:
         return tuple(map(file_from_json, json.loads(text)["files"]))
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"it has no proper {error}") from None
 
 
-@lru_cache(maxsize=_KEPT_PAGES)
+@lru_cache(maxsize=_CACHED_PAGES)
 def load_page(journal: Path, page: ManifestPage) -> tuple[DataFile, ...]:
-    """Returns the files of a page of a journal; the latest pages are kept in memory.
+    """Return the files of a page of a journal; the latest pages are cached.
 
     Raises:
-        FileNotFoundError: it was replaced some time ago: read the root anew.
-        JournalError: it can't be read.
+        FileNotFoundError: the page was replaced some time ago: load the manifest again.
+        JournalError: the page can't be read.
     """
     path = journal / PAGES_FOLDER / page.name
     try:
@@ -208,7 +207,7 @@ def load_page(journal: Path, page: ManifestPage) -> tuple[DataFile, ...]:
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as error:
-        raise JournalError(f"{path} can't be read: {error}; `smqrt journal verify` tells more.") from None
+        raise JournalError(f"{path} can't be read: {error}; run `smqrt journal verify`.") from None
 
 
 # ---- the root
@@ -218,13 +217,13 @@ ReadPage = Callable[[ManifestPage], Sequence[DataFile]]
 
 
 class Manifest:
-    """What is compacted. It doesn't change; `edit` makes another.
+    """The compacted files of a journal. It is immutable; `edit` changes the one on disk.
 
     Args:
-        nodes: by node, the number below which rows are Parquet.
+        nodes: by node, the number below which rows are in Parquet files.
         listed: the pages, in any order.
-        read_page: gives the files of one of them, ascending.
-        settled: by node, the number below which no files will be merged any more; 0 where nothing is said.
+        read_page: returns the files of a page, ascending.
+        settled: by node, the number below which no files will be merged any more; 0 for a missing node.
 
     Attributes:
         nodes, read_page, settled: as given.
@@ -243,13 +242,13 @@ class Manifest:
         self._pages = {node: list(some) for node, some in groupby(ordered, lambda page: page.node)}
 
     def pages(self, node: str | None = None) -> list[ManifestPage]:
-        """Returns the pages of a node, or of all, ascending."""
+        """Return the pages of a node, or of all, ascending."""
         if node is not None:
             return list(self._pages.get(node, ()))
         return [page for some in self._pages.values() for page in some]
 
     def first(self, node: str) -> int | None:
-        """Returns the lowest number of a node that is in a file; None when there is no file."""
+        """Return the lowest number of a node in a file; None without a file."""
         some = self._pages.get(node)
         return some[0].first if some else None
 
@@ -260,15 +259,15 @@ class Manifest:
         end: int = EVERYTHING,
         wanted: Callable[[ManifestPage], bool] = lambda page: True,
     ) -> Iterator[DataFile]:
-        """Yields the files of a node that have numbers of a range, ascending.
+        """Yield the files of a node that have numbers of a range, ascending.
 
         Args:
-            node: whose.
-            start, end: the range; without `end` itself.
-            wanted: says of a page whether it is to be read at all.
+            node: the node.
+            start, end: the range; `end` is exclusive.
+            wanted: returns whether a page is read.
 
         Raises:
-            FileNotFoundError: a page was replaced meanwhile: load the manifest anew.
+            FileNotFoundError: a page was replaced meanwhile: load the manifest again.
             JournalError: a page can't be read.
         """
         some = self._pages.get(node, [])
@@ -279,38 +278,38 @@ class Manifest:
                 yield from files_between(self.read_page(some[at]), start, end)
 
     def all_files(self) -> Iterator[DataFile]:
-        """Yields the files of all nodes; raises as `files`."""
+        """Yield the files of all nodes; raises as `files`."""
         for node in self._pages:
             yield from self.files(node)
 
 
 def parse(values: JsonObject, read_page: ReadPage) -> Manifest:
-    """Returns the manifest out of its JSON value, also one of version 1, which had no pages.
+    """Return the manifest from the JSON value of a root. Version 1 had no pages.
 
     Args:
         values: the root.
-        read_page: gives the files of a page.
+        read_page: returns the files of a page.
 
     Raises:
-        ValueError: it's none, or of another version.
+        ValueError: the value is invalid, or has another version.
     """
     try:
         version = values["version"]
         if isinstance(version, int) and version > VERSION:
             raise ValueError(f"it has format {version}, written by a newer smqrt; this one reads up to {VERSION}")
         if version not in (1, VERSION):
-            raise ValueError(f"format {version!r} is none")
+            raise ValueError(f"it has the unknown format {version!r}")
         nodes = {node: int(one["compacted_through"]) for node, one in values["nodes"].items()}
         if version == 1:
-            return _of_files(nodes, map(file_from_json, values["files"]))
+            return _in_memory(nodes, map(file_from_json, values["files"]))
         settled = {node: int(one["settled"]) for node, one in values["nodes"].items() if "settled" in one}
         return Manifest(nodes, [ManifestPage(**one) for one in values["pages"]], read_page, settled)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it has no proper {error}") from None
 
 
-def _of_files(nodes: Mapping[str, int], files: Iterable[DataFile]) -> Manifest:
-    """Returns a manifest whose pages are in memory only."""
+def _in_memory(nodes: Mapping[str, int], files: Iterable[DataFile]) -> Manifest:
+    """Return a manifest with pages that are not on disk."""
     ordered = sorted(files, key=lambda file: (file.node, file.first))
     found: dict[ManifestPage, Sequence[DataFile]] = {}
     for _, of_node in groupby(ordered, lambda file: file.node):
@@ -330,42 +329,42 @@ def _as_json(nodes: Mapping[str, int], listed: Iterable[ManifestPage], settled: 
 
 # ---- on disk
 
-_known: dict[Path, tuple[tuple[int, int, int], Manifest]] = {}
-_MOST_KNOWN = 8
+_cached_roots: dict[Path, tuple[tuple[int, int, int], Manifest]] = {}
+_MAX_CACHED_ROOTS = 8
 
 
 def load(journal: Path) -> Manifest:
-    """Reads the manifest of a journal, without its pages; without one, nothing is compacted.
+    """Read the manifest of a journal, without its pages. Without a file, nothing is compacted.
 
     Raises:
         JournalError: it can't be read.
     """
     path = journal / FILE
     try:
-        return _remembered(path)
+        return _load_root(path)
     except FileNotFoundError:
-        return _of_files({}, ())
+        return _in_memory({}, ())
     except (OSError, ValueError, RecursionError) as error:
-        raise JournalError(f"{path} can't be read: {error}; `smqrt journal verify` tells more.") from None
+        raise JournalError(f"{path} can't be read: {error}; run `smqrt journal verify`.") from None
 
 
-def _remembered(path: Path) -> Manifest:
-    """Reads a root, unless it is the same file as the last time: it is asked for with every look at a journal."""
+def _load_root(path: Path) -> Manifest:
+    """Read a root, unless the file is unchanged: every operation on a journal needs it."""
     found = path.stat()
     version = (found.st_ino, found.st_mtime_ns, found.st_size)
-    known = _known.get(path)
+    known = _cached_roots.get(path)
     if known is None or known[0] != version:
-        while len(_known) >= _MOST_KNOWN:
-            _known.pop(next(iter(_known)), None)
+        while len(_cached_roots) >= _MAX_CACHED_ROOTS:
+            _cached_roots.pop(next(iter(_cached_roots)), None)
         journal = path.parent
         manifest = parse(json.loads(path.read_bytes()), lambda page: load_page(journal, page))
-        known = _known[path] = version, manifest
+        known = _cached_roots[path] = version, manifest
     return known[1]
 
 
 def text(journal: Path) -> bytes:
-    """Returns the root of a journal's manifest as JSON. Raises as `load`."""
-    manifest = load(journal)  # it is sound
+    """Return the root of a journal's manifest as JSON. Raises as `load`."""
+    manifest = load(journal)  # also checks the file
     try:
         return (journal / FILE).read_bytes()
     except FileNotFoundError:
@@ -373,11 +372,11 @@ def text(journal: Path) -> bytes:
 
 
 class ManifestEdit:
-    """Changes to a manifest; `edit` gives one.
+    """Changes to a manifest; `edit` yields one.
 
     Attributes:
-        nodes: by node, the number below which rows are Parquet; to be changed.
-        settled: by node, the number below which no files will be merged any more; to be changed.
+        nodes: by node, the number below which rows are in Parquet files; writable.
+        settled: by node, the number below which no files will be merged any more; writable.
     """
 
     def __init__(self, before: Manifest) -> None:
@@ -387,79 +386,69 @@ class ManifestEdit:
         self._removed: dict[str, set[DataFile]] = {}
 
     def add(self, files: Iterable[DataFile]) -> None:
-        """Lists files."""
+        """Add files."""
         for file in files:
             self._added.setdefault(file.node, []).append(file)
 
     def remove(self, files: Iterable[DataFile]) -> None:
-        """Lists files no longer; others may have done the same before."""
+        """Remove files; a file that is not listed is ignored."""
         for file in files:
             self._removed.setdefault(file.node, set()).add(file)
 
     def save(self, journal: Path) -> None:
-        """Writes the pages that are new, then the root.
+        """Write the new pages, then the root.
 
         Raises:
-            OSError: they can't be written; the root is as before.
+            OSError: they can't be written; the root is not changed.
         """
-        listed = [page for page in self._before.pages() if page.node not in self._touched()]
-        for node in self._touched():
-            listed += self._node(journal, node)
+        before = self._before.pages()
+        unnamed = {page.node for page in before if not page.name}  # of version 1: not on disk yet
+        changed_nodes = unnamed | self._added.keys() | self._removed.keys()
+        listed = [page for page in before if page.node not in changed_nodes]
+        for node in changed_nodes:
+            listed += self._updated_pages(journal, node)
         if listed:
-            sync_folder(journal / PAGES_FOLDER)  # a root never outlives its pages
+            sync_folder(journal / PAGES_FOLDER)  # the disk has all pages before it has the root
         write_json(journal / FILE, _as_json(self.nodes, listed, self.settled))
         names = {page.name for page in listed}
-        _remove_old_pages(journal, {page.name for page in self._before.pages()} - names - {""}, names)
+        folder = journal / PAGES_FOLDER
+        for name in {page.name for page in before} - names - {""}:  # the grace of replaced pages begins now
+            with suppress(FileNotFoundError):
+                os.utime(folder / name)
+        for path in folder.glob("*"):  # also pages that a crash left
+            with suppress(FileNotFoundError):
+                if path.name not in names and age_s(path) > PAGE_GRACE_S:
+                    path.unlink()
 
-    def _touched(self) -> set[str]:
-        unnamed = {page.node for page in self._before.pages() if not page.name}
-        return unnamed | self._added.keys() | self._removed.keys()
+    def _updated_pages(self, journal: Path, node: str) -> Iterator[ManifestPage]:
+        """Write the changed pages of a node, and yield all its pages.
 
-    def _node(self, journal: Path, node: str) -> Iterator[ManifestPage]:
-        """Yields a node's pages: those before and behind the changes as they are."""
-        known, changed = self._before.pages(node), [*self._added.get(node, ()), *self._removed.get(node, ())]
-        first, end = _region(known, changed)
-        removed = self._removed.get(node, set())
-        files = {file for page in known[first:end] for file in self._before.read_page(page)}
-        left = sorted(files - removed | {*self._added.get(node, ())}, key=lambda file: file.first)
-        yield from known[:first]
+        Written are the pages with changed files, the page before them, which may have space, and pages of version 1.
+        """
+        known = self._before.pages(node)
+        added, removed = self._added.get(node, []), self._removed.get(node, set())
+        changed = [*added, *removed]
+        begin, end = 0, len(known)
+        if all(page.name for page in known):
+            first = min((file.first for file in changed), default=0)
+            last = max((file.last for file in changed), default=0)
+            begin = max(0, bisect_left(known, first, key=lambda page: page.last) - 1)
+            end = next((at for at in range(begin, len(known)) if known[at].first > last), len(known))
+        files = {file for page in known[begin:end] for file in self._before.read_page(page)}
+        left = sorted((files - removed) | {*added}, key=lambda file: file.first)
+        yield from known[:begin]
         for page, content, _ in cut_pages(left):
-            _write_page(journal / PAGES_FOLDER / page.name, content)
+            path = journal / PAGES_FOLDER / page.name
+            if not path.exists():  # else the content is the same, since the name has its digest
+                make_folder(path.parent)
+                write_whole(path, content)
             yield page
         yield from known[end:]
 
 
-def _region(known: Sequence[ManifestPage], changed: Sequence[DataFile]) -> tuple[int, int]:
-    """Returns which pages (first, behind the last) are written anew: those that the changes concern, the one before
-    them, which may have room, and what has no page yet.
-    """
-    first, last = min((file.first for file in changed), default=0), max((file.last for file in changed), default=0)
-    begin = max(0, bisect_left(known, first, key=lambda page: page.last) - 1)
-    end = next((at for at in range(begin, len(known)) if known[at].first > last), len(known))
-    return (0, len(known)) if any(not page.name for page in known) else (begin, end)
-
-
-def _write_page(path: Path, content: bytes) -> None:
-    if not path.exists():  # else it is the same: its name says what is in it
-        make_folder(path.parent)
-        write_whole(path, content)
-
-
-def _remove_old_pages(journal: Path, replaced: set[str], listed: set[str]) -> None:
-    """Removes pages that were replaced some time ago, and such that a crash left; the grace of others begins now."""
-    folder = journal / PAGES_FOLDER
-    for name in replaced:
-        with suppress(FileNotFoundError):
-            os.utime(folder / name)
-    for path in folder.glob("*"):
-        with suppress(FileNotFoundError):
-            if path.name not in listed and age_s(path) > PAGE_GRACE_S:
-                path.unlink()
-
-
 @contextmanager
 def edit(journal: Path) -> Iterator[ManifestEdit]:
-    """Gives the manifest to change, and saves it at the end; others wait meanwhile.
+    """Yield changes to the manifest, and save them at the end. Other processes wait meanwhile.
 
     Raises:
         JournalError: it can't be read or written.
@@ -467,23 +456,19 @@ def edit(journal: Path) -> Iterator[ManifestEdit]:
     fd = os.open(journal / f".{FILE}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        _known.pop(journal / FILE, None)
+        _cached_roots.pop(journal / FILE, None)
         changes = ManifestEdit(load(journal))
         yield changes
-        _saved(changes, journal)
+        try:
+            changes.save(journal)
+        except OSError as error:
+            raise JournalError(f"{journal / FILE} can't be written: {error.strerror}; make room on the disk.") from None
     finally:
         os.close(fd)
 
 
-def _saved(changes: ManifestEdit, journal: Path) -> None:
-    try:
-        changes.save(journal)
-    except OSError as error:
-        raise JournalError(f"{journal / FILE} can't be written: {error.strerror}; make room on the disk.") from None
-
-
 def write_json(path: Path, value: object) -> None:
-    """Writes a file that is whole or as before, whatever happens.
+    """Replace a file with a JSON value, atomically.
 
     Raises:
         OSError: the disk is full or broken.

@@ -1,15 +1,15 @@
-"""The numbers of rows that were given: after a power failure none is given a second time.
+"""Reserved sequence numbers: no number is used twice, even after a power failure.
 
-Readers see rows before the disk has them, and remember how far they are. When the rows are lost, the numbers must not
-come again: readers would take them for rows they have read. So numbers are reserved ahead, many at once, and the disk
-has the reservation before the first of them is used:
+Readers see rows before the disk has them, and remember their position. When such rows are lost, their numbers must not
+be used again: readers would take the new rows for rows they have read. Therefore numbers are reserved in advance, many
+at once, and the disk has the reservation before the first of them is used:
 
     wal/<node>/numbers.json      {"below": N}: no row has this number or a higher one
-                                 "gaps": [[E, N], …]: no row has, or had, a number from E up to, without, N
+                                 "gaps": [[E, N], …]: no row has, or had, a number from E up to but not including N
 
-A hub that ends in order leaves there the number of the next row. One that was killed leaves the reservation, and the
-next one goes on behind it, with a multiple of `STEP`: so a gap in the numbers is told from rows that are missing. It
-notes the gap, too: when the rows before it have expired, nothing else says whether rows in it have.
+On an orderly shutdown a hub writes the number of its next row. After a crash the reservation is still there, and the
+next hub continues after it, with a multiple of `STEP`. This distinguishes a gap in the numbers from missing rows. The
+hub also stores the gap: once the rows before it have expired, nothing else shows whether the gap ever had rows.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from smqrt.journal.files import sync_folder, write_whole
 
 FILE = "numbers.json"
 STEP = 1 << 20
-"""After an end without order the numbers go on with a multiple of this."""
+"""After a crash the numbers continue with a multiple of this."""
 FAR = 1 << 32
-"""More numbers than are ever given to rows that the disk doesn't have."""
-MOST_GAPS = 256
-"""So many gaps of a node are remembered, the newest."""
-_MOST_STEPS = 64
-_SOON_S = 10.0
-"""Reservations that last less than this become larger."""
+"""More numbers than can be in use for rows that the disk doesn't have."""
+MAX_GAPS = 256
+"""How many gaps of a node are stored: the newest ones."""
+_MAX_STEPS = 64
+_SHORT_RESERVATION_S = 10.0
+"""Reservations that last less than this are doubled."""
 
 
 def reserved(folder: Path) -> int:
-    """Returns the number below which all that were given are; 0 when nothing says so.
+    """Return the number below which all used numbers are; 0 without a reservation.
 
     Args:
         folder: `<journal>/wal/<node>`.
 
     Raises:
-        JournalError: the file that says so is damaged.
-        OSError: it can't be read.
+        JournalError: the reservation file is damaged.
+        OSError: the file can't be read.
     """
     path = folder / FILE
     try:
@@ -55,17 +55,17 @@ def reserved(folder: Path) -> int:
         return 0
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise JournalError(
-            f"{path} is damaged ({error!r}): nobody knows which numbers were given; a hub that starts goes on with a "
-            "much higher one, and writes it anew."
+            f"{path} is damaged ({error!r}): which numbers are used is not known. The hub continues with a much higher "
+            "number when it starts, and writes the file again."
         ) from None
     return below
 
 
 def gaps(folder: Path) -> list[tuple[int, int]]:
-    """Returns the newest gaps in the numbers of a node: (first number that no row has, number of the next row).
+    """Return the newest gaps in the numbers of a node: (first number without a row, number of the next row).
 
     Args:
-        folder: `<journal>/wal/<node>`; one without the file, or with a damaged one, has none that are known.
+        folder: `<journal>/wal/<node>`. A missing or damaged file means no known gaps.
     """
     try:
         return parse_gaps(json.loads((folder / FILE).read_bytes()).get("gaps", ()))
@@ -74,84 +74,84 @@ def gaps(folder: Path) -> list[tuple[int, int]]:
 
 
 def parse_gaps(values: Any) -> list[tuple[int, int]]:
-    """Returns gaps out of their JSON value. Raises ValueError or TypeError: it is none."""
+    """Return gaps from their JSON value. Raises ValueError or TypeError for an invalid value."""
     return [(int(first), int(end)) for first, end in values]
 
 
-def past(seq: int, known: Iterable[tuple[int, int]]) -> int:
-    """Returns the number of the next row from `seq` on as far as it lies in a gap, else `seq`."""
+def skip_gap(seq: int, known: Iterable[tuple[int, int]]) -> int:
+    """Return the number of the next row when `seq` lies in a gap, else `seq`."""
     return next((end for first, end in known if first <= seq < end), seq)
 
 
-def behind(seq: int) -> int:
-    """Returns the first number, not below `seq`, with which numbering may go on after a gap."""
+def next_step(seq: int) -> int:
+    """Return the first number, not below `seq`, with which numbers may continue after a gap."""
     return -(-seq // STEP) * STEP
 
 
 def is_gap(end: int, first: int) -> bool:
-    """Says whether rows may go on with `first` though the ones before end at `end`: no row is missing for it."""
+    """Return whether rows may continue with `first` after rows that end at `end` without a missing row."""
     return end < first and first % STEP == 0
 
 
 def may_have_gap(start: int, end: int) -> bool:
-    """Says whether there may be numbers without a row from `start` up to, without, `end`."""
+    """Return whether there may be numbers without a row from `start` up to but not including `end`."""
     return end // STEP > start // STEP
 
 
 class NumberReserve:
-    """The numbers that a hub may give to rows.
+    """The numbers that a hub may use for rows.
 
     Args:
-        folder: `<journal>/wal/<node>`, which is there.
+        folder: `<journal>/wal/<node>`, which exists.
         next_seq: the number of the next row.
-        gap_begins: the number behind the last row, when no row has a number from there up to `next_seq`.
+        gap_begins: the number after the last row, when no row has a number from there up to `next_seq`.
 
     Raises:
         OSError: the disk is full or broken.
 
     Attributes:
-        below: what may be given is below; the disk knows.
+        below: numbers below this one may be used; the disk has that.
     """
 
     def __init__(self, folder: Path, next_seq: int, gap_begins: int | None = None) -> None:
         self._folder, self._steps = folder, 1
         self._gaps = gaps(folder)
         if gap_begins is not None and gap_begins < next_seq:
-            if self._gaps and self._gaps[-1][1] == gap_begins:  # no row was written between
+            if self._gaps and self._gaps[-1][1] == gap_begins:  # no row was written between both gaps: they are one
                 gap_begins = self._gaps.pop()[0]
-            self._gaps = [*self._gaps, (gap_begins, next_seq)][-MOST_GAPS:]
+            self._gaps = [*self._gaps, (gap_begins, next_seq)][-MAX_GAPS:]
         self._extended_s = time.monotonic()
         self.below = 0
         self.extend(next_seq)
         for above in (folder.parent, folder.parent.parent, folder.parent.parent.parent):
-            with suppress(PermissionError):  # not ours: then it was there before
+            with suppress(PermissionError):  # a folder of another user existed before: it is on the disk
                 sync_folder(above)
 
     def is_short(self, seq: int) -> bool:
-        """Says whether it is time to reserve more; `seq` is the number of the next row."""
+        """Return whether it is time to reserve more numbers; `seq` is the number of the next row."""
         return self.below - seq < self._steps * STEP // 2
 
     def extend(self, seq: int) -> None:
-        """Reserves more numbers, the more the faster they are used. Blocks until the disk has it.
+        """Reserve more numbers; the faster they are used, the more. Blocks until the disk has the reservation.
 
         Args:
             seq: the number of the next row.
 
         Raises:
-            OSError: the disk is full or broken; what was reserved before stays so.
+            OSError: the disk is full or broken; the earlier reservation stays.
         """
-        soon = time.monotonic() - self._extended_s < _SOON_S and self.below
-        steps = min(_MOST_STEPS, self._steps * 2) if soon else self._steps
-        below = max(self.below, behind(seq) + steps * STEP)
+        is_short_lived = time.monotonic() - self._extended_s < _SHORT_RESERVATION_S and self.below
+        steps = min(_MAX_STEPS, self._steps * 2) if is_short_lived else self._steps
+        below = max(self.below, next_step(seq) + steps * STEP)
         self._write(below)
         self.below, self._steps, self._extended_s = below, steps, time.monotonic()
 
     def repeat(self) -> None:
-        """Writes the reservation again, where a copy of the folder may have an earlier one. Blocks; errors as above."""
+        """Write the reservation again: a copy of the folder may have an earlier one. Blocks; raises as `extend`."""
         self._write(self.below)
 
     def settle(self, seq: int) -> None:
-        """Says that `seq` is the number of the next row: the disk has all rows before. Blocks; errors as above."""
+        """Write the number of the next row; the disk has all rows before it. Blocks; raises as `extend`."""
         self._write(seq)
 
     def _write(self, below: int) -> None:

@@ -1,14 +1,13 @@
-"""Compacted files: written of segments, one per hour; small ones merged into larger ones, of an hour or of a day.
+"""Compacted files: Parquet files of segments, one per hour, and merged files, of an hour or a day.
 
 Row groups have at most 64Ki rows, with statistics of topic, ts and seq, so that a query for a topic, a time or a range
-reads few of them. Groups follow each other by sequence number. So do the rows within a group of an hour's file; in a
-merged file they are sorted by topic, which packs better and lets readers that use the page index skip most pages. A
+reads few of them. Groups are in order of sequence numbers. Within a group, an hour's file has its rows in that order,
+too. A merged file sorts each group by topic: that compresses better, and readers with the page index skip most pages. A
 file gets its name when it is complete.
 
-A question opens few files when small ones are merged, and what every file costs by itself (its footer, its entry in the
-manifest) is paid once. Rows stay where their numbers are: files that follow each other become one that follows its
-neighbours. Files that were merged go to `retired/` for the grace: who has planned to read one finds it there, and who
-reads all of `data/` with other tools finds no row twice.
+Merging reduces the number of files that a query opens, and the cost of each file (its footer, its entry in the
+manifest). Merged files have consecutive numbers. The old files are moved to `retired/` for the grace: a reader that has
+planned to read one finds it there, and tools that read all of `data/` find no row twice.
 """
 
 from __future__ import annotations
@@ -40,46 +39,46 @@ _GROWING = ("seq", "ts")
 _ZSTD_LEVEL = 3
 RETIRED = "retired"
 _DAY_HOURS = 24
-_LATE_HOURS = 2
-"""An hour is over when rows of a later one are compacted, or after so long: what belongs to it came by then."""
+_HOUR_GRACE = 2
+"""An hour is closed when rows of a later one are compacted, or after this time, since late rows have arrived then."""
 _VARIANT = "variant"
 _TOPIC, _PAYLOAD = ([column.name for column in COLUMNS].index(name) for name in ("topic", "payload"))
 
 Schemas = tuple[tuple[str, str], ...]
 Shred = Callable[[Path, Path], None]
-"""Makes of a Parquet file (first path) another one with the same rows in the same order."""
+"""Writes from a Parquet file (first path) another one with the same rows in the same order."""
 
 
 def hour_of(ts_us: int) -> int:
-    """Returns the hour since 1970 of a time in microseconds."""
+    """Return the hour since 1970 of a time in microseconds."""
     return ts_us // _HOUR_US
 
 
 def folder_of(hour: int) -> str:
-    """Returns the folder for an hour: `data/date=2026-11-21/hour=15`."""
+    """Return the folder for an hour: `data/date=2026-11-21/hour=15`."""
     text = iso(hour * _HOUR_US)
     return f"data/date={text[:10]}/hour={text[11:13]}"
 
 
 def day_folder_of(hour: int) -> str:
-    """Returns the folder for files of several hours of a day; its hour is null for all who read folders as columns."""
+    """Return the folder for files of several hours of a day. Tools that read folders as columns see the hour null."""
     return f"{folder_of(hour).rpartition('/')[0]}/hour=__HIVE_DEFAULT_PARTITION__"
 
 
 class CompactedFile:
-    """A compacted file that is being written, under a name that nobody reads.
+    """A compacted file that is being written, under a temporary name.
 
     Args:
         journal: the journal's folder.
-        node: who recorded the rows.
-        folder: where it goes, relative to the journal.
+        node: the node that recorded the rows.
+        folder: its folder, relative to the journal.
         first: the number of its first row.
-        schema: of pyarrow, all columns.
-        schemas: (topics, DDL) of the column `json`, when that is known.
+        schema: the pyarrow.Schema of all columns.
+        schemas: (topics, DDL) of the column `json`, if known.
 
     Raises:
         ImportError: pyarrow is missing.
-        OSError: the disk is full or broken; so do the methods.
+        OSError: the disk is full or broken; methods raise this, too.
     """
 
     def __init__(
@@ -101,11 +100,11 @@ class CompactedFile:
 
     @property
     def next_seq(self) -> int:
-        """The number behind its last row so far."""
+        """The number after its last row so far."""
         return self._first + self._rows
 
     def add(self, batch: pa.RecordBatch, broker: str) -> None:
-        """Append a pyarrow batch of a segment, recorded by `broker`; its rows follow those of the one before."""
+        """Append a pyarrow batch of a segment, recorded by `broker`; its rows follow those of the batch before."""
         if self._waiting and broker != self._broker:
             self._write_group()
         self._broker = broker
@@ -117,30 +116,26 @@ class CompactedFile:
 
     def _write_group(self) -> None:
         import pyarrow
+        from pyarrow import compute
 
         table = pyarrow.Table.from_batches(self._waiting).combine_chunks()
         rest = table.slice(GROUP_ROWS)
         self._waiting, self._waiting_bytes = rest.to_batches(), rest.nbytes
-        group = self._completed(table.slice(0, GROUP_ROWS))
-        self._measure(group)
-        self._writer.write_table(group, row_group_size=GROUP_ROWS)
-        self._written_rows += group.num_rows
-
-    def _completed(self, group: Any) -> Any:
-        """A group of rows as the file has them."""
-        return group
-
-    def _measure(self, group: Any) -> None:
-        from pyarrow import compute
-
+        group = self._file_columns(table.slice(0, GROUP_ROWS))
         self._payload_bytes += compute.sum(compute.binary_length(group.column("payload"))).as_py()
         times = compute.min_max(group.column("ts").cast("int64"))
         self._ts_min_us = min(self._ts_min_us, times["min"].as_py())
         self._ts_max_us = max(self._ts_max_us, times["max"].as_py())
         self._names.update(name for name in group.column("topic").unique().to_pylist() if name is not None)
+        self._writer.write_table(group, row_group_size=GROUP_ROWS)
+        self._written_rows += group.num_rows
+
+    def _file_columns(self, group: Any) -> Any:
+        """Return a group of rows with the columns and the order of the file."""
+        return group
 
     def close(self, shred: Shred | None = None) -> Unnamed:
-        """Complete the file; it still has no name that anybody reads."""
+        """Complete the file, which still has its temporary name."""
         if self._waiting:
             self._write_group()
         self._writer.close()
@@ -150,15 +145,15 @@ class CompactedFile:
             _check_same(beside, self._first, self._rows)
             os.replace(beside, self._path)
             self._variant = True
-        synced(self._path)
-        return Unnamed(self._path, self._described(), self._payload_bytes)
-
-    def _described(self) -> DataFile:
-        """What the manifest says of the complete file."""
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
         last = self._first + self._rows - 1
         names = tuple(sorted(self._names))
         few = len(names) <= MOST_TOPICS
-        return DataFile(
+        entry = DataFile(
             f"{self._folder}/{self._node}-{self._first:020d}-{last:020d}.parquet",
             self._node,
             self._first,
@@ -174,20 +169,21 @@ class CompactedFile:
             self._schemas,
             self._variant,
         )
+        return Unnamed(self._path, entry, self._payload_bytes)
 
     def discard(self) -> None:
-        """Remove what there is of it: it won't be completed."""
+        """Remove the incomplete file."""
         self._writer.close()
         self._path.unlink(missing_ok=True)
 
 
 class HourFile(CompactedFile):
-    """A file of rows of segments.
+    """A compacted file with rows of segments.
 
     Args:
         journal, node, first: as for `CompactedFile`.
-        hour: the hour since 1970 that all rows are of.
-        typed: what parses the payloads, or None.
+        hour: the hour since 1970 of all rows.
+        typed: the parser of payloads, or None.
     """
 
     def __init__(self, journal: Path, node: str, hour: int, first: int, typed: TypedColumn | None) -> None:
@@ -195,8 +191,8 @@ class HourFile(CompactedFile):
         super().__init__(journal, node, folder_of(hour), first, schema, tuple(typed.schemas.items()) if typed else ())
         self.hour, self._typed = hour, typed
 
-    def _completed(self, group: Any) -> Any:
-        """A table with all columns of the file: those that a segment has once for all its rows, and the typed one."""
+    def _file_columns(self, group: Any) -> Any:
+        """Return a table with all columns: those of segments, node and broker, and the typed column."""
         import pyarrow
 
         constant = {"node": self._node, "broker": self._broker}
@@ -212,12 +208,12 @@ class HourFile(CompactedFile):
 
 
 class MergedFile(CompactedFile):
-    """A file of rows of others.
+    """A compacted file with rows of others.
 
     Args:
         journal, node, folder, first, schema, schemas: as for `CompactedFile`.
-        by_topic: sort each group by topic. Not for files that Spark writes anew: it makes groups of its own, in which
-            then rows would be missing between others.
+        by_topic: sort each group by topic. False for files that Spark writes again: it makes other groups, whose
+            numbers would have holes then.
     """
 
     def __init__(
@@ -226,17 +222,17 @@ class MergedFile(CompactedFile):
         super().__init__(journal, node, folder, first, schema, schemas)
         self._by_topic = by_topic
 
-    def _completed(self, group: Any) -> Any:
+    def _file_columns(self, group: Any) -> Any:
         return group.sort_by([("topic", "ascending"), ("seq", "ascending")]) if self._by_topic else group
 
 
 class Unnamed(NamedTuple):
-    """A complete file that has not got its name yet.
+    """A complete file with its temporary name.
 
     Attributes:
-        path: where it is.
-        file: what the manifest will say of it.
-        payload_bytes: how much payload is in it, uncompressed.
+        path: the file.
+        file: its entry in the manifest.
+        payload_bytes: the size of its payloads, uncompressed.
     """
 
     path: Path
@@ -245,24 +241,15 @@ class Unnamed(NamedTuple):
 
 
 def _check_same(path: Path, first: int, rows: int) -> None:
-    """Raises JournalError unless a file has the rows from `first` on, in their order."""
+    """Check that a file has the rows from `first` on, in order. Raises JournalError if not."""
     import pyarrow
     from pyarrow import parquet
 
     numbers = parquet.ParquetFile(path).read(["seq"]).column("seq").combine_chunks()
     if not numbers.equals(pyarrow.array(range(first, first + rows), pyarrow.int64())):
         raise JournalError(
-            f"{path} has not the rows it was made of; nothing is changed: compact without --json variant."
+            f"{path} has other rows than its source; nothing is changed: compact without --json variant."
         )
-
-
-def synced(path: Path) -> None:
-    """Has the disk keep a file's contents."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _options(schema: Any) -> dict[str, Any]:
@@ -292,21 +279,21 @@ def _leaves(path: str, kind: Any) -> Iterator[str]:
         yield path
 
 
-# ---- merging: which files
+# ---- merging: selection
 
 
 def merge_groups(
     files: Sequence[DataFile], now_us: int, most_bytes: int, fits: Callable[[DataFile, DataFile], bool]
 ) -> Iterator[list[DataFile]]:
-    """Yields files of a node, some that follow each other, each group to become one.
+    """Yield groups of consecutive files of a node, each to be merged into one.
 
     Args:
-        files: in order.
+        files: in ascending order.
         now_us: the time, microseconds since 1970.
-        most_bytes: a group is not larger; files half as large stay as they are.
-        fits: says whether two files can be in a group.
+        most_bytes: most bytes of a group; files above half of it are not merged.
+        fits: returns whether two files can be in a group.
     """
-    newest_hour = _newest_over(files, now_us)
+    newest_hour = _newest_closed_hour(files, now_us)
     group: list[DataFile] = []
     for file in files:
         if group:
@@ -321,8 +308,8 @@ def merge_groups(
 
 
 def settled_below(files: Sequence[DataFile], now_us: int) -> int | None:
-    """Returns the number below which no file will be merged any more, once all groups are; None without a file."""
-    newest_hour = _newest_over(files, now_us)
+    """Return the number below which no file will be merged again, once all groups are merged; None without a file."""
+    newest_hour = _newest_closed_hour(files, now_us)
     for file in files:
         period = _period(file, newest_hour)
         if period is None or period[0] == "hour":
@@ -330,14 +317,14 @@ def settled_below(files: Sequence[DataFile], now_us: int) -> int | None:
     return files[-1].last + 1 if files else None
 
 
-def _newest_over(files: Sequence[DataFile], now_us: int) -> int:
-    """Returns the newest hour since 1970 that is over."""
+def _newest_closed_hour(files: Sequence[DataFile], now_us: int) -> int:
+    """Return the newest closed hour since 1970."""
     newest = max((hour_of(file.ts_max_us) for file in files), default=0) - 1
-    return max(newest, hour_of(now_us) - _LATE_HOURS)
+    return max(newest, hour_of(now_us) - _HOUR_GRACE)
 
 
 def _period(file: DataFile, newest_hour: int) -> tuple[str, int] | None:
-    """Returns the day or the hour whose files may be merged with a file; None while its hour isn't over."""
+    """Return the day or hour whose files may be merged with a file; None while its hour is not closed."""
     first, last = hour_of(file.ts_min_us), hour_of(file.ts_max_us)
     if first // _DAY_HOURS != last // _DAY_HOURS or last > newest_hour:
         return None
@@ -346,32 +333,32 @@ def _period(file: DataFile, newest_hour: int) -> tuple[str, int] | None:
     return ("hour", first) if first == last else None
 
 
-# ---- merging: one file of some
+# ---- merging: writing
 
 
 def merge_files(journal: Path, files: Sequence[DataFile], shred: Shred | None) -> Unnamed:
-    """Writes a file with the rows of others.
+    """Write a file with the rows of others.
 
     Args:
         journal: its folder.
-        files: that follow each other.
-        shred: makes a VARIANT column; needed where the files have one.
+        files: consecutive files.
+        shred: writes a VARIANT column; needed if the files have one.
 
     Returns:
-        The file, which has no name that anybody reads.
+        The file with its temporary name.
 
     Raises:
         JournalError: a file is damaged.
-        OSError: the disk is full or broken, or a file has gone.
+        OSError: the disk is full or broken, or a file was removed.
     """
     hours = {hour_of(one) for file in files for one in (file.ts_min_us, file.ts_max_us)}
     folder = folder_of(min(hours)) if len(hours) == 1 else day_folder_of(min(hours))
     schema, schemas = plain_schema(journal / files[0].path), files[0].schemas
-    if any(file.schemas != schemas for file in files):  # of the same columns, but for other topics
+    if any(file.schemas != schemas for file in files):  # same columns, but for other topics
         schemas = ()
     opened = MergedFile(journal, files[0].node, folder, files[0].first, schema, schemas, by_topic=shred is None)
     try:
-        for batch in chain.from_iterable(_rows_of_file(journal, file) for file in files):
+        for batch in chain.from_iterable(_read_file(journal, file) for file in files):
             opened.add(batch, "")
         return opened.close(shred)
     except BaseException:
@@ -380,62 +367,59 @@ def merge_files(journal: Path, files: Sequence[DataFile], shred: Shred | None) -
 
 
 def plain_schema(path: Path) -> pa.Schema:
-    """Returns the pyarrow.Schema of a file without its VARIANT column, which is made of the others."""
+    """Return the pyarrow.Schema of a file without its VARIANT column, which is computed from the others."""
     from pyarrow import parquet, schema
 
     return schema([field for field in parquet.read_schema(path) if field.name != _VARIANT])
 
 
 def has_variant(path: Path) -> bool:
-    """Says whether a file has a VARIANT column."""
+    """Return whether a file has a VARIANT column."""
     from pyarrow import parquet
 
     return _VARIANT in parquet.read_schema(path).names
 
 
-def _rows_of_file(journal: Path, file: DataFile) -> Iterator[Any]:
-    """Yields the rows of a file, checked, in the order of their numbers."""
+def _read_file(journal: Path, file: DataFile) -> Iterator[Any]:
+    """Yield the rows of a file, checked, in the order of their numbers."""
     from pyarrow import ArrowException
 
+    path = journal / file.path
+    chunk = Chunk(file.path, PARQUET, 0, file.bytes, 0, file.rows, file.node, file.first, file.footer_crc32)
     try:
-        yield from _checked(journal / file.path, file)
+        names = plain_schema(path).names
+        with path.open("rb") as source:
+            opened = tables.parquet_file(source, chunk)
+            for group in tables.groups(opened.metadata, chunk):
+                yield from tables.in_order(opened.read_row_group(group, names)).to_batches()
     except (ArrowException, ValueError, OSError) as error:
         if getattr(error, "errno", None) is not None:
-            raise  # of the disk
-        raise JournalError(f"{journal / file.path} can't be merged: {error}; {REMEDY}.") from None
+            raise  # an error of the disk, not of the file's content
+        raise JournalError(f"{path} can't be merged: {error}; {REMEDY}.") from None
 
 
-def _checked(path: Path, file: DataFile) -> Iterator[Any]:
-    whole = Chunk(file.path, PARQUET, 0, file.bytes, 0, file.rows, file.node, file.first, file.footer_crc32)
-    names = plain_schema(path).names
-    with path.open("rb") as source:
-        opened = tables.parquet_file(source, whole)
-        for group in tables.groups(opened.metadata, whole):
-            yield from tables.in_order(opened.read_row_group(group, names)).to_batches()
-
-
-# ---- files that were merged
+# ---- merged files
 
 
 def retire_files(journal: Path, paths: Iterable[Path]) -> None:
-    """Takes files out of `data/`; who has planned to read one finds it in `retired/` until its grace is over.
+    """Move files from `data/` to `retired/`, where readers find them until the grace is over.
 
     Raises:
-        OSError: that isn't possible.
+        OSError: they can't be moved.
     """
     folder = journal / RETIRED
     make_folder(folder)
     for path in paths:
-        with suppress(FileNotFoundError):  # it has expired meanwhile
+        with suppress(FileNotFoundError):  # expired meanwhile
             os.utime(path)
             os.replace(path, folder / path.name)
 
 
 def remove_retired(journal: Path, grace_s: float) -> None:
-    """Removes files whose grace is over.
+    """Remove retired files whose grace is over.
 
     Raises:
-        OSError: that isn't possible.
+        OSError: they can't be removed.
     """
     for path in (journal / RETIRED).glob("*.parquet"):
         if age_s(path) >= grace_s:
@@ -443,6 +427,6 @@ def remove_retired(journal: Path, grace_s: float) -> None:
 
 
 def compacted_path(journal: Path, file: str) -> Path:
-    """Returns where a compacted file is: at its place, or retired."""
+    """Return the path of a compacted file, which may be retired."""
     path = journal / file
     return path if path.exists() else journal / RETIRED / path.name

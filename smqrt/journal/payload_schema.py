@@ -1,8 +1,7 @@
-"""Schemas of JSON payloads, as Spark writes them: `device string, temp double, gps struct<lat: double>`.
+"""Schemas of JSON payloads in Spark's DDL: `device string, temp double, gps struct<lat: double>`.
 
-One text serves everywhere: compaction to typed columns, `smqrt journal schema`, and Spark's own `from_json`. Only the
-types that a JSON value can have are there. A value of a wrong type becomes null and its neighbours stay, as with
-Spark's `from_json`.
+One text is used by compaction to typed columns, `smqrt journal schema`, and Spark's own `from_json`. It has only the
+types of JSON values. A value of a wrong type becomes null, and other fields stay, as with Spark's `from_json`.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ _ALIASES = {
 }
 _TOKEN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|(\w+)|([<>,:]))")
 _PLAIN = re.compile(r"[A-Za-z_]\w*")
-_DEEPEST = 64
+_MAX_DEPTH = 64
 DOMINANT = 0.95
-"""A type that this share of the values of a field have is the field's type; with less agreement it is a string."""
+"""The type of at least this share of a field's values is the field's type; without one it is string."""
 
 _BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
-_BIGGEST = 1 << 63
+_INT64_LIMIT = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class StructType:
         return f"struct<{', '.join(f'{quoted_name(name)}: {kind}' for name, kind in self.fields)}>"
 
     def ddl(self) -> str:
-        """Returns the fields as a DDL text: `device string, temp double`."""
+        """Return the fields as a DDL text: `device string, temp double`."""
         return ", ".join(f"{quoted_name(name)} {kind}" for name, kind in self.fields)
 
 
@@ -89,27 +88,27 @@ PayloadType = ScalarType | ArrayType | StructType
 
 
 def quoted_name(name: str) -> str:
-    """Returns a name as DDL needs it: in backquotes unless it is plain letters, digits and underscores."""
+    """Return a name for DDL: in backquotes unless it has only letters, digits and underscores."""
     return name if _PLAIN.fullmatch(name) else "`" + name.replace("`", "``") + "`"
 
 
 def parse_ddl(text: str) -> StructType:
-    """Reads a DDL text.
+    """Parse a DDL text.
 
     Args:
         text: fields with their types, such as `device string, readings array<struct<at: timestamp, c: double>>`.
 
     Raises:
-        ArgumentError: it can't be understood, names a type JSON has not, or has a name twice; the message says where.
+        ArgumentError: the text is invalid, has a type that JSON lacks, or a name twice; the message says where.
     """
-    return _Parser(text).whole()
+    return _Parser(text).parse()
 
 
 def merge_schemas(schemas: Mapping[str, str]) -> StructType:
-    """Returns the fields of all schemas together.
+    """Return the fields of all schemas together.
 
     Raises:
-        ArgumentError: a DDL is wrong, or two give one name different types.
+        ArgumentError: a DDL is invalid, or a name has different types in two of them.
     """
     fields: dict[str, tuple[str, PayloadType, str]] = {}
     for pattern, text in schemas.items():
@@ -129,10 +128,10 @@ class _Parser:
         self._tokens = list(_tokens(text))
         self._at = 0
 
-    def whole(self) -> StructType:
+    def parse(self) -> StructType:
         struct = self._fields(end="", depth=0)
         if self._peek():
-            raise self._wrong(f"{self._peek()!r} is one too many")
+            raise self._wrong(f"{self._peek()!r} is unexpected")
         return struct
 
     def _fields(self, end: str, depth: int) -> StructType:
@@ -142,7 +141,7 @@ class _Parser:
             if self._peek() == ":":
                 self._next()
             if name.lower() in map(str.lower, fields):
-                raise self._wrong(f"the name {name!r} is there twice (Spark takes no notice of case)")
+                raise self._wrong(f"the name {name!r} occurs twice (Spark ignores case)")
             fields[name] = self._type(depth + 1)
             if self._peek() != ",":
                 break
@@ -153,8 +152,8 @@ class _Parser:
 
     def _type(self, depth: int) -> PayloadType:
         word = self._next().lower()
-        if depth > _DEEPEST:
-            raise self._wrong(f"it is nested deeper than {_DEEPEST}")
+        if depth > _MAX_DEPTH:
+            raise self._wrong(f"it is nested deeper than {_MAX_DEPTH}")
         if word == "array":
             self._expect("<")
             item = self._type(depth + 1)
@@ -166,7 +165,7 @@ class _Parser:
         if word not in _ALIASES:
             known = ", ".join(dict.fromkeys(_ALIASES.values()))
             raise self._wrong(
-                f"{word or 'the end'!r} is no type of JSON; the types are {known}, array<…>, struct<…: …>"
+                f"{word or 'the end'!r} is not a type of JSON; the types are {known}, array<…>, struct<…: …>"
             )
         return ScalarType(_ALIASES[word])
 
@@ -212,19 +211,21 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
 
 
 def load_json(payload: bytes) -> object:
-    """Returns the JSON value of a payload, or `Ellipsis` when it is none."""
+    """Return the JSON value of a payload, or `Ellipsis` for a payload that is not JSON."""
     try:
-        return json.loads(payload.decode(), parse_constant=_refuse)  # of bytes it would take UTF-16 too
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested without end
+        return json.loads(
+            payload.decode(), parse_constant=_refuse
+        )  # decoded here, since json.loads accepts UTF-16 bytes, too
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deep
         return ...
 
 
 def _refuse(constant: str) -> object:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def cast(value: object, kind: PayloadType) -> object:
-    """Returns a JSON value as a column of a type wants it; None when it is of another type."""
+    """Return a JSON value for a column of a type; None for a value of another type."""
     if value is None:
         return None
     if isinstance(kind, StructType):
@@ -235,7 +236,7 @@ def cast(value: object, kind: PayloadType) -> object:
 
 
 def fits(value: object, kind: PayloadType) -> bool:
-    """Whether every part of a JSON value has the type the DDL gives it; fields the DDL does not name don't count."""
+    """Return whether every part of a JSON value has its type in the DDL; fields without a type are ignored."""
     if value is None:
         return True
     if isinstance(kind, StructType):
@@ -267,16 +268,16 @@ def _boolean(value: object) -> bool | None:
 
 def _text(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-    return text.encode("utf-8", "replace").decode()  # half a surrogate pair is JSON, but no text
+    return text.encode("utf-8", "replace").decode()  # a lone surrogate is valid JSON, but not valid text
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EARLIEST, _LATEST = datetime(1, 1, 2, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
-"""A day less on each side, so that the time fits in each time zone."""
+"""One day within the limits of datetime, so that the time is valid in each time zone."""
 
 
 def _timestamp(value: object) -> datetime | None:
-    """Of a whole number it is the seconds since 1970, as Spark has it."""
+    """Return a timestamp; a whole number is seconds since 1970, as in Spark."""
     try:
         if isinstance(value, str):
             moment = datetime.fromisoformat(value)
@@ -312,7 +313,7 @@ _CASTS: dict[str, Callable[[Any], object]] = {
 
 
 class SeenValues:
-    """What values a place in a JSON document has had; `kind()` is the narrowest type that (nearly) all of them have."""
+    """The types of all values at one place in JSON documents; `kind()` is the narrowest type of nearly all."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -320,7 +321,7 @@ class SeenValues:
         self._items: SeenValues | None = None
 
     def add(self, value: object) -> None:
-        """Take one JSON value into account."""
+        """Add a JSON value."""
         self._counts[_kind_name(value)] += 1
         if isinstance(value, dict):
             for name, inner in value.items():
@@ -331,8 +332,8 @@ class SeenValues:
                 self._items.add(item)
 
     def kind(self) -> PayloadType:
-        """Returns the type. Whole numbers and fractions together are double; what disagrees too much is string."""
-        numbers = self._counts["bigint"] + self._counts["double"]
+        """Return the type. Whole numbers and fractions together are double; values of many types are string."""
+        numbers = self._counts["bigint"] + self._counts["double"]  # both fit into a double
         groups = {name: count for name, count in self._counts.items() if name not in ("null", "bigint", "double")}
         groups["number"] = numbers
         name, most = max(groups.items(), key=lambda group: group[1])
@@ -340,19 +341,16 @@ class SeenValues:
             return ScalarType("string")
         if name == "number":
             return ScalarType("double" if self._counts["double"] else "bigint")
-        return self._nested(name)
-
-    def _nested(self, name: str) -> PayloadType:
-        if name == "object":
-            fields = _one_case(self._fields)
-            return (
-                StructType(tuple((field, seen.kind()) for field, seen in fields.items()))
-                if fields
-                else ScalarType("string")
-            )
         if name == "list":
             return ArrayType(self._items.kind() if self._items else ScalarType("string"))
-        return ScalarType(name)
+        if name != "object":
+            return ScalarType(name)
+        fields: dict[str, tuple[str, SeenValues]] = {}
+        for field, seen in self._fields.items():
+            fields.setdefault(field.lower(), (field, seen))  # Spark ignores case: the first spelling counts
+        if not fields:
+            return ScalarType("string")
+        return StructType(tuple((field, seen.kind()) for field, seen in fields.values()))
 
 
 def _kind_name(value: object) -> str:
@@ -361,18 +359,12 @@ def _kind_name(value: object) -> str:
     if isinstance(value, bool):
         return "boolean"
     if isinstance(value, int):
-        return "bigint" if -_BIGGEST <= value < _BIGGEST else "double"
+        return "bigint" if -_INT64_LIMIT <= value < _INT64_LIMIT else "double"
     return {float: "double", str: "string", dict: "object", list: "list"}[type(value)]
 
 
-def _one_case(fields: dict[str, SeenValues]) -> dict[str, SeenValues]:
-    """The fields without those that differ from an earlier one only in case: Spark can't tell them apart."""
-    spellings: dict[str, str] = {}
-    return {name: seen for name, seen in fields.items() if spellings.setdefault(name.lower(), name) == name}
-
-
 def infer_type(values: Iterable[object]) -> PayloadType:
-    """Returns the type that fits JSON values, as `SeenValues` finds it."""
+    """Return the type of JSON values, from `SeenValues`."""
     seen = SeenValues()
     for value in values:
         seen.add(value)
@@ -381,13 +373,13 @@ def infer_type(values: Iterable[object]) -> PayloadType:
 
 @dataclass(frozen=True)
 class InferredSchema:
-    """What was found.
+    """The result of `infer_schema`.
 
     Attributes:
         kind: the type of the payloads that are JSON.
-        rows: how many payloads were looked at.
-        json: how many of them are JSON.
-        fitting: how many of them the type describes without losing a value.
+        rows: number of payloads.
+        json: number of payloads that are JSON.
+        fitting: number of these that the type describes without loss.
     """
 
     kind: PayloadType
@@ -397,12 +389,12 @@ class InferredSchema:
 
     @property
     def ddl(self) -> str | None:
-        """The DDL text; None when the payloads are no JSON objects, or none of them has a field."""
+        """The DDL text; None when the payloads are not JSON objects, or have no fields."""
         return self.kind.ddl() if isinstance(self.kind, StructType) else None
 
 
 def infer_schema(payloads: Iterable[bytes]) -> InferredSchema:
-    """Returns the type that describes payloads: whole numbers widen to double, a field of many types is string."""
+    """Return the type of payloads; see `SeenValues.kind`."""
     values = [load_json(payload) for payload in payloads]
     documents = [value for value in values if value is not ...]
     kind = infer_type(documents)
@@ -410,33 +402,34 @@ def infer_schema(payloads: Iterable[bytes]) -> InferredSchema:
     return InferredSchema(kind, len(values), len(documents), fitting)
 
 
-# ---- Payloads as a column of typed values: what compaction writes beside the payload when it is told a schema.
+# ---- payloads as a typed column, which compaction writes beside the payload when there is a schema
 #
-# The column is a struct named `json` with the fields of all schemas. A payload that is no JSON object has null there, a
-# field of another type is null; the payload itself stays whatever it is.
+# The column is a struct named `json` with the fields of all schemas. It is null for a payload that is not a JSON
+# object, and a field is null for a value of another type. The payload itself is not changed.
 
 JSON_COLUMN = "json"
 _BLOCK_BYTES = 32 << 20
 _BLOCK_ROWS = 1 << 16
 _SMALL_ROWS = 1 << 10
-_LONGEST_BYTES = 1 << 16
+_MAX_PAYLOAD_BYTES = 1 << 16
 _ROW_KEY = os.urandom(8).hex()
-"""A field that numbers the rows while they are parsed. Nobody outside knows it, so no payload can pass for two rows."""
+"""A field that numbers the rows during parsing. It is random, so that no payload can look like two rows."""
 
 
 class TypedColumn:
-    """Parses payloads of topics that match a pattern.
+    """Parses payloads of selected topics into a typed column.
 
     Args:
         schemas: the DDL of payloads by topic pattern, such as `{"site1/#": "device string, temp double"}`.
 
     Raises:
-        ArgumentError: a DDL is wrong, or two give one name different types.
+        ArgumentError: a DDL is invalid, or a name has different types in two of them.
         ImportError: pyarrow is missing.
 
     Attributes:
         schemas: as given.
-        struct: the fields; field: the same as a field of pyarrow's.
+        struct: the fields.
+        field: the same as a pyarrow field.
     """
 
     def __init__(self, schemas: Mapping[str, str]) -> None:
@@ -448,7 +441,7 @@ class TypedColumn:
         self.field: Any = pyarrow.field(JSON_COLUMN, self._type)
 
     def column(self, topics: pa.StringArray, payloads: pa.BinaryArray) -> pa.StructArray:
-        """Returns the pyarrow struct array for arrays of topics (string) and payloads (binary) of one length."""
+        """Return the pyarrow struct array for topics (string) and payloads (binary) of the same length."""
         import pyarrow
         from pyarrow import compute
 
@@ -482,7 +475,7 @@ class TypedColumn:
         return pyarrow.array([cast(load_json(payload), self.struct) for payload in payloads], self._type)
 
     def _fast(self, payloads: Sequence[bytes]) -> Any:
-        """All payloads in one call of pyarrow's parser; None when one of them is anything but a fitting object."""
+        """Parse all payloads in one call of pyarrow; None when one of them is not a fitting object."""
         import pyarrow
         from pyarrow import json
 
@@ -503,7 +496,7 @@ class TypedColumn:
 
 
 def arrow_type(kind: PayloadType) -> pa.DataType:
-    """Returns the pyarrow type of a DDL type; everything may be null, times are microseconds in UTC."""
+    """Return the pyarrow type of a DDL type; all values may be null, times are microseconds in UTC."""
     import pyarrow
 
     if isinstance(kind, StructType):
@@ -539,11 +532,11 @@ def _blocks(payloads: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
 
 
 def _numbered(payloads: Sequence[bytes]) -> bytes | None:
-    """One line for each payload, each a JSON object that begins with the row's number; None when one is no object.
+    """Return one line for each payload, a JSON object that begins with the row's number; None without an object.
 
-    pyarrow's parser crashes the process on a line `null`, and recurses: long and foreign payloads don't get there.
+    pyarrow's parser crashes the process on a line `null`, and recurses: long payloads and other values are excluded.
     """
-    if not all(payload[:1] == b"{" and len(payload) <= _LONGEST_BYTES for payload in payloads):
+    if not all(payload[:1] == b"{" and len(payload) <= _MAX_PAYLOAD_BYTES for payload in payloads):
         return None
     key = _ROW_KEY.encode()
     text = b"\n".join([b'{"%b":%d,%b' % (key, row, payload[1:]) for row, payload in enumerate(payloads)])
@@ -551,4 +544,4 @@ def _numbered(payloads: Sequence[bytes]) -> bytes | None:
         text.decode()
     except UnicodeDecodeError:
         return None
-    return None if b"NaN" in text or b"Inf" in text else text  # pyarrow takes these for numbers
+    return None if b"NaN" in text or b"Inf" in text else text  # pyarrow accepts these as numbers

@@ -1,4 +1,7 @@
-"""Plans: the files that hold a range of rows, Parquet below a node's `compacted_through`, segments above it."""
+"""Read plans: the files with a range of rows.
+
+Rows below a node's `compacted_through` are in Parquet files, the others in segments.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +12,28 @@ from typing import NamedTuple
 
 from smqrt.journal.filters import Filter, WantedTopics
 from smqrt.journal.manifest import DataFile, Manifest, ManifestPage, files_between
-from smqrt.journal.segment import INDEX, TIMES, BatchEntry, check, parse_index, results
+from smqrt.journal.segment import INDEX, TIMES, BatchEntry, check, parse_index, result_ranges
 
 Offsets = Mapping[str, int]
 """By node, the number of the next row: the start of a range, or its end (exclusive)."""
 Times = tuple[int, int]
-"""Earliest and latest microsecond that is wanted."""
+"""Earliest and latest wanted time, microseconds UTC."""
 WAL, PARQUET = "wal", "parquet"
 
 
 class Chunk(NamedTuple):
-    """A piece of one file: rows first_seq + skip up to, without, first_seq + skip + rows of its node.
+    """A part of one file: rows first_seq + skip up to but not including first_seq + skip + rows of its node.
 
     Attributes:
         file: its path in the journal.
         kind: "wal" or "parquet".
-        offset, length: where the batches are in a segment, bytes; of a Parquet file 0 and its whole length.
-        skip: how many rows of the first batch come before.
-        rows: how many are wanted.
-        node: who wrote them.
-        first_seq: number of the first row of the first batch.
-        footer_crc32: of a Parquet file; None when it is not known.
-        share_bytes: of a Parquet file, about how much of it the rows are.
+        offset, length: position of the batches in a segment, bytes; of a Parquet file 0 and its size.
+        skip: rows of the first batch before the wanted ones.
+        rows: number of wanted rows.
+        node: the node that wrote them.
+        first_seq: the number of the first row of the first batch.
+        footer_crc32: checksum of a Parquet file's footer; None when it is not known.
+        share_bytes: the approximate size of the wanted rows in a Parquet file.
     """
 
     file: str
@@ -46,21 +49,21 @@ class Chunk(NamedTuple):
 
     @property
     def start(self) -> int:
-        """The number of the first row that is wanted."""
+        """The number of the first wanted row."""
         return self.first_seq + self.skip
 
     @property
     def end(self) -> int:
-        """The number behind the last row that is wanted."""
+        """The number after the last wanted row."""
         return self.start + self.rows
 
 
 class SealedSegment(NamedTuple):
-    """A segment with rows that doesn't grow any more: a plan of all of it needn't look at its index.
+    """A sealed segment with rows: a plan with all of them doesn't need its index.
 
     Attributes:
-        end: the number behind its last row; without holes before it.
-        size_bytes: how long it is.
+        end: the number after its last row; no number before it is missing.
+        size_bytes: its size.
         ts_min_us, ts_max_us: its earliest and latest time, microseconds UTC.
     """
 
@@ -71,40 +74,40 @@ class SealedSegment(NamedTuple):
 
 
 class JournalSnapshot(NamedTuple):
-    """What a journal has at a moment.
+    """The files of a journal at one moment.
 
     Attributes:
-        wal: by node, the first numbers of its segments, ascending. Looked at before the manifest: what is compacted
-            meanwhile is in both, never in neither.
-        manifest: what is Parquet.
+        wal: by node, the first numbers of its segments, ascending. They were listed before the manifest was read: rows
+            that were compacted meanwhile are in both, never in neither.
+        manifest: the compacted files.
     """
 
     wal: dict[str, list[int]]
     manifest: Manifest
 
     def nodes(self) -> list[str]:
-        """Returns the names of all nodes, in order."""
+        """Return the names of all nodes, in order."""
         return sorted({*self.wal, *self.manifest.nodes})
 
     def begin(self, node: str) -> int | None:
-        """Returns the oldest number there is; None when there are no rows."""
+        """Return the number of the oldest row of a node; None without rows."""
         through, compacted = self.manifest.nodes.get(node, 0), self.manifest.first(node)
         found = [max(first, through) for first in self.wal.get(node, [])[:1]]
         return min(found + ([] if compacted is None else [compacted]), default=None)
 
     def segments(self, node: str, start: int, end: int) -> list[int]:
-        """Returns the first numbers of the segments that may have rows of a range."""
+        """Return the first numbers of the segments that may have rows of a range, ascending."""
         firsts = self.wal.get(node, [])
         oldest = max(0, bisect_right(firsts, start) - 1)
         return [first for first in firsts[oldest:] if first < end]
 
 
 class SegmentIndex:
-    """The index of a segment, looked at by row number.
+    """The index of a segment, searched by row number.
 
     Args:
-        data: the whole records.
-        path: for messages.
+        data: the complete records.
+        path: the name for messages.
     """
 
     def __init__(self, data: bytes | memoryview, path: str) -> None:
@@ -113,60 +116,60 @@ class SegmentIndex:
 
     @property
     def size_bytes(self) -> int:
-        """How long it is."""
+        """The size of the complete records."""
         return self.count * INDEX.size
 
     @property
     def end(self) -> int:
-        """The number behind its last row; 0 when it has none."""
+        """The number after the last row; 0 without rows."""
         return self.entry(self.count - 1).next_seq if self.count else 0
 
     def entry(self, at: int) -> BatchEntry:
-        """Returns one record."""
+        """Return a record."""
         return BatchEntry(*INDEX.unpack_from(self._data, at * INDEX.size))
 
     def at(self, seq: int) -> int:
-        """Returns which record has a row, or would."""
+        """Return the position of the record that has a row, or would have it."""
         firsts = range(self.count)
-        if not self.count or seq <= self.entry(0).first_seq:  # as in most segments of a long range
+        if not self.count or seq <= self.entry(0).first_seq:  # the case of most segments in a long range
             return 0
         if seq >= self.entry(self.count - 1).first_seq:
             return self.count - 1
         return max(0, bisect_right(firsts, seq, key=lambda at: self.entry(at).first_seq) - 1)
 
     def between(self, start: int, end: int) -> list[BatchEntry]:
-        """Returns the batches that have rows of a range.
+        """Return the batches that have rows of a range.
 
         Raises:
-            JournalError: they don't follow each other.
+            JournalError: the index is damaged: a batch doesn't follow the one before.
         """
-        found = self._range(start, end)
+        found = self._positions(start, end)
         entries = parse_index(self._records(found))
         check(entries, self._path, found.start * INDEX.size)
         return entries
 
-    def runs(self, start: int, end: int, ts_us: Times | None) -> Iterator[tuple[BatchEntry, BatchEntry]]:
-        """Yields (first, last) of batches that follow each other and have rows of a range."""
-        found = self._range(start, end)
-        for run in filter(None, [found] if ts_us is None else self._meeting(found, ts_us)):
-            yield self.entry(run[0]), self.entry(run[-1])
+    def spans(self, start: int, end: int, ts_us: Times | None) -> Iterator[tuple[BatchEntry, BatchEntry]]:
+        """Yield (first, last) of adjacent batches that have rows of a range."""
+        found = self._positions(start, end)
+        if ts_us is None:
+            if found:
+                yield self.entry(found[0]), self.entry(found[-1])
+            return
+        times = TIMES.iter_unpack(self._records(found))
+        wanted = [at for at, both in zip(found, times, strict=True) if _intersect(both, ts_us)]
+        for _, pairs in groupby(enumerate(wanted), lambda pair: pair[1] - pair[0]):
+            adjacent = [at for _, at in pairs]
+            yield self.entry(adjacent[0]), self.entry(adjacent[-1])
 
     def results(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Returns the batches that have rows of a range and were published by pipelines, as `index.results`."""
-        return results(self._records(self._range(start, end)))
+        """Return the ranges of rows that pipelines have published, as `segment.result_ranges`, near a range."""
+        return result_ranges(self._records(self._positions(start, end)))
 
-    def _range(self, start: int, end: int) -> range:
-        """Returns which records have rows of a range of numbers."""
+    def _positions(self, start: int, end: int) -> range:
+        """Return the positions of the records that have rows of a range of numbers."""
         first = self.at(start)
         last = bisect_left(range(self.count), end, first, key=lambda at: self.entry(at).first_seq)
         return range(first + (first < last and self.entry(first).next_seq <= start), last)
-
-    def _meeting(self, some: range, ts_us: Times) -> Iterator[list[int]]:
-        """Yields those of some records that have rows of a time, in lists of such that follow each other."""
-        times = TIMES.iter_unpack(self._records(some))
-        wanted = [at for at, both in zip(some, times, strict=True) if _meet(both, ts_us)]
-        for _, run in groupby(enumerate(wanted), lambda pair: pair[1] - pair[0]):
-            yield [at for _, at in run]
 
     def _records(self, some: range) -> memoryview:
         return memoryview(self._data)[some.start * INDEX.size : some.stop * INDEX.size]
@@ -176,9 +179,9 @@ class Planner:
     """Plans reads of one snapshot.
 
     Args:
-        snapshot: what there is.
-        index: gives the index of (node, first number of a segment).
-        sealed: says what it holds as a whole; None when its index has to say.
+        snapshot: the files.
+        index: returns the index of (node, first number of a segment).
+        sealed: returns the content of a sealed segment; None when its index is needed.
     """
 
     def __init__(
@@ -190,17 +193,18 @@ class Planner:
         self._snapshot, self._index, self._sealed = snapshot, index, sealed
 
     def chunks(self, start: Offsets, end: Offsets, ts_us: Times | None, topics: Filter | None) -> Iterator[Chunk]:
-        """Yields the chunks of a range, node by node, each node's in the order of its numbers."""
+        """Yield the chunks of a range, node by node, each node's in order."""
         for node, last in sorted(end.items()):
             first, through = start.get(node, 0), self._snapshot.manifest.nodes.get(node, 0)
             yield from self._parquet(node, first, last, ts_us, topics)
+            # Not below `through`: segments with compacted rows exist until their grace is over.
             yield from self._segments(node, max(first, through), last, ts_us)
 
     def rows(self, node: str, start: int, end: int) -> int:
-        """Returns how many rows of a node there are in a range."""
+        """Return the number of rows of a node in a range."""
         count = 0
         for page in self._snapshot.manifest.pages(node):
-            if start <= page.first and page.last < end:
+            if start <= page.first and page.last < end:  # completely inside: its entry in the root is enough
                 count += page.rows
             elif page.last >= start and page.first < end:
                 some = files_between(self._snapshot.manifest.read_page(page), start, end)
@@ -209,7 +213,7 @@ class Planner:
         return count + sum(chunk.rows for chunk in self._segments(node, max(start, through), end, None))
 
     def files(self, node: str, start: int, end: int, ts_us: Times | None, topics: Filter | None) -> Iterator[DataFile]:
-        """Yields the compacted files of a node that may have rows of a range, in the order of their numbers."""
+        """Yield the compacted files of a node that may have rows of a range, ascending."""
         names = WantedTopics.of(topics)
         for file in self._snapshot.manifest.files(node, start, end, lambda page: _overlaps(page, ts_us)):
             is_inside = max(start, file.first) < min(end, file.last + 1)
@@ -219,7 +223,7 @@ class Planner:
     def _parquet(self, node: str, start: int, end: int, ts_us: Times | None, topics: Filter | None) -> Iterator[Chunk]:
         for file in self.files(node, start, end, ts_us, topics):
             first, last = max(start, file.first), min(end, file.last + 1)
-            share = file.bytes * (last - first) // (file.last + 1 - file.first)
+            share = file.bytes * (last - first) // (file.last + 1 - file.first)  # as if all rows had the same size
             yield Chunk(file.path, PARQUET, 0, file.bytes, 0, last - first, node, first, file.footer_crc32, share)
 
     def _segments(self, node: str, start: int, end: int, ts_us: Times | None) -> Iterator[Chunk]:
@@ -227,29 +231,26 @@ class Planner:
             sealed, file = self._sealed(node, first), segment_file(node, first)
             if sealed and not _overlaps(sealed, ts_us):
                 continue
-            if sealed and start <= first and sealed.end <= end and _lies_within(sealed, ts_us):
+            is_inside = ts_us is None or (sealed and ts_us[0] <= sealed.ts_min_us and sealed.ts_max_us <= ts_us[1])
+            if sealed and start <= first and sealed.end <= end and is_inside:  # all of it: its index is not needed
                 yield Chunk(file, WAL, 0, sealed.size_bytes, 0, sealed.end - first, node, first)
                 continue
-            for oldest, newest in self._index(node, first).runs(start, end, ts_us):
+            for oldest, newest in self._index(node, first).spans(start, end, ts_us):
                 skip = max(0, start - oldest.first_seq)
                 rows = min(end, newest.next_seq) - oldest.first_seq - skip
                 yield Chunk(file, WAL, oldest.offset, newest.end - oldest.offset, skip, rows, node, oldest.first_seq)
 
 
 def segment_file(node: str, first: int) -> str:
-    """Returns the path of a segment in the journal."""
+    """Return the path of a segment in the journal."""
     return f"wal/{node}/{first:020d}.arrows"
 
 
 def _overlaps(times: SealedSegment | DataFile | ManifestPage, wanted: Times | None) -> bool:
-    return wanted is None or _meet((times.ts_min_us, times.ts_max_us), wanted)
+    return wanted is None or _intersect((times.ts_min_us, times.ts_max_us), wanted)
 
 
-def _lies_within(times: SealedSegment, wanted: Times | None) -> bool:
-    return wanted is None or (wanted[0] <= times.ts_min_us and times.ts_max_us <= wanted[1])
-
-
-def _meet(times: Times, wanted: Times) -> bool:
+def _intersect(times: Times, wanted: Times) -> bool:
     return times[0] <= wanted[1] and times[1] >= wanted[0]
 
 
@@ -262,7 +263,7 @@ def _may_have(file: DataFile, topics: Filter | None, names: WantedTopics | None)
 
 
 def parts(chunks: Iterable[Chunk], max_rows: int) -> list[list[Chunk]]:
-    """Returns the chunks in lists of `max_rows` rows; the last one may have fewer.
+    """Return the chunks, cut into lists of `max_rows` rows; the last list may have fewer.
 
     Raises:
         ValueError: `max_rows` is less than 1.

@@ -1,38 +1,47 @@
-"""The readers of a journal (`readers/<query>.json`): their progress, and for which of them rows are kept."""
+"""Readers of a journal: progress reports of pipelines, their backlog, and stale readers.
+
+A report is the file `readers/<query>.json`. A backlog leaves out rows that pipelines have published, unless the query
+reads them. Such rows are in batches of their own, which the index of a segment marks, so that no row has to be read.
+Compacted rows, and rows of older versions, have no mark: a limited number of those is read.
+"""
 
 from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
-from typing import TypedDict, TypeGuard
+from typing import NamedTuple, TypedDict, TypeGuard
 
 from smqrt.errors import ArgumentError, JournalError
 from smqrt.journal.files import age_s, is_journal, make_folder, write_whole
-from smqrt.journal.planning import Offsets
+from smqrt.journal.planning import Chunk, Offsets
 from smqrt.journal.reader import Journal
-from smqrt.journal.results import MOST_READ, ResultRows
+from smqrt.journal.record import Flag
 from smqrt.journal.settings import JournalSettings
 from smqrt.journal.timestamps import iso, now_us
 
 STALE_S = 86400.0
-"""A reader that has said nothing for so long, though there are rows for it, has probably been forgotten."""
-_MOST_TOLD = 20
-"""At once, in the log."""
+"""A reader with a backlog is stale after this time without a report: it has probably been forgotten."""
+MAX_READ = 5000
+"""Most rows that are read where no index marks the results; of a larger range all rows count as messages."""
+_MAX_LOGGED = 20
+"""Most stale readers in one log entry."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """How far a query has come.
+    """The progress of a query.
 
     Attributes:
-        name: of the query, and of its file.
-        offset: by node the next row that it will read.
-        seen_us: when it last said so, microseconds since 1970, by the clock of the journal's disk.
+        name: the name of the query, and of its file.
+        offset: by node, the next row that it will read.
+        seen_us: when it last reported, microseconds since 1970, by the clock of the journal's disk.
         results: whether it reads what pipelines have published.
     """
 
@@ -42,22 +51,22 @@ class Reader:
     results: bool = True
 
     def silent_s(self, now_us: int) -> float:
-        """Returns for how long it has said nothing."""
+        """Return the seconds since its last report."""
         return (now_us - self.seen_us) / 1e6
 
     def is_given_up(self, timeout_s: float | None, now_us: int) -> bool:
-        """Whether rows are no longer kept for it."""
+        """Return whether rows are no longer kept for the reader."""
         return timeout_s is not None and self.silent_s(now_us) > timeout_s
 
 
 def load(journal: Path) -> Iterator[Reader]:
-    """Yields the readers of a journal by name: all of them may be more than fits into memory.
+    """Yield the readers of a journal, sorted by name, one at a time: all of them may not fit into memory.
 
     Args:
         journal: its folder.
 
     Raises:
-        JournalError: what one has said is damaged.
+        JournalError: a report is damaged.
     """
     for path in _files(journal):
         try:
@@ -77,16 +86,16 @@ def _files(journal: Path) -> list[Path]:
 
 
 class Backlog:
-    """How many rows wait for readers of a journal, up to its end at the moment of the first question.
+    """The backlog of readers of a journal, up to its end at the first question.
 
     Args:
-        journal: where.
-        most_read: how many rows of a question are read, as for `ResultRows`.
-        begin: from where a reader begins in nodes that its offset doesn't name; their first numbers by default.
+        journal: the journal.
+        max_read: most rows that are read for one question, as for `ResultRows`.
+        begin: where a reader begins in nodes that its offset doesn't name; their first rows by default.
     """
 
-    def __init__(self, journal: Journal, most_read: int = MOST_READ, begin: Mapping[str, int] | None = None) -> None:
-        self._journal, self._most_read, self._begin = journal, most_read, begin or {}
+    def __init__(self, journal: Journal, max_read: int = MAX_READ, begin: Mapping[str, int] | None = None) -> None:
+        self._journal, self._max_read, self._begin = journal, max_read, begin or {}
 
     @cached_property
     def _end(self) -> dict[str, int]:
@@ -98,10 +107,10 @@ class Backlog:
 
     @cached_property
     def _results(self) -> ResultRows:
-        return ResultRows(self._journal, self._end, self._most_read)
+        return ResultRows(self._journal, self._end, self._max_read)
 
     def of(self, reader: Reader) -> int:
-        """Returns how many rows wait for a reader: results of pipelines do for who reads them.
+        """Return how many rows wait for a reader. Results of pipelines count only for a reader that reads them.
 
         Raises:
             JournalError: the journal can't be read.
@@ -110,27 +119,29 @@ class Backlog:
         return self._count(start, self._end) if reader.results else self._results.others(start)
 
 
-def waiting(journal: Path, most_read: int = MOST_READ) -> Iterator[tuple[Reader, int]]:
-    """Yields the readers of a journal, and how many rows wait for each.
+def waiting(journal: Path, max_read: int = MAX_READ) -> Iterator[tuple[Reader, int]]:
+    """Yield the readers of a journal with their backlogs.
 
     Args:
         journal: its folder.
-        most_read: as for `Backlog`.
+        max_read: as for `Backlog`.
 
     Raises:
         JournalError: as `load`, or the journal can't be read.
     """
     backlog: Backlog | None = None
     for reader in load(journal):
-        backlog = backlog or Backlog(Journal(journal), most_read)
+        backlog = backlog or Backlog(Journal(journal), max_read)
         yield reader, backlog.of(reader)
 
 
 def silence(reader: Reader, behind: int, now_us: int) -> str:
-    """Says of a reader that it has said nothing for long, in half a sentence; nothing when all is well.
+    """Return a clause about a stale reader; empty for a reader that is not stale.
 
     Args:
-        reader: the reader; behind: how many rows wait for it; now_us: the time, microseconds since 1970.
+        reader: the reader.
+        behind: how many rows wait for it.
+        now_us: the time, microseconds since 1970.
     """
     if not behind or reader.silent_s(now_us) <= STALE_S:
         return ""
@@ -138,9 +149,7 @@ def silence(reader: Reader, behind: int, now_us: int) -> str:
 
 
 def needed(readers: Iterable[Reader], timeout_s: float | None, now_us: int) -> dict[str, int]:
-    """Returns, by node, the number of the first row that one of the readers has yet to read; those that are given up
-    don't count.
-    """
+    """Return, by node, the number of the first row that a reader has yet to read; given-up readers don't count."""
     found: dict[str, int] = {}
     for reader in readers:
         if not reader.is_given_up(timeout_s, now_us):
@@ -149,78 +158,195 @@ def needed(readers: Iterable[Reader], timeout_s: float | None, now_us: int) -> d
     return found
 
 
-def _condition(reader: Reader, behind: int, timeout_s: float | None, now_us: int) -> str:
-    """Says of a silent reader what becomes of its rows; arguments as for `silence`, and after what time of silence it
-    is given up, None for never.
-    """
-    since = silence(reader, behind, now_us)
-    if reader.is_given_up(timeout_s, now_us):
-        return f"{since}: it is given up, and they are kept no longer than others"
-    until = (
-        "until hard_bytes are reached" if timeout_s is None else f"until {iso(reader.seen_us + int(timeout_s * 1e6))}"
-    )
-    return f"{since}: they are kept {until}; run it, or smqrt pipeline reset {reader.name.partition('.')[0]}"
-
-
 class ReaderWatch:
-    """Looks after the readers of a journal that a hub writes.
+    """Reports stale readers of a journal that a hub writes.
 
     Args:
-        settings: of the journal.
+        settings: settings of the journal.
 
     Attributes:
-        stale, given_up: how many readers say nothing, and for how many rows are no longer kept.
+        stale, given_up: how many readers are stale, and for how many of them rows are no longer kept.
     """
 
     def __init__(self, settings: JournalSettings) -> None:
         self._settings = settings
-        self._told: dict[str, bool] = {}
+        self._logged: dict[str, bool] = {}
         self.stale = self.given_up = 0
 
     def look(self, now_us: int) -> list[str]:
-        """Returns a sentence for each reader with which something is wrong that wasn't told before, for hundreds only
-        how many there are; reads the disk.
+        """Return a sentence for each new stale or given-up reader, for many only their number. Reads the disk.
 
         Args:
             now_us: the time, microseconds since 1970.
 
         Raises:
-            JournalError: the journal, or what a reader has said, can't be read.
+            JournalError: the journal or a report can't be read.
         """
         timeout_s = self._settings.reader_timeout_s
         for path in _files(self._settings.path):
             with suppress(FileNotFoundError):
-                age_s(path)  # of a clock that was wrong: else it is never given up
+                age_s(path)  # sets a time in the future to now: else the reader would never be given up
         late: dict[str, bool] = {}
         new: list[str] = []
-        for each, behind in waiting(self._settings.path, 0):  # a hub reads no rows for this
-            if silence(each, behind, now_us):
-                given_up = late[each.name] = each.is_given_up(timeout_s, now_us)
-                if self._told.get(each.name) != given_up:
-                    new.append(f"the pipeline {each.name} {_condition(each, behind, timeout_s, now_us)}")
-        self._told, self.stale, self.given_up = late, len(late), sum(late.values())
-        more = len(new) - _MOST_TOLD
-        return [*new[:_MOST_TOLD], f"{more} more pipelines are like them"] if more > 0 else new
+        for each, behind in waiting(self._settings.path, 0):  # 0: a hub reads no rows for this
+            since = silence(each, behind, now_us)
+            if not since:
+                continue
+            given_up = late[each.name] = each.is_given_up(timeout_s, now_us)
+            if self._logged.get(each.name) == given_up:
+                continue
+            if given_up:
+                result = "it is given up, and they are kept no longer than others"
+            else:
+                until = "hard_bytes are reached" if timeout_s is None else iso(each.seen_us + int(timeout_s * 1e6))
+                query = each.name.partition(".")[0]
+                result = f"they are kept until {until}; run it, or smqrt pipeline reset {query}"
+            new.append(f"the pipeline {each.name} {since}: {result}")
+        self._logged, self.stale, self.given_up = late, len(late), sum(late.values())
+        more = len(new) - _MAX_LOGGED
+        return [*new[:_MAX_LOGGED], f"{more} more pipelines are like them"] if more > 0 else new
 
 
-MOST_QUERIES = 10_000
-"""That report: retention reads all they have said."""
+# ---- rows that pipelines have published
+
+
+class _Known(NamedTuple):
+    """Batches of results of a node from `start` on: first numbers, numbers after the last, and cumulated rows."""
+
+    start: int
+    firsts: list[int]
+    ends: list[int]
+    sums: list[int]
+
+    def rows_below(self, seq: int) -> int:
+        """Return how many rows of the batches have a number below `seq`."""
+        at = bisect_right(self.firsts, seq)
+        return self.sums[at] - max(0, self.ends[at - 1] - seq) if at else 0
+
+    def between(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the ranges between the batches, within a range."""
+        at = max(0, bisect_right(self.firsts, start) - 1)
+        for first, last in zip(self.firsts[at:], self.ends[at:], strict=True):
+            if first >= end:
+                break
+            if start < first:
+                yield start, first
+            start = max(start, last)
+        if start < end:
+            yield start, end
+
+
+class ResultRows:
+    """The rows of a journal that pipelines have published, at present. Create it for a few questions.
+
+    Args:
+        journal: the journal.
+        end: by node, the number after the last row that matters.
+        max_read: most rows that are read for one question.
+
+    Raises:
+        JournalError: the journal can't be read; all methods raise this.
+    """
+
+    def __init__(self, journal: Journal, end: Offsets, max_read: int = MAX_READ) -> None:
+        self._journal, self._end, self._max_read = journal, end, max_read
+        self._count = journal.row_counter()
+        self._nodes: dict[str, _Known] = {}
+
+    def others(self, start: Offsets) -> int:
+        """Return how many rows from `start` on were not published by pipelines."""
+        found = 0
+        for node, end in self._end.items():
+            first = start.get(node, 0)
+            known = self._known(node, first)
+            results = known.rows_below(end) - known.rows_below(first)
+            rows = self._count({node: first}, {node: end}) - results
+            if 0 < rows <= self._max_read:
+                chunks = (chunk for range_ in known.between(first, end) for chunk in self._chunks(node, *range_))
+                found += sum(not flag & Flag.PIPELINE for chunk in chunks for _, flag in self._flags(chunk))
+            else:
+                found += max(0, rows)
+        return found
+
+    def first_others(self, start: Offsets) -> dict[str, int]:
+        """Return, by node, the number of the first row from `start` on that was not published by pipelines.
+
+        A node without such a row is left out.
+        """
+        found = {node: self._first_other(node, start.get(node, 0), end) for node, end in self._end.items()}
+        return {node: first for node, first in found.items() if first is not None}
+
+    def _first_other(self, node: str, start: int, end: int) -> int | None:
+        known, left = self._known(node, start), self._max_read
+        pieces = (piece for first, last in known.between(start, end) for piece in _growing(first, last))
+        for chunk in (chunk for first, last in pieces for chunk in self._chunks(node, first, last)):
+            some = chunk._replace(rows=min(chunk.rows, left))
+            for seq, flag in self._flags(some):
+                if not flag & Flag.PIPELINE:
+                    return seq
+            if some.rows < chunk.rows:
+                return some.end
+            left -= some.rows
+        return None
+
+    def _chunks(self, node: str, first: int, last: int) -> Iterator[Chunk]:
+        return (chunk for part in self._journal.plan({node: first}, {node: last}) for chunk in part)
+
+    def _flags(self, chunk: Chunk) -> Iterator[tuple[int, int]]:
+        """Yield (number, flags) of the rows of a chunk; without pyarrow the flags are 0."""
+        try:
+            batches = list(self._journal.tables(chunk, ["flags"])) if chunk.rows else []
+        except ImportError:
+            yield from ((seq, 0) for seq in range(chunk.start, chunk.end))
+            return
+        flags = (flag for batch in batches for flag in batch.column("flags").to_pylist())
+        yield from enumerate(flags, chunk.start)
+
+    def _known(self, node: str, start: int) -> _Known:
+        """Return the batches of results of a node from `start` on; indexes are read once."""
+        known = self._nodes.get(node)
+        if known is None or start < known.start:
+            until = self._end[node] if known is None else known.start
+            found = self._journal.result_batches(node, start, until)
+            older = _Known(start, [], [], []) if known is None else known
+            firsts = [first for first, _ in found] + older.firsts
+            ends = [end for _, end in found] + older.ends
+            sums = [0, *accumulate(end - first for first, end in zip(firsts, ends, strict=True))]
+            known = self._nodes[node] = _Known(start, firsts, ends, sums)
+        return known
+
+
+def _growing(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield a range in growing pieces: usually the first row is the answer, and a hub sends a whole piece."""
+    rows = 1
+    while start < end:
+        yield start, min(end, start + rows)
+        start, rows = start + rows, rows * 8
+
+
+# ---- progress reports
+
+
+MAX_QUERIES = 10_000
+"""Most queries that report: retention reads all reports."""
 MOST_NODES = 256
-"""Of a report: a hub looks at all reports once a minute."""
-_SHOWN = 100
+"""Most nodes of a report: a hub reads all reports once a minute."""
+_MAX_SHOWN_CHARS = 100
 _QUERY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 def checked_query(query: object) -> str:
-    """Returns the id of a query that may name a file; raises ArgumentError for others."""
+    """Return the id of a query, which may be a file name. Raises ArgumentError for an invalid one."""
     if isinstance(query, str) and _QUERY.fullmatch(query):
         return query
-    raise ArgumentError(f"query: {_shown(query)} is no id of a query; use 1 to 100 letters, digits, '-', '_' and '.'.")
+    raise ArgumentError(
+        f"query: {_shown(query)} is not the id of a query; use 1 to 100 letters, digits, '-', '_' and '.'."
+    )
 
 
 class ProgressReport(TypedDict):
-    """How far a query has come: its id, its name, by node the next row it will read, when it said so, and whether it
-    reads what pipelines have published.
+    """The progress of a query: its id, its name, by node the next row it will read, the time, and whether it reads what
+    pipelines have published.
     """
 
     query: str
@@ -231,53 +357,49 @@ class ProgressReport(TypedDict):
 
 
 def parse_report(body: bytes) -> ProgressReport:
-    """Reads a report of progress.
+    """Parse a progress report.
 
     Args:
         body: JSON with `query`, `name`, `offset` (node: next sequence number), and perhaps `time_us` and `results`.
 
     Returns:
-        What `save_report` takes.
+        The argument of `save_report`.
 
     Raises:
         ArgumentError: one sentence that names the wrong field.
     """
     try:
         values = json.loads(body)
-    except (ValueError, RecursionError) as error:  # the latter: nested without end
-        raise ArgumentError(f"progress: this is no JSON ({error}); send query, name and offset.") from None
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
+        raise ArgumentError(f"progress: the body is not JSON ({error}); send query, name and offset.") from None
     if not isinstance(values, dict):
-        raise ArgumentError("progress: this is no JSON object; send query, name and offset.")
+        raise ArgumentError("progress: the body is not a JSON object; send query, name and offset.")
     query, name = checked_query(values.get("query")), values.get("name") or ""
     if not isinstance(name, str):
-        raise ArgumentError(f"name: {_shown(name)} is no text; the name of the query is needed.")
-    time_us = values.get("time_us")
-    seen_us = time_us if _is_count(time_us) else now_us()
-    results = values.get("results") is not False
+        raise ArgumentError(f"name: {_shown(name)} is not a text; send the name of the query.")
+    time_us, offset = values.get("time_us"), values.get("offset")
+    if isinstance(offset, dict) and len(offset) > MOST_NODES:
+        raise ArgumentError(f"offset: it names {len(offset)} nodes; a report has {MOST_NODES} at most.")
+    if not isinstance(offset, dict) or not all(_is_count(seq) for seq in offset.values()):
+        raise ArgumentError(
+            f"offset: {_shown(offset)} is not an object {{node: sequence number}} such as {{'n1': 17}}."
+        )
     return {
         "query": query,
         "name": name,
-        "offset": _offset(values.get("offset")),
-        "time_us": seen_us,
-        "results": results,
+        "offset": offset,
+        "time_us": time_us if _is_count(time_us) else now_us(),
+        "results": values.get("results") is not False,
     }
 
 
-def _offset(offset: object) -> dict[str, int]:
-    if isinstance(offset, dict) and len(offset) > MOST_NODES:
-        raise ArgumentError(f"offset: it names {len(offset)} nodes; a report has {MOST_NODES} at most.")
-    if isinstance(offset, dict) and all(_is_count(seq) for seq in offset.values()):
-        return offset
-    raise ArgumentError(f"offset: {_shown(offset)} is no object of node: sequence number, such as {{'n1': 17}}.")
-
-
 def _shown(value: object) -> str:
-    """What is wrong, as far as it fits into a sentence."""
+    """Return an invalid value, shortened for a message."""
     try:
         text = repr(value)
     except RecursionError:
-        return "what is nested so deep"
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+        return "a deeply nested value"
+    return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "…"
 
 
 def _is_count(value: object) -> TypeGuard[int]:
@@ -285,26 +407,26 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def reported_queries(journal: Path) -> list[str]:
-    """Returns the queries that have reported."""
+    """Return the ids of the queries that have reported."""
     return [path.stem for path in (journal / "readers").glob("[!.]*.json")]
 
 
 def save_report(journal: Path, values: ProgressReport) -> None:
-    """Keeps a report in the journal's folder.
+    """Store a report in the journal's folder.
 
     Raises:
-        ArgumentError: it would be one query too many.
+        ArgumentError: too many queries have reports.
         JournalError: it can't be written.
     """
     folder = journal / "readers"
     path = folder / f"{values['query']}.json"
-    if not path.exists() and len(reported_queries(journal)) >= MOST_QUERIES:
+    if not path.exists() and len(reported_queries(journal)) >= MAX_QUERIES:
         raise ArgumentError(
-            f"query: {MOST_QUERIES} queries have told {folder} how far they are; `smqrt pipeline reset` takes off "
-            "those that are gone."
+            f"query: limit reached: {MAX_QUERIES} queries have reports in {folder}; remove unused ones "
+            "with `smqrt pipeline reset`."
         )
     try:
-        if is_journal(journal):  # and is not made anew
+        if is_journal(journal):  # a journal that is missing is not created again
             make_folder(folder)
         write_whole(path, (json.dumps(values) + "\n").encode(), sync=False)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Rows of the journal: the columns, and what is kept of a message.
+"""Rows and columns of the journal.
 
-A segment holds the columns of `Row`; `node` and `broker` are the same for all its rows and stand in its schema. A
-reader adds them in front, which gives `COLUMNS`.
+A segment has the columns of `Row`. `node` and `broker` are the same for all its rows and are stored in its schema. A
+reader adds them, which gives `COLUMNS`.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 
 class Flag(IntFlag):
-    """What happened to a message. The column `flags` holds any of them together."""
+    """Properties of a message, combined in the column `flags`."""
 
     DIRECT = 1
-    """Addressed to one client (an ETID): it has no topic."""
+    """Addressed to one client (an ETID), without a topic."""
     UNROUTED = 2
-    """Nobody was subscribed."""
+    """No subscriber received it."""
     ASSEMBLED = 4
-    """Came in fragments (PubFrag)."""
+    """Received in fragments (PubFrag)."""
     PIPELINE = 8
-    """Published by a pipeline: pipelines leave these out, so that none feeds itself."""
+    """Published by a pipeline. Pipelines skip these rows, so that none reads its own results."""
     SERVER = 16
     """Published by the server's own client."""
 
@@ -29,15 +29,15 @@ class Row(NamedTuple):
     """One message, in the order of a segment's columns.
 
     Attributes:
-        seq: its number; dense per node, and the offset by which everything is read.
-        ts_us: when the hub got it, microseconds since 1970 in UTC.
-        topic, tid: the topic's name and number; both None for a message to one client.
-        subtopic, stid: the same of the subtopic; None when there is none.
-        ptid: the publisher's ETID (it lasts as long as the connection).
-        uid: who the publisher is (it lasts).
-        flags: `Flag`.
+        seq: the sequence number: dense per node, and the offset of all readers.
+        ts_us: when the hub received it, microseconds since 1970 in UTC.
+        topic, tid: name and number of the topic. For a message to one client the name is None and the number its ETID.
+        subtopic, stid: name and number of the subtopic; the name is None without a subtopic.
+        ptid: the publisher's ETID, which changes with each connection.
+        uid: the publisher's lasting identity.
+        flags: values of `Flag`.
         payload: the message.
-        txn: "query:batch" when a pipeline wrote it with a commit.
+        txn: "query:batch" for rows of a commit, else None.
     """
 
     seq: int
@@ -54,7 +54,7 @@ class Row(NamedTuple):
 
 
 class Column(NamedTuple):
-    """One column: its name, its type as Spark writes it, and whether it may be null."""
+    """A column: its name, its type in Spark's spelling, and whether it may be null."""
 
     name: str
     type: str
@@ -78,22 +78,22 @@ SEGMENT_COLUMNS = (
 """The columns in a segment, in the order of `Row`."""
 
 COLUMNS = (*NODE_COLUMNS, *SEGMENT_COLUMNS[:2], Column("broker", "STRING"), *SEGMENT_COLUMNS[2:])
-"""The columns a reader gives: node, seq, ts, broker, topic, …, txn."""
+"""The columns of a reader: node, seq, ts, broker, topic, …, txn."""
 
 DDL = ", ".join(f"{one.name} {one.type}{'' if one.nullable else ' NOT NULL'}" for one in COLUMNS)
-"""The same for Spark."""
+"""`COLUMNS` as a DDL text for Spark."""
 
 
 def transaction(query: str, batch: int) -> str:
-    """Returns the value of `txn` for a query's micro-batch."""
+    """Return the value of `txn` for a query's micro-batch."""
     return f"{query}:{batch}"
 
 
 def parse_transaction(txn: str) -> tuple[str, int]:
-    """Returns (query, batch) of a value of `txn`.
+    """Return (query, batch) from a value of `txn`.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the batch is not a number.
     """
     query, _, batch = txn.rpartition(":")
     return query, int(batch)

@@ -1,7 +1,7 @@
-"""The tap of a hub: takes what is published, and turns it into batches for the writer.
+"""Recorder of a hub: collects published messages, and turns them into batches for the writer.
 
-Recording a message is one append to a list; the rest happens once per turn of the event loop (a time stamp) and once
-per flush (the columns of a batch, in LuaJIT). Runs of many kilobytes become columns at once.
+Recording a message is one append to a list. Once per turn of the event loop the messages get a time stamp; once per
+flush they become the columns of a batch, in LuaJIT. A frame batch of many kilobytes becomes columns at once.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from smqrt.wire.smq import Type, frames
 log = logging.getLogger("smqrt.journal")
 
 FEED_RUNS = 512
-"""So many runs, with their time stamps, become columns at once: while they are in the processor's cache, and not so
-many that joining them takes new memory from the system."""
+"""This many frame batches, with their time stamps, become columns at once: they fit into the processor's cache, and
+joining them takes no new memory from the system.
+"""
 SERVER_UNSENT_BYTES = 16 << 20
-"""So much of the server's own messages may wait for the disk; then its publish queue does."""
+"""When more of the server's own messages wait for the disk, its publish queue waits, too."""
 _ROWS_WITHOUT_STAMP = -1
-"""In place of how many runs have a stamp: none may wait, but there are rows to be stamped."""
+"""Value of `_stamped` when rows have no stamp yet, even if no frame batch waits."""
 _UNROUTED, _ASSEMBLED = toggle(Flag.UNROUTED), toggle(Flag.ASSEMBLED)
 
 Write = Callable[[int, int, int, Sequence[Piece]], bool]
-"""`(rows, first us, last us, pieces) -> written`; false: the disk takes nothing, and the writer keeps the batch."""
+"""`(rows, first us, last us, pieces) -> written`; False: the write failed, and the writer keeps the batch."""
 
 
 Deliver = Callable[[bytes], bool | None]
@@ -44,9 +45,7 @@ Deliver = Callable[[bytes], bool | None]
 
 @dataclass(slots=True)
 class _Unsent:
-    """A run that nobody has received yet: it waits until the disk has the rows below `seq`, None while these are not
-    even written.
-    """
+    """Frames that are delivered once the disk has the rows below `seq`; None while these rows are not written."""
 
     seq: int | None
     deliver: Deliver
@@ -62,16 +61,16 @@ class HubRecorder:
     """The `Recorder` of one hub (`smqrt.broker.state`).
 
     Args:
-        broker: what is recorded.
-        settings: which topics, and how often to flush.
-        next_seq: gives the sequence number of the next row.
-        write: takes each batch.
-        now_us: gives the time, microseconds UTC.
-        sync: has the disk keep what was written; `kept` tells when it does.
+        broker: the broker to record.
+        settings: the topics, and how often to flush.
+        next_seq: returns the sequence number of the next row.
+        write: called with each batch.
+        now_us: returns the time, microseconds UTC.
+        sync: starts a sync; `kept` is called when the disk has the rows.
 
     Attributes:
-        full: the disk takes nothing; publishers wait.
-        messages_skipped: how many messages were not selected.
+        full: whether writing has failed, so that publishers wait.
+        messages_skipped: number of messages that were not selected.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class HubRecorder:
         self._stamped = 0
         self._guesses: list[tuple[int, int]] = []
         self._departed: dict[int, bytes] = {}
-        self._held: set[Any] = set()
+        self._waiting_outboxes: set[Any] = set()
         self._flush_s = settings.flush_ms / 1000
         self._timer: Any = None
         self._recorded = self.full = False
@@ -104,9 +103,9 @@ class HubRecorder:
         self.waits_for_disk = settings.sync == "always"
         self._unsent: deque[_Unsent] = deque()
         self._unsent_bytes = 0
-        data_path.turn_ends.append(self._turn_ends)
+        data_path.turn_ends.append(self._end_turn)
 
-    # ---- what the broker calls
+    # ---- called by the broker
 
     def selects(self, topic: Topic | None) -> bool:
         """See `Recorder`."""
@@ -115,7 +114,7 @@ class HubRecorder:
         return self._filter.matches(topic.name.decode("utf-8", "replace"))
 
     def record_large(self, run: bytes | memoryview) -> None:
-        """See `Recorder`. The run is read where it is, while the processor's cache has it: a copy would take new
+        """See `Recorder`. The frames are read in place, while they are in the processor's cache: a copy would take new
         memory from the system, which costs more than the columns.
         """
         if self.full or self._at_once or (isinstance(run, memoryview) and run.readonly):
@@ -147,14 +146,14 @@ class HubRecorder:
 
     def hold(self, publisher: BrokerPeer) -> bool:
         """See `Recorder`."""
-        self._held.add(publisher.outbox)
+        self._waiting_outboxes.add(publisher.outbox)
         return True
 
     def left(self, client: BrokerPeer) -> None:
         """See `Recorder`."""
         self._departed[client.etid] = client.uid
 
-    # ---- messages that wait for the disk
+    # ---- delivery after a sync
 
     def send_later(self, deliver: Deliver, run: bytes, publisher: BrokerPeer) -> bool:
         """See `Recorder`."""
@@ -165,13 +164,13 @@ class HubRecorder:
         return holds
 
     def kept(self, next_seq: int) -> None:
-        """The disk has every row below this number: deliver what waits for that."""
+        """Deliver the messages whose rows are below a number, since the disk has these rows."""
         while self._unsent and self._unsent[0].is_kept(next_seq):
             one = self._unsent.popleft()
             self._unsent_bytes -= len(one.run)
             try:
                 waits = one.deliver(one.run)
-            except Exception:  # the others must not wait for ever
+            except Exception:  # the other messages must be delivered nevertheless
                 log.exception("error while a message was routed; it is lost")
                 waits = False
             if one.holds and not waits:
@@ -179,7 +178,7 @@ class HubRecorder:
 
     # ---- time
 
-    def _turn_ends(self) -> None:
+    def _end_turn(self) -> None:
         runs = self._runs
         if len(runs) != self._stamped:
             runs.append(stamp(self._now_us()))
@@ -205,16 +204,16 @@ class HubRecorder:
     # ---- batches
 
     def flush(self) -> None:
-        """Write everything recorded so far, unless the disk takes nothing."""
+        """Write everything that was recorded, unless writing has failed."""
         self._feed()
         if not self.full:
             self._take()
         if not self.full:
-            self._forget()
+            self._forget_guesses()
             self._recorded = False
 
     def _feed(self) -> None:
-        """Make columns of what was recorded; full batches are written."""
+        """Turn recorded frames into columns, and write full batches."""
         runs = self._runs
         if self.full:
             return
@@ -230,8 +229,9 @@ class HubRecorder:
             runs.append(data[at:])
 
     def _consume(self, data: bytes | memoryview, is_stamped: bool) -> int:
-        """Make columns of frames, which end with a stamp or get one later; returns how far that went: to the end, or to
-        where the disk took nothing.
+        """Turn frames into columns. The frames end with a stamp, or get one later.
+
+        Returns the position that was reached: the end, or where a write failed.
         """
         at, end = 0, len(data)
         while at < end and not self.full:
@@ -271,7 +271,7 @@ class HubRecorder:
             return uid.hex().encode()
         return uid
 
-    def _forget(self) -> None:
+    def _forget_guesses(self) -> None:
         for kind, number in self._guesses:
             self._columns.forget(kind, number)
         self._guesses.clear()
@@ -280,32 +280,32 @@ class HubRecorder:
             self._columns.forget(TOPIC, etid)
         self._departed.clear()
 
-    # ---- back-pressure
+    # ---- backpressure
 
     def room_again(self) -> None:
-        """The disk takes something again: write what waited, and let the publishers go on."""
+        """Write the waiting messages and resume the publishers, since writing is possible again."""
         self.full = False
         self.flush()
         if not self.full:
             for one in self._unsent:
                 one.seq = one.seq or self._next_seq()
             self._sync()
-            self._let_go()
+            self._resume_publishers()
 
-    def _let_go(self) -> None:
-        held, self._held = self._held, set()
-        for outbox in held:
+    def _resume_publishers(self) -> None:
+        outboxes, self._waiting_outboxes = self._waiting_outboxes, set()
+        for outbox in outboxes:
             outbox.resume()
 
     def waiting(self) -> int:
-        """How many messages are recorded and not yet in a batch."""
+        """Return the number of messages that are recorded and not in a batch."""
         return sum(frame[2] == Type.PUBLISH for frame in frames(b"".join(self._runs)))
 
     def close(self) -> None:
-        """Write the rest and record nothing more."""
+        """Write the rest, and stop recording."""
         self._broker.record(None)
         self.flush()
-        self._let_go()  # the hub may go on without a journal
-        data_path.turn_ends.remove(self._turn_ends)
+        self._resume_publishers()  # the hub may continue without a journal
+        data_path.turn_ends.remove(self._end_turn)
         if self._timer is not None:
             self._timer.stop()

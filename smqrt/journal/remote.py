@@ -1,10 +1,11 @@
-"""A journal over HTTP, for who doesn't share the hub's disk: `open_journal("http://hub:9357/rtl/journal/name", token)`.
+"""A journal over HTTP: `open_journal("http://hub:9357/rtl/journal/name", token)`.
 
-The hub lists what there is and gives pieces of its files; everything else is as with a folder.
+For readers that don't share the hub's disk. The hub lists the files and sends parts of them.
 """
 
 from __future__ import annotations
 
+import errno
 import http.client
 import io
 import json
@@ -15,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import quote, urlsplit
 
 from smqrt.errors import JournalError
 from smqrt.journal import files, manifest, numbers
@@ -24,17 +25,18 @@ from smqrt.journal.manifest import DataFile, ManifestPage
 from smqrt.journal.planning import Chunk, JournalSnapshot, Offsets, SealedSegment, SegmentIndex, segment_file
 from smqrt.journal.reader import Journal
 from smqrt.journal.segment import DATA, INDEX, INDEXED, REMEDY
+from smqrt.journal.storage import ChunkReader
 
 RETRY_S = 60.0
 _BLOCK_BYTES = 1 << 20
-_KEPT_INDEXES = 64
-_KEPT_PAGES = 32
+_CACHED_INDEXES = 64
+_CACHED_PAGES = 32
 MOST_WAIT_S = 20.0
-"""A hub answers after so long though there is nothing new; less than what a connection waits for an answer."""
+"""A hub answers a waiting request after this time, even without news: less than the timeout of a connection."""
 
 
 class _Listed(NamedTuple):
-    """What the listing says of a segment that doesn't grow any more: how long its index is, and what it holds."""
+    """A sealed segment in the listing: the size of its index, and its content if the hub sends that."""
 
     index_bytes: int
     sealed: SealedSegment | None
@@ -43,13 +45,13 @@ class _Listed(NamedTuple):
 def open_journal(
     location: Path | str, token: str | None = None, *, cafile: str | None = None, retry_s: float = RETRY_S
 ) -> Journal | RemoteJournal:
-    """Opens a journal for reading.
+    """Open a journal for reading.
 
     Args:
         location: its folder, or its address on a hub.
-        token: what the file `token` in its folder holds; for an address.
-        cafile: PEM file with certificates to trust instead of the system's, or what it holds; for an address.
-        retry_s: how long to wait for a hub that is away, seconds.
+        token: the content of the file `token` in its folder; for an address.
+        cafile: PEM file with certificates to trust instead of the system's, or its content; for an address.
+        retry_s: how long to wait for a hub that does not answer, seconds.
 
     Raises:
         JournalError: there is no such journal, or the token is missing.
@@ -65,13 +67,13 @@ class RemoteJournal(Journal):
 
     Args:
         url: its address, such as "http://hub:9357/rtl/journal/name".
-        token: what the file `token` in its folder holds.
+        token: the content of the file `token` in its folder.
         cafile: as for `open_journal`.
-        retry_s: how long every request waits for a hub that is away, seconds.
+        retry_s: how long each request waits for a hub that does not answer, seconds.
         verify: as for `Journal`.
 
     Raises:
-        JournalError: the address or the token is none.
+        JournalError: the address or the token is invalid.
     """
 
     def __init__(
@@ -84,15 +86,10 @@ class RemoteJournal(Journal):
         verify: bool = True,
     ) -> None:
         address = Endpoint(checked_url(url), with_token(url, token), trusted_certificates(cafile))
-        self.url, self.verify = address.url, verify
-        self._address = address
+        self.url, self._address = address.url, address
         self._link = HubLink(lambda: address, retry_s)
-        self._brokers: dict[tuple[str, int], str] = {}
-        self._listing: tuple[str, JournalSnapshot] | None = None
-        self._pages: OrderedDict[str, tuple[DataFile, ...]] = OrderedDict()
-        self._segments: dict[tuple[str, int], _Listed] = {}
-        self._indexes: dict[str, bytes] = {}
-        self._known_gaps: dict[str, list[tuple[int, int]]] = {}
+        self._files = self._hub = HubFiles(address.url, self._link)
+        self._reader = ChunkReader(self._files, verify)
 
     def __repr__(self) -> str:
         return f"RemoteJournal({self.url!r})"
@@ -101,67 +98,119 @@ class RemoteJournal(Journal):
         return _opened, (*self._address, self._link.retry_s, self.verify)
 
     def close(self) -> None:
-        """Closes the connection; the next request makes another."""
+        """Close the connection; the next request opens another."""
         self._link.close()
 
     def end(self, known: Collection[str] = ()) -> dict[str, int]:
-        """As `Journal.end`, with a request of its own that is short."""
-        return {node: last for node, last in self._ends("end").items() if node not in known}
+        """Return as `Journal.end`, by one short request."""
+        return {node: last for node, last in self._hub.ends("end").items() if node not in known}
 
     def wait(self, after: Offsets, timeout_s: float) -> dict[str, int]:
-        """As `Journal.wait`: the hub answers when there is more."""
+        """Return as `Journal.wait`: the hub answers once there are more rows."""
         seconds = min(timeout_s, MOST_WAIT_S)
-        return self._ends(f"end?wait_s={seconds:g}&after={quote(json.dumps(dict(after)))}")
+        return self._hub.ends(f"end?wait_s={seconds:g}&after={quote(json.dumps(dict(after)))}")
 
-    def _ends(self, request: str) -> dict[str, int]:
+
+class HubFiles:
+    """The files of a journal on a hub; see `smqrt.journal.storage.JournalFiles`.
+
+    Args:
+        url: the journal's address.
+        link: the connection to the hub.
+    """
+
+    def __init__(self, url: str, link: HubLink) -> None:
+        self._url, self._link = url, link
+        self._listing: tuple[str, JournalSnapshot] | None = None
+        self._pages: OrderedDict[str, tuple[DataFile, ...]] = OrderedDict()
+        self._segments: dict[tuple[str, int], _Listed] = {}
+        self._indexes: dict[str, bytes] = {}
+        self._known_gaps: dict[str, list[tuple[int, int]]] = {}
+
+    def ends(self, request: str) -> dict[str, int]:
+        """Return, by node, the number of the next row.
+
+        Args:
+            request: `end` with its parameters.
+
+        Raises:
+            JournalError: the hub refuses the request, doesn't answer, or is not a hub.
+        """
         values = self._json("end", self._link.get(request).body)
         try:
             return {str(node): int(seq) for node, seq in values["end"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise JournalError(f"{self.url}/end is no journal of a hub: its answer is wrong ({error!r}).") from None
+            raise JournalError(f"{self._url}/end is not a journal on a hub: its answer is wrong ({error!r}).") from None
 
-    # ---- what the hub has
+    def location(self, file: str) -> str:
+        """See `JournalFiles`."""
+        return f"{self._url}/{file}"
 
-    def _location(self, file: str) -> str:
-        return f"{self.url}/{file}"
-
-    def _snapshot(self) -> JournalSnapshot:
+    def snapshot(self) -> JournalSnapshot:
+        """See `JournalFiles`. The hub sends the listing only when it has changed."""
         known, headers = self._listing, {"If-None-Match": self._listing[0]} if self._listing else {}
         answer = self._link.get("manifest", headers)
         if answer.status == 304 and known:
             return known[1]
         values = self._json("manifest", answer.body)
         try:
-            snapshot = self._listed(values)
+            self._segments = {
+                (node, int(one["first"])): _Listed(int(one["idx_bytes"]), _sealed(one))
+                for node, segments in values["wal"].items()
+                for one in segments
+                if "idx_bytes" in one
+            }
+            self._known_gaps = {node: numbers.parse_gaps(found) for node, found in values.get("gaps", {}).items()}
+            wal = {node: [int(one["first"]) for one in segments] for node, segments in values["wal"].items()}
+            snapshot = JournalSnapshot(wal, manifest.parse(values["manifest"], self._page))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise JournalError(f"{self.url} is no journal of a hub: its manifest is wrong ({error!r}).") from None
+            raise JournalError(f"{self._url} is not a journal on a hub: its manifest is wrong ({error!r}).") from None
         self._listing = (answer.headers.get("etag", ""), snapshot) if answer.headers.get("etag") else None
         return snapshot
 
-    def _listed(self, values: Any) -> JournalSnapshot:
-        self._segments = {
-            (node, int(one["first"])): _Listed(int(one["idx_bytes"]), _sealed(one))
-            for node, segments in values["wal"].items()
-            for one in segments
-            if "idx_bytes" in one
-        }
-        self._known_gaps = {node: numbers.parse_gaps(found) for node, found in values.get("gaps", {}).items()}
-        wal = {node: [int(one["first"]) for one in segments] for node, segments in values["wal"].items()}
-        return JournalSnapshot(wal, manifest.parse(values["manifest"], self._page))
-
-    def _gaps(self, node: str) -> list[tuple[int, int]]:
+    def gaps(self, node: str) -> list[tuple[int, int]]:
+        """See `JournalFiles`."""
         return self._known_gaps.get(node, [])
 
+    def end(self, snapshot: JournalSnapshot, node: str) -> int:
+        """See `JournalFiles`."""
+        return self.ends("end").get(node, 0)
+
+    def index(self, node: str, first: int, newest: bool = False, until: int = 0) -> SegmentIndex:
+        """See `JournalFiles`."""
+        file = segment_file(node, first)
+        path = file.removesuffix(DATA) + INDEXED
+        index = SegmentIndex(self._indexes.get(path, b""), self.location(path))
+        if until and index.end >= until:
+            return index
+        listed = self._segments.get((node, first))
+        if until or newest or listed is None or index.size_bytes < listed.index_bytes:
+            index = SegmentIndex(self._updated_index(path, self._indexes.get(path, b"")), self.location(path))
+        return index
+
+    def sealed(self, node: str, first: int) -> SealedSegment | None:
+        """See `JournalFiles`."""
+        listed = self._segments.get((node, first))
+        return listed.sealed if listed else None
+
+    def read(self, file: str, offset: int, length: int, head: bytes = b"") -> memoryview:
+        """See `JournalFiles`."""
+        return memoryview(head + self._get(file, offset, length))
+
+    def open_parquet(self, chunk: Chunk) -> Any:
+        """See `JournalFiles`."""
+        return io.BufferedReader(_RemoteFile(self._get, chunk.file, chunk.length), _BLOCK_BYTES)
+
     def _page(self, page: ManifestPage) -> tuple[DataFile, ...]:
-        """Returns a page of the manifest; its name is that of its content, so that it is asked for once."""
+        """Return a page of the manifest. It is cached, since its name has the digest of its content."""
         found = self._pages.get(page.name)
         if found is None:
             body = self._get(f"{manifest.PAGES_FOLDER}/{page.name}", 0)
             try:
                 found = manifest.parse_page(page, body)
             except ValueError as error:
-                raise JournalError(f"{self._location(page.name)} is damaged: {error}; {REMEDY}.") from None
-            while len(self._pages) >= _KEPT_PAGES:
+                raise JournalError(f"{self.location(page.name)} is damaged: {error}; {REMEDY}.") from None
+            while len(self._pages) >= _CACHED_PAGES:
                 self._pages.popitem(last=False)
             self._pages[page.name] = found
         return found
@@ -170,28 +219,13 @@ class RemoteJournal(Journal):
         try:
             return json.loads(body)
         except (ValueError, RecursionError):
-            raise JournalError(f"{self.url}/{what} is no journal of a hub: it answers with no JSON.") from None
+            raise JournalError(f"{self._url}/{what} is not a journal on a hub: the answer is not JSON.") from None
 
-    def _end(self, snapshot: JournalSnapshot, node: str) -> int:
-        return self.end().get(node, 0)
+    def _updated_index(self, path: str, known: bytes) -> bytes:
+        """Return an index from its known part and the new records.
 
-    def _index(self, node: str, first: int, newest: bool = False, until: int = 0) -> SegmentIndex:
-        file = segment_file(node, first)
-        path = file.removesuffix(DATA) + INDEXED
-        index = SegmentIndex(self._indexes.get(path, b""), self._location(path))
-        if until and index.end >= until:
-            return index
-        listed = self._segments.get((node, first))
-        if until or newest or listed is None or index.size_bytes < listed.index_bytes:
-            index = SegmentIndex(self._grown(path, self._indexes.get(path, b"")), self._location(path))
-        return index
-
-    def _sealed(self, node: str, first: int) -> SealedSegment | None:
-        listed = self._segments.get((node, first))
-        return listed.sealed if listed else None
-
-    def _grown(self, path: str, known: bytes) -> bytes:
-        """Returns an index from what was known of it; the last record is compared, for the hub may have lost some."""
+        The last known record is read again and compared, since a hub that crashed may have lost some.
+        """
         at = max(0, len(known) - INDEX.size)
         new = self._get(path, at)
         if not new.startswith(known[at:]):
@@ -200,34 +234,28 @@ class RemoteJournal(Journal):
         data = data[: len(data) // INDEX.size * INDEX.size]
         self._indexes.pop(path, None)
         self._indexes[path] = data
-        if len(self._indexes) > _KEPT_INDEXES:
+        if len(self._indexes) > _CACHED_INDEXES:
             del self._indexes[next(iter(self._indexes))]
         return data
 
-    def _bytes(self, file: str, offset: int, length: int, head: bytes = b"") -> memoryview:
-        return memoryview(head + self._get(file, offset, length))
-
     def _get(self, file: str, offset: int, length: int = 0) -> bytes:
-        """Returns a piece of a file, or all from `offset` on; less when it is shorter."""
+        """Return a part of a file, or everything from `offset` on; less when the file is shorter."""
         end = offset + length - 1 if length else ""
         try:
             answer = self._link.get(quote(file), {"Range": f"bytes={offset}-{end}"})
         except HubRefused as refused:
             if refused.status == 404:
-                raise FileNotFoundError(2, "gone from the hub", self._location(file)) from None
-            if refused.status == 416:
+                raise FileNotFoundError(errno.ENOENT, "missing on the hub", self.location(file)) from None
+            if refused.status == 416:  # the file ends at or before the offset
                 return b""
             raise
         if answer.status == 206:
             return answer.body
         return answer.body[offset : offset + length if length else None]
 
-    def _parquet(self, chunk: Chunk) -> Any:
-        return io.BufferedReader(_RemoteFile(self._get, chunk.file, chunk.length), _BLOCK_BYTES)
-
 
 class _RemoteFile(io.RawIOBase):
-    """A file on the hub, for pyarrow."""
+    """A file on a hub, for pyarrow."""
 
     def __init__(self, get: Callable[[str, int, int], bytes], file: str, size_bytes: int) -> None:
         self._get, self._file, self._size_bytes, self._at = get, file, size_bytes, 0
@@ -254,7 +282,7 @@ class _RemoteFile(io.RawIOBase):
 
 
 def _sealed(listed: Mapping[str, Any]) -> SealedSegment | None:
-    """What the listing says of a sealed segment's rows, unless the index has to: hubs of older versions say less."""
+    """Return the content of a listed segment; None when only its index can tell, and for hubs of older versions."""
     if "end" not in listed:
         return None
     return SealedSegment(*(int(listed[name]) for name in ("end", "bytes", "ts_min_us", "ts_max_us")))
@@ -266,13 +294,13 @@ def _opened(url: str, token: str, certificates: str | None, retry_s: float, veri
 
 TIMEOUT_S = 30.0
 ANSWER_BYTES = 256 << 20
-"""More than any piece of a journal that is asked for."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
-_AWAY = (429, 502, 503, 504)
+"""More than any part of a journal that is requested."""
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
+_RETRY_STATUSES = (429, 502, 503, 504)
 
 
 class HubAnswer(NamedTuple):
-    """What the hub said; names of headers are in lower case."""
+    """A response of the hub; names of headers are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -280,11 +308,11 @@ class HubAnswer(NamedTuple):
 
 
 class HubRefused(JournalError):
-    """The hub said no.
+    """The hub refused a request.
 
     Args:
-        status: of HTTP.
-        sentence: why.
+        status: the HTTP status.
+        sentence: the reason.
     """
 
     def __init__(self, status: int, sentence: str) -> None:
@@ -292,17 +320,17 @@ class HubRefused(JournalError):
         self.status = status
 
 
-class _Away(Exception):
-    """The hub can't be asked now; later perhaps."""
+class _NoAnswer(Exception):
+    """The hub does not answer now; a later attempt may succeed."""
 
 
 class HubLink:
-    """A connection to where a journal is served. Threads may share it; they take turns.
+    """A connection to the hub of a journal. Threads may share it; they take turns.
 
     Args:
-        find: gives the address; it's asked again after every failure, for a hub may come back elsewhere. It raises
-            `JournalError` when there is none.
-        retry_s: how long a request is repeated while the hub is away, seconds; 0: it's tried once.
+        find: returns the address. It is called after every failure, since a hub may restart elsewhere. It raises
+            `JournalError` without an address.
+        retry_s: how long a request is repeated while the hub does not answer, seconds; 0 for one attempt.
     """
 
     def __init__(self, find: Callable[[], Endpoint], retry_s: float) -> None:
@@ -312,29 +340,29 @@ class HubLink:
         self._open: tuple[Endpoint, http.client.HTTPConnection] | None = None
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> HubAnswer:
-        """Returns what the hub says to a GET of a path below the journal's address.
+        """Return the response to a GET of a path below the journal's address.
 
         Raises:
-            Refused: it said no.
-            JournalError: the token is wrong, or the hub is away for too long.
+            HubRefused: the hub refused the request.
+            JournalError: the token is wrong, or the hub did not answer in time.
         """
         return self._repeat("GET", path, None, headers or {})
 
     def post(self, path: str, body: bytes, again: bool = True) -> HubAnswer:
-        """Returns what the hub says to a POST.
+        """Return the response to a POST.
 
         Args:
-            path: below the journal's address.
+            path: a path below the journal's address.
             body: what is sent.
-            again: it may be sent twice. If not, it's repeated only while no connection can be made.
+            again: whether it may be sent twice. If not, it is repeated only while no connection can be opened.
 
         Raises:
-            Refused, JournalError: as `get`.
+            HubRefused, JournalError: as `get`.
         """
         return self._repeat("POST", path, body, {"Content-Type": "application/octet-stream"}, again)
 
     def close(self) -> None:
-        """Closes the connection; the next request makes another."""
+        """Close the connection; the next request opens another."""
         opened, self._open = self._open, None
         if opened:
             opened[1].close()
@@ -343,27 +371,26 @@ class HubLink:
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], again: bool = True
     ) -> HubAnswer:
         deadline, pause_s = time.monotonic() + self.retry_s, _FIRST_PAUSE_S
-        with self._lock:
+        with self._lock:  # http.client handles one request at a time
             while True:
                 try:
                     return self._once(method, path, body, headers, again)
-                except _Away as away:
+                except _NoAnswer as failure:
                     self.close()
                     if time.monotonic() + pause_s > deadline:
-                        raise self._given_up(away) from away.__cause__
+                        patience = f"for {self.retry_s:g} s " if self.retry_s else ""
+                        raise Unreachable(
+                            f"The hub hasn't answered {patience}({failure}); start it with `smqrt serve`, then retry."
+                        ) from failure.__cause__
                 except JournalError:
                     self.close()
                     raise
                 time.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-    def _given_up(self, why: _Away) -> Unreachable:
-        patience = f"for {self.retry_s:g} s " if self.retry_s else ""
-        return Unreachable(f"The hub hasn't answered {patience}({why}); start it with `smqrt serve`, then try again.")
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def _once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str], again: bool) -> HubAnswer:
-        kept = self._open is not None and again
-        if not kept:
+        is_reused = self._open is not None and again
+        if not is_reused:
             self.close()
         address, connection = self._open or self._connected()
         try:
@@ -372,19 +399,28 @@ class HubLink:
             self.close()
             if not again:
                 raise JournalError(
-                    f"The hub went away while it was told something ({error!r}); whether it took it is not known."
+                    f"The connection to the hub broke during a request ({error!r}); whether the hub has executed it is "
+                    "not known."
                 ) from error
-            if kept:  # it's no failure that the hub had closed a connection that was idle
+            if is_reused:  # not a failure: the hub closes idle connections
                 return self._once(method, path, body, headers, again)
-            raise _Away(f"{address.url}: {error!r}") from error
-        return _judged(answer, f"{address.url}/{path}")
+            raise _NoAnswer(f"{address.url}: {error!r}") from error
+        return _checked_answer(answer, f"{address.url}/{path}")
 
     def _connected(self) -> tuple[Endpoint, http.client.HTTPConnection]:
         try:
             address = self._find()
         except JournalError as error:
-            raise _Away(str(error).rstrip(".")) from error
-        connection = _connection(urlsplit(address.url), address.certificates)
+            raise _NoAnswer(str(error).rstrip(".")) from error
+        parts = urlsplit(address.url)
+        host = parts.hostname or ""
+        if parts.scheme == "https":
+            context = ssl.create_default_context(cadata=address.certificates)
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, parts.port, timeout=TIMEOUT_S, context=context
+            )
+        else:
+            connection = http.client.HTTPConnection(host, parts.port, timeout=TIMEOUT_S)
         try:
             connection.connect()
         except ssl.SSLCertVerificationError as error:
@@ -393,7 +429,7 @@ class HubLink:
                 "certificate of its authority: --cafile, or cafile= in Python and as an option."
             ) from None
         except OSError as error:
-            raise _Away(f"{address.url}: {error}") from error
+            raise _NoAnswer(f"{address.url}: {error}") from error
         self._open = address, connection
         return self._open
 
@@ -412,29 +448,22 @@ def _exchange(
         names = {name.lower(): value for name, value in response.getheaders()}
         body = response.read(ANSWER_BYTES + 1)
         if len(body) > ANSWER_BYTES:
-            raise JournalError(f"{address.url}/{path}: the answer has more than {ANSWER_BYTES} bytes, as none has.")
-        if response.length:  # it ended early, which http.client says only of whole reads
+            raise JournalError(f"{address.url}/{path}: the answer has more than {ANSWER_BYTES} bytes.")
+        if response.length:  # it ended early, which http.client reports only for reads without a size
             raise http.client.IncompleteRead(body, response.length)
         return HubAnswer(response.status, names, body)
 
 
-def _judged(answer: HubAnswer, url: str) -> HubAnswer:
+def _checked_answer(answer: HubAnswer, url: str) -> HubAnswer:
     sentence = answer.body[:500].decode("utf-8", "replace").strip()
-    if answer.status in _AWAY:
-        raise _Away(sentence or f"{url}: {answer.status}")
-    if answer.status == 403:  # the token is one, and lacks a right, which the hub names
-        raise JournalError(f"{url}: {sentence or 'the hub says 403.'}")
+    if answer.status in _RETRY_STATUSES:
+        raise _NoAnswer(sentence or f"{url}: {answer.status}")
+    if answer.status == 403:  # the token is valid, but lacks a right, which the hub's sentence names
+        raise JournalError(f"{url}: {sentence or 'the hub answered 403.'}")
     if answer.status == 401:
-        raise JournalError(f"{url}: wrong token: it must be what the file `token` in the journal's folder holds.")
+        raise JournalError(f"{url}: wrong token: it must be the content of the file `token` in the journal's folder.")
     if answer.status >= 400:
-        raise HubRefused(answer.status, sentence or f"{url}: the hub says {answer.status}.")
+        raise HubRefused(answer.status, sentence or f"{url}: the hub answered {answer.status}.")
     if answer.status >= 300 and answer.status != 304:
-        raise HubRefused(answer.status, f"{url} answers {answer.status}, as no journal of a hub does.")
+        raise HubRefused(answer.status, f"{url} answers {answer.status}: it is not a journal on a hub.")
     return answer
-
-
-def _connection(parts: SplitResult, trusted: str | None) -> http.client.HTTPConnection:
-    if parts.scheme != "https":
-        return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
-    context = ssl.create_default_context(cadata=trusted)
-    return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S, context=context)

@@ -1,13 +1,13 @@
-"""Retention: rows that are old enough, or too many, are removed; but not those that a pipeline has yet to read.
+"""Retention: removal of old and excess rows, and files that readers hold.
 
-Compacted files that a reader has planned to read are held: it has hard links of its own to them for as long as it
-lives.
+Rows that a pipeline has yet to read are kept. A reader holds compacted files that it has planned to read by hard links
+of its own, as long as its process runs:
 
-    held/20261123T150000Z-4711-9f3a/n1-….parquet    until when at most, the process, a name that nobody else has
-    held/20261123T150000Z-4711-9f3a/.lock           locked by that process; it names the machine
+    held/20261123T150000Z-4711-9f3a/n1-….parquet    latest end of the hold, process id, random
+    held/20261123T150000Z-4711-9f3a/.lock           locked by that process; contains the machine's name
 
-So files that are joined, or expire, between a plan and the read stay where they were planned. A link takes no room
-until the file itself has gone. Spark's own Parquet reader needs this: our readers find rows that have moved by number.
+So files that are merged or expire between a plan and the read stay at their planned path. A link takes no disk space
+until the file itself is removed. Spark's own Parquet reader needs this; our readers find moved rows by number.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from smqrt.errors import JournalError
-from smqrt.journal import manifest, parquet_files, readers
-from smqrt.journal import segment as index
+from smqrt.journal import manifest, parquet_files, readers, segment
 from smqrt.journal.files import FILE_MODE, make_folder, there
 from smqrt.journal.manifest import DataFile, Manifest
 from smqrt.journal.segment import DATA, INDEXED, remove_summary, summary_of
@@ -37,23 +36,23 @@ from smqrt.journal.settings import JournalSettings
 
 HELD_FOLDER = "held"
 HOLD_S = 24 * 3600.0
-"""So long files are held at most. A process takes a new folder when half of that is over: a plan has twelve hours."""
+"""Longest time of a hold. A process uses a new folder after half of it, so that each plan has twelve hours."""
 _TIME = "%Y%m%dT%H%M%SZ"
 _LOCK = ".lock"
-_HERE = socket.gethostname().encode()
-_NEW = ".new-"
-_NEW_S = 60.0
+_MACHINE = socket.gethostname().encode()
+_UNFINISHED = ".new-"
+_UNFINISHED_S = 60.0
 
 
 class _Segment(NamedTuple):
-    """A segment and how long its files are together."""
+    """A segment and the size of its files."""
 
     path: Path
     size_bytes: int
 
 
 class _Piece(NamedTuple):
-    """A segment or a Parquet file: what goes together, and goes as a whole."""
+    """A segment or a Parquet file, which is removed as a whole."""
 
     paths: tuple[Path, ...]
     node: str
@@ -63,42 +62,45 @@ class _Piece(NamedTuple):
 
 
 def expired(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]:
-    """Returns the files that may be removed, oldest first; give them to `remove`.
+    """Return the files that may be removed, oldest first, for `remove`.
 
-    Segments and Parquet files go when all their rows are older than `retain_s`, and the oldest while all together are
-    longer than `max_bytes`. Rows that a pipeline has yet to read stay, unless it is given up (`reader_timeout_s`), or
-    all are longer than `hard_bytes`, or less than `min_free_bytes` are free on the disk. The newest segment of a node
-    stays in any case. Only what goes is looked at, and of each node the first that stays.
+    Segments and Parquet files are removed when all their rows are older than `retain_s`, and the oldest ones while the
+    total size exceeds `max_bytes`. Rows that a pipeline has yet to read are kept, unless it is given up
+    (`reader_timeout_s`), the total size exceeds `hard_bytes`, or less than `min_free_bytes` are free on the disk. The
+    newest segment of a node is always kept. Of each node only the files to remove and the next one are read.
 
     Args:
         journal: its folder.
-        settings: these of them count.
+        settings: the limits.
         now_us: the time, microseconds since 1970.
 
     Raises:
-        JournalError: the manifest or what a pipeline has said can't be read.
+        JournalError: the manifest or a progress report can't be read.
     """
     try:
         with there(journal):
-            return _oldest(journal, settings, now_us)
+            return _expired_files(journal, settings, now_us)
     except OSError as error:
-        raise JournalError(f"{journal} can't be looked through: {error}.") from None
+        raise JournalError(f"{journal} can't be read: {error}.") from None
 
 
-def _oldest(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]:
+def _expired_files(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]:
     state = manifest.load(journal)
     needed = readers.needed(readers.load(journal), settings.reader_timeout_s, now_us)
     short = settings.min_free_bytes - shutil.disk_usage(journal).free
-    nodes = {folder.name: _segments(folder) for folder in index.node_folders(journal)}
+    nodes = {
+        folder.name: [_Segment(path, _size(path) + _size(path.with_suffix(INDEXED))) for path in segment.paths(folder)]
+        for folder in segment.node_folders(journal)
+    }
     total = sum(page.bytes for page in state.pages())
-    total += sum(segment.size_bytes for segments in nodes.values() for segment in segments)
+    total += sum(one.size_bytes for segments in nodes.values() for one in segments)
     found: list[Path] = []
-    waiting = [_in_turn(journal, state, node, nodes.get(node, []), now_us) for node in {*nodes, *state.nodes}]
+    waiting = [_node_pieces(journal, state, node, nodes.get(node, []), now_us) for node in {*nodes, *state.nodes}]
     oldest = [(piece.ts_max_us, at, piece) for at, pieces in enumerate(waiting) if (piece := next(pieces, None))]
     heapify(oldest)
-    while oldest:  # of a node none goes after one that stays: its rows have no holes, and nothing behind is looked at
+    while oldest:  # after the first file of a node that is kept, its later ones are not read: its rows stay dense
         _, at, piece = heappop(oldest)
-        if _goes(piece, settings, now_us, total, {} if short > 0 else needed):
+        if _is_expired(piece, settings, now_us, total, {} if short > 0 else needed):
             total, short = total - piece.size_bytes, short - piece.size_bytes
             found += piece.paths
             if following := next(waiting[at], None):
@@ -107,7 +109,7 @@ def _oldest(journal: Path, settings: JournalSettings, now_us: int) -> list[Path]
 
 
 def release_held(journal: Path, settings: JournalSettings, now_us: int) -> None:
-    """Removes links of readers that are no longer needed, or that a full disk has no room for.
+    """Remove links that are no longer needed, or that a full disk has no space for.
 
     Args:
         journal, settings, now_us: as for `expired`.
@@ -118,8 +120,8 @@ def release_held(journal: Path, settings: JournalSettings, now_us: int) -> None:
     release_links(journal, now_us / 1e6, is_full=shutil.disk_usage(journal).free < settings.min_free_bytes)
 
 
-def _goes(piece: _Piece, settings: JournalSettings, now_us: int, total: int, needed: dict[str, int]) -> bool:
-    """Says whether a piece goes, while all that is left is `total` bytes long."""
+def _is_expired(piece: _Piece, settings: JournalSettings, now_us: int, total: int, needed: dict[str, int]) -> bool:
+    """Return whether a piece is removed, when `total` bytes are left."""
     if settings.hard_bytes is not None and total > settings.hard_bytes:
         return True
     if piece.end > needed.get(piece.node, piece.end):
@@ -128,14 +130,17 @@ def _goes(piece: _Piece, settings: JournalSettings, now_us: int, total: int, nee
     return old or (settings.max_bytes is not None and total > settings.max_bytes)
 
 
-def _in_turn(journal: Path, state: Manifest, node: str, segments: list[_Segment], now_us: int) -> Iterator[_Piece]:
-    """Yields the pieces of a node in the order of their rows, none older than one before it: a clock may go back.
+def _node_pieces(journal: Path, state: Manifest, node: str, segments: list[_Segment], now_us: int) -> Iterator[_Piece]:
+    """Yield the pieces of a node in the order of their rows, with ascending times, even when the clock went back.
 
-    Times of the future are of a clock that was wrong: such rows are at least as old as the next ones that aren't.
+    A time in the future is from a wrong clock: such rows count as old as the next ones with a valid time.
     """
     latest_us, future = -(1 << 62), list[_Piece]()
-    sealed = filter(None, map(_of_segment, segments[:-1], segments[1:]))
-    for piece in merge(_files(journal, state, node), sealed, key=lambda piece: piece.end):
+    sealed = filter(None, map(_segment_piece, segments[:-1], segments[1:]))
+    files = (
+        _Piece((journal / file.path,), node, file.last + 1, file.ts_max_us, file.bytes) for file in state.files(node)
+    )
+    for piece in merge(files, sealed, key=lambda piece: piece.end):
         future.append(piece)
         if piece.ts_max_us <= now_us:
             latest_us = max(piece.ts_max_us, latest_us)
@@ -144,24 +149,14 @@ def _in_turn(journal: Path, state: Manifest, node: str, segments: list[_Segment]
     yield from future
 
 
-def _files(journal: Path, state: Manifest, node: str) -> Iterator[_Piece]:
-    for file in state.files(node):
-        yield _Piece((journal / file.path,), node, file.last + 1, file.ts_max_us, file.bytes)
-
-
-def _of_segment(segment: _Segment, following: _Segment) -> _Piece | None:
-    """Returns a sealed segment; None when it has just gone."""
+def _segment_piece(one: _Segment, following: _Segment) -> _Piece | None:
+    """Return a sealed segment; None when it was removed meanwhile."""
     try:
-        latest_us = summary_of(segment.path).ts_max_us
+        latest_us = summary_of(one.path).ts_max_us
     except FileNotFoundError:
         return None
-    paths = (segment.path, segment.path.with_suffix(INDEXED))
-    return _Piece(paths, segment.path.parent.name, index.first_seq(following.path), latest_us, segment.size_bytes)
-
-
-def _segments(folder: Path) -> list[_Segment]:
-    """Returns the segments of a node, oldest first."""
-    return [_Segment(path, _size(path) + _size(path.with_suffix(INDEXED))) for path in index.paths(folder)]
+    paths = (one.path, one.path.with_suffix(INDEXED))
+    return _Piece(paths, one.path.parent.name, segment.first_seq(following.path), latest_us, one.size_bytes)
 
 
 def _size(path: Path) -> int:
@@ -172,14 +167,14 @@ def _size(path: Path) -> int:
 
 
 def remove(journal: Path, paths: Iterable[Path]) -> int:
-    """Removes files of a journal; Parquet files go from the manifest first, so that no reader looks for them.
+    """Remove files of a journal. Parquet files are removed from the manifest first, so that no reader opens them.
 
     Args:
         journal: its folder.
-        paths: of `expired`.
+        paths: the result of `expired`.
 
     Returns:
-        How many bytes that gave back.
+        The size of the removed files, bytes.
 
     Raises:
         JournalError: a file can't be removed.
@@ -188,7 +183,12 @@ def remove(journal: Path, paths: Iterable[Path]) -> int:
     compacted = [path for path in files if path.suffix not in (DATA, INDEXED)]
     if compacted:
         with manifest.edit(journal) as changes:
-            changes.remove(_listed(journal, compacted))
+            state = manifest.load(journal)
+            for path in compacted:
+                node, first, last = path.stem.rsplit("-", 2)
+                name = path.relative_to(journal).as_posix()
+                listed = state.files(node, int(first), int(last) + 1)
+                changes.remove(file for file in listed if file.path == name)
     freed = 0
     for path in files:
         try:
@@ -204,21 +204,12 @@ def remove(journal: Path, paths: Iterable[Path]) -> int:
     return freed
 
 
-def _listed(journal: Path, paths: Iterable[Path]) -> Iterator[DataFile]:
-    """Yields what the manifest says of compacted files, where it still lists them."""
-    state = manifest.load(journal)
-    for path in paths:
-        node, first, last = path.stem.rsplit("-", 2)
-        name = path.relative_to(journal).as_posix()
-        yield from (file for file in state.files(node, int(first), int(last) + 1) if file.path == name)
-
-
-# ---- files that a reader holds
+# ---- held files
 
 
 @dataclass(frozen=True)
 class _HeldFolder:
-    """A folder of this process; `lock` is the descriptor that says that it lives."""
+    """A folder of this process; `lock` is the descriptor of its lock."""
 
     folder: Path
     until_s: float
@@ -227,64 +218,57 @@ class _HeldFolder:
 
 
 _holds: dict[Path, _HeldFolder] = {}
-_making = threading.Lock()
+_holds_lock = threading.Lock()
 
 
 def hold_files(journal: Path, files: Sequence[DataFile]) -> list[Path]:
-    """Returns where files of a journal can be read from now on, for at least twelve hours of this process.
+    """Return paths at which files of a journal stay for at least twelve hours of this process.
 
-    Where no links can be made (a journal of another user, a file system without them), that is where the files are
-    now: then they go when their grace is over.
+    Where no links can be made (a journal of another user, a file system without links), these are the files' own paths,
+    which are valid until their grace is over.
 
     Args:
         journal: its folder.
-        files: that the manifest lists.
+        files: files that the manifest lists.
 
     Raises:
-        FileNotFoundError: one has gone since the manifest was read: read it anew.
+        FileNotFoundError: a file was removed since the manifest was read: load it again.
     """
     try:
-        folder = _own_folder(journal)
-        return [_linked(parquet_files.compacted_path(journal, file.path), folder) for file in files]
+        with _holds_lock:
+            hold, now_s = _holds.get(journal), time.time()
+            usable = hold is not None and hold.process == os.getpid() and hold.until_s - now_s > HOLD_S / 2
+            if hold is None or not usable or not hold.folder.is_dir():
+                hold = _holds[journal] = _make_hold(journal, now_s + HOLD_S)
+        held = []
+        for file in files:
+            path = parquet_files.compacted_path(journal, file.path)
+            with suppress(FileExistsError):  # from an earlier plan
+                os.link(path, hold.folder / path.name)
+            held.append(hold.folder / path.name)
+        return held
     except FileNotFoundError:
         raise
     except OSError:
-        return [_checked_path(parquet_files.compacted_path(journal, file.path)) for file in files]
+        paths = [parquet_files.compacted_path(journal, file.path) for file in files]
+        for path in paths:
+            path.stat()  # raises FileNotFoundError for a removed file
+        return paths
 
 
 def held_until_s(path: Path) -> float | None:
-    """Returns until when a path that `hold_files` gave is there, seconds since 1970; None: it is the file itself."""
+    """Return until when a path of `hold_files` is held, seconds since 1970; None for the file's own path."""
     return next((one.until_s for one in list(_holds.values()) if one.folder == path.parent), None)
 
 
-def _linked(path: Path, folder: Path) -> Path:
-    with suppress(FileExistsError):  # of an earlier plan
-        os.link(path, folder / path.name)
-    return folder / path.name
-
-
-def _checked_path(path: Path) -> Path:
-    path.stat()
-    return path
-
-
-def _own_folder(journal: Path) -> Path:
-    with _making:
-        known, now_s = _holds.get(journal), time.time()
-        usable = known is not None and known.process == os.getpid() and known.until_s - now_s > HOLD_S / 2
-        if known is None or not usable or not known.folder.is_dir():
-            known = _holds[journal] = _make_hold(journal, now_s + HOLD_S)
-        return known.folder
-
-
 def _make_hold(journal: Path, until_s: float) -> _HeldFolder:
-    """Makes a folder that is locked before it has its name."""
+    """Create a folder, and lock it before it gets its final name."""
     until = time.strftime(_TIME, time.gmtime(until_s))
     name = f"{until}-{os.getpid()}-{os.urandom(4).hex()}"
-    beside, folder = journal / HELD_FOLDER / f"{_NEW}{name}", journal / HELD_FOLDER / name
+    beside, folder = journal / HELD_FOLDER / f"{_UNFINISHED}{name}", journal / HELD_FOLDER / name
     make_folder(beside)
     lock = os.open(beside / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-    os.write(lock, _HERE)
+    os.write(lock, _MACHINE)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     beside.rename(folder)
     made = _HeldFolder(folder, until_s, lock, os.getpid())
@@ -293,27 +277,27 @@ def _make_hold(journal: Path, until_s: float) -> _HeldFolder:
 
 
 def _end(made: _HeldFolder) -> None:
-    if made.process == os.getpid():  # and not one that was forked
+    if made.process == os.getpid():  # not in a forked process
         shutil.rmtree(made.folder, ignore_errors=True)
 
 
 def release_links(journal: Path, now_s: float, is_full: bool = False) -> None:
-    """Removes the links of processes that have ended, and those whose time is over.
+    """Remove the links of processes that have ended, and those whose time is over.
 
     Args:
         journal: its folder.
         now_s: the time, seconds since 1970.
-        is_full: the disk is: those links go too that alone keep what has expired, though somebody may be reading it.
+        is_full: the disk is full: remove links to expired files, too, though a reader may be using them.
     """
     for folder in _held_folders(journal):
-        if _is_over(folder, now_s):
+        if _is_released(folder, now_s):
             shutil.rmtree(folder, ignore_errors=True)
     if is_full:
         links = [path for folder in _held_folders(journal) for path in folder.glob("*.parquet")]
         count = Counter(path.name for path in links)
         for path in links:
             with suppress(FileNotFoundError):
-                if path.stat().st_nlink <= count[path.name]:
+                if path.stat().st_nlink <= count[path.name]:  # only holds are left, the file itself has expired
                     path.unlink()
                     count[path.name] -= 1
 
@@ -324,22 +308,18 @@ def _held_folders(journal: Path) -> list[Path]:
     return []
 
 
-def _is_over(folder: Path, now_s: float) -> bool:
-    if folder.name.startswith(_NEW):
-        return now_s - _changed_s(folder) > _NEW_S
+def _is_released(folder: Path, now_s: float) -> bool:
+    if folder.name.startswith(_UNFINISHED):
+        try:
+            return now_s - folder.stat().st_mtime > _UNFINISHED_S
+        except FileNotFoundError:
+            return False
     until = folder.name.partition("-")[0]
-    return until < time.strftime(_TIME, time.gmtime(now_s)) or _is_left(folder / _LOCK)
+    return until < time.strftime(_TIME, time.gmtime(now_s)) or _is_abandoned(folder / _LOCK)
 
 
-def _changed_s(folder: Path) -> float:
-    try:
-        return folder.stat().st_mtime
-    except FileNotFoundError:
-        return float("inf")
-
-
-def _is_left(lock: Path) -> bool:
-    """Whether the process that has made a lock has ended; not known of another machine, which may lock otherwise."""
+def _is_abandoned(lock: Path) -> bool:
+    """Return whether the process of a lock has ended. False for other machines, which may lock differently."""
     try:
         fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -347,7 +327,7 @@ def _is_left(lock: Path) -> bool:
     except OSError:
         return False
     try:
-        if os.read(fd, len(_HERE) + 1) != _HERE:
+        if os.read(fd, len(_MACHINE) + 1) != _MACHINE:
             return False
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -1,8 +1,11 @@
-"""The files under `wal/<node>/`: Arrow segments, and beside each an index with 64 bytes per batch.
+"""Segments of a node: Arrow files, their indexes and their lock.
 
-<first_seq>.arrows   an Arrow IPC stream: the schema, then one record batch per flush
-<first_seq>.idx      per batch: where it is, which rows it holds, from when to when, and its crc32
-lock                 held by the one process that writes here
+In `wal/<node>/`:
+
+    <first_seq>.arrows   an Arrow IPC stream: the schema, then one record batch per flush
+    <first_seq>.idx      64 bytes per batch: its position, its rows, its times and its crc32
+    <first_seq>.sum      a summary of the index of a sealed segment
+    lock                 locked by the one process that writes the segments
 """
 
 from __future__ import annotations
@@ -21,41 +24,40 @@ from smqrt.journal.files import FILE_MODE, crc32, make_folder, sync_folder, writ
 
 # ---- The index of a segment, 64 bytes per batch, its summary, and the names of the files.
 #
-# A batch counts from the moment its index record is whole; it is written after the batch. So a reader that goes by the
-# index sees whole batches only, while the one writer appends.
+# A batch exists once its index record is complete, which is written after the batch. So a reader that goes by the index
+# sees complete batches only, while the writer appends.
 #
-#     <first_seq>.sum      first_seq, end, rows, batches, ts_min_us, ts_max_us, size of the index, crc32
-#
-# The summary is written when a segment is sealed, and made anew from the index where it is missing or not that of the
-# index: whoever asks when the rows of a sealed segment are from needn't read its index.
+# The summary has first_seq, end, rows, batches, ts_min_us, ts_max_us, the size of the index, and a crc32. It is written
+# when a segment is sealed, and rebuilt from the index when it is missing or outdated. With it, readers learn the times
+# of a sealed segment without its index.
 
 INDEX = struct.Struct("<qqqqqqIIq")
 """An index record: first_seq, rows, offset, length, ts_min_us, ts_max_us, crc32, flags, reserved."""
 TIMES = struct.Struct("<32x2q16x")
-"""Of an index record ts_min_us and ts_max_us only."""
+"""An index record, of which only ts_min_us and ts_max_us are read."""
 HAS_TXN = 1
 """Flag of an index record: the batch has rows of a commit."""
 RESULTS = 2
-"""Flag of an index record: pipelines have published all rows of the batch. So they have with `HAS_TXN`."""
+"""Flag of an index record: pipelines have published all rows of the batch. `HAS_TXN` implies it."""
 _FLAGS_AT = struct.calcsize("<qqqqqqI")
 DATA, INDEXED = ".arrows", ".idx"
 SUMMARY = ".sum"
-_VALUES, _CRC = struct.Struct("<7q"), struct.Struct("<q")
+_SUMMARY, _SUMMARY_CRC = struct.Struct("<7q"), struct.Struct("<q")
 
 _SegmentPath = Path | str
-"""A plan asks for hundreds: a str takes a third of the time of a Path."""
-REMEDY = "`smqrt journal verify` says what can be read and what to do"
+"""A plan needs hundreds of paths: a str takes a third of the time of a Path."""
+REMEDY = "`smqrt journal verify` reports what can be read and what to do"
 
 
 class BatchEntry(NamedTuple):
-    """A batch, as the index has it.
+    """An index record: one batch of a segment.
 
     Attributes:
-        first_seq, rows: it holds the rows first_seq … first_seq + rows - 1.
-        offset, length: where it is in the segment, bytes.
+        first_seq, rows: the batch has the rows first_seq … first_seq + rows - 1.
+        offset, length: its position in the segment, bytes.
         ts_min_us, ts_max_us: its earliest and latest time, microseconds UTC.
-        crc32: of its bytes.
-        flags: `HAS_TXN`, `RESULTS`.
+        crc32: the checksum of its bytes.
+        flags: `HAS_TXN` and `RESULTS`.
     """
 
     first_seq: int
@@ -70,27 +72,27 @@ class BatchEntry(NamedTuple):
 
     @property
     def next_seq(self) -> int:
-        """The first number behind it."""
+        """The number of the first row after the batch."""
         return self.first_seq + self.rows
 
     @property
     def end(self) -> int:
-        """The first byte behind it."""
+        """The offset of the first byte after the batch."""
         return self.offset + self.length
 
 
 def name(first_seq: int) -> str:
-    """Returns the name of a segment's files, without their suffix."""
+    """Return the name of a segment's files, without their suffix."""
     return f"{first_seq:020d}"
 
 
 def first_seq(path: Path | str) -> int:
-    """Returns the number of the first row of a segment, from the name of one of its files."""
+    """Return the number of the first row of a segment, from the name of one of its files."""
     return int(str(path).rpartition("/")[2].partition(".")[0])
 
 
 def paths(folder: Path) -> list[Path]:
-    """Returns the .arrows files of a node, oldest first.
+    """Return the .arrows files of a node, oldest first.
 
     Args:
         folder: `<journal>/wal/<node>`; it may be missing.
@@ -99,7 +101,7 @@ def paths(folder: Path) -> list[Path]:
 
 
 def firsts(folder: Path) -> list[int]:
-    """Returns the numbers that the segments of a node begin with, ascending; `folder` as for `paths`."""
+    """Return the first numbers of the segments of a node, ascending; `folder` as for `paths`."""
     return [int(name.removesuffix(DATA)) for name in _names(folder)]
 
 
@@ -112,7 +114,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def node_folders(journal: Path) -> list[Path]:
-    """Returns the folders `wal/<node>` of a journal, by name; none where it has no rows yet."""
+    """Return the folders `wal/<node>` of a journal, sorted; empty for a journal without rows."""
     try:
         with os.scandir(journal / "wal") as found:
             return sorted(Path(one.path) for one in found if one.is_dir())
@@ -121,13 +123,13 @@ def node_folders(journal: Path) -> list[Path]:
 
 
 def parse_index(data: bytes | memoryview) -> list[BatchEntry]:
-    """Returns the whole records of an index; half a record at the end is one that is being written."""
+    """Return the complete records of an index; a partial record at the end is being written."""
     whole = len(data) // INDEX.size * INDEX.size
     return list(map(BatchEntry._make, INDEX.iter_unpack(data[:whole])))
 
 
 def read_index(path: Path) -> list[BatchEntry]:
-    """Returns the batches of a segment.
+    """Return the batches of a segment.
 
     Args:
         path: its .arrows or its .idx file. Without an index file it has no batches.
@@ -142,7 +144,7 @@ def read_index(path: Path) -> list[BatchEntry]:
 
 
 def with_transactions(path: Path) -> list[BatchEntry]:
-    """Returns the batches of a segment that have rows of a commit; others are passed over without looking at each.
+    """Return the batches of a segment that have rows of a commit. Other records are not decoded.
 
     Raises:
         OSError: it can't be read.
@@ -158,12 +160,13 @@ def with_transactions(path: Path) -> list[BatchEntry]:
     return [BatchEntry._make(INDEX.unpack_from(data, at * INDEX.size)) for at in whole if flags[at] & HAS_TXN]
 
 
-def results(data: bytes | memoryview) -> list[tuple[int, int]]:
-    """Returns where the batches are that pipelines have published, of an index: (first number, number behind the last);
-    those that follow each other are one. Others are passed over without looking at each.
+def result_ranges(data: bytes | memoryview) -> list[tuple[int, int]]:
+    """Return the ranges of rows that pipelines have published, from an index: (first number, number after the last).
+
+    Adjacent ranges are joined. Other records are not decoded.
     """
     found: list[tuple[int, int]] = []
-    flags = bytes(data[_FLAGS_AT :: INDEX.size])
+    flags = bytes(data[_FLAGS_AT :: INDEX.size])  # the lowest byte of each record's flags
     for at in (at for at, flag in enumerate(flags) if flag & (HAS_TXN | RESULTS)) if any(flags) else ():
         first, rows, *_ = INDEX.unpack_from(data, at * INDEX.size)
         if found and found[-1][1] == first:
@@ -174,34 +177,37 @@ def results(data: bytes | memoryview) -> list[tuple[int, int]]:
 
 
 def check(entries: Sequence[BatchEntry], path: Path | str, offset: int = 0) -> None:
-    """Says whether the batches of an index follow each other.
+    """Check that each batch of an index follows the one before.
 
     Args:
-        entries: all of an index, or some that follow each other there.
-        path: of the index or its segment, for the message.
-        offset: where in the index they begin, bytes.
+        entries: all records of an index, or consecutive ones.
+        path: the index or its segment, for the message.
+        offset: the position of the first record in the index, bytes.
 
     Raises:
-        JournalError: they don't.
+        JournalError: a batch doesn't follow.
     """
     for at, (before, entry) in enumerate(zip(entries, entries[1:], strict=False), 1):
+        # By position, since this runs for each batch of a plan: (0) first_seq, (1) rows, (2) offset, (3) length.
         if entry[0] != before[0] + before[1] or entry[2] != before[2] + before[3] or entry[1] <= 0:
-            where = f"{str(path).removesuffix(DATA).removesuffix(INDEXED)}{INDEXED} is damaged at offset "
-            where += str(offset + at * INDEX.size)
-            raise JournalError(f"{where}: the batch there doesn't follow the one before it; {REMEDY}.")
+            index = f"{str(path).removesuffix(DATA).removesuffix(INDEXED)}{INDEXED}"
+            at_byte = offset + at * INDEX.size
+            raise JournalError(
+                f"{index} is damaged at offset {at_byte}: its batch doesn't follow the one before it; {REMEDY}."
+            )
 
 
 # ---- the summary
 
 
 class Summary(NamedTuple):
-    """What a segment holds.
+    """The summary of a segment.
 
     Attributes:
-        first_seq, end: its rows are from `first_seq` up to, without, `end`.
+        first_seq, end: its rows are from `first_seq` up to but not including `end`.
         rows, batches: how many.
-        ts_min_us, ts_max_us: earliest and latest time, microseconds UTC; both 0 when there is no row.
-        index_bytes: the size of the index it was made of.
+        ts_min_us, ts_max_us: earliest and latest time, microseconds UTC; both 0 without a row.
+        index_bytes: the size of the index at that time.
     """
 
     first_seq: int
@@ -214,32 +220,32 @@ class Summary(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """Whether it has rows, and no number between them is missing."""
+        """Whether the segment has rows, and no number between them is missing."""
         return 0 < self.rows == self.end - self.first_seq
 
 
 def summary_of(path: _SegmentPath) -> Summary:
-    """Returns the summary of a sealed segment; one that is missing or outdated is made, and written if possible.
+    """Return the summary of a sealed segment; a missing or outdated one is rebuilt, and written if possible.
 
     Args:
-        path: of the segment.
+        path: the segment.
 
     Raises:
-        FileNotFoundError: the segment has gone.
+        FileNotFoundError: the segment doesn't exist any more.
         OSError: it can't be read.
     """
     os.stat(path)
     found = known_summary(path)
     if found is None:
-        found = _made(path)
-        with suppress(OSError):  # a reader may not write here
-            values = _VALUES.pack(*found)
-            write_whole(Path(_beside(path, SUMMARY)), values + _CRC.pack(crc32(values)), sync=False)
+        found = _make_summary(path)
+        with suppress(OSError):  # a reader may lack the permission
+            values = _SUMMARY.pack(*found)
+            write_whole(Path(_beside(path, SUMMARY)), values + _SUMMARY_CRC.pack(crc32(values)), sync=False)
     return found
 
 
 def known_summary(path: _SegmentPath) -> Summary | None:
-    """Returns the summary that stands beside a segment; None when there is none for its index.
+    """Return the stored summary of a segment; None when it is missing, damaged or outdated.
 
     Raises:
         OSError: it can't be read.
@@ -250,12 +256,17 @@ def known_summary(path: _SegmentPath) -> Summary | None:
             data = file.read()
     except FileNotFoundError:
         return None
-    found = _parsed(data)
-    return found if found and (found.first_seq, found.index_bytes) == (first_seq(path), size) else None
+    values = data[: _SUMMARY.size]
+    if len(data) != _SUMMARY.size + _SUMMARY_CRC.size or _SUMMARY_CRC.unpack_from(data, len(values))[0] != crc32(
+        values
+    ):
+        return None
+    found = Summary._make(_SUMMARY.unpack(values))
+    return found if (found.first_seq, found.index_bytes) == (first_seq(path), size) else None
 
 
 def remove_summary(path: _SegmentPath) -> None:
-    """Removes the summary of a segment that was changed."""
+    """Remove the summary of a segment that has changed."""
     Path(_beside(path, SUMMARY)).unlink(missing_ok=True)
 
 
@@ -263,14 +274,7 @@ def _beside(path: _SegmentPath, suffix: str) -> str:
     return str(path).removesuffix(DATA) + suffix
 
 
-def _parsed(data: bytes) -> Summary | None:
-    size = _VALUES.size
-    if len(data) != size + _CRC.size or _CRC.unpack_from(data, size)[0] != crc32(data[:size]):
-        return None
-    return Summary._make(_VALUES.unpack_from(data))
-
-
-def _made(path: _SegmentPath) -> Summary:
+def _make_summary(path: _SegmentPath) -> Summary:
     first, size = first_seq(path), _index_bytes(path)
     if not size:
         return Summary(first, first, 0, 0, 0, 0, 0)
@@ -281,30 +285,33 @@ def _made(path: _SegmentPath) -> Summary:
 
 
 def _index_bytes(path: _SegmentPath) -> int:
-    """The size of a segment's index, whole records only."""
+    """Return the size of a segment's index, complete records only."""
     try:
         return os.stat(_beside(path, INDEXED)).st_size // INDEX.size * INDEX.size
     except FileNotFoundError:
         return 0
 
 
+# ---- writing
+
+
 LOCK = "lock"
-"""The file in a node's folder that its writer holds, with the number of its process."""
+"""The file in a node's folder that its writer locks; it has the writer's process id."""
 CACHED_BYTES = 32 << 20
-"""So much of a segment's end stays in the page cache, for those who follow it."""
+"""This much of a segment's end stays in the page cache, for readers that follow it."""
 
 
 def lock(folder: Path) -> int:
-    """Makes this process the one writer of a node's folder, until the descriptor is closed or the process ends.
+    """Lock a node's folder for this process, until the descriptor is closed or the process ends.
 
     Args:
-        folder: `<journal>/wal/<node>`; made when missing.
+        folder: `<journal>/wal/<node>`; created when missing.
 
     Returns:
         A file descriptor.
 
     Raises:
-        JournalError: another process writes there, or the folder can't be used.
+        JournalError: another process has the lock, or the folder can't be used.
     """
     try:
         make_folder(folder)
@@ -326,14 +333,14 @@ def lock(folder: Path) -> int:
 
 
 class SegmentFile:
-    """One segment that is appended to. `SegmentFile.open` gives one; nothing here waits for anything but the disk.
+    """A segment that is being written. `SegmentFile.open` creates one. Methods block on the disk only.
 
     `sync`, `is_there` and `close` may be called in another thread than `append`, one at a time.
 
     Attributes:
         path: the .arrows file.
-        next_seq: the number the next batch begins with.
-        size_bytes: how long the .arrows file is.
+        next_seq: the number of the next row.
+        size_bytes: the size of the .arrows file.
     """
 
     def __init__(self, path: Path, next_seq: int, schema: bytes) -> None:
@@ -344,16 +351,13 @@ class SegmentFile:
         except OSError:
             os.close(self._data)
             raise
-        self._schema, self._let_go_bytes = schema, 0
+        self._schema, self._uncached_bytes = schema, 0
         self._index_bytes, self.size_bytes = 0, len(schema)
-        self._records = bytearray()  # of the index: what the disk has not confirmed
+        self._records = bytearray()  # index records that the disk has not confirmed
         self._confirmed_bytes = self._confirmed_index_bytes = 0
-        self._named = self._doubtful = False
-        self._write_schema()
-
-    def _write_schema(self) -> None:
+        self._is_name_synced = self._needs_rewrite = False
         try:
-            _write(self._data, [self._schema], 0)
+            _write(self._data, [schema], 0)
         except OSError:
             self.close()
             self.path.with_suffix(INDEXED).unlink(missing_ok=True)
@@ -362,16 +366,16 @@ class SegmentFile:
 
     @classmethod
     def open(cls, folder: Path, next_seq: int, node: str, broker: str) -> SegmentFile:
-        """Begins a new segment: when a hub starts, and when the one before it is long enough.
+        """Create a segment: when a hub starts, and when the one before it is complete.
 
         Args:
-            folder: `<journal>/wal/<node>`; made when missing. `recover` has been there, so that a segment that begins
-                with `next_seq` can only be an empty one, and is replaced.
+            folder: `<journal>/wal/<node>`; created when missing. Call `recover` first: then an existing segment with
+                this number is empty, and is replaced.
             next_seq: the number of the first row that will be appended.
-            node, broker: for the schema.
+            node, broker: names for the schema.
 
         Raises:
-            OSError: it can't be made, for instance because the disk is full.
+            OSError: the files can't be created, for instance because the disk is full.
         """
         make_folder(folder)
         path = folder / (name(next_seq) + DATA)
@@ -388,14 +392,14 @@ class SegmentFile:
         ts_max_us: int,
         flags: int = 0,
     ) -> None:
-        """Appends one batch, then its index record. What fails leaves nothing behind.
+        """Append one batch, then its index record. A failure leaves the files as they were.
 
         Args:
-            pieces: the batch, header first; `arrow.encode` gives them.
-            first_seq: the number of its first row; `next_seq`.
-            rows: how many.
+            pieces: the batch, header first, as `arrow.encode` returns it.
+            first_seq: the number of its first row, which is `next_seq`.
+            rows: how many rows it has.
             ts_min_us, ts_max_us: earliest and latest time, microseconds UTC.
-            flags: of the index record.
+            flags: flags of the index record.
 
         Raises:
             OSError: the disk is full or broken; the same batch can be appended again later.
@@ -414,16 +418,16 @@ class SegmentFile:
         self.size_bytes += length
         self._index_bytes += INDEX.size
         self.next_seq = first_seq + rows
-        self._records += record  # last: `sync` goes by it
+        self._records += record  # last, since `sync` in another thread reads it first
 
     @property
     def unsynced_bytes(self) -> int:
-        """How much of the .arrows file the disk has not confirmed; 0 when it has all batches."""
+        """Bytes of the .arrows file that the disk has not confirmed; 0 when it has all batches."""
         return self.size_bytes - self._confirmed_bytes if self._records else 0
 
     @property
     def unsynced_rows(self) -> int:
-        """How many rows the disk has not confirmed."""
+        """Number of rows that the disk has not confirmed."""
         return sum(entry.rows for entry in parse_index(bytes(self._records)))
 
     @property
@@ -433,42 +437,46 @@ class SegmentFile:
         return first[0].first_seq if first else self.next_seq
 
     def sync(self, kept_bytes: int = CACHED_BYTES) -> list[BatchEntry]:
-        """Has the disk keep what was appended, so that a power failure can't take it. Blocks: 0.2 to some 10 ms.
+        """Sync the appended batches to the disk. Blocks, usually for 0.2 to 10 ms.
 
-        After a sync that failed, what it was about is written anew: the kernel forgets then what it could not write,
-        and says of the next sync that all is well.
+        After a failed sync, the unconfirmed batches are written again: the kernel drops what it could not write, and
+        then reports the next sync as successful.
 
-        What lies before the last `kept_bytes` leaves the page cache: the next batches get that memory, which costs a
+        Everything before the last `kept_bytes` leaves the page cache. The next batches use that memory, which costs a
         third of fresh memory on a virtual machine, and other programs keep theirs (decision 0012).
 
         Args:
-            kept_bytes: for those who follow the journal.
+            kept_bytes: how much stays in the page cache for readers that follow the journal.
 
         Returns:
-            Batches that are lost, because the disk failed and nobody has them any more. As a rule none.
+            Batches that are lost, since the disk failed and no copy is left; usually none.
 
         Raises:
             OSError: the disk is broken.
         """
         records = bytes(self._records)
         entries = parse_index(records)
-        lost = self._write_anew(entries, records) if self._doubtful else []
-        self._doubtful = True
+        lost = self._rewrite_unconfirmed(entries, records) if self._needs_rewrite else []
+        self._needs_rewrite = True
         os.fdatasync(self._data)
         os.fdatasync(self._index)
-        self._doubtful = False
-        if not self._named:
+        self._needs_rewrite = False
+        if not self._is_name_synced:
             sync_folder(self.path.parent)
-            self._named = True
+            self._is_name_synced = True
         if entries:
             self._confirmed_bytes = entries[-1].end
             self._confirmed_index_bytes += len(records)
             del self._records[: len(records)]
-        self._let_go(self._confirmed_bytes - kept_bytes)
+        uncached_bytes = self._confirmed_bytes - kept_bytes
+        if uncached_bytes > self._uncached_bytes:
+            length = uncached_bytes - self._uncached_bytes
+            os.posix_fadvise(self._data, self._uncached_bytes, length, os.POSIX_FADV_DONTNEED)
+            self._uncached_bytes = uncached_bytes
         return lost
 
-    def _write_anew(self, entries: Sequence[BatchEntry], records: bytes) -> list[BatchEntry]:
-        """Writes what the disk has not confirmed once more; returns the batches that can't be read back."""
+    def _rewrite_unconfirmed(self, entries: Sequence[BatchEntry], records: bytes) -> list[BatchEntry]:
+        """Write unconfirmed batches again; return the batches that can't be read back."""
         lost = []
         if not self._confirmed_bytes:
             _write(self._data, [self._schema], 0)
@@ -481,34 +489,31 @@ class SegmentFile:
         _write(self._index, [records], self._confirmed_index_bytes)
         return lost
 
-    def _let_go(self, behind_bytes: int) -> None:
-        if behind_bytes > self._let_go_bytes:
-            size_bytes = behind_bytes - self._let_go_bytes
-            os.posix_fadvise(self._data, self._let_go_bytes, size_bytes, os.POSIX_FADV_DONTNEED)
-            self._let_go_bytes = behind_bytes
-
     def is_there(self) -> bool:
-        """Says whether the files are still in their folder: neither moved away, removed nor unmounted."""
+        """Return whether the files are still in their folder: not moved, removed or unmounted."""
         return is_open_at(self._data, self.path) and is_open_at(self._index, self.path.with_suffix(INDEXED))
 
     def put_back(self) -> None:
-        """Makes the files again where they were, with all that is in them; nobody may append meanwhile.
+        """Create the removed files again from the open ones. No other thread may append meanwhile.
 
         Raises:
-            OSError: the folder is gone, the disk is full or broken.
+            OSError: the folder is missing, or the disk is full or broken.
         """
         for fd, path in ((self._data, self.path), (self._index, self.path.with_suffix(INDEXED))):
             path.unlink(missing_ok=True)
-            copy = _open(path)
+            copy, at = _open(path), 0
             try:
-                _copy(fd, copy)
+                while piece := os.pread(fd, 1 << 20, at):
+                    _write(copy, [piece], at)
+                    at += len(piece)
+                os.fdatasync(copy)
                 os.dup2(copy, fd, inheritable=False)
             finally:
                 os.close(copy)
-        self._named = False
+        self._is_name_synced = False
 
     def close(self) -> None:
-        """Closes the files; `sync` before."""
+        """Close the files; call `sync` before."""
         for fd in (self._data, self._index):
             if fd >= 0:
                 os.close(fd)
@@ -516,7 +521,7 @@ class SegmentFile:
 
 
 def is_open_at(fd: int, path: Path) -> bool:
-    """Says whether the file that is open is the one a path leads to.
+    """Return whether an open file is still the one at a path.
 
     Raises:
         OSError: the disk is broken.
@@ -531,16 +536,8 @@ def _open(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
 
 
-def _copy(fd: int, to: int) -> None:
-    at = 0
-    while piece := os.pread(fd, 1 << 20, at):
-        _write(to, [piece], at)
-        at += len(piece)
-    os.fdatasync(to)
-
-
 def _write(fd: int, pieces: Sequence[bytes | bytearray | memoryview], offset: int) -> None:
-    """Writes all of it: a disk that is full says so at the second write, after half of the first."""
+    """Write all pieces: a full disk takes a part of the first write, and fails at the second."""
     written, size = os.pwritev(fd, pieces, offset), sum(map(len, pieces))
     while written < size:
         written += os.pwrite(fd, memoryview(b"".join(pieces))[written:], offset + written)

@@ -1,19 +1,19 @@
-"""The journals of this process over HTTP: /rtl/journal/, for pipelines that don't share the hub's disk.
+"""HTTP service of journals: /rtl/journal/, for readers and pipelines without the hub's disk.
 
     GET  <name>/manifest             segments, and the root of the manifest; see `JournalListing`
-    GET  <name>/manifest/<page>      what is known of some hundred compacted files
+    GET  <name>/manifest/<page>      a page of the manifest: some hundred compacted files
     GET  <name>/end, <name>/stats    where each node ends; the writer's counters
-    GET  <name>/end?after=&wait_s=   the same, when there is more than `after` ({node: number})
+    GET  <name>/end?after=&wait_s=   the same, once there are rows after `after` ({node: number})
     GET  <name>/wal/<node>/<file>    a segment or its index, <name>/data/...: a compacted file; `Range` with one span
     POST <name>/commit?query=&batch= the rows of a micro-batch, stored and published exactly once
-    POST <name>/stage?query=&batch=&part=  rows that wait until they are committed by the name of their part
-    POST <name>/seal?query=&batch=   which parts are a micro-batch: the names of those that were told first
+    POST <name>/stage?query=&batch=&part=  rows that wait for a commit by the name of their part
+    POST <name>/seal?query=&batch=   decide on the parts of a micro-batch: returns those of the first request
     POST <name>/commit?query=&batch=&of=&part=  as above, with the rows of a part of query `of`
-    GET  <name>/committed?query=     the number of a query's last micro-batch that is stored, -1: none
-    POST <name>/publish              rows, without that promise
-    POST <name>/progress             how far a query has come: retention goes no further
+    GET  <name>/committed?query=     the number of a query's last committed micro-batch, -1: none
+    POST <name>/publish              rows, at least once
+    POST <name>/progress             the position of a query, which retention respects
 
-Every request shows the journal's token (`Authorization: Bearer`). What is refused is told in one plain-text sentence.
+Each request needs a token of the journal (`Authorization: Bearer`). An error is one sentence in plain text.
 """
 
 from __future__ import annotations
@@ -60,36 +60,36 @@ _SEAL_BYTES = 512 << 10
 _FILE = re.compile(
     r"wal/[\w.-]+/\d{20}\.(?:arrows|idx)|manifest/[\w.-]+\.json|data(?:/[\w%=,+-][\w%=,+.-]*)+\.parquet", re.ASCII
 )
-_UNNAMED = 'send "Authorization: Bearer TOKEN" with what the file token in the folder of the journal holds'
-_READS, _WRITES = ("GET", "HEAD"), ("POST",)
-_ENCODER = json.JSONEncoder(separators=(",", ":"))  # `json.dumps` makes one for each answer
-_COMMITS = ("commit", "publish", "stage", "seal")
+_HOW_TO_AUTHENTICATE = 'send "Authorization: Bearer TOKEN" with the content of the file token in the journal\'s folder'
+_READ_METHODS, _WRITE_METHODS = ("GET", "HEAD"), ("POST",)
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # `json.dumps` would create one for each answer
+_WRITE_ACTIONS = ("commit", "publish", "stage", "seal")
 
 
 class OpenJournal(ServedJournal, Protocol):
-    """What is served: `smqrt.journal.writer.JournalWriter`."""
+    """A served journal: `smqrt.journal.writer.JournalWriter`."""
 
     def commit(self, query: str, batch: int, rows: list[OutRow]) -> bool:
-        """Store and publish the rows of a micro-batch; False when that was done before."""
+        """Store and publish the rows of a micro-batch; return False when it was committed before."""
 
     def committed(self, query: str) -> int:
-        """The last batch of a query that is known to be stored; -1 when there is none."""
+        """Return the last known batch of a query; -1 without one."""
 
     def learn(self) -> None:
-        """Take note of what was committed to other hubs of the folder."""
+        """Read what was committed to other hubs of the folder."""
 
     def queries(self) -> Iterable[str]:
-        """The names under which there are commits."""
+        """Return the names of the queries with commits."""
 
     def publish(self, rows: list[OutRow]) -> None:
         """Store and publish rows."""
 
     def stats(self) -> dict[str, int]:
-        """The counters."""
+        """Return the counters."""
 
 
 class RequestRefused(Exception):
-    """A request that is answered with a status and one sentence."""
+    """An error that is sent as a status and one sentence."""
 
     def __init__(self, status: int, sentence: str, **headers: str) -> None:
         super().__init__(sentence)
@@ -97,8 +97,8 @@ class RequestRefused(Exception):
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
 
-class _Asked(NamedTuple):
-    """A journal, and what is kept of it for those who ask."""
+class _ServedState(NamedTuple):
+    """The state of a served journal."""
 
     journal: OpenJournal
     listing: JournalListing
@@ -107,12 +107,12 @@ class _Asked(NamedTuple):
 
 
 class JournalService(Directory):
-    """The directory that serves journals.
+    """The directory of served journals.
 
     Args:
-        opened: the journals by name, looked at with every request.
-        body_bytes: the longest commit that is taken.
-        is_ending: whether the server ends: nobody waits for more then, and the request does not hold it.
+        opened: the journals by name; read for each request.
+        body_bytes: most bytes of a commit.
+        is_ending: returns whether the server shuts down: requests don't wait for rows then.
     """
 
     def __init__(
@@ -125,177 +125,177 @@ class JournalService(Directory):
         self._opened, self._is_ending = opened, is_ending
         self._body_bytes = body_bytes
         self._tokens: dict[str, tuple[OpenJournal, Tokens]] = {}
-        self._asked: dict[str, _Asked] = {}
+        self._states: dict[str, _ServedState] = {}
         self._actions: dict[str, tuple[tuple[str, ...], Callable[[Request, OpenJournal, Grant], None]]] = {
-            "manifest": (_READS, self._manifest),
-            "end": (_READS, self._end),
-            "stats": (_READS, self._stats),
-            "commit": (_WRITES, self._commit),
-            "stage": (_WRITES, self._stage),
-            "seal": (_WRITES, self._seal),
-            "publish": (_WRITES, self._publish),
-            "progress": (_WRITES, self._progress),
-            "committed": (_READS, self._committed),
+            "manifest": (_READ_METHODS, self._manifest),
+            "end": (_READ_METHODS, self._end),
+            "stats": (_READ_METHODS, self._stats),
+            "commit": (_WRITE_METHODS, self._commit),
+            "stage": (_WRITE_METHODS, self._stage),
+            "seal": (_WRITE_METHODS, self._seal),
+            "publish": (_WRITE_METHODS, self._publish),
+            "progress": (_WRITE_METHODS, self._progress),
+            "committed": (_READ_METHODS, self._committed),
         }
         self.setfunc(self._answer)
 
     def _answer(self, request: Request, relpath: str) -> None:
         try:
-            self._route(request, relpath)
+            self._handle(request, relpath)
         except RequestRefused as refused:
-            _say(request, refused.status, str(refused), refused.headers)
+            _refuse(request, refused.status, str(refused), refused.headers)
         except ArgumentError as error:
-            _say(request, 400, str(error), {})
+            _refuse(request, 400, str(error), {})
         except JournalError as error:
-            _say(request, 503, str(error), {"Retry-After": str(RETRY_S)})
+            _refuse(request, 503, str(error), {"Retry-After": str(RETRY_S)})
         except HttpError as error:  # of the body
             request.response.close = error.close
-            _say(request, error.status, f"{error}.", error.headers)
+            _refuse(request, error.status, f"{error}.", error.headers)
 
-    def _route(self, request: Request, relpath: str) -> None:
+    def _handle(self, request: Request, relpath: str) -> None:
         name, _, rest = relpath.partition("/")
         if not name:
-            _allow(request, _READS)
-            _give(request, {"journals": self._names(request)})
+            _check_method(request, _READ_METHODS)
+            _send_json(request, {"journals": self._journal_names(request)})
             return
-        journal, grant = self._permitted(request, name)
-        methods, action = self._actions.get(rest, (_READS, partial(self._file, rest)))
-        _allow(request, methods)
-        _check(grant, rest)
+        journal, grant = self._find_journal(request, name)
+        methods, action = self._actions.get(rest, (_READ_METHODS, partial(self._file, rest)))
+        _check_method(request, methods)
+        _check_right(grant, rest)
         action(request, journal, grant)
 
-    # ---- who may
+    # ---- authorization
 
-    def _names(self, request: Request) -> list[str]:
-        names = [name for name, journal in list(self._opened.items()) if self._grant(request, name, journal)]
+    def _journal_names(self, request: Request) -> list[str]:
+        names = [name for name, journal in list(self._opened.items()) if self._grant_of(request, name, journal)]
         return names or _unauthorized()
 
-    def _permitted(self, request: Request, name: str) -> tuple[OpenJournal, Grant]:
+    def _find_journal(self, request: Request, name: str) -> tuple[OpenJournal, Grant]:
         journal = self._opened.get(name)
-        if journal is None and self._knew(request, name):
-            raise JournalError(
-                f"Journal {name!r} is closed at the moment: its application stops or reloads; try again."
-            )
         if journal is None:
-            known = ", ".join(self._names(request))
+            if name in self._tokens and self._tokens[name][1].grant(_bearer_token(request)):  # it was open before
+                raise JournalError(
+                    f"Journal {name!r} is closed at present: its application stops or reloads; try again."
+                )
+            known = ", ".join(self._journal_names(request))
             raise RequestRefused(404, f"There is no journal {name!r} here; with this token there are: {known}.")
-        return journal, self._grant(request, name, journal) or _unauthorized()
+        return journal, self._grant_of(request, name, journal) or _unauthorized()
 
-    def _grant(self, request: Request, name: str, journal: OpenJournal) -> Grant | None:
-        """Returns what the token of the request opens in this journal."""
+    def _grant_of(self, request: Request, name: str, journal: OpenJournal) -> Grant | None:
+        """Return the rights of the request's token in a journal."""
         of, tokens = self._tokens.get(name, (None, None))
         if tokens is None or of is not journal:
             _, tokens = self._tokens[name] = journal, Tokens(journal.path, partial(_queries, journal))
         if tokens.is_due:
             in_thread(tokens.look)
-            if told := tokens.news():  # for the operator, not for who has shown nothing yet
-                log.error("%s", told)
-        return tokens.grant(_shown(request))
-
-    def _knew(self, request: Request, name: str) -> bool:
-        """Whether the request shows a token of a journal that was open: who may read it is told to come again."""
-        return name in self._tokens and self._tokens[name][1].grant(_shown(request)) is not None
+            if fault := tokens.news():  # for the operator only: the client is not authenticated yet
+                log.error("%s", fault)
+        return tokens.grant(_bearer_token(request))
 
     # ---- reading
 
     def _manifest(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
-        _send(request, *in_thread(self._of(journal).listing.text))
+        _send_tagged(request, *in_thread(self._state(journal).listing.text))
 
     def _end(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
-        ends = self._of(journal).ends
-        found = ends.after(*_wait(request)) if request.query else ends.now()
+        ends = self._state(journal).ends
+        found = ends.after(*_wait_parameters(request)) if request.query else ends.now()
         _finish(request, "application/json", _as_json({"end": found}))
 
-    def _of(self, journal: OpenJournal) -> _Asked:
-        """Returns what is kept of a journal for those who ask."""
+    def _state(self, journal: OpenJournal) -> _ServedState:
+        """Return the state of a journal, created at the first request."""
         name = str(journal.path)
-        found = self._asked.get(name)
+        found = self._states.get(name)
         if found is None or found.journal is not journal:
             ends = JournalEnds(journal, lambda: journal in self._opened.values() and not self._is_ending())
-            asked = _Asked(journal, JournalListing(journal.path), ends, StagedResults(journal.path, journal.committed))
-            found = self._asked[name] = asked
+            asked = _ServedState(
+                journal, JournalListing(journal.path), ends, StagedResults(journal.path, journal.committed)
+            )
+            found = self._states[name] = asked
         return found
 
     def _stats(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
-        _give(request, journal.stats())
+        _send_json(request, journal.stats())
 
     def _file(self, rest: str, request: Request, journal: OpenJournal, grant: Grant) -> None:
         if not _FILE.fullmatch(rest) or ".." in rest:
-            raise RequestRefused(404, f"There is no {rest!r}; the manifest of the journal lists what there is.")
+            raise RequestRefused(404, f"There is no {rest!r}; the manifest of the journal lists all files.")
         try:
-            file = in_thread(_opened, journal.path, rest)
+            file = in_thread(_open_file, journal.path, rest)
         except IoError:
-            raise RequestRefused(
-                404, f"{rest} is not there any more: compacted or retired; read the manifest anew."
-            ) from None
+            raise RequestRefused(404, f"{rest} was compacted or has expired; read the manifest again.") from None
         with file:
             _send_file(request, file.fileno())
 
     # ---- writing
 
     def _commit(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
-        query, batch, values = _batch(request)
+        query, batch, values = _batch_of(request)
         if "part" in values:
             self._commit_part(request, journal, grant)
             return
         query, rows = grant.own(query), list(self._rows(request, grant))
-        _stored(request, journal.commit(query, batch, rows), rows)
+        _send_stored(request, journal.commit(query, batch, rows), rows)
 
     def _commit_part(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
-        name, batch, values = _batch(request)
-        staged, query = self._of(journal).staged, readers.checked_query(values.get("of"))
+        name, batch, values = _batch_of(request)
+        staged, query = self._state(journal).staged, readers.checked_query(values.get("of"))
         name, query = grant.own(name), grant.own(query)
         rows: list[OutRow] = []
         stored = journal.committed(name) < batch
         if stored:
             part = checked_part(values["part"])
-            rows = list(_decoded(_staged(request, staged, query, batch, part), grant))
+            rows = list(_decode_rows(_staged_pieces(request, staged, query, batch, part), grant))
             stored = journal.commit(name, batch, rows)
-        if name == query:  # the last one
+        if name == query:  # the last part
             in_thread(staged.forget, query, batch)
-        _stored(request, stored, rows)
+        _send_stored(request, stored, rows)
 
     def _stage(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
-        query, batch, values = _batch(request)
+        query, batch, values = _batch_of(request)
         query, part, pieces = grant.own(query), checked_part(values.get("part")), list[bytes]()
         rows = sum(1 for _ in self._rows(request, grant, pieces))
-        in_thread(self._of(journal).staged.put, query, batch, part, b"".join(pieces))
-        _give(request, {"rows": rows})
+        in_thread(self._state(journal).staged.put, query, batch, part, b"".join(pieces))
+        _send_json(request, {"rows": rows})
 
     def _seal(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
-        query, batch, _ = _batch(request)
-        query, parts = grant.own(query), _parts(request.body(_SEAL_BYTES))
-        journal.learn()  # else other parts than the committed ones are decided on
+        query, batch, _ = _batch_of(request)
+        query, parts = grant.own(query), _part_names(request.body(_SEAL_BYTES))
+        journal.learn()  # another hub may have committed parts of this micro-batch already
         known = journal.committed(query) >= batch
-        _give(request, {"parts": [] if known else in_thread(self._of(journal).staged.seal, query, batch, parts)})
+        _send_json(
+            request, {"parts": [] if known else in_thread(self._state(journal).staged.seal, query, batch, parts)}
+        )
 
     def _committed(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
-        query = readers.checked_query(_values(request).get("query"))
-        journal.learn()  # the last one may have gone to another worker
-        _give(request, {"batch": journal.committed(grant.own(query))})
+        query = readers.checked_query(_parameters(request).get("query"))
+        journal.learn()  # another worker may have the last commit
+        _send_json(request, {"batch": journal.committed(grant.own(query))})
 
     def _publish(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         rows = list(self._rows(request, grant))
         try:
             journal.publish(rows)
-        except Unconfirmed:  # and no 503: who asks again would publish them twice
-            raise RequestRefused(500, "The journal ends; whether its disk has kept the rows is not known.") from None
-        _give(request, {"rows": len(rows)})
+        except Unconfirmed:  # not a 503: a client that retries would publish the rows twice
+            raise RequestRefused(
+                500, "The journal was closed; whether the rows are on its disk is not known."
+            ) from None
+        _send_json(request, {"rows": len(rows)})
 
     def _progress(self, request: Request, journal: OpenJournal, grant: Grant) -> None:
         report = readers.parse_report(request.body(_PROGRESS_BYTES))
         report["query"] = grant.own(report["query"])
         in_thread(readers.save_report, journal.path, report)
-        _give(request, {})
+        _send_json(request, {})
 
     def _rows(self, request: Request, grant: Grant, kept: list[bytes] | None = None) -> Iterator[OutRow]:
-        """Yields the rows of a body; its pieces are put into `kept`."""
+        """Yield the rows of a body, and append its pieces to `kept`."""
         if (request.content_length or 0) > self._body_bytes:
             raise _too_large(self._body_bytes)
-        return _decoded(_counted(request, self._body_bytes, kept), grant)
+        return _decode_rows(_limited_pieces(request, self._body_bytes, kept), grant)
 
 
-def _decoded(pieces: Iterable[bytes], grant: Grant) -> Iterator[OutRow]:
+def _decode_rows(pieces: Iterable[bytes], grant: Grant) -> Iterator[OutRow]:
     decoder, turn = RowDecoder(MAX_PAYLOAD_BYTES), Turn()
     for piece in pieces:
         for row in decoder.feed(piece):
@@ -307,15 +307,15 @@ def _decoded(pieces: Iterable[bytes], grant: Grant) -> Iterator[OutRow]:
     decoder.finish()
 
 
-def _staged(request: Request, staged: StagedResults, query: str, batch: int, part: str) -> Iterator[bytes]:
-    """Yields the rows that were staged, which count like a body."""
+def _staged_pieces(request: Request, staged: StagedResults, query: str, batch: int, part: str) -> Iterator[bytes]:
+    """Yield the pieces of staged rows, which count as memory of the request."""
     with in_thread(staged.open, query, batch, part) as file:
         while piece := in_thread(file.read, _PIECE):
             request.hold(len(piece))
             yield piece
 
 
-def _counted(request: Request, limit: int, kept: list[bytes] | None) -> Iterator[bytes]:
+def _limited_pieces(request: Request, limit: int, kept: list[bytes] | None) -> Iterator[bytes]:
     size = 0
     for piece in request.chunks():
         size += len(piece)
@@ -331,56 +331,52 @@ def _too_large(limit: int) -> RequestRefused:
     return RequestRefused(413, f"The rows have more than {limit} bytes; commit fewer at once.")
 
 
-def _parts(body: bytes) -> list[str]:
-    """The names of the parts of a micro-batch."""
+def _part_names(body: bytes) -> list[str]:
+    """Return the names of parts in a body."""
     try:
         names = json.loads(body)
     except (ValueError, RecursionError):
         names = None
     if not isinstance(names, list) or not 0 < len(names) <= MOST_PARTS:
-        raise ArgumentError(f"parts: this is no JSON list of 1 to {MOST_PARTS} names of parts.")
+        raise ArgumentError(f"parts: the body is not a JSON list of 1 to {MOST_PARTS} names of parts.")
     return [checked_part(name) for name in names]
 
 
-def _stored(request: Request, stored: bool, rows: list[OutRow]) -> None:
-    _give(request, {"stored": stored, "rows": len(rows) if stored else 0})
+def _send_stored(request: Request, stored: bool, rows: list[OutRow]) -> None:
+    _send_json(request, {"stored": stored, "rows": len(rows) if stored else 0})
 
 
-def _opened(folder: Path, name: str) -> IO[bytes]:
+def _open_file(folder: Path, name: str) -> IO[bytes]:
+    io = DiskIo(folder)
+    io.private = NothingPrivate()
     try:
-        return _published(folder, name)
+        try:
+            return io.open_published(name)
+        except IoError:
+            if not name.startswith("data/"):
+                raise
+            return io.open_published(f"{RETIRED}/{name.rpartition('/')[2]}")  # merged since it was listed
     except IoError:
         if not folder.is_dir():
             raise JournalError(f"{folder} {MOVED}") from None
         raise
 
 
-def _published(folder: Path, name: str) -> IO[bytes]:
-    io = DiskIo(folder)
-    io.private = NothingPrivate()
-    try:
-        return io.open_published(name)
-    except IoError:
-        if not name.startswith("data/"):
-            raise
-        return io.open_published(f"{RETIRED}/{name.rpartition('/')[2]}")
-
-
 def _queries(journal: OpenJournal) -> Iterator[str]:
-    """Names of queries that have committed or reported; looks at the disk."""
+    """Yield the names of queries that have committed or reported. Reads the disk."""
     yield from journal.queries()
     yield from readers.reported_queries(journal.path)
 
 
-def _shown(request: Request) -> str:
-    """The token of the request; empty without one."""
+def _bearer_token(request: Request) -> str:
+    """Return the token of a request; empty without one."""
     scheme, _, shown = (request.get("authorization") or "").partition(" ")
     return shown.strip() if scheme.lower() == "bearer" else ""
 
 
-def _check(grant: Grant, action: str) -> None:
-    """Makes sure that a token is good for what is asked."""
-    right, has = ("write", grant.writes) if action in _COMMITS else ("read", grant.reads)
+def _check_right(grant: Grant, action: str) -> None:
+    """Check that a token has the right for an action."""
+    right, has = ("write", grant.writes) if action in _WRITE_ACTIONS else ("read", grant.reads)
     if not has and not (action == "committed" and grant.writes):
         raise RequestRefused(
             403, f"The token {grant.name!r} may not {right}: its line in the file {TOKENS} lacks {right!r}."
@@ -388,7 +384,7 @@ def _check(grant: Grant, action: str) -> None:
 
 
 def _unauthorized() -> NoReturn:
-    raise RequestRefused(401, f"The token is wrong or missing; {_UNNAMED}.", WWW_Authenticate="Bearer")
+    raise RequestRefused(401, f"The token is wrong or missing; {_HOW_TO_AUTHENTICATE}.", WWW_Authenticate="Bearer")
 
 
 def _check_topic(grant: Grant, topic: bytes) -> None:
@@ -399,22 +395,22 @@ def _check_topic(grant: Grant, topic: bytes) -> None:
         )
 
 
-def _allow(request: Request, methods: tuple[str, ...]) -> None:
+def _check_method(request: Request, methods: tuple[str, ...]) -> None:
     if request.method not in methods:
         allowed = ", ".join(methods)
         raise RequestRefused(405, f"{request.method} is not possible here; there is {allowed}.", Allow=allowed)
 
 
-def _batch(request: Request) -> tuple[str, int, dict[str, str]]:
-    """The query and the number of the batch that a request is about, and all that it says."""
-    values = _values(request)
+def _batch_of(request: Request) -> tuple[str, int, dict[str, str]]:
+    """Return query, batch and all parameters of a request."""
+    values = _parameters(request)
     query, batch = readers.checked_query(values.get("query")), values.get("batch", "")
     if not re.fullmatch(r"[0-9]{1,18}", batch):
-        raise ArgumentError(f"batch: {batch!r} is no number; a commit says which batch of the query it is.")
+        raise ArgumentError(f"batch: {batch!r} is not a number; send the number of the query's batch.")
     return query, int(batch), values
 
 
-def _say(request: Request, status: int, sentence: str, headers: Mapping[str, str]) -> None:
+def _refuse(request: Request, status: int, sentence: str, headers: Mapping[str, str]) -> None:
     if request.response.committed:
         raise HttpError(500, sentence, close=True)
     request.response.reset()
@@ -424,37 +420,33 @@ def _say(request: Request, status: int, sentence: str, headers: Mapping[str, str
     _finish(request, "text/plain; charset=utf-8", (sentence.replace("\n", " ") + "\n").encode())
 
 
-def _give(request: Request, values: Mapping[str, object]) -> None:
+def _send_json(request: Request, values: Mapping[str, object]) -> None:
     body = _as_json(values)
-    _send(request, body, _tag(body))
+    _send_tagged(request, body, f'"{blake2b(body, digest_size=12).hexdigest()}"')
 
 
 def _as_json(values: Mapping[str, object]) -> bytes:
     return _ENCODER.encode(values).encode()
 
 
-def _values(request: Request) -> dict[str, str]:
-    """What the query of a request says."""
+def _parameters(request: Request) -> dict[str, str]:
+    """Return the parameters of a request."""
     pairs = parse_parameters(request.query.encode("ascii"))
     return {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in pairs}
 
 
-def _wait(request: Request) -> tuple[dict[str, int], float]:
-    """What a reader knows, and how long it wants to wait for more."""
-    values = _values(request)
+def _wait_parameters(request: Request) -> tuple[dict[str, int], float]:
+    """Return a reader's position, and how long it waits for more rows."""
+    values = _parameters(request)
     try:
         after = {str(node): int(seq) for node, seq in json.loads(values.get("after", "{}")).items()}
         wait_s = float(values.get("wait_s", "0"))
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):  # one but last: 1e999
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):  # OverflowError: 1e999
         raise ArgumentError('end: after is like {"n1": 1000}, and wait_s a number of seconds.') from None
     return after, max(0.0, min(wait_s, MOST_WAIT_S))
 
 
-def _tag(body: bytes) -> str:
-    return f'"{blake2b(body, digest_size=12).hexdigest()}"'
-
-
-def _send(request: Request, body: bytes, tag: str) -> None:
+def _send_tagged(request: Request, body: bytes, tag: str) -> None:
     request.response.headers.set("ETag", tag)
     if request.get("if-none-match") == tag:
         request.response.status = 304
@@ -469,13 +461,13 @@ def _finish(request: Request, kind: str, body: bytes) -> None:
 
 
 def _send_file(request: Request, fd: int) -> None:
-    """Answers with a file, or the one span of it that is asked for; it may grow meanwhile."""
+    """Send a file, or one span of it. The file may grow meanwhile."""
     headers, size = request.response.headers, os.fstat(fd).st_size
     spans = parse_ranges(request.get("range") or "", size)
     span = Span(0, size) if spans is None or len(spans) > 1 else spans[0] if spans else None
     if span is None:
         raise RequestRefused(
-            416, f"The file ends at {size}; nothing of it is in this range.", Content_Range=f"bytes */{size}"
+            416, f"The file ends at {size}; this range is after its end.", Content_Range=f"bytes */{size}"
         )
     if spans is not None and len(spans) == 1:
         request.response.status = 206
@@ -485,15 +477,11 @@ def _send_file(request: Request, fd: int) -> None:
     headers.set("Accept-Ranges", "bytes")
     headers.set("Cache-Control", "no-store")
     if request.method != "HEAD":
-        _copy(request, fd, span)
+        at = span.first
+        while at < span.end:
+            piece = in_thread(os.pread, fd, min(span.end - at, _PIECE), at)
+            if not piece:
+                break  # the file was truncated: the server closes the connection, since Content-Length is not reached
+            request.response.write(piece)
+            at += len(piece)
     request.response.end()
-
-
-def _copy(request: Request, fd: int, span: Span) -> None:
-    at = span.first
-    while at < span.end:
-        piece = in_thread(os.pread, fd, min(span.end - at, _PIECE), at)
-        if not piece:
-            return  # it was cut: the connection ends, since the announced length is not reached
-        request.response.write(piece)
-        at += len(piece)

@@ -1,8 +1,8 @@
 """Settings of a journal: `journal=` of a hub, in Python, Lua and `smqrt.toml`.
 
-True                      everything, with the defaults
-"path"                    the same, in this folder
-{"topics": ["site1/#"], "retain": "30d", …}
+True                                          record everything, with the defaults
+"path"                                        the same, in this folder
+{"topics": ["site1/#"], "retain": "30d", …}   settings by name
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ from smqrt.settings.options import (
 
 FOLDER = ".journal"
 PREFIX = "journal."
-_HARD = 2
-"""So many times `max_bytes` is `hard_bytes`: a pipeline that is away may be as far behind as the journal is long."""
+_DEFAULT_MAX_BYTES = 20 * 10**9
+_HARD_FACTOR = 2
+"""`hard_bytes` is this many times `max_bytes`: a stopped pipeline may lag by as much as the journal holds."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -53,7 +54,7 @@ def _path(value: object) -> Path:
     return files.local_folder(value, f"{PREFIX}path:", remedy).expanduser()
 
 
-def _filters(value: object) -> tuple[str, ...]:
+def _topic_filters(value: object) -> tuple[str, ...]:
     listed = [value] if isinstance(value, str) else value
     if not isinstance(listed, Sequence):
         raise NotThisError
@@ -63,7 +64,7 @@ def _filters(value: object) -> tuple[str, ...]:
         raise NotThisError(f"a list of topic filters ({str(error).removeprefix('topics: ').rstrip('.')})") from None
 
 
-def _sync(value: object) -> Any:  # a time goes to `sync_s`
+def _sync(value: object) -> Any:  # `parse` moves a time to `sync_s`
     return value if value in ("publish", "always") else duration(0.01, 3600).read(value)
 
 
@@ -76,16 +77,18 @@ def _schema(value: object) -> Mapping[str, str]:
 
 
 _NAMED = Rule("a name: up to 64 letters, digits, '.', '_' and '-'", _name)
-_TOPICS = Rule("a list of topic filters such as ['site1/#']", _filters)
+_TOPICS = Rule("a list of topic filters such as ['site1/#']", _topic_filters)
 _SCHEMA = Rule("DDL by topic filter such as {'site1/#': 'device string, temp double'}", _schema)
 
 
 @dataclass(frozen=True)
 class CompactSettings:
-    """How segments become Parquet: the table of `compact`."""
+    """When and how segments become Parquet files: the table of `compact`."""
 
-    after_s: float = option(600.0, duration(), "How old a segment is then.", name="after", shown="`10m`")
-    json: str | None = option(None, optional(choice("variant")), "`variant`: JSON is kept as VARIANT too.")
+    after_s: float = option(
+        600.0, duration(), "The age of a segment at which it is compacted.", name="after", shown="`10m`"
+    )
+    json: str | None = option(None, optional(choice("variant")), "`variant`: JSON is stored as VARIANT too.")
     schema: Mapping[str, str] = option(
         dict, _SCHEMA, "Spark DDL by topic filter: payloads get typed columns.", shown=""
     )
@@ -101,13 +104,13 @@ def _compact(value: object) -> CompactSettings | None:
 
 @dataclass(frozen=True)
 class JournalSettings:
-    """What a journal keeps, where, and for how long: the table of `journal=`. `parse` makes one of what users write.
+    """What a journal records, where, and for how long: the table of `journal=`. `parse` creates it.
 
     Attributes:
-        sync: "interval": the disk is told every `sync_s`; "publish": in the file before any subscriber gets it;
-            "always": on the disk before.
+        sync: "interval": synced to the disk every `sync_s`; "publish": written to the file before any subscriber
+            receives the message; "always": on the disk before that.
         sync_s: seconds.
-        hard_bytes: `parse` takes twice `max_bytes` unless it is given.
+        hard_bytes: `parse` uses twice `max_bytes` unless it is given.
     """
 
     path: Path = option(
@@ -118,75 +121,77 @@ class JournalSettings:
     name: str = option(
         "journal",
         _NAMED,
-        "What the journal is called in addresses: `/rtl/journal/NAME/`",
+        "The journal's name in addresses: `/rtl/journal/NAME/`",
         shown="the application's folder",
     )
     node: str = option(
         "n1",
         _NAMED,
-        "Who writes: stands in every row. Several hubs may [share a folder](#several-hubs-one-folder) when each has "
+        "The writer's name, in every row. Several hubs may [share a folder](#several-hubs-one-folder) when each has "
         "its own",
     )
-    topics: tuple[str, ...] = option(("#",), _TOPICS, "Which topics, with the wildcards `+` and `#`", shown='`["#"]`')
-    exclude: tuple[str, ...] = option((), _TOPICS, "Which of those not", shown="`[]`")
-    direct: bool = option(True, switch(), "Also messages to one client (an etid)")
+    topics: tuple[str, ...] = option(
+        ("#",), _TOPICS, "The topics to record, with the wildcards `+` and `#`", shown='`["#"]`'
+    )
+    exclude: tuple[str, ...] = option((), _TOPICS, "Topics of these that are not recorded", shown="`[]`")
+    direct: bool = option(True, switch(), "Also record messages to one client (an etid)")
     flush_ms: float = option(
-        10.0, number(0.1, 60_000, "ms"), "How long a message waits at most until it is in a file, ms", shown="`10`"
+        10.0, number(0.1, 60_000, "ms"), "The longest time until a message is in a file, ms", shown="`10`"
     )
     sync: str = option(
         "interval",
         Rule("'publish', 'always' or a time from '10ms' to '1h'", _sync),
-        "When the disk has to keep it, see [below](#what-is-promised): a time, `publish`, or `always`",
+        "When messages are synced to the disk, see [below](#what-is-promised): a time, `publish`, or `always`",
         shown="`1s`",
     )
     sync_s: float = 1.0
     retain_s: float | None = option(
         7 * 86400.0,
         optional(positive_duration()),
-        "How long messages are kept; null for as long as there is room",
+        "How long messages are kept; null for as long as there is space",
         name="retain",
         shown="`7d`",
     )
-    max_bytes: int | None = option(20 * 10**9, optional(size()), "How large the journal may become", shown="`20GB`")
+    max_bytes: int | None = option(
+        _DEFAULT_MAX_BYTES, optional(size()), "How large the journal may become", shown="`20GB`"
+    )
     hard_bytes: int | None = option(
-        _HARD * 20 * 10**9,
+        _HARD_FACTOR * _DEFAULT_MAX_BYTES,
         optional(size()),
-        "How large at the very most, even if a pipeline has yet to read what goes: one that is away may be as far "
-        "behind again as the journal is long. null for no limit",
+        "The hard limit, even for messages that a pipeline has yet to read. The default lets a stopped pipeline lag by "
+        "`max_bytes` more. null for no limit",
         shown="twice `max_bytes`",
     )
     reader_timeout_s: float | None = option(
         7 * 86400.0,
         optional(positive_duration()),
-        "A pipeline that has read nothing for so long is given up: its messages are kept no longer than others. "
-        "null for never",
+        "After this time without a read, messages are no longer kept for a pipeline. null for never",
         shown="`7d`",
     )
     min_free_bytes: int = option(
         10**9,
         size(),
-        "With less free on the disk, pipelines keep nothing that age or `max_bytes` would remove, so that they never "
-        "fill it",
+        "With less free space on the disk, age and `max_bytes` remove messages that pipelines have yet to read, too",
         shown="`1GB`",
     )
     segment_bytes: int = option(
-        64 * 10**6, size(65536), "When a segment is complete and the next one begins", shown="`64MB`"
+        64 * 10**6, size(65536), "The size at which a segment is complete and the next one begins", shown="`64MB`"
     )
     compact: CompactSettings | None = option(
         None,
         Rule("true, false or a table with after, json and schema", _compact),
-        "The server makes Parquet files of complete segments: true, or a table with `after` (`10m`), `json` and "
+        "The server writes complete segments to Parquet files: true, or a table with `after` (`10m`), `json` and "
         "`schema`, see [compaction](#compaction)",
         shown="none",
     )
 
 
 def parse(value: object, folder: Path) -> JournalSettings | None:
-    """Returns the settings of a journal; None when there is to be none.
+    """Return the settings of a journal; None for no journal.
 
     Args:
         value: False or None, True, a path, or the settings by name.
-        folder: of the application: what paths are relative to, and where `.journal` goes by default.
+        folder: the application's folder: paths are relative to it, and the default is `.journal` in it.
 
     Raises:
         ArgumentError: one sentence that names the setting, the rule and the value.
@@ -199,38 +204,29 @@ def parse(value: object, folder: Path) -> JournalSettings | None:
         value = {"path": value}
     if not isinstance(value, Mapping):
         raise ArgumentError(f"journal must be true, false, a path, or a table of settings, not {value!r}.")
-    return _settings(value, Path(folder))
-
-
-def _settings(values: Mapping[str, object], folder: Path) -> JournalSettings:
-    found: dict[str, Any] = {"name": _default_name(folder)} | read(JournalSettings, values, PREFIX)
+    folder = Path(folder)
+    found: dict[str, Any] = {"name": folder.resolve().name}
+    if not _NAME.fullmatch(found["name"]):
+        found["name"] = "journal"
+    found |= read(JournalSettings, value, PREFIX)
     found["path"] = folder / found.get("path", FOLDER)
-    if isinstance(every_s := found.get("sync"), float):
+    if isinstance(every_s := found.get("sync"), float):  # a time: the interval of syncs
         found |= {"sync": "interval", "sync_s": every_s}
     settings = JournalSettings(**found)
     if "hard_bytes" not in found:
-        settings = replace(settings, hard_bytes=settings.max_bytes and _HARD * settings.max_bytes)
-    _check_limits(settings)
-    return settings
-
-
-def _default_name(folder: Path) -> str:
-    name = folder.resolve().name
-    return name if _NAME.fullmatch(name) else "journal"
-
-
-def _check_limits(settings: JournalSettings) -> None:
+        settings = replace(settings, hard_bytes=settings.max_bytes and _HARD_FACTOR * settings.max_bytes)
     if settings.hard_bytes is not None and settings.hard_bytes < (settings.max_bytes or 0):
         raise ArgumentError(
             f"{PREFIX}hard_bytes must be at least max_bytes ({settings.max_bytes}), not {settings.hard_bytes}."
         )
     if settings.max_bytes is not None and settings.max_bytes < 2 * settings.segment_bytes:
         raise ArgumentError(
-            f"{PREFIX}max_bytes must be at least two segments ({2 * settings.segment_bytes} bytes; segment_bytes may "
-            f"be less), not {settings.max_bytes}."
+            f"{PREFIX}max_bytes must be at least two segments ({2 * settings.segment_bytes} bytes), not "
+            f"{settings.max_bytes}; a smaller segment_bytes lowers this limit."
         )
+    return settings
 
 
 def names() -> list[str]:
-    """Returns what a journal can be told, in the order of the manual."""
+    """Return the names of the settings, in the order of the manual."""
     return list(options_of(JournalSettings))

@@ -1,4 +1,4 @@
-"""Rows as pyarrow.RecordBatches, with Spark's types: all `COLUMNS`, from segments and from Parquet files."""
+"""Rows as pyarrow.RecordBatches with Spark's types, from segments and Parquet files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from pyarrow import parquet
 
 NAMES = tuple(one.name for one in COLUMNS)
-MOST_BYTES = 32 << 20
-"""A batch is not made of more than this, unless a row is longer."""
+MAX_BYTES = 32 << 20
+"""Most bytes of segments that are joined to one batch, unless a row is longer."""
 
 
 def schema(columns: Sequence[str] | None = None) -> pa.Schema:
-    """Returns the pyarrow.Schema of the journal's columns, or of some of them in the order given."""
+    """Return the pyarrow.Schema of the journal's columns, or of some of them in the order given."""
     import pyarrow as pa
 
     known = {one.name: one for one in COLUMNS}
@@ -45,16 +45,16 @@ def of_segment(
     topics: Filter | None,
     batch_rows: int,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yields (number behind its last row, RecordBatch) of a chunk of a segment.
+    """Yield (number after the last row, RecordBatch) of a chunk of a segment.
 
     Args:
-        stream: the bytes of a schema and of the batches that hold the chunk.
-        chunk: which rows are wanted.
-        broker: who wrote them.
-        skip: how many rows come before them.
+        stream: a schema and the batches with the chunk's rows.
+        chunk: the wanted rows.
+        broker: the broker that wrote them.
+        skip: number of rows in the stream before the wanted ones.
         columns: names; None for all.
-        topics: which rows; None for all, also those without a topic.
-        batch_rows: small batches are joined until there are so many rows, if that isn't too much for one.
+        topics: topics of the wanted rows; None for all, also those without a topic.
+        batch_rows: small batches are joined until they have this many rows, or `MAX_BYTES`.
 
     Raises:
         pyarrow.ArrowException, OSError: a batch is damaged.
@@ -62,7 +62,8 @@ def of_segment(
     target = schema(columns)
     names = {*target.names, *(["topic"] if topics is not None else []), "seq"}
     inside = schema([column.name for column in SEGMENT_COLUMNS if column.name in names])
-    step = max(1, min(batch_rows, chunk.rows * MOST_BYTES // (len(stream) or 1)))
+    # Long rows: fewer of them in a batch, so that it has `MAX_BYTES` at most.
+    step = max(1, min(batch_rows, chunk.rows * MAX_BYTES // (len(stream) or 1)))
     kernel, read = gatherer(), chunk.start
     head_bytes = arrow.message_size(stream[:8])
     batches = kernel.batches(stream[head_bytes:], inside, step) if kernel else _streamed(stream, inside, step)
@@ -74,7 +75,7 @@ def of_segment(
 
 
 def _streamed(stream: Any, inside: Any, step: int) -> Iterator[Any]:
-    """Yields as `columns.Gatherer.batches`, with pyarrow alone."""
+    """Yield as `columns.Gatherer.batches`, with pyarrow only."""
     import pyarrow as pa
 
     fields = [at for at, column in enumerate(SEGMENT_COLUMNS) if column.name in inside.names]
@@ -98,7 +99,7 @@ def _joined(batches: list[Any], inside: Any) -> Any:
 
 
 def _shaped(batch: Any, node: str, broker: str, target: Any, topics: Filter | None) -> Any:
-    """Returns `target`'s columns; node and broker are the same for all of a segment's rows."""
+    """Return a batch with the columns of `target`; node and broker are the same for all rows of a segment."""
     import pyarrow as pa
 
     if topics is not None:
@@ -121,7 +122,7 @@ def _whole(column: Any) -> Any:
 def of_parquet(
     source: IO[bytes], chunk: Chunk, columns: Sequence[str] | None, topics: Filter | None, batch_rows: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yields as `of_segment`, from a Parquet file.
+    """Yield as `of_segment`, from a Parquet file.
 
     Args:
         source: a file object that can seek.
@@ -130,14 +131,17 @@ def of_parquet(
         pyarrow.ArrowException, ValueError, OSError: the file is damaged.
     """
     import pyarrow as pa
+    from pyarrow import compute
 
     target = schema(columns)
-    # As dictionaries until they are in order: numbers are moved, not texts.
+    # Texts stay dictionaries until the rows are in order, so that sorting moves numbers.
     file = parquet_file(source, chunk, [field.name for field in target if pa.types.is_string(field.type)])
     names = list(dict.fromkeys([*target.names, "seq", *(["topic"] if topics is not None else [])]))
     for group in groups(file.metadata, chunk):
-        if topics is not None and not _has_topics(file, group, topics):
-            continue
+        if topics is not None:  # reads only the topic column, to skip groups without these topics
+            chosen = mask(file.read_row_group(group, ["topic"]).column("topic"), topics)
+            if compute.any(chosen).as_py() is not True:
+                continue
         rows = in_order(file.read_row_group(group, names), topics)
         for batch in _between(rows, chunk.start, chunk.end).to_batches(batch_rows):
             found = [_plain(batch.column(name)) for name in target.names]
@@ -149,12 +153,12 @@ def _plain(column: Any) -> Any:
 
 
 def parquet_file(source: IO[bytes], chunk: Chunk, as_dictionaries: Sequence[str] = ()) -> parquet.ParquetFile:
-    """Returns the pyarrow.parquet.ParquetFile of a chunk; its footer is checked, and its pages are when they are read.
+    """Return the pyarrow.parquet.ParquetFile of a chunk. Its footer is checked now, its pages when they are read.
 
     Args:
         source: a file object that can seek.
         chunk: of a Parquet file.
-        as_dictionaries: these columns of text are read so.
+        as_dictionaries: text columns that are read as dictionaries.
 
     Raises:
         pyarrow.ArrowException, ValueError, OSError: the file is damaged.
@@ -167,11 +171,11 @@ def parquet_file(source: IO[bytes], chunk: Chunk, as_dictionaries: Sequence[str]
 
 
 def in_order(rows: pa.Table, topics: Filter | None = None) -> pa.Table:
-    """Returns the rows of a row group, a pyarrow.Table, by their numbers; joined files have each group by topic.
+    """Return the rows of a row group, a pyarrow.Table, sorted by number; merged files sort each group by topic.
 
     Args:
-        rows: all of the group.
-        topics: leave out rows with others.
+        rows: all rows of the group.
+        topics: rows with other topics are left out.
 
     Raises:
         pyarrow.ArrowInvalid: numbers are missing.
@@ -182,7 +186,7 @@ def in_order(rows: pa.Table, topics: Filter | None = None) -> pa.Table:
     seq = rows.column("seq").combine_chunks()
     numbers, steps = compute.min_max(seq), compute.subtract(seq.slice(1), seq.slice(0, max(0, len(seq) - 1)))
     if numbers["max"].as_py() - numbers["min"].as_py() + 1 != len(seq):
-        raise pa.ArrowInvalid(f"the {len(seq)} rows from {numbers['min']} on are not numbered one after the other")
+        raise pa.ArrowInvalid(f"the {len(seq)} rows from {numbers['min']} on are not numbered consecutively")
     if topics is not None:
         rows = rows.filter(mask(rows.column("topic"), topics))
     if len(steps) and compute.min(steps).as_py() < 1:
@@ -191,7 +195,7 @@ def in_order(rows: pa.Table, topics: Filter | None = None) -> pa.Table:
 
 
 def _between(rows: Any, start: int, end: int) -> Any:
-    """Returns the rows, which are in order, with numbers from `start` up to, without, `end`."""
+    """Return the rows from `start` up to but not including `end`, from rows in ascending order."""
     from pyarrow import compute
 
     seq = rows.column("seq")
@@ -200,31 +204,24 @@ def _between(rows: Any, start: int, end: int) -> Any:
     return rows.filter(compute.and_(compute.greater_equal(seq, start), compute.less(seq, end)))
 
 
-def _has_topics(file: Any, group: int, topics: Filter) -> bool:
-    """Says whether a row group has rows with these topics; the others of its columns are not read for that."""
-    from pyarrow import compute
-
-    return compute.any(mask(file.read_row_group(group, ["topic"]).column("topic"), topics)).as_py() is True
-
-
 def groups(metadata: parquet.FileMetaData, chunk: Chunk) -> Iterator[int]:
-    """Yields the row groups that have numbers of the chunk."""
+    """Yield the row groups that have numbers of the chunk."""
     names = [metadata.schema.column(at).path for at in range(metadata.num_columns)]
     at = names.index("seq")
     for group in range(metadata.num_row_groups):
         numbers = metadata.row_group(group).column(at).statistics
         if numbers is None or not numbers.has_min_max:
-            raise ValueError("a row group doesn't say which numbers it has")
+            raise ValueError("a row group has no statistics of its numbers")
         if numbers.min < chunk.end and numbers.max >= chunk.start:
             yield group
 
 
 def mask(column: pa.Array, topics: Filter) -> pa.BooleanArray:
-    """Returns which values of a topic column a filter chooses; never null."""
+    """Return which values of a topic column match a filter; never null."""
     import pyarrow as pa
     from pyarrow import compute
 
-    if pa.types.is_dictionary(column.type):  # each name is compared once
+    if pa.types.is_dictionary(column.type):  # compares each name once
         whole = _whole(column) if isinstance(column, pa.ChunkedArray) else column
         return compute.fill_null(mask(whole.dictionary, topics).take(whole.indices), False)
     names = topics.literal()

@@ -1,7 +1,7 @@
-"""Timestamps of a journal: as people write them, such as `2h` ago or `2026-11-21T15:00`, and the clock that gives them.
+"""Timestamps of a journal: parsing, formatting, and the clock of rows.
 
-The clock of a hub's rows is the machine's without its short jumps: a row an hour ahead would close every window of a
-pipeline that is open, and most such jumps are undone within seconds (decision 0015).
+The clock of a hub's rows follows the machine's clock, but not its short jumps. A row that is an hour ahead would close
+every open window of a pipeline, and most jumps are undone within seconds (decision 0015).
 """
 
 from __future__ import annotations
@@ -17,51 +17,42 @@ from smqrt.settings.options import parse_duration
 
 EARLIEST_US = 0
 JUMP_US = 5_000_000
-"""From here on a difference is a jump: NTP corrects less than that by and by."""
+"""A difference of this or more is a jump; NTP corrects smaller ones gradually."""
 BELIEVED_US = 60_000_000
-"""A jump that lasts for so long is followed; a clock that was set wrong by mistake has been set right by then."""
+"""A jump that lasts this long is followed. A clock that was set wrong by mistake has been corrected by then."""
 _READINGS = 3
-_MOST_JUMPS = 1000
-_NEVER_SET = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the first counts while the machine sleeps
+_MAX_JUMPS = 1000
+_STEADY_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # CLOCK_BOOTTIME also runs during suspend
 
 
 def now_us() -> int:
-    """Returns the time in microseconds since 1970."""
+    """Return the time in microseconds since 1970."""
     return time.time_ns() // 1000
 
 
 def parse_moment(text: str, name: str = "time", now: int | None = None) -> int:
-    """Returns microseconds since 1970.
+    """Return microseconds since 1970.
 
     Args:
-        text: a duration such as "2h" (so long ago), an ISO time (UTC unless it says otherwise), "earliest", "latest".
-        name: what the error calls it, such as "--from".
-        now: the time "2h" counts from, in microseconds; the clock's by default.
+        text: a duration before now such as "2h", an ISO time (UTC without a time zone), "earliest" or "latest".
+        name: the name in the error message, such as "--from".
+        now: the time from which durations count, in microseconds; the present time by default.
 
     Raises:
-        ArgumentError: it is none of these.
+        ArgumentError: `text` is none of these.
     """
     now = now_us() if now is None else now
     if text in ("earliest", "latest"):
         return EARLIEST_US if text == "earliest" else now
-    moment = _iso_us(text)
-    if moment is None:
-        moment = now - _ago_us(text, name)
-    return moment
-
-
-def _iso_us(text: str) -> int | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        return None
-    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
-    return int((moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1_000_000)
-
-
-def _ago_us(text: str, name: str) -> int:
+        pass
+    else:
+        moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+        return int((moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1_000_000)
     try:
-        return int(parse_duration(text) * 1_000_000)
+        return now - int(parse_duration(text) * 1_000_000)
     except ArgumentError:
         raise ArgumentError(
             f"{name} {text!r} must be a duration such as 2h or 30m (so long ago), a time such as 2026-11-21T15:00 "
@@ -70,7 +61,7 @@ def _ago_us(text: str, name: str) -> int:
 
 
 def iso(ts_us: int) -> str:
-    """Returns a time in microseconds as `2026-11-21T15:00:00.000123Z`."""
+    """Return a time in microseconds as `2026-11-21T15:00:00.000123Z`."""
     moment = datetime.fromtimestamp(ts_us // 1_000_000, UTC)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{ts_us % 1_000_000:06d}Z"
 
@@ -79,15 +70,15 @@ def iso(ts_us: int) -> str:
 
 
 def _elapsed_us() -> int:
-    return time.clock_gettime_ns(_NEVER_SET) // 1000
+    return time.clock_gettime_ns(_STEADY_CLOCK) // 1000
 
 
 class Clock:
-    """Goes on from the machine's clock, and follows it.
+    """The clock of rows: it starts at the machine's time and follows it without short jumps.
 
     Args:
-        wall_us: reads the machine's clock, microseconds UTC.
-        elapsed_us: reads one that is never set.
+        wall_us: returns the machine's time, microseconds UTC.
+        elapsed_us: returns the time of a clock that is never set.
     """
 
     def __init__(self, wall_us: Callable[[], int] = now_us, elapsed_us: Callable[[], int] = _elapsed_us) -> None:
@@ -95,14 +86,14 @@ class Clock:
         self._offset_us = self._read()
         self._latest_us = 0
         self._jump_us = self._since_us = 0
-        self._jumps: deque[tuple[int, int]] = deque(maxlen=_MOST_JUMPS)
+        self._jumps: deque[tuple[int, int]] = deque(maxlen=_MAX_JUMPS)
 
     def _read(self) -> int:
-        """Returns by how much the machine's clock is ahead; of some readings that which was interrupted least."""
+        """Return the offset of the machine's clock: the reading that was interrupted least."""
         return max(self._wall_us() - self._elapsed_us() for _ in range(_READINGS))
 
     def now_us(self) -> int:
-        """Returns the time in microseconds UTC: never less than before, unless `follow` has moved it back since."""
+        """Return the time in microseconds UTC. It never decreases, unless `follow` has moved it back since."""
         now_us = self._elapsed_us() + self._offset_us
         if now_us < self._latest_us:
             return self._latest_us
@@ -110,13 +101,13 @@ class Clock:
         return now_us
 
     def follow(self) -> int:
-        """Compares the time with the machine's clock; to be called every second or so.
+        """Compare the time with the machine's clock; call it about once a second.
 
-        Less than `JUMP_US` is corrected at once: forward the time goes on from there, backward it stands still until
-        it is right. A jump has to last.
+        A difference below `JUMP_US` is corrected at once; after a backward correction the time stands still until it
+        is right. A jump is followed after `BELIEVED_US`.
 
         Returns:
-            By how many microseconds the time has jumped now; 0 as a rule.
+            By how many microseconds the time has jumped in this call; usually 0.
         """
         offset_us = self._read()
         ahead_us = offset_us - self._offset_us
@@ -131,12 +122,11 @@ class Clock:
         self._jumps.append((self._elapsed_us(), ahead_us))
         return ahead_us
 
-    def leapt_us(self, within_s: float) -> int:
-        """Returns by how much what happened in the last seconds may look older than it is, because the time has jumped
-        forward since; what is older than that anyway doesn't count.
+    def jumped_us(self, within_s: float) -> int:
+        """Return by how much recent events may look older than they are, since the time has jumped forward.
 
         Args:
-            within_s: how many.
+            within_s: how long ago an event is at most, seconds.
         """
         since_us = self._elapsed_us() - int(within_s * 1e6)
         latest_first = [ahead_us for at_us, ahead_us in reversed(self._jumps) if at_us >= since_us]

@@ -1,10 +1,12 @@
-"""The tokens of a journal over HTTP: the file `token` opens all of it, lines of the file `tokens` parts.
+"""Access tokens of a journal over HTTP.
 
-    # name       token               what it may
+The file `token` grants everything, a line of the file `tokens` only its rights:
+
+    # name       token               rights
     dashboards   h2Vx…               read
     site1        9aBz…               read write site1/# shared/+/state
 
-Both files lie in the journal's folder. `tokens` is written by hand, and read again when it changes.
+Both files are in the journal's folder. `tokens` is written by hand, and read again when it changes.
 """
 
 from __future__ import annotations
@@ -25,60 +27,58 @@ from smqrt.journal.filters import Filter
 
 TOKEN_FILE = "token"
 _TOKEN_BYTES = 32
-SHORTEST_TOKEN = 16  # characters of a token that somebody wrote by hand
+MIN_TOKEN_CHARS = 16  # of a token written by hand
 TOKENS_FILE = "tokens"
 LOOK_S = 1.0
-"""So long a change of the file may go unnoticed."""
-MOST_BYTES = 64 << 10
+"""How often the file is checked for a change."""
+MAX_BYTES = 64 << 10
 MOST_TOPICS = 32
-"""Of a line: a topic of 64 KiB is compared with all of them in one go."""
-MOST_QUERIES = 10_000
-"""Names of queries that one line's token may bring in, over all runs of hubs: each stays in memory and on disk."""
+"""Topics of a line: a topic name of 64 KiB is compared with all of them without a pause."""
+MAX_QUERIES = 10_000
+"""Query names that one token may create, over all runs of hubs: each stays in memory and on disk."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}", re.ASCII)
 _Stamp = tuple[int, int, int]
 
 
 def journal_token(journal: Path) -> str:
-    """Returns the token of a journal, which is made when there is none and stays the same from then on.
+    """Return the token of a journal, which is created when it is missing.
 
     Args:
         journal: its folder.
 
     Raises:
-        JournalError: the file can't be read or made, or what it holds is no token.
+        JournalError: the file can't be read or created, or has no valid token.
     """
     path = journal / TOKEN_FILE
     try:
         if not path.exists():
-            _make_token(path)
+            ready = write_beside(path, f"{secrets.token_urlsafe(_TOKEN_BYTES)}\n".encode(), sync=False)
+            try:
+                with suppress(FileExistsError):
+                    os.link(ready, path)  # not a rename: when two hubs start at once, both use the first token
+            finally:
+                os.unlink(ready)
         path.chmod(0o600)
         text = path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise JournalError(f"{path} can't be used: {error}; give this user the folder, or remove the file.") from None
-    if len(text) < SHORTEST_TOKEN or not text.isprintable() or " " in text:
-        raise JournalError(f"{path} holds no token ({SHORTEST_TOKEN} characters or more); remove it and one is made.")
+    if len(text) < MIN_TOKEN_CHARS or not text.isprintable() or " " in text:
+        raise JournalError(
+            f"{path} holds no token ({MIN_TOKEN_CHARS} characters or more); remove it, and a new one is created."
+        )
     return text
-
-
-def _make_token(path: Path) -> None:
-    ready = write_beside(path, f"{secrets.token_urlsafe(_TOKEN_BYTES)}\n".encode(), sync=False)
-    try:
-        with suppress(FileExistsError):
-            os.link(ready, path)  # and not rename: of two hubs that begin at once, both take the first one's
-    finally:
-        os.unlink(ready)
 
 
 @dataclass
 class Grant:
-    """What a token opens.
+    """The rights of a token.
 
     Attributes:
-        name: of its line; empty for the token that opens all.
-        reads: everything that was recorded, and the reports of progress that belong to reading.
-        writes: the topics to which it may commit and publish; None: it may not.
-        queries: the names that came with it.
+        name: the name of its line; empty for the token that grants everything.
+        reads: whether it may read everything that was recorded, and report its progress.
+        writes: the topics to which it may commit and publish; None for no topic.
+        queries: the query names that it has created.
     """
 
     name: str = ""
@@ -87,41 +87,41 @@ class Grant:
     queries: set[str] = field(default_factory=set)
 
     def may_write(self, topic: bytes) -> bool:
-        """Whether it may commit and publish to a topic."""
+        """Return whether the token may commit and publish to a topic."""
         if self.writes is None or self.writes.everything:
             return self.writes is not None
         return self.writes.chooses(topic.decode("utf-8", "surrogateescape"))
 
     def own(self, query: str) -> str:
-        """Returns the name under which a query of this token is kept, so that it can't pass for somebody else's.
+        """Return the name under which a query of this token is stored, which no other token can use.
 
         Raises:
-            ArgumentError: there are too many.
+            ArgumentError: the token has created too many names.
         """
         if not self.name:
             return query
-        if query not in self.queries and len(self.queries) >= MOST_QUERIES:
+        if query not in self.queries and len(self.queries) >= MAX_QUERIES:
             raise ArgumentError(
-                f"query: the token {self.name!r} has brought in {MOST_QUERIES} names of queries already; go on with "
-                "one of them, or take a line with another name."
+                f"query: the token {self.name!r} has created {MAX_QUERIES} query names already; use one of them, or "
+                "a line with another name."
             )
         self.queries.add(query)
         return f"{query}@{self.name}"
 
 
 class Tokens:
-    """The tokens of a journal. `look` waits for the disk.
+    """The tokens of a journal. `look` blocks on the disk.
 
     Args:
-        folder: of the journal.
-        queries: gives the names that have come so far, of all tokens.
+        folder: the journal's folder.
+        queries: returns the stored query names of all tokens.
 
     Attributes:
-        fault: what is wrong with a file, one sentence; empty when all is well. The tokens read before stay in use.
+        fault: what is wrong with a file, one sentence; empty when both are valid. The tokens read before stay in use.
     """
 
     def __init__(self, folder: Path, queries: Callable[[], Iterable[str]] = lambda: ()) -> None:
-        self.fault = self._told = ""
+        self.fault = self._reported = ""
         self._folder, self._queries = folder, queries
         self._all: bytes | None = None
         self._grants: dict[bytes, Grant] = {}
@@ -130,25 +130,25 @@ class Tokens:
 
     @property
     def is_due(self) -> bool:
-        """Whether `look` has something to do."""
+        """Whether it is time for `look`."""
         return time.monotonic() - self._looked_s >= LOOK_S
 
     def look(self) -> None:
-        """Reads the files again if that is due and they have changed; only `fault` tells what goes wrong."""
+        """Read the files again if that is due and they have changed. Errors go to `fault`."""
         if not self.is_due:
             return
         try:
             self._all = self._all or _digest(journal_token(self._folder))
             stamp = _stamp(self._folder / TOKENS_FILE)
             if stamp != self._stamp:
-                self._grants = _read(self._folder / TOKENS_FILE, self._names()) if stamp else {}
+                self._grants = _read(self._folder / TOKENS_FILE, self._query_names()) if stamp else {}
             self._stamp, self.fault = stamp, ""
         except JournalError as error:
             self.fault = str(error)
-        self._looked_s = time.monotonic()  # only now: who comes first with others waits for it as they do
+        self._looked_s = time.monotonic()  # only now: requests that arrive during the first look wait for it too
 
-    def _names(self) -> dict[str, set[str]]:
-        """Returns the names of queries by that of their token."""
+    def _query_names(self) -> dict[str, set[str]]:
+        """Return the query names by the name of their token."""
         names = {grant.name: grant.queries for grant in self._grants.values()}
         for kept in self._queries():
             query, at, name = kept.rpartition("@")
@@ -157,12 +157,12 @@ class Tokens:
         return names
 
     def news(self) -> str:
-        """Returns `fault` when nobody has been told of it yet."""
-        told, self._told = self._told, self.fault
-        return self.fault if self.fault != told else ""
+        """Return `fault` when it is new since the last call."""
+        before, self._reported = self._reported, self.fault
+        return self.fault if self.fault != before else ""
 
     def grant(self, shown: str) -> Grant | None:
-        """Returns what a token opens; None when it opens nothing."""
+        """Return the rights of a token; None for an unknown token."""
         digest = _digest(shown)
         return _EVERYTHING if digest == self._all else self._grants.get(digest)
 
@@ -171,7 +171,7 @@ _EVERYTHING = Grant()
 
 
 def _digest(token: str) -> bytes:
-    """How long a comparison takes tells nothing of a token when digests are compared."""
+    """Return the digest of a token: the time to compare digests reveals nothing about the token."""
     return blake2b(token.encode("utf-8", "surrogateescape"), digest_size=32).digest()
 
 
@@ -189,42 +189,44 @@ def _read(path: Path, queries: Mapping[str, set[str]]) -> dict[bytes, Grant]:
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_mode & 0o077:
-                raise JournalError(f"{path} can be read by others; chmod 600 it.")
-            text = file.read(MOST_BYTES + 1).decode("ascii")
+                raise JournalError(f"{path} is readable by other users; run chmod 600 on it.")
+            text = file.read(MAX_BYTES + 1).decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
         raise JournalError(f"{path} can't be read: {error}.") from None
-    if len(text) > MOST_BYTES:
-        raise JournalError(f"{path} has more than {MOST_BYTES} bytes.")
+    if len(text) > MAX_BYTES:
+        raise JournalError(f"{path} has more than {MAX_BYTES} bytes.")
     found: dict[bytes, Grant] = {}
-    for token, grant in _lines(path, text):
+    for token, grant in _parse_lines(path, text):
         if grant.name in {each.name for each in found.values()} or _digest(token) in found:
-            raise JournalError(f"{path}: the name {grant.name!r} or its token is there twice.")
+            raise JournalError(f"{path}: the name {grant.name!r} or its token occurs twice.")
         grant.queries = queries.get(grant.name, set())
         found[_digest(token)] = grant
     return found
 
 
-def _lines(path: Path, text: str) -> Iterator[tuple[str, Grant]]:
+def _parse_lines(path: Path, text: str) -> Iterator[tuple[str, Grant]]:
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if words and not words[0].startswith("#"):
             try:
-                yield words[1] if len(words) > 1 else "", _grant(words)
+                yield words[1] if len(words) > 1 else "", _parse_line(words)
             except ArgumentError as error:
                 raise JournalError(f"{path}, line {number}: {str(error).rstrip('.')}.") from None
 
 
-def _grant(words: list[str]) -> Grant:
-    """Reads a line; what is wrong with it is told without the token."""
+def _parse_line(words: list[str]) -> Grant:
+    """Return the rights of a line; error messages don't contain the token."""
     name, token, rights = words[0], "".join(words[1:2]), words[2:]
     if not _NAME.fullmatch(name):
-        raise ArgumentError("it begins with a name of up to 32 letters, digits, '-' and '_'")
-    if len(token) < SHORTEST_TOKEN:
-        raise ArgumentError(f"behind {name!r} comes a token of {SHORTEST_TOKEN} characters or more")
+        raise ArgumentError("a line begins with a name of up to 32 letters, digits, '-' and '_'")
+    if len(token) < MIN_TOKEN_CHARS:
+        raise ArgumentError(f"{name!r} must be followed by a token of {MIN_TOKEN_CHARS} characters or more")
     reads = rights[:1] == ["read"]
     rest = rights[reads:]
     if len(rest) > MOST_TOPICS + 1:
         raise ArgumentError(f"{name!r} has more than {MOST_TOPICS} topics: use wildcards, or several tokens")
     if not rights or (rest and rest[0] != "write"):
-        raise ArgumentError(f"{name!r} may 'read', 'write' or 'read write', and behind write there may be topics")
+        raise ArgumentError(
+            f"{name!r} must be followed by 'read', 'write' or 'read write', and topics only after write"
+        )
     return Grant(name, reads, Filter(rest[1:] or ["#"]) if rest else None)

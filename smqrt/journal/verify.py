@@ -1,4 +1,4 @@
-"""Verification of a journal: every batch, every compacted file, and that nothing is missing between them."""
+"""Verification of a journal: batches, compacted files, and missing rows."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from smqrt.journal.files import MAGIC, crc32, crc32_of_file
 from smqrt.journal.manifest import DataFile, Manifest
 from smqrt.journal.segment import DATA, INDEX, INDEXED, BatchEntry
 
-_RESTORE = "bring it back from a backup, or read on behind it (--from, startingOffsets)"
-_REBUILD = "the hub makes it again from the batches when it starts, or do it now with --repair"
+_RESTORE = "bring it back from a backup, or read on after it (--from, startingOffsets)"
+_REBUILD = "the hub rebuilds it from the batches when it starts, or do it now with --repair"
 _REPAIR = "the hub cuts that off when it starts, or do it now with --repair"
 
 
 class JournalFault(NamedTuple):
-    """Something that is wrong.
+    """A fault in a journal.
 
     Attributes:
         path: the file or folder.
-        what: what is wrong with it, and what to do.
-        torn: it is the end of the newest segment, which a crash left unfinished; no row that was whole is concerned.
+        what: the fault and its remedy.
+        torn: whether it is the end of the newest segment, left incomplete by a crash. No complete row is affected.
     """
 
     path: Path
@@ -41,8 +41,10 @@ class JournalFault(NamedTuple):
 
 @dataclass
 class VerifyReport:
-    """What was looked at, and what is wrong with it; `unchecked` files were compacted without checksums, and `gaps`
-    are numbers (first, behind the last) that a hub left out when it was started after a crash.
+    """The result of a verification.
+
+    `unchecked` counts files that were compacted without checksums. `gaps` are numbers (first, number after the last)
+    that a hub skipped when it was started after a crash.
     """
 
     faults: list[JournalFault] = field(default_factory=list)
@@ -56,50 +58,52 @@ class VerifyReport:
 
 
 def verify(journal: Path, on_file: Callable[[], None] = lambda: None) -> VerifyReport:
-    """Look at everything in a journal. A hub may write to it meanwhile.
+    """Check all files of a journal. A hub may write meanwhile.
 
     Args:
         journal: its folder.
         on_file: called after each segment and each compacted file.
 
     Returns:
-        What was found; no faults: all is well.
+        The report; without faults the journal is valid.
 
     Raises:
         JournalError: there is no such folder, or a file can't be opened.
     """
     if not journal.is_dir():
-        raise JournalError(f"{journal} is no folder; name the folder of a journal, or of an application that has one.")
+        raise JournalError(
+            f"{journal} is not a folder; name the folder of a journal, or of an application that has one."
+        )
     report = VerifyReport()
     try:
         for node in segment.node_folders(journal):
-            report.faults += _segments(node, report, on_file)
+            report.faults += _segment_faults(node, report, on_file)
         state = _manifest(journal, report)
         if state is not None:
-            report.faults += _files(journal, state, report, on_file)
-        report.faults += _others(journal)
+            report.faults += _file_faults(journal, state, report, on_file)
+        report.faults += _small_file_faults(journal)
     except OSError as error:
         raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
     return report
 
 
 def count_files(journal: Path) -> int:
-    """Returns how many segments and compacted files `verify` looks at."""
+    """Return how many segments and compacted files `verify` checks."""
     return sum(1 for pattern in (f"wal/*/*{DATA}", "data/**/*.parquet") for _ in journal.glob(pattern))
 
 
 def repair(journal: Path, report: VerifyReport) -> int:
-    """Cut off what a crash left unfinished at the end of the newest segments.
+    """Cut off the incomplete end that a crash left in the newest segments.
 
     Args:
         journal: its folder.
-        report: of `verify`.
+        report: the result of `verify`.
 
     Returns:
-        How many bytes were cut off.
+        The number of bytes that were cut off.
 
     Raises:
-        JournalError: a hub writes there.
+        JournalError: a hub writes to the folder.
     """
     removed = 0
     for folder in {fault.path.parent for fault in report.faults if fault.torn}:
@@ -114,49 +118,36 @@ def repair(journal: Path, report: VerifyReport) -> int:
 # ---- segments
 
 
-def _segments(folder: Path, report: VerifyReport, on_file: Callable[[], None]) -> Iterator[JournalFault]:
-    through = _through(folder)
+def _segment_faults(folder: Path, report: VerifyReport, on_file: Callable[[], None]) -> Iterator[JournalFault]:
+    try:
+        through = manifest.load(folder.parent.parent).nodes.get(folder.name, 0)
+    except JournalError:  # `verify` reports the manifest itself
+        through = 0
     paths = segment.paths(folder)
-    written = _is_written(folder)
+    is_written = _is_locked(folder / segment.LOCK)  # a hub is writing: the newest segment may be incomplete
     before: tuple[Path, int] | None = None
     for path in paths:
-        looked_at = _Segment(path, path == paths[-1], written and path == paths[-1])
+        checked = _SegmentCheck(path, path == paths[-1], is_written and path == paths[-1])
         try:
-            yield from looked_at.faults()
+            yield from checked.faults()
         except FileNotFoundError:
             continue  # compacted meanwhile
-        if before and looked_at.first > through and numbers.is_gap(before[1], looked_at.first):
-            report.gaps.setdefault(folder.name, []).append((before[1], looked_at.first))
-        elif before and before[1] != looked_at.first > through:
-            what = f"begins with {looked_at.first}, {before[0].name} ends at {before[1]}: rows are missing"
+        if before and checked.first > through and numbers.is_gap(before[1], checked.first):
+            report.gaps.setdefault(folder.name, []).append((before[1], checked.first))
+        elif before and before[1] != checked.first > through:
+            what = f"begins with {checked.first}, {before[0].name} ends at {before[1]}: rows are missing"
             yield JournalFault(path, f"{what}; {_RESTORE}")
-        before = path, looked_at.next_seq
+        before = path, checked.next_seq
         report.segments += 1
-        report.batches += looked_at.batches
-        report.rows += looked_at.rows
+        report.batches += checked.batches
+        report.rows += checked.rows
         on_file()
-    if (
-        paths
-        and through
-        and segment.first_seq(paths[0]) > through
-        and not numbers.is_gap(through, segment.first_seq(paths[0]))
-    ):
+    oldest = segment.first_seq(paths[0]) if paths else 0
+    if through and oldest > through and not numbers.is_gap(through, oldest):
         yield JournalFault(paths[0], f"is the oldest segment, but only rows below {through} are compacted; {_RESTORE}")
     for path in sorted(folder.glob("*" + INDEXED)):
         if not path.with_suffix(DATA).exists() and segment.first_seq(path) >= through:
             yield JournalFault(path, f"is the index of a segment that is missing; {_RESTORE}")
-
-
-def _through(folder: Path) -> int:
-    try:
-        return manifest.load(folder.parent.parent).nodes.get(folder.name, 0)
-    except JournalError:
-        return 0
-
-
-def _is_written(folder: Path) -> bool:
-    """Whether a hub writes there at this moment."""
-    return _is_locked(folder / "lock")
 
 
 def _is_locked(path: Path) -> bool:
@@ -173,13 +164,13 @@ def _is_locked(path: Path) -> bool:
     return False
 
 
-class _Segment:
-    """One segment.
+class _SegmentCheck:
+    """The check of one segment.
 
     Args:
         path: the .arrows file.
-        newest: it is the newest one: its end may be torn.
-        written: a hub appends to it at this moment: its end may be unfinished.
+        newest: whether it is the newest one, whose end may be torn.
+        written: whether a hub is writing it, so that its end may be incomplete.
     """
 
     def __init__(self, path: Path, newest: bool, written: bool) -> None:
@@ -189,46 +180,48 @@ class _Segment:
         self.next_seq = self.first
 
     def faults(self) -> Iterator[JournalFault]:
-        """Yields what is wrong with it."""
+        """Yield the faults of the segment."""
         index_path = self._path.with_suffix(INDEXED)
         raw = index_path.read_bytes() if index_path.exists() else b""
-        data = self._path.read_bytes()  # after the index: so it has every batch that the index lists
+        data = self._path.read_bytes()  # after the index, so that it has every batch of the index
         if self._newest and not data and not raw:
             return  # a hub was killed before it wrote anything
         if len(raw) % INDEX.size and not self._written:
-            yield self._end(index_path, f"{len(raw) % INDEX.size} bytes of a torn record are at its end")
+            yield self._end_fault(index_path, f"{len(raw) % INDEX.size} bytes of a torn record are at its end")
         try:
             end = _schema_end(data, self._path)
         except ValueError as error:
-            yield self._end(self._path, f"no schema of a journal is at its beginning ({error})")
+            yield self._end_fault(self._path, f"no schema of a journal is at its beginning ({error})")
             return
         if not raw and len(data) >= end + arrow.HEADER_BYTES and not self._written:
             yield JournalFault(
                 self._path, f"its index is empty or gone; {_REBUILD if self._newest else _RESTORE}", self._newest
             )
             return
-        yield from self._entries(segment.parse_index(raw), data, end)
+        yield from self._entry_faults(segment.parse_index(raw), data, end)
 
-    def _entries(self, entries: list[BatchEntry], data: bytes, end: int) -> Iterator[JournalFault]:
+    def _entry_faults(self, entries: list[BatchEntry], data: bytes, end: int) -> Iterator[JournalFault]:
         whole = [self._is_whole(entry, data) for entry in entries]
         last = max((at for at, good in enumerate(whole) if good), default=-1)
         for at, entry in enumerate(entries):
             if at > last and self._newest:
-                yield self._end(self._path, f"the batch with row {entry.first_seq} is torn at offset {entry.offset}")
+                yield self._end_fault(
+                    self._path, f"the batch with row {entry.first_seq} is torn at offset {entry.offset}"
+                )
                 return
             if (entry.offset, entry.first_seq) != (end, self.next_seq) or not whole[at]:
-                yield self._damaged(entry, data)
+                yield self._damage_fault(entry, data)
             end, self.next_seq = entry.end, entry.next_seq
             self.batches += 1
             self.rows += entry.rows
         if end < len(data) and not self._written:
-            yield self._end(self._path, f"{len(data) - end} bytes behind its last batch belong to no batch")
+            yield self._end_fault(self._path, f"{len(data) - end} bytes after its last batch belong to no batch")
 
     def _is_whole(self, entry: BatchEntry, data: bytes) -> bool:
         batch = memoryview(data)[entry.offset : entry.end] if 0 < entry.offset < entry.end else b""
         return len(batch) == entry.length > 0 and crc32(batch) == entry.crc32 and not _contradiction(entry, batch)
 
-    def _damaged(self, entry: BatchEntry, data: bytes) -> JournalFault:
+    def _damage_fault(self, entry: BatchEntry, data: bytes) -> JournalFault:
         batch = memoryview(data)[max(0, entry.offset) : max(0, entry.end)]
         if entry.first_seq != self.next_seq:
             what = f"row {self.next_seq} should follow, the index has {entry.first_seq}"
@@ -237,13 +230,13 @@ class _Segment:
         elif crc32(batch) != entry.crc32:
             what = "its checksum is wrong"
         else:
-            what = _contradiction(entry, batch) or "it doesn't stand where the one before it ends"
+            what = _contradiction(entry, batch) or "it doesn't begin where the one before it ends"
         rows = f"rows {entry.first_seq} to {entry.next_seq - 1}"
         return JournalFault(
             self._path, f"the batch with {rows} at offset {entry.offset} is damaged ({what}); {_RESTORE}"
         )
 
-    def _end(self, path: Path, what: str) -> JournalFault:
+    def _end_fault(self, path: Path, what: str) -> JournalFault:
         return JournalFault(path, f"{what}; {_REPAIR if self._newest else _RESTORE}", torn=self._newest)
 
 
@@ -256,7 +249,7 @@ def _schema_end(data: bytes, path: Path) -> int:
 
 
 def _contradiction(entry: BatchEntry, batch: bytes | memoryview) -> str:
-    """What the index says of a batch and the batch doesn't; empty when they agree."""
+    """Return how a batch contradicts its index record; empty when they agree."""
     try:
         seqs, times = arrow.decode_numbers(batch, "seq"), arrow.decode_numbers(batch, "ts")
     except JournalError as error:
@@ -264,7 +257,7 @@ def _contradiction(entry: BatchEntry, batch: bytes | memoryview) -> str:
     if len(seqs) != entry.rows or seqs != list(range(entry.first_seq, entry.next_seq)):
         return "its rows are not numbered as the index says"
     if (min(times), max(times)) != (entry.ts_min_us, entry.ts_max_us):
-        return "its times are not those of the index"
+        return "its times differ from the index"
     return ""
 
 
@@ -275,14 +268,15 @@ def _manifest(journal: Path, report: VerifyReport) -> Manifest | None:
     try:
         return manifest.load(journal)
     except JournalError as error:
-        what = (
-            f"can't be read ({str(error).partition('; ')[0]}); bring it back from a backup: it says what is compacted"
-        )
+        reason = str(error).partition("; ")[0]
+        what = f"can't be read ({reason}); bring it back from a backup: it lists the compacted files"
         report.faults.append(JournalFault(journal / manifest.FILE, what))
         return None
 
 
-def _files(journal: Path, state: Manifest, report: VerifyReport, on_file: Callable[[], None]) -> Iterator[JournalFault]:
+def _file_faults(
+    journal: Path, state: Manifest, report: VerifyReport, on_file: Callable[[], None]
+) -> Iterator[JournalFault]:
     try:
         listed = list(state.all_files())
     except (JournalError, FileNotFoundError) as error:
@@ -303,7 +297,8 @@ def _files(journal: Path, state: Manifest, report: VerifyReport, on_file: Callab
     if not _is_locked(journal / "compact.lock"):
         for name in sorted(found - named):
             yield JournalFault(
-                journal / name, "is left from a compaction that was killed; the next `smqrt journal compact` removes it"
+                journal / name,
+                "is left over from a killed compaction; `smqrt journal compact` removes it",
             )
 
 
@@ -324,19 +319,19 @@ def _coverage(journal: Path, files: list[DataFile], state: Manifest, report: Ver
 
 
 def _file_fault(path: Path, file: DataFile) -> str:
-    """What is wrong with a compacted file; empty when nothing is."""
+    """Return the fault of a compacted file; empty for a valid one."""
     if not path.exists():
         return "is missing"
     size = path.stat().st_size
     if size != file.bytes:
         return f"has {size} bytes, {file.bytes} in the manifest"
-    with path.open("rb") as opened:
+    with path.open("rb") as opened:  # Parquet files begin and end with the same magic
         start = opened.read(len(MAGIC))
         opened.seek(-len(MAGIC), os.SEEK_END)
         if start != MAGIC or opened.read() != MAGIC:
-            return "is no Parquet file"
+            return "is not a Parquet file"
     if file.crc32 is not None and crc32_of_file(path) != file.crc32:
-        return "is not as it was written: its checksum is wrong"
+        return "was changed after it was written: its checksum is wrong"
     return _footer_fault(path, file)
 
 
@@ -366,7 +361,7 @@ def _footer_fault(path: Path, file: DataFile) -> str:
 # ---- the small files
 
 
-def _others(journal: Path) -> Iterator[JournalFault]:
+def _small_file_faults(journal: Path) -> Iterator[JournalFault]:
     snapshots = [journal / committed.COMMITS_FILE, *sorted((journal / "wal").glob(f"*/{committed.COMMITS_FILE}"))]
     for folder in segment.node_folders(journal):
         try:
@@ -376,7 +371,7 @@ def _others(journal: Path) -> Iterator[JournalFault]:
     for path in [*snapshots, *sorted((journal / "readers").glob("[!.]*.json"))]:
         try:
             if path.exists() and not isinstance(json.loads(path.read_bytes()), dict):
-                raise ValueError("it is no object")
+                raise ValueError("it is not a JSON object")
         except ValueError as error:
-            remedy = "remove it: it is made again" if path in snapshots else "`smqrt pipeline reset` removes it"
+            remedy = "remove it: it is rebuilt" if path in snapshots else "`smqrt pipeline reset` removes it"
             yield JournalFault(path, f"is damaged ({error}); {remedy}")

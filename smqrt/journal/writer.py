@@ -1,7 +1,7 @@
-"""A hub's journal: the recorder's batches go into segments, and to the disk in time.
+"""Writer of a hub's journal: batches of the recorder and of pipelines go into segments.
 
-Nothing recorded is lost silently: when the disk takes nothing, the batch is kept, publishers are made to wait, the log
-says so once, and everything goes on by itself when there is room again.
+No recorded message is lost silently. When the disk is full, the batch stays in memory, publishers wait, the log says so
+once, and writing continues when there is space.
 """
 
 from __future__ import annotations
@@ -44,8 +44,27 @@ from smqrt.smq.gevent_broker import GeventBroker
 from smqrt.wire import smq
 from smqrt.workers.worker_identity import worker_place
 
+log = logging.getLogger("smqrt.journal")
 
-class _Destination(NamedTuple):
+_Commit = tuple[str, int]
+"""The name of a query, and the number of its batch."""
+SEAL_S = 600.0
+"""A segment is sealed after this time, whatever its size: only sealed ones are compacted."""
+SEAL_CHECK_S = 60.0
+CLOCK_CHECK_S = 1.0
+COMMITS_LOCK = "commits.lock"
+"""In the journal's folder: locked by the hub that stores a commit, when several share the folder."""
+BEHIND_S, BEHIND_POLL_S = 30.0, 0.005
+"""How long a commit waits for slow subscribers and handlers, and how often it checks. After that, messages that don't
+fit into their queues are dropped and counted.
+"""
+TURN_S, TURN_POLL_S = 5.0, 0.005
+"""How long a commit waits for commits to other hubs of the folder, and how often it checks."""
+opened: dict[str, JournalWriter] = {}
+"""The journals that hubs of this process write, by name."""
+
+
+class _Address(NamedTuple):
     topic: Topic
     name: str
     stid: int
@@ -53,10 +72,10 @@ class _Destination(NamedTuple):
 
 
 class Outgoing:
-    """The messages of one commit; making it may let others have their turn.
+    """The messages of one commit. The constructor may switch to other greenlets.
 
     Args:
-        broker: the hub's broker, whose topics are made when they are missing.
+        broker: the hub's broker; missing topics are created.
         rows: what to publish.
 
     Raises:
@@ -65,33 +84,33 @@ class Outgoing:
 
     def __init__(self, broker: Broker, rows: Iterable[OutRow]) -> None:
         self._broker = broker
-        self._messages: list[tuple[_Destination, bytes]] = []
-        known: dict[tuple[bytes, bytes | None], _Destination] = {}
+        self._messages: list[tuple[_Address, bytes]] = []
+        known: dict[tuple[bytes, bytes | None], _Address] = {}
         turn = Turn()
         for topic, subtopic, payload in rows:
             if len(payload) > smq.MAX_PAYLOAD_BYTES:
-                raise ArgumentError(_too_long(topic, payload))
+                raise ArgumentError(
+                    f"{_text(topic)}: {len(payload)} bytes; a message carries at most {smq.MAX_PAYLOAD_BYTES}"
+                )
             address = known.get((topic, subtopic))
             if address is None:
-                address = known[topic, subtopic] = self._address(topic, subtopic)
+                tid, stid = broker.create(topic), broker.createsub(subtopic)
+                found = broker.topic_table.by_key[tid.to_bytes(4, "big")]
+                address = _Address(found, _text(topic), stid, None if subtopic is None else _text(subtopic))
+                known[topic, subtopic] = address
             self._messages.append((address, payload))
             turn.yield_if_due()
 
     def __len__(self) -> int:
         return len(self._messages)
 
-    def _address(self, topic: bytes, subtopic: bytes | None) -> _Destination:
-        tid, stid = self._broker.create(topic), self._broker.createsub(subtopic)
-        found = self._broker.topic_table.by_key[tid.to_bytes(4, "big")]
-        return _Destination(found, _text(topic), stid, None if subtopic is None else _text(subtopic))
-
     def rows(self, seq: int, now_us: int, txn: str | None) -> list[Row]:
-        """The rows for the journal.
+        """Return the rows for the journal.
 
         Args:
-            seq: the number of the first.
-            now_us: their time, microseconds since 1970.
-            txn: "query:batch" of the commit.
+            seq: the number of the first row.
+            now_us: the time of the rows, microseconds since 1970.
+            txn: "query:batch" of the commit; None for rows without one.
         """
         server = self._broker.server
         etid, uid, routed = server.etid, server.uid.decode(), Flag.PIPELINE | Flag.SERVER
@@ -106,10 +125,10 @@ class Outgoing:
         return made
 
     def deliver(self) -> None:
-        """Publish the messages, which the journal has already; others have their turn meanwhile.
+        """Publish the messages, which are in the journal; other greenlets run meanwhile.
 
-        They take the way of what the server publishes: to subscribers of this and other nodes, into last values and
-        traces, to `ondrop`. The commit waits for slow subscribers and handlers as a client that publishes does, for
+        They are routed like messages of the server: to subscribers of this and other nodes, into last values and
+        traces, to `ondrop`. The commit waits for slow subscribers and handlers as a publishing client does, for
         `BEHIND_S` at most.
         """
         broker, turn = self._broker, Turn()
@@ -118,12 +137,12 @@ class Outgoing:
         for to, payload in self._messages:
             topic = to.topic
             while is_behind(broker, topic) and time.monotonic() < until_s:
-                gevent.sleep(BEHIND_LOOK_S)
+                gevent.sleep(BEHIND_POLL_S)
                 routes.clear()
             route = routes.get(topic.id) or routes.setdefault(topic.id, recorded_destination(broker, topic))
             has_hook = not topic.subscribers
             route.deliver(smq.publish_frame(topic.id, broker.server.etid, to.stid, payload))
-            # Subscribers may come and go while others have their turn, or by `ondrop`, which is called here.
+            # Subscriptions may have changed while other greenlets ran, or in `ondrop`, which is called here.
             if turn.yield_if_due() or has_hook:
                 routes.clear()
 
@@ -132,35 +151,11 @@ def _text(name: bytes) -> str:
     return name.decode("utf-8", "replace")
 
 
-def _too_long(topic: bytes, payload: bytes) -> str:
-    return f"{_text(topic)}: {len(payload)} bytes; a message carries at most {smq.MAX_PAYLOAD_BYTES}"
-
-
-log = logging.getLogger("smqrt.journal")
-
-_Commit = tuple[str, int]
-"""The name of a query, and the number of its batch."""
-SEAL_S = 600.0
-"""A segment is sealed after so long, however short it is: only sealed ones are compacted."""
-TIDY_S = 60.0
-FOLLOW_S = 1.0
-COMMITS_LOCK = "commits.lock"
-"""In the journal's folder: held by the one of several hubs that stores a commit."""
-BEHIND_S, BEHIND_LOOK_S = 30.0, 0.005
-"""How long a commit waits for subscribers and handlers that are behind, and how often it looks. Beyond, what is too
-much for their queues is dropped and counted.
-"""
-TURN_S, TURN_LOOK_S = 5.0, 0.005
-"""How long a commit waits for those to other hubs of the folder, and how often it looks."""
-opened: dict[str, JournalWriter] = {}
-"""The journals that hubs of this process write, by name."""
-
-
 class JournalWriter:
-    """The journal of one hub; from here on everything selected that is published there is recorded.
+    """The journal of one hub. It records all selected messages from now on.
 
     Args:
-        settings: where, what and how.
+        settings: settings of the journal.
         broker: the hub's broker.
 
     Raises:
@@ -182,9 +177,9 @@ class JournalWriter:
         try:
             self._recover()
         except BaseException:
-            os.close(self._lock)  # so that another try is not refused because of this one
+            os.close(self._lock)  # so that another attempt can lock it
             raise
-        self._stuck: tuple[int, int, int, list[bytes]] | None = None
+        self._unwritten_batch: tuple[int, int, int, list[bytes]] | None = None
         self._delivered = Event()
         self._delivered.set()
         self._clock, self._others = Clock(), committed.OtherNodes(self.path, settings.node)
@@ -203,30 +198,30 @@ class JournalWriter:
             broker, settings, lambda: self._seq, self._write, self._clock.now_us, self._durability.sync
         )
         broker.record(self._recorder)
-        self._follower = get_hub().loop.timer(FOLLOW_S, FOLLOW_S, ref=False)
-        self._follower.start(self._follow)
-        self._tidier = get_hub().loop.timer(TIDY_S, TIDY_S, ref=False)
-        self._tidier.start(self._tidy)
-        self._retry = get_hub().loop.timer(RETRY_S, RETRY_S)
+        self._clock_timer = get_hub().loop.timer(CLOCK_CHECK_S, CLOCK_CHECK_S, ref=False)
+        self._clock_timer.start(self._follow_clock)
+        self._seal_timer = get_hub().loop.timer(SEAL_CHECK_S, SEAL_CHECK_S, ref=False)
+        self._seal_timer.start(self._seal_if_old)
+        self._retry_timer = get_hub().loop.timer(RETRY_S, RETRY_S)
         opened[settings.name] = self
 
     def _recover(self) -> None:
         recovered = recovery.recover(self._wal, schema_message(self.settings.node, self.settings.name))
         if recovered.removed_bytes:
-            log.warning("%s: a torn tail of %d bytes was cut off", self.path, recovered.removed_bytes)
+            log.warning("%s: an incomplete end of %d bytes was cut off", self.path, recovered.removed_bytes)
         for damage in recovered.damages:
             log.error("%s", damage)
         self._seq, self._txns = recovered.next_seq, committed.CommittedBatches(recovered.txns)
         try:
             self._numbers = NumberReserve(self._wal, self._seq, recovered.end)
-            self._segment = self._begin()
+            self._segment = self._open_segment()
             recovery.remove_empty(self._wal, self._seq)
         except OSError as error:
             raise JournalError(f"{self._wal} can't be written: {error.strerror}; make room on the disk.") from None
 
-    def _begin(self) -> segment.SegmentFile:
+    def _open_segment(self) -> segment.SegmentFile:
         begun = segment.SegmentFile.open(self._wal, self._seq, self.settings.node, self.settings.name)
-        self._begun_s, self._begun_seq, self._seals_at_s = time.monotonic(), self._seq, 0.0
+        self._segment_opened_s, self._segment_first_seq, self._retry_seal_at_s = time.monotonic(), self._seq, 0.0
         return begun
 
     # ---- batches
@@ -253,9 +248,9 @@ class JournalWriter:
         if self._numbers.is_short(self._seq + rows):
             self._durability.reserve(self._seq + rows)
             if self._seq + rows > self._numbers.below:
-                raise OSError(errno.ETIMEDOUT, "the disk has not kept which numbers are used")
+                raise OSError(errno.ETIMEDOUT, "the reservation of numbers waits for the disk")
         self._segment.append(pieces, self._seq, rows, first_us, last_us, flags | (segment.HAS_TXN if commit else 0))
-        if commit:  # before the segment is sealed: what is saved then has the commits of all its rows
+        if commit:  # before the segment is sealed, so that its snapshot has the commits of all its rows
             self._txns.note(*commit)
         self._seq += rows
         self._counts["rows"] += rows
@@ -264,25 +259,25 @@ class JournalWriter:
         self._seal_if_long()
 
     def _stall(self, error: OSError, batch: tuple[int, int, int, list[bytes]]) -> None:
-        self._stuck = batch
+        self._unwritten_batch = batch
         self._counts["stalls"] += 1
-        if error is not self._durability.fault:  # else it is told already
+        if error is not self._durability.fault:  # a fault was logged already
             log.error(
                 "the journal %s can't be written (%s); publishers wait and nothing is lost: make room on the disk",
                 self.path,
                 error.strerror,
             )
-        self._retry.start(self._try_again)
+        self._retry_timer.start(self._retry_write)
 
-    def _try_again(self) -> None:
-        assert self._stuck
+    def _retry_write(self) -> None:
+        assert self._unwritten_batch
         try:
-            self._append(*self._stuck)
+            self._append(*self._unwritten_batch)
         except OSError:
             return
-        log.warning("the journal %s is being written again", self.path)
-        self._retry.stop()
-        self._stuck = None
+        log.warning("the journal %s can be written again", self.path)
+        self._retry_timer.stop()
+        self._unwritten_batch = None
         self._recorder.room_again()
 
     def _seal_if_long(self) -> None:
@@ -290,35 +285,41 @@ class JournalWriter:
             self._seal()
 
     def _seal(self) -> None:
-        """Begins a new segment, unless the disk has yet to finish the one before: then the present one goes on."""
-        if self._durability.is_sealing or time.monotonic() < self._seals_at_s:
+        """Open a new segment, unless the one before is still being sealed: then the present one continues."""
+        if self._durability.is_sealing or time.monotonic() < self._retry_seal_at_s:
             return
         try:
             if not segment.is_open_at(self._lock, self._wal / segment.LOCK):
-                raise OSError(errno.ENOENT, "its folder is gone")  # and is not made anew
-            self._segment = self._begin()
+                raise OSError(errno.ENOENT, "its folder is missing")  # a missing folder is not created again
+            self._segment = self._open_segment()
         except OSError as error:
-            self._seals_at_s = time.monotonic() + RETRY_S
-            log.error("the journal %s: no new segment (%s); the present one goes on", self.path, error.strerror)
+            self._retry_seal_at_s = time.monotonic() + RETRY_S
+            log.error(
+                "the journal %s: can't open a new segment (%s); the present one continues", self.path, error.strerror
+            )
             return
         self._durability.seal(self._segment, self._txns.all())
 
-    def _tidy(self) -> None:
-        if time.monotonic() - self._begun_s > SEAL_S and self._seq > self._begun_seq and not self._durability.fault:
+    def _seal_if_old(self) -> None:
+        if (
+            time.monotonic() - self._segment_opened_s > SEAL_S
+            and self._seq > self._segment_first_seq
+            and not self._durability.fault
+        ):
             self._seal()
 
-    def _follow(self) -> None:
+    def _follow_clock(self) -> None:
         if jumped_us := self._clock.follow():
-            way, seconds = "back" if jumped_us < 0 else "forward", abs(jumped_us) / 1e6
+            direction, seconds = "back" if jumped_us < 0 else "forward", abs(jumped_us) / 1e6
             log.warning(
                 "the journal %s: this machine's clock was set %s by %.0f s, and so is the time of messages from %d on",
                 self.path,
-                way,
+                direction,
                 seconds,
                 self._seq + self._recorder.waiting(),
             )
 
-    # ---- what pipelines write
+    # ---- commits of pipelines
 
     def commit(self, query: str, batch: int, rows: Iterable[OutRow]) -> bool:
         """Store the results of a pipeline's batch with its number, in one write, then publish them.
@@ -329,17 +330,17 @@ class JournalWriter:
             rows: what to publish.
 
         Returns:
-            False when this batch is stored already: nothing happens then.
+            False when this batch is stored already.
 
         Raises:
             ArgumentError: a payload or a name is too long for a message.
-            JournalError: the disk takes nothing; try again later.
+            JournalError: the disk is full or broken; try again later.
         """
-        outgoing = Outgoing(self._broker, () if self._has(query, batch) else rows)
-        with self._alone():
-            is_new = not self._has(query, batch)  # also when the same was sent again while this one was looked at
+        outgoing = Outgoing(self._broker, () if self._txns.last(query) >= batch else rows)
+        with self._exclusively():
+            is_new = self._txns.last(query) < batch  # the same batch may have been committed while this one was decoded
             if is_new:
-                deliver = self._stored(outgoing, (query, batch))
+                deliver = self._publish_later(outgoing, (query, batch))
         self._counts["commits" if is_new else "duplicates"] += 1
         if is_new:
             deliver()
@@ -347,52 +348,46 @@ class JournalWriter:
             self._wait_for_disk()
         return is_new
 
-    def _has(self, query: str, batch: int) -> bool:
-        return self._txns.last(query) >= batch
-
     def committed(self, query: str) -> int:
-        """Return the number of the last batch of a query that is known to be stored (see `learn`); -1: none."""
+        """Return the number of the last known batch of a query (see `learn`); -1 without one."""
         return self._txns.last(query)
 
     def queries(self) -> list[str]:
-        """Return the names under which pipelines have committed."""
+        """Return the names of the queries with commits."""
         return list(self._txns.all())
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Lets no other hub of this folder commit meanwhile, and takes note of what was committed to them before: a
-        query may come from one to the other, and back.
-        """
+    def _exclusively(self) -> Iterator[None]:
+        """Lock out commits to other hubs of this folder, and read their earlier ones: queries may change the hub."""
         try:
-            if not self._others.are_there():
+            if not self._others.exist():
                 yield
                 return
             lock = os.open(self.path / COMMITS_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         except OSError as error:
-            raise self._refusal(error) from None
+            raise self._write_error(error) from None
         try:
-            self._wait_for_turn(lock)
+            until_s = time.monotonic() + TURN_S
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # polled: a lock in a thread would have no timeout
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > until_s:
+                        raise JournalError(
+                            f"another hub of {self.path} has been committing for {TURN_S:g} s; try again."
+                        ) from None
+                gevent.sleep(TURN_POLL_S)
             self.learn()
             yield
         finally:
             os.close(lock)
 
-    def _wait_for_turn(self, lock: int) -> None:
-        until_s = time.monotonic() + TURN_S
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a wait in a thread would have no deadline
-                return
-            except BlockingIOError:
-                if time.monotonic() > until_s:
-                    raise JournalError(f"another hub of {self.path} commits for {TURN_S:g} s; try again.") from None
-            gevent.sleep(TURN_LOOK_S)
-
     def learn(self) -> None:
-        """Take note of what pipelines have committed to other hubs of this folder; blocks the greenlet.
+        """Read what pipelines have committed to other hubs of this folder; blocks the greenlet.
 
         Raises:
-            JournalError: a file of theirs is damaged or can't be read.
+            JournalError: a file of another hub is damaged or can't be read.
         """
         try:
             self._txns.learn(in_thread(self._others.news))
@@ -400,21 +395,23 @@ class JournalWriter:
             raise JournalError(f"{error.filename} can't be read: {error.strerror}; give this user the files.") from None
 
     def publish(self, rows: Iterable[OutRow]) -> None:
-        """Store and publish rows that belong to no batch; raises as `commit`."""
-        self._stored(Outgoing(self._broker, rows), None)()
+        """Store and publish rows without a batch. Raises as `commit`."""
+        self._publish_later(Outgoing(self._broker, rows), None)()
 
-    def _stored(self, outgoing: Outgoing, commit: _Commit | None) -> Callable[[], None]:
-        """Store the messages. Returns what waits for the disk and publishes them, behind those that were stored before:
-        a commit that waits for a slow subscriber is not overtaken, also when its pipeline has given up on it.
+    def _publish_later(self, outgoing: Outgoing, commit: _Commit | None) -> Callable[[], None]:
+        """Store the messages, and return a function that publishes them once the disk has them.
+
+        It publishes after all messages that were stored before. So a commit that waits for a slow subscriber is not
+        overtaken, even when its pipeline has given up.
         """
-        self._store(outgoing, commit)
+        self._write_results(outgoing, commit)
         before, delivered = self._delivered, Event()
         self._delivered = delivered
 
         def deliver() -> None:
             try:
                 self._wait_for_disk()
-                before.wait()  # each of those before waits for `BEHIND_S` at most
+                before.wait()  # each earlier commit waits for `BEHIND_S` at most
                 outgoing.deliver()
             finally:
                 delivered.set()
@@ -422,10 +419,10 @@ class JournalWriter:
         return deliver
 
     def _wait_for_disk(self) -> None:
-        """With `sync = "always"` returns when the disk has everything; blocks.
+        """With `sync = "always"`, block until the disk has everything.
 
         Raises:
-            Unconfirmed: the journal ends before.
+            Unconfirmed: the journal was closed before.
         """
         if not self._recorder.waits_for_disk or not self._durability.unsynced_rows:
             return
@@ -433,12 +430,12 @@ class JournalWriter:
         self._recorder.send_later(lambda _: kept.set(), b"", self._broker.server)
         while not kept.wait(RETRY_S):
             if opened.get(self.settings.name) is not self:
-                raise Unconfirmed(f"the journal {self.path} ends, and its disk has not confirmed this; ask again.")
+                raise Unconfirmed(f"the journal {self.path} was closed before its disk confirmed this; try again.")
 
-    def _store(self, outgoing: Outgoing, commit: _Commit | None) -> None:
+    def _write_results(self, outgoing: Outgoing, commit: _Commit | None) -> None:
         self._recorder.flush()
         if self._recorder.full:
-            raise self._refusal(self._durability.fault)
+            raise self._write_error(self._durability.fault)
         if not len(outgoing):
             return
         now_us = self._clock.now_us()
@@ -446,68 +443,70 @@ class JournalWriter:
         try:
             self._append(len(outgoing), now_us, now_us, batch, commit, segment.RESULTS)
         except OSError as error:
-            raise self._refusal(error) from None
+            raise self._write_error(error) from None
 
-    def _refusal(self, fault: OSError | None) -> JournalError:
-        why = fault.strerror if fault else "the disk takes nothing"
+    def _write_error(self, fault: OSError | None) -> JournalError:
+        why = fault.strerror if fault else "the disk is full or broken"
         remedy = "bring it back" if fault and fault is self._durability.fault else "make room on the disk"
         return JournalError(f"the journal {self.path} can't be written ({why}); {remedy}.")
 
-    # ---- looking and ending
+    # ---- state, closing
 
     def flush(self) -> None:
-        """Write what is recorded so far, so that readers see it."""
+        """Write everything that was recorded, so that readers see it."""
         self._recorder.flush()
 
     def end(self) -> dict[str, int]:
-        """Returns, by node, the number of the next row: of the one node that it writes."""
+        """Return, by node, the number of the next row, for the node that it writes."""
         return {self.settings.node: self._seq}
 
     @property
     def broker(self) -> Broker:
-        """The broker whose messages it keeps."""
+        """The broker whose messages are recorded."""
         return self._broker
 
     @property
     def sync_s(self) -> float:
-        """Seconds that the disk took for all syncs together."""
+        """Seconds that all syncs took together."""
         return self._durability.sync_s
 
     def stats(self) -> dict[str, int]:
-        """Counters since the hub began: rows, bytes, batches, syncs, commits, duplicates, stalls (times that the disk
-        took nothing), skipped (messages that were not selected), and `next_seq`. And how the disk is: `unsynced_bytes`
-        that it has not confirmed, `disk_jobs` that wait for it, `disk_age_s` for how long the oldest does, `alarm`, 1
-        while publishers wait or the disk fails or is slow, `readers_stale`, the pipelines that have read nothing for a
-        day, and `readers_given_up`, those of them for which nothing is kept any more. `queries` under whose names
-        commits are remembered, and `queries_forgotten`, because there were too many.
+        """Return counters since the hub was started, and the state of the disk.
+
+        Counters: rows, bytes, batches, syncs, commits, duplicates, stalls (times that a write failed), skipped
+        (messages that were not selected), `next_seq`, `queries` with stored commits, and `queries_forgotten`, which
+        were dropped since there were too many. State: `unsynced_bytes` that the disk has not confirmed, `disk_jobs`
+        that wait for it, `disk_age_s`, the age of the oldest of them, `alarm`, 1 while publishers wait or the disk
+        fails or is slow, `readers_stale`, pipelines that have read nothing for a day, and `readers_given_up`, those of
+        them for which nothing is kept any more.
         """
         disk = self._durability.stats()
-        disk["alarm"] |= self._stuck is not None
+        disk["alarm"] |= self._unwritten_batch is not None
         commits = {"queries": len(self._txns), "queries_forgotten": self._txns.forgotten}
         return self._counts | disk | commits | {"skipped": self._recorder.messages_skipped, "next_seq": self._seq}
 
     def close(self) -> None:
-        """Write and sync the rest, and let go of the folder; blocks until the disk has it, but not for ever."""
+        """Write and sync the rest, and unlock the folder. Blocks until the disk has it, for a limited time."""
         if opened.pop(self.settings.name, None) is None:
             return
-        if self._stuck:
-            self._try_again()
+        if self._unwritten_batch:
+            self._retry_write()
         self._recorder.close()
-        self._tidier.stop()
-        self._follower.stop()
-        self._retry.stop()
-        if self._stuck:
-            lost = self._stuck[0] + self._recorder.waiting()
-            log.error("the journal %s ends with %d messages that the disk did not take", self.path, lost)
+        self._seal_timer.stop()
+        self._clock_timer.stop()
+        self._retry_timer.stop()
+        if self._unwritten_batch:
+            lost = self._unwritten_batch[0] + self._recorder.waiting()
+            log.error("the journal %s ends with %d messages that could not be written", self.path, lost)
         if not self._durability.close(self._txns.all(), lambda: os.close(self._lock)):
             if rows := self._durability.unsynced_rows:
                 log.error("the journal %s ends with %d messages that the disk has not confirmed", self.path, rows)
             else:
-                log.warning("the journal %s ends with an unfinished segment; the next start finishes it", self.path)
+                log.warning("the journal %s ends with an unsealed segment; the next start recovers it", self.path)
 
 
 class HubJournal:
-    """The journal of a hub, as the option `journal` of `create` says; it can be closed and opened again.
+    """The journal of a hub from the option `journal` of `create`; it can be closed and opened again.
 
     Args:
         broker: the hub's broker.
@@ -517,45 +516,40 @@ class HubJournal:
         ArgumentError, JournalError: as `parse` and `JournalWriter`.
 
     Attributes:
-        writer: the latest one; None before `open`, and without a journal.
+        writer: the latest writer; None before `open`, and without a journal.
     """
 
     def __init__(self, broker: GeventBroker, value: object) -> None:
         self._broker = broker
-        self._settings = _of_worker(parse(value, current_application.base_folder()))
+        settings, place = parse(value, current_application.base_folder()), worker_place()
+        if settings and not place.is_first:  # workers share the folder, each with a node of its own
+            settings = replace(settings, node=f"{settings.node}-{place.label}")
+        self._settings = settings
         self.writer: JournalWriter | None = None
         if self._settings:
             broker.attach(self)
 
     def open(self) -> None:
-        """Begin to record. Raises as `JournalWriter`."""
+        """Start recording. Raises as `JournalWriter`."""
         if self._settings:
             self.writer = JournalWriter(self._settings, self._broker)
 
     def close(self) -> None:
-        """Write it to its end; blocks."""
+        """Close the journal; blocks until it is written."""
         if self.writer:
             self.writer.close()
-
-
-def _of_worker(settings: JournalSettings | None) -> JournalSettings | None:
-    """Workers share the folder, each as a node of its own; worker 0 has the node's own name."""
-    place = worker_place()
-    if settings is None or place.is_first:
-        return settings
-    return replace(settings, node=f"{settings.node}-{place.label}")
 
 
 _process = os.getpid()
 
 
 @atexit.register
-def _end() -> None:
-    """A program that ends without closing its hub ends in order, too."""
+def _close_at_exit() -> None:
+    """Close the journals of a program that ends without closing its hubs."""
     if opened and os.getpid() == _process:
         close_all()
 
 
 def close_all() -> None:
-    """Close every journal of this process, as the server does when it stops; at once, since they may share a disk."""
+    """Close every journal of this process, in parallel, since they may share a disk."""
     gevent.joinall([gevent.spawn(journal.close) for journal in list(opened.values())], raise_error=True)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from smqrt.errors import JournalError, SmqrtError
 from smqrt.journal import commit, files
+from smqrt.journal.readers import ResultRows
 from smqrt.journal.remote import open_journal
-from smqrt.journal.results import ResultRows
 from smqrt.pipeline import api, checkpoint, references, session, sinks
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets, QueryStart

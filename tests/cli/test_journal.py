@@ -168,7 +168,7 @@ def test_verify_finds_and_repairs(app: Path) -> None:
         file.write(b"torn")
     result = smqrt("verify", app)
     assert result.exit_code == 1
-    sentence = "4 bytes behind its last batch belong to no batch"
+    sentence = "4 bytes after its last batch belong to no batch"
     remedy = "the hub cuts that off when it starts, or do it now with --repair"
     assert result.stderr.splitlines() == [f"{newest}: {sentence}; {remedy}.", "Error: 1 fault"]
     assert done("verify", app, "--repair").splitlines()[0] == "4 bytes of a torn end were cut off"
@@ -240,7 +240,7 @@ def test_who_watches_goes_on_after_an_error(app: Path) -> None:
 
 def test_what_compact_refuses(app: Path, tmp_path: Path) -> None:
     assert refused("compact", tmp_path)[0] == 1
-    assert "'dubble' is no type of JSON" in refused("compact", app, "--schema", "a=temp dubble")[1]
+    assert "'dubble' is not a type of JSON" in refused("compact", app, "--schema", "a=temp dubble")[1]
     assert "must be TOPICS=DDL" in refused("compact", app, "--schema", "temp double")[1]
     assert refused("compact", app, "--after", "soon")[0] == 2
     held = segment.lock(app / ".journal" / "wal" / "n1")
@@ -457,4 +457,4 @@ def test_delta(app: Path) -> None:
 
 def test_export_to_elsewhere(app: Path) -> None:
     told = refused("export", app, "--to", "s3://bucket/x.csv")
-    assert told == (2, "--to s3://bucket/x.csv is no folder of this machine: write a file here, and copy it there.")
+    assert told == (2, "--to s3://bucket/x.csv is not a folder of this machine: write a file here, and copy it there.")

@@ -424,7 +424,7 @@ def test_doctor_tells_each_thing_and_ends_with_1(smqrt: Callable[..., Result], a
         "pipelines",
     } == set(lines)
     assert lines["pipelines"] == "ok     pipelines   means, kept"
-    assert lines["journal"].startswith(f"FAULT  journal     {app}/.journal is no folder of a journal")
+    assert lines["journal"].startswith(f"FAULT  journal     {app}/.journal is not the folder of a journal")
 
 
 def test_submit_prints_what_it_would_do(smqrt: Callable[..., Result], app: Path) -> None:
@@ -467,7 +467,7 @@ def test_no_folder_is_named_like_a_scheme(
     monkeypatch.chdir(tmp_path / "here")
     result = smqrt(command, "--state", "s3a://bucket/state")
     assert result.exit_code == 1
-    assert "s3a://bucket/state is no folder of this machine" in result.output
+    assert "s3a://bucket/state is not a folder of this machine" in result.output
     assert not list(Path.cwd().iterdir())
 
 
@@ -477,8 +477,8 @@ def test_no_folder_is_named_like_a_scheme(
         (("nonsense", "--master", "yarn"), "There is no pipeline 'nonsense'"),
         (("--master", "nonsense"), "--master nonsense is no cluster"),
         (("--master", "yarn", "--deploy-mode", "cluster"), "name a folder that every machine of the cluster sees"),
-        (("--master", "yarn", "--state", "abfss://c@h/s"), "--state abfss://c@h/s is no folder of this machine"),
-        (("--master", "yarn", "--journal", "s3a://b/j"), "The journal s3a://b/j is no folder of this machine"),
+        (("--master", "yarn", "--state", "abfss://c@h/s"), "--state abfss://c@h/s is not a folder of this machine"),
+        (("--master", "yarn", "--journal", "s3a://b/j"), "The journal s3a://b/j is not a folder of this machine"),
         ((*YARN, "--state", "/mnt/s"), "kept: there is no folder for its table 'silver/readings' in a cluster: name"),
         ((*YARN, "--state", "/mnt/s", "--tables", "t"), "--tables t: with --deploy-mode cluster give a path"),
     ],
@@ -494,10 +494,13 @@ def test_submit_that_cannot_be(smqrt: Callable[..., Result], words: tuple[str, .
     [
         (("nonsense",), "There is no pipeline 'nonsense'"),
         (("readings",), "readings is a source, which doesn't run by itself"),
-        ((), ".journal is no folder of a journal"),
+        ((), ".journal is not the folder of a journal"),
         (("--journal", "http://127.0.0.1:9/rtl/journal/plant"), "needs a token"),
-        (("--journal", "ftp://nowhere"), "ftp://nowhere is no folder of this machine: name its folder, or the http"),
-        (("--state", "s3a://b/state"), "--state s3a://b/state is no folder of this machine: name a folder, on storage"),
+        (("--journal", "ftp://nowhere"), "ftp://nowhere is not a folder of this machine: name its folder, or the http"),
+        (
+            ("--state", "s3a://b/state"),
+            "--state s3a://b/state is not a folder of this machine: name a folder, on storage",
+        ),
     ],
 )
 def test_run_that_cannot_be(smqrt: Callable[..., Result], words: tuple[str, ...], sentence: str) -> None:

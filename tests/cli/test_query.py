@@ -151,7 +151,7 @@ def test_what_is_wrong_is_one_sentence(app: Path, tmp_path: Path) -> None:
             "compacted files also in compacted."
         )
     assert refused("selec 1", app) == (1, 'Parser Error: syntax error at or near "selec".')
-    assert refused("/* nothing */", app)[1].startswith("There is no SQL: write a question, such as ")
+    assert refused("/* nothing */", app)[1].startswith("There is no SQL: write a query, such as ")
     assert refused("select 1", app, "--format", "parquet")[0] == 2
     assert refused("select 1", app, "--to", tmp_path / "a.txt")[0] == 2
     assert refused("select 1", tmp_path)[1].startswith(f"{tmp_path} holds no journal")
@@ -211,8 +211,8 @@ def test_files_that_go_while_rows_come(app: Path) -> None:
         assert next(batches)
         for path in duckdb._files:
             path.unlink()
-        with pytest.raises(JournalError, match=r"were joined to larger ones, or expired, .* ask again"):
-            duckdb._tell(lambda: duckdb._connection.sql("select * from compacted"))
+        with pytest.raises(JournalError, match=r"were merged or have expired .* run it again"):
+            duckdb._checked_call(lambda: duckdb._connection.sql("select * from compacted"))
 
 
 def test_a_bar_on_a_terminal(app: Path) -> None:
@@ -244,4 +244,4 @@ def test_a_journal_on_another_machine(tmp_path: Path) -> None:
 
 def test_a_file_elsewhere(app: Path) -> None:
     told = refused("select 1", app, "--to", "s3://bucket/x.csv")
-    assert told == (2, "--to s3://bucket/x.csv is no folder of this machine: write a file here, and copy it there.")
+    assert told == (2, "--to s3://bucket/x.csv is not a folder of this machine: write a file here, and copy it there.")

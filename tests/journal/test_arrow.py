@@ -137,7 +137,7 @@ def test_a_header_of_other_columns_is_an_error(nulls: tuple[int, ...], lengths: 
 def test_what_is_cut_off_is_no_batch() -> None:
     batch = encoded(written.rows(0, 20))
     for size in range(0, len(batch), 37):
-        with pytest.raises(JournalError, match="no batch of a journal"):
+        with pytest.raises(JournalError, match="not a batch of a journal"):
             arrow.decode(batch[:size])
 
 

@@ -99,7 +99,7 @@ def test_progress(running: Running, over: str) -> None:
         address = HubAddress.of(address.url, address.token)
     there(lambda: report_progress(address, "q-1", "hot", {"n1": 5, "n2": 7}))
     assert {each.name: each.offset for each in readers.load(running.path)} == {"q-1": {"n1": 5, "n2": 7}}
-    with pytest.raises((ArgumentError, JournalError), match="is no id of a query"):
+    with pytest.raises((ArgumentError, JournalError), match="is not the id of a query"):
         there(lambda: report_progress(address, "../q", "hot", {}))
 
 
@@ -140,7 +140,7 @@ def test_a_wrong_token(running: Running) -> None:
 
 
 def test_what_the_hub_refuses(running: Running) -> None:
-    with pytest.raises(JournalError, match="query: 'a b' is no id of a query"):
+    with pytest.raises(JournalError, match="query: 'a b' is not the id of a query"):
         there(lambda: commit(HubAddress.of(running.path), "a b", 1, ROWS))
     assert there(lambda: commit(HubAddress.of(running.path), "q", 1, ROWS)) is True
 
@@ -182,7 +182,7 @@ def test_rows_of_no_batch_go_over_a_connection_of_their_own(tmp_path: Path) -> N
 def test_rows_of_no_batch_are_not_sent_twice(tmp_path: Path) -> None:
     with ScriptedHttp([[STORED[:-5], CLOSE]]) as server:
         address = HubAddress.of(f"{server.url}/x", "token")
-        with pytest.raises(JournalError, match="whether it took it is not known"):
+        with pytest.raises(JournalError, match="whether the hub has executed it is not known"):
             there(lambda: publish(address, ROWS, retry_s=5))
         assert server.connections == 1
 
@@ -258,7 +258,7 @@ def test_a_part_holds_at_least_one_message() -> None:
 def test_of_too_many_queries_those_are_forgotten_that_are_silent_for_longest(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(committed, "MOST_QUERIES", 3)
+    monkeypatch.setattr(committed, "MAX_QUERIES", 3)
     known = committed.CommittedBatches({"a": 1, "b": 2, "c": 3})
     known.note("a", 2)
     for number, query in enumerate("de"):
@@ -266,7 +266,7 @@ def test_of_too_many_queries_those_are_forgotten_that_are_silent_for_longest(
     assert known.all() == {"a": 2, "d": 0, "e": 1}
     assert (len(known), known.forgotten, known.last("b")) == (3, 2, -1)
     assert len(committed.CommittedBatches({str(query): 0 for query in range(5)})) == 3
-    told = [record.message for record in caplog.records if "forgets those" in record.message]
+    told = [record.message for record in caplog.records if "limit reached" in record.message]
     assert len(told) == 2, "once for each journal"
 
 

@@ -147,7 +147,7 @@ def test_a_folder_that_is_taken_away(failing: Failing, how: str) -> None:
     if how == "one segment":
         for path in (disk.journal / "wal" / "n1").glob("0*"):
             path.unlink()
-        disk.served.wait_for("was made again from what the hub has open")
+        disk.served.wait_for("is restored from the open file")
     else:
         disk.journal.rename(away)
         disk.until(lambda stats: stats["alarm"])
@@ -163,7 +163,7 @@ def test_a_folder_that_is_taken_away(failing: Failing, how: str) -> None:
     clients.expect(2000)
     disk.until(lambda stats: stats["rows"] == 2000 and not stats["alarm"])
     assert disk.numbers() == list(range(2000))
-    assert disk.served.output.count("is there again") == 1
+    assert disk.served.output.count("is available again") == 1
     assert "Traceback" not in disk.served.output
     disk.served.stop()
     disk.start()
@@ -220,7 +220,7 @@ def test_what_nobody_has_confirmed_is_not_published_twice(failing: Failing) -> N
 
 @pytest.mark.parametrize("kind", [".arrows", ".idx", "txn.json"])
 def test_each_kind_of_file_of_a_segment(failing: Failing, kind: str) -> None:
-    """Nothing is lost and the alarm is on until the disk does it again, be it full, broken or read-only."""
+    """Nothing is lost and the alarm is on until disk writes recover, be it full, broken or read-only."""
     disk = failing(flush_ms=1, segment_bytes=65536, sync="50ms")
     clients = Subscriber(disk)
     for round_, error in enumerate(ERRORS):

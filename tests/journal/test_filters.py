@@ -88,11 +88,11 @@ def test_a_filter_travels() -> None:
 @pytest.mark.parametrize(
     ("pattern", "says"),
     [
-        ("a/#/b", "has a '#' inside; it's the whole last level, as in 'site1/#'"),
+        ("a/#/b", "has a '#' inside; '#' must be the whole last level, as in 'site1/#'"),
         ("a#", "has a '#' inside"),
-        ("a+/b", "has a '+' beside a name; it's a whole level"),
-        ("", "is no topic filter"),
-        (5, "5 is no topic filter"),
+        ("a+/b", "has a '+' beside a name; '+' must be a whole level"),
+        ("", "is not a topic filter"),
+        (5, "5 is not a topic filter"),
     ],
 )
 def test_mistakes(pattern: str, says: str) -> None:

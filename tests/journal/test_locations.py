@@ -46,10 +46,10 @@ def test_nothing_is_unescaped() -> None:
 def test_other_folders(place: Path | str) -> None:
     with pytest.raises(ArgumentError) as caught:
         files.local_folder(place, "--state", "name one")
-    assert str(caught.value) == f"--state {place} is no folder of this machine: name one."
+    assert str(caught.value) == f"--state {place} is not a folder of this machine: name one."
 
 
 @pytest.mark.parametrize("use", [open_journal, HubAddress.of])
 def test_a_journal_is_a_folder_or_on_a_hub(use: object) -> None:
-    with pytest.raises(ArgumentError, match="s3a://b/j is no folder of this machine: name its folder, or the http"):
+    with pytest.raises(ArgumentError, match="s3a://b/j is not a folder of this machine: name its folder, or the http"):
         use("s3a://b/j")  # type: ignore[operator]

@@ -204,7 +204,7 @@ def test_a_page_that_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / manifest.PAGES_FOLDER / name
     data = path.read_bytes()
     path.write_bytes(data.replace(b'"rows": 10', b'"rows": 11', 1))
-    with pytest.raises(JournalError, match=rf"{path} can't be read: its content has another checksum"):
+    with pytest.raises(JournalError, match=rf"{path} can't be read: the digest in its name doesn't match its content"):
         list(manifest.load(tmp_path).files("n1"))
 
 

@@ -60,7 +60,7 @@ def test_it_is_not_one_without_readers(path: Path, monkeypatch: pytest.MonkeyPat
         return found
 
     monkeypatch.setattr(readers, "load", back)
-    with pytest.raises(JournalError, match="can't be looked through"):
+    with pytest.raises(JournalError, match="can't be read"):
         retention.expired(path, JournalSettings(path, retain_s=0.001), 1 << 60)
 
 

@@ -18,6 +18,7 @@ from smqrt.journal import manifest, planning, segment, tables
 from smqrt.journal.filters import Filter
 from smqrt.journal.reader import Chunk, Journal
 from smqrt.journal.record import Row
+from smqrt.journal.storage import FolderFiles
 from tests.journal import written
 
 ROWS = 300
@@ -144,13 +145,13 @@ def test_times_leave_out_what_has_none(journal: Journal) -> None:
 def test_a_plan_reads_the_indexes_of_segments_it_cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written.write(tmp_path, [[at] for at in range(10, ROWS + 10, 10)])
     journal, all_, read_indexes = Journal(tmp_path), {"n1": ROWS}, list[int]()
-    index_of = Journal._index
+    index_of = FolderFiles.index
 
-    def counted(self: Journal, node: str, first: int, *rest: Any, **options: Any) -> planning.SegmentIndex:
+    def counted(self: FolderFiles, node: str, first: int, *rest: Any, **options: Any) -> planning.SegmentIndex:
         read_indexes.append(first)
         return index_of(self, node, first, *rest, **options)
 
-    monkeypatch.setattr(Journal, "_index", counted)
+    monkeypatch.setattr(FolderFiles, "index", counted)
     until_us = written.START_US + 204_000
     for start, times, looked_at in (
         (0, None, [ROWS - 10]),
@@ -222,7 +223,7 @@ def test_nothing_is_there(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     assert (journal.nodes(), journal.begin(), journal.end(), journal.offsets_at(5)) == ([], {}, {}, {})
     assert journal.plan({}, {"n1": 9}) == []
-    with pytest.raises(JournalError, match="is no folder of a journal: give the hub journal=True"):
+    with pytest.raises(JournalError, match="is not the folder of a journal: create the hub with journal=True"):
         Journal(tmp_path / "missing")
 
 

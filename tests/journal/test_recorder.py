@@ -82,10 +82,10 @@ def test_long_and_short_runs_keep_their_order_and_times(recording: Any, disk: Di
     of.record(run(0, 2))
     receive(recording, 2, 500)
     of.record_unrouted(run(502, 1))
-    of._turn_ends()
+    of._end_turn()
     recording.clock.us += 7
     receive(recording, 503, 500)
-    of._turn_ends()
+    of._end_turn()
     of.flush()
     assert numbers(disk) == list(range(1003))
     assert [row.ts_us for row in disk.rows] == [NOW_US] * 503 + [NOW_US + 7] * 500

@@ -240,7 +240,9 @@ def test_damage_is_told_with_the_address(hub: Hub) -> None:
 
 
 def test_a_wrong_token(hub: Hub) -> None:
-    with pytest.raises(JournalError, match=r"wrong token: it must be what the file `token` in the journal's folder"):
+    with pytest.raises(
+        JournalError, match=r"wrong token: it must be the content of the file `token` in the journal's folder"
+    ):
         there(open_journal(hub.url, "wrong").end)
 
 
@@ -252,7 +254,9 @@ def test_no_token(token: str | None) -> None:
 
 @pytest.mark.parametrize("url", ["http://", "http://h", "http://h:0/rtl/journal/x", "http://h:x/y", "https://:80/x"])
 def test_no_address(url: str) -> None:
-    with pytest.raises(JournalError, match="is no address of a journal; it's like http://127.0.0.1:9357/rtl/journal/"):
+    with pytest.raises(
+        JournalError, match="is not the address of a journal such as http://127.0.0.1:9357/rtl/journal/"
+    ):
         open_journal(url, "token")
 
 
@@ -273,20 +277,23 @@ DEEP = b"[" * 100_000
 def test_a_server_that_is_no_hub(body: bytes) -> None:
     with (
         ScriptedHttp([[ok(body)]] * 9) as server,
-        pytest.raises(JournalError, match=rf"{server.url}/x.* is no journal of a hub"),
+        pytest.raises(JournalError, match=rf"{server.url}/x.* is not a journal on a hub"),
     ):
         there(open_journal(f"{server.url}/x", "token", retry_s=0).begin)
 
 
 def test_a_server_that_sends_us_elsewhere() -> None:
     answer = b"HTTP/1.1 302 Found\r\nLocation: /login\r\nContent-Length: 0\r\n\r\n"
-    with ScriptedHttp([[answer]]) as server, pytest.raises(JournalError, match="answers 302, as no journal of a hub"):
+    with (
+        ScriptedHttp([[answer]]) as server,
+        pytest.raises(JournalError, match="answers 302: it is not a journal on a hub"),
+    ):
         there(open_journal(f"{server.url}/x", "token", retry_s=0).end)
 
 
 @pytest.mark.parametrize("answer", [DEEP, b"3", b"{}", b'{"end": 3}', b'{"end": {"n1": []}}', b'{"end": {"n1": "x"}}'])
 def test_an_end_that_is_none(answer: bytes) -> None:
-    with ScriptedHttp([[ok(answer)]]) as server, pytest.raises(JournalError, match="/x/end is no journal of a hub"):
+    with ScriptedHttp([[ok(answer)]]) as server, pytest.raises(JournalError, match="/x/end is not a journal on a hub"):
         there(open_journal(f"{server.url}/x", "token", retry_s=0).end)
 
 
@@ -294,7 +301,7 @@ def test_an_end_that_is_none(answer: bytes) -> None:
 def test_a_commit_that_nobody_takes(answer: bytes) -> None:
     with (
         ScriptedHttp([[ok(answer)]]) as server,
-        pytest.raises(JournalError, match="is no journal of a hub: it says b'"),
+        pytest.raises(JournalError, match="is not a journal on a hub: it answers b'"),
     ):
         there(lambda: commit(HubAddress.of(f"{server.url}/x", "token"), "q", 0, [], retry_s=0))
 

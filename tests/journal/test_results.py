@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from smqrt.journal import commit, files, readers, recovery, results, segment, writer
+from smqrt.journal import commit, files, readers, recovery, segment, writer
 from smqrt.journal.arrow import schema_message
 from smqrt.journal.inspection import journal_stats
 from smqrt.journal.numbers import STEP
 from smqrt.journal.reader import Journal
+from smqrt.journal.readers import ResultRows
 from smqrt.journal.record import Flag
-from smqrt.journal.results import ResultRows
 from smqrt.pipeline.run_context import lag_rows, lag_seconds
 from tests.device import Site
 from tests.journal import written
@@ -61,7 +61,7 @@ def test_every_range_against_a_plain_count(tmp_path: Path) -> None:
 
 def test_no_row_is_read_where_the_index_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "r" * 500 + "m", rows=20)
-    monkeypatch.setattr(results, "MOST_READ", 0)
+    monkeypatch.setattr(readers, "MAX_READ", 0)
     monkeypatch.setattr(Journal, "tables", None)
     journal = Journal(tmp_path)
     assert ResultRows(journal, {"n1": 10_000}, 0).others({"n1": 3}) == 0

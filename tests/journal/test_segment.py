@@ -110,7 +110,7 @@ def test_a_folder_that_can_not_be(tmp_path: Path) -> None:
 FULL = """
 import resource, sys
 from pathlib import Path
-from smqrt.journal import index, segment
+from smqrt.journal import segment
 from smqrt.journal.reader import Journal
 from tests.journal import written
 
@@ -126,7 +126,7 @@ for limit in range(size, size + 4000, 501):
     except OSError as error:
         print(error.strerror)
     assert opened.size_bytes == size == opened.path.stat().st_size
-    assert len(index.read_index(opened.path)) == 1
+    assert len(segment.read_index(opened.path)) == 1
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 written.append(opened, written.rows(50, 200))
 opened.sync()

@@ -101,7 +101,7 @@ def test_who_read_a_journal_that_was_closed_is_told_to_come_again(shelf: Shelf) 
     """Its application is reloading: a pipeline must not take that for a wrong token."""
     assert shelf.ask("main/stats").status_code == 200
     shelf.opened.clear()
-    assert "closed at the moment" in shelf.refused(503, "main/stats")
+    assert "closed at present" in shelf.refused(503, "main/stats")
     shelf.refused(401, "main/stats", token="wrong")
     shelf.refused(401, "other/stats")
 
@@ -161,7 +161,7 @@ def test_compacted_files(shelf: Shelf) -> None:
     (folder / "n1-0-9.parquet").write_bytes(b"PAR1 and so on")
     answer = shelf.ask("main/data/date=2026-11-21/hour=05/n1-0-9.parquet", headers={"Range": "bytes=0-3"})
     assert (answer.status_code, answer.content) == (206, b"PAR1")
-    assert "read the manifest anew" in shelf.refused(404, "main/data/date=2026-11-21/hour=05/n1-10-19.parquet")
+    assert "read the manifest again" in shelf.refused(404, "main/data/date=2026-11-21/hour=05/n1-10-19.parquet")
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_the_clients_of_pipelines(shelf: Shelf) -> None:
     [
         (record(b"t", b"x")[:-1], "record 1: the body ends inside it; send whole records"),
         (record(b"t", b"x") + b"\0", "record 2: the body ends inside it"),
-        (record(b"t", b"x") + record(b"", b"x"), "record 2: the topic is empty; every row is published to one."),
+        (record(b"t", b"x") + record(b"", b"x"), "record 2: the topic is empty; every row needs one."),
         (
             record(b"t", b"x" * 65521),
             "record 1: the payload has 65521 bytes; a message carries at most 65520, split it.",
@@ -285,12 +285,12 @@ def test_bad_rows_store_nothing(shelf: Shelf, body: bytes, sentence: str) -> Non
 @pytest.mark.parametrize(
     ("parameters", "sentence"),
     [
-        ("", "query: None is no id of a query"),
-        ("?query=a/b&batch=1", "query: 'a/b' is no id of a query; use 1 to 100 letters"),
-        ("?query=..&batch=1", "query: '..' is no id"),
-        ("?query=q", "batch: '' is no number"),
-        ("?query=q&batch=-1", "batch: '-1' is no number; a commit says which batch of the query it is."),
-        ("?query=q&batch=1e3", "batch: '1e3' is no number"),
+        ("", "query: None is not the id of a query"),
+        ("?query=a/b&batch=1", "query: 'a/b' is not the id of a query; use 1 to 100 letters"),
+        ("?query=..&batch=1", "query: '..' is not the id"),
+        ("?query=q", "batch: '' is not a number"),
+        ("?query=q&batch=-1", "batch: '-1' is not a number; send the number of the query's batch."),
+        ("?query=q&batch=1e3", "batch: '1e3' is not a number"),
     ],
 )
 def test_a_commit_says_what_it_is(shelf: Shelf, parameters: str, sentence: str) -> None:
@@ -367,18 +367,18 @@ def test_progress_is_kept_for_retention(shelf: Shelf) -> None:
 @pytest.mark.parametrize(
     ("report", "sentence"),
     [
-        (b"{", "progress: this is no JSON"),
-        (b"[]", "progress: this is no JSON object"),
-        (b'{"query":"../../token","offset":{}}', "query: '../../token' is no id"),
-        (b'{"query":"q"}', "offset: None is no object of node: sequence number"),
-        (b'{"query":"q","offset":{"n1":-1}}', "offset: {'n1': -1} is no object"),
+        (b"{", "progress: the body is not JSON"),
+        (b"[]", "progress: the body is not a JSON object"),
+        (b'{"query":"../../token","offset":{}}', "query: '../../token' is not the id"),
+        (b'{"query":"q"}', "offset: None is not an object {node: sequence number}"),
+        (b'{"query":"q","offset":{"n1":-1}}', "offset: {'n1': -1} is not an object"),
         (b'{"query":"q","offset":{"n1":true}}', "offset: "),
-        (b'{"query":"q","offset":{},"name":3}', "name: 3 is no text"),
-        (b"\xff", "progress: this is no JSON"),
-        (b"[" * 60000, "progress: this is no JSON (maximum recursion depth exceeded"),
+        (b'{"query":"q","offset":{},"name":3}', "name: 3 is not a text"),
+        (b"\xff", "progress: the body is not JSON"),
+        (b"[" * 60000, "progress: the body is not JSON (maximum recursion depth exceeded"),
         (b'{"query":"q","name":' + b"[" * 900 + b"]" * 900 + b"}", "name: "),
-        (b'{"query":"' + b"q" * 60000 + b'"}', f"query: '{'q' * 99}… is no id"),
-        (b'{"query":"q","offset":{},"time_us":' + b"9" * 60000 + b"}", "progress: this is no JSON"),
+        (b'{"query":"' + b"q" * 60000 + b'"}', f"query: '{'q' * 99}… is not the id"),
+        (b'{"query":"q","offset":{},"time_us":' + b"9" * 60000 + b"}", "progress: the body is not JSON"),
     ],
 )
 def test_bad_progress(shelf: Shelf, report: bytes, sentence: str) -> None:

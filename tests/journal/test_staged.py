@@ -90,7 +90,7 @@ def test_parts_that_are_not_there(shelf: Shelf) -> None:
 @pytest.mark.parametrize("part", ["..%2f..%2ftoken", "sealed.json", "", "0123456789abcdef.0.x"])
 def test_names_that_are_none(shelf: Shelf, part: str) -> None:
     for path in (f"stage?query=q&batch=0&part={part}", f"commit?query=q&batch=0&of=q&part={part}"):
-        assert "is no name of a part" in shelf.refused(400, f"main/{path}", "POST", data=record(b"t", b"x"))
+        assert "is not the name of a part" in shelf.refused(400, f"main/{path}", "POST", data=record(b"t", b"x"))
     for body in (b"{}", b"[]", b"[", b'["x"]', b"[1]"):
         assert "part" in shelf.refused(400, "main/seal?query=q&batch=0", "POST", data=body)
     assert not folder(shelf).exists()
@@ -111,17 +111,17 @@ def test_no_token_stages_for_others(shelf: Shelf) -> None:
 
 
 def test_there_is_a_limit(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committed, "MOST_STAGED_BYTES", 5 * committed.LEAST_STAGED_BYTES)
+    monkeypatch.setattr(committed, "MAX_STAGED_BYTES", 5 * committed.MIN_PART_BYTES)
     for _ in range(4):
         stage_payloads(shelf, b"x")
     text = shelf.refused(503, f"main/stage?query=r&batch=0&part={PART}", "POST", data=record(b"t", bytes(40_000)))
-    assert "of results that nobody has committed yet" in text
+    assert "of uncommitted results" in text
     commit_parts(shelf, stage_payloads(shelf, b"y", batch=1), batch=1)
     assert len(stage_payloads(shelf, bytes(40_000), batch=2)) == 1, "a commit makes room"
 
 
 def test_what_nobody_will_commit_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committed, "MOST_STAGED_BYTES", 3 * committed.LEAST_STAGED_BYTES)
+    monkeypatch.setattr(committed, "MAX_STAGED_BYTES", 3 * committed.MIN_PART_BYTES)
     (tmp_path / "wal").mkdir()
     waiting = StagedResults(tmp_path, {"done": 5}.get)  # type: ignore[arg-type]
     rows = encode([(b"t", None, b"x")])
@@ -131,8 +131,8 @@ def test_what_nobody_will_commit_makes_room(tmp_path: Path, monkeypatch: pytest.
     for query, batch in (("sealed", 0), ("old", 0)):
         os.utime(tmp_path / committed.STAGED_FOLDER / query / str(batch), (0, 0))
     waiting = StagedResults(tmp_path, {"done": 5, "sealed": -1, "old": -1}.__getitem__)
-    with pytest.raises(JournalError, match="nobody has committed yet"):
-        waiting.put("new", 0, PART, bytes(3 * committed.LEAST_STAGED_BYTES))
+    with pytest.raises(JournalError, match="of uncommitted results"):
+        waiting.put("new", 0, PART, bytes(3 * committed.MIN_PART_BYTES))
     assert waiting.open("sealed", 0, PART).read() == rows, "half of it may be published"
     left = {path.parent.name for path in (tmp_path / committed.STAGED_FOLDER).glob("*/[0-9]*")}
     assert left == {"sealed"}

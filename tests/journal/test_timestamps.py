@@ -95,14 +95,14 @@ def test_what_a_jump_has_made_older() -> None:
     machine, day_s = Machine(), 86400.0
     machine.ahead = -HOUR
     machine.run(62)
-    assert machine.clock.leapt_us(day_s) == 0
+    assert machine.clock.jumped_us(day_s) == 0
     machine.ahead = 10 * HOUR
     machine.run(100)
-    assert machine.clock.leapt_us(day_s) == 11 * HOUR
+    assert machine.clock.jumped_us(day_s) == 11 * HOUR
     machine.ahead = 0
     machine.run(62)
-    assert machine.clock.leapt_us(day_s) == HOUR, "rows of the first jump look an hour older than they are"
-    assert machine.clock.leapt_us(80) == 0
+    assert machine.clock.jumped_us(day_s) == HOUR, "rows of the first jump look an hour older than they are"
+    assert machine.clock.jumped_us(80) == 0
     assert machine.jumps == [-HOUR, 11 * HOUR, -10 * HOUR]
 
 
@@ -118,7 +118,7 @@ def record(smq: Any, machine: Machine, seconds: int) -> None:
     """Publishes a message each second."""
     for _ in range(seconds):
         machine.elapsed += SECOND
-        smq.journal._follow()
+        smq.journal._follow_clock()
         smq.publish(b"%d" % machine.elapsed, "t")
         smq.journal.flush()
 

@@ -109,7 +109,7 @@ def test_a_broken_file_is_told_once_and_those_before_stay(shelf: Shelf, caplog: 
     put(shelf.writer.path, "dashboards short read")
     for _ in range(3):
         assert shelf.ask("main/stats", token=READER).status_code == 200
-    assert caplog.text.count("line 1: behind 'dashboards' comes a token of 16 characters or more.") == 1
+    assert caplog.text.count("line 1: 'dashboards' must be followed by a token of 16 characters or more.") == 1
     put(shelf.writer.path, LINES)
     assert shelf.ask("main/stats", token=READER).status_code == 200
 
@@ -133,15 +133,15 @@ def test_a_spoilt_token_is_told_once(shelf: Shelf, caplog: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (f"a/b {READER} read", "line 1: it begins with a name of up to 32 letters"),
-        ("\na", "line 2: behind 'a' comes a token of 16 characters or more."),
-        (f"a {READER}", "line 1: 'a' may 'read', 'write' or 'read write'"),
-        (f"a {READER} reads", "line 1: 'a' may 'read', 'write' or 'read write'"),
+        (f"a/b {READER} read", "line 1: a line begins with a name of up to 32 letters"),
+        ("\na", "line 2: 'a' must be followed by a token of 16 characters or more."),
+        (f"a {READER}", "line 1: 'a' must be followed by 'read', 'write' or 'read write'"),
+        (f"a {READER} reads", "line 1: 'a' must be followed by 'read', 'write' or 'read write'"),
         (f"a {READER} write a/#/b", "line 1: topics: 'a/#/b' has a '#' inside"),
         (f"a {READER} write" + " t" * 33, "line 1: 'a' has more than 32 topics: use wildcards"),
-        (f"a {READER} read\nb {READER} read", "the name 'b' or its token is there twice."),
-        (f"a {READER} read\na {WRITER} read", "the name 'a' or its token is there twice."),
-        ("#" * (tokens.MOST_BYTES + 1), "has more than 65536 bytes."),
+        (f"a {READER} read\nb {READER} read", "the name 'b' or its token occurs twice."),
+        (f"a {READER} read\na {WRITER} read", "the name 'a' or its token occurs twice."),
+        ("#" * (tokens.MAX_BYTES + 1), "has more than 65536 bytes."),
         ("ü", "can't be read: "),
     ],
 )
@@ -154,38 +154,38 @@ def test_a_wrong_file(tmp_path: Path, text: str, sentence: str) -> None:
 
 
 def test_a_file_that_others_can_read(tmp_path: Path) -> None:
-    assert "can be read by others; chmod 600 it." in found(tmp_path, LINES, mode=0o640).fault
+    assert "is readable by other users; run chmod 600 on it." in found(tmp_path, LINES, mode=0o640).fault
 
 
 def test_names_of_queries_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "MOST_QUERIES", 2)
+    monkeypatch.setattr(tokens, "MAX_QUERIES", 2)
     grant = Grant("a")
     assert [grant.own("q"), grant.own("r"), grant.own("q")] == ["q@a", "r@a", "q@a"]
-    with pytest.raises(ArgumentError, match="the token 'a' has brought in 2 names of queries already"):
+    with pytest.raises(ArgumentError, match="the token 'a' has created 2 query names already"):
         grant.own("s")
     assert Grant().own("any") == "any"
 
 
 def test_names_of_queries_are_counted_over_all_runs(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "MOST_QUERIES", 2)
+    monkeypatch.setattr(tokens, "MAX_QUERIES", 2)
     assert shelf.commit(record(b"a", b"1"), token=BOTH, query="q").json()["stored"]
     body = json.dumps({"query": "r", "offset": {"n1": 0}})
     assert shelf.ask("main/progress", "POST", data=body, token=BOTH).status_code == 200
     shelf.service._tokens.clear()  # as in a hub that was started anew
-    assert "brought in 2 names" in shelf.refused(
+    assert "created 2 query names" in shelf.refused(
         400, "main/commit?query=s&batch=0", "POST", data=record(b"a", b"1"), token=BOTH
     )
     assert not shelf.commit(record(b"a", b"1"), token=BOTH, query="q").json()["stored"]
 
 
 def test_reports_are_bounded_also_of_the_token_that_opens_all(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "MOST_QUERIES", 2)
+    monkeypatch.setattr(readers, "MAX_QUERIES", 2)
     for query, status in (("a", 200), ("b", 200), ("c", 400), ("a", 200)):
         answer = shelf.ask("main/progress", "POST", data=json.dumps({"query": query, "offset": {"n1": 0}}))
         assert answer.status_code == status
     text = shelf.refused(400, "main/progress", "POST", data=json.dumps({"query": "c", "offset": {"n1": 0}}))
-    assert "2 queries have told" in text
-    assert "`smqrt pipeline reset` takes off those that are gone" in text
+    assert "2 queries have reports" in text
+    assert "remove unused ones with `smqrt pipeline reset`" in text
 
 
 def test_a_change_keeps_the_count_of_names(tmp_path: Path) -> None:

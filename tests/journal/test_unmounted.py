@@ -72,7 +72,7 @@ def test_a_volume_that_is_unmounted(volume: Volume, failing: Callable[..., Faili
     commit.report_progress(remote, "q", "q", {"n1": 0})
     volume.detach()
     disk.until(lambda stats: stats["alarm"])
-    disk.served.wait_for(r"its folder was moved, removed or unmounted\); publishers wait, and what comes is kept")
+    disk.served.wait_for(r"its folder was moved, removed or unmounted\); publishers wait and nothing is lost")
     clients.publish(1, 2000)
     disk.until(lambda stats: stats["stalls"])
     rows = [(b"out", None, b"00000000")]

@@ -48,7 +48,7 @@ def test_a_whole_journal(journal: Path) -> None:
 
 def test_an_empty_one_and_none(tmp_path: Path) -> None:
     assert verify(tmp_path) == VerifyReport()
-    with pytest.raises(JournalError, match="is no folder"):
+    with pytest.raises(JournalError, match="is not a folder"):
         verify(tmp_path / "nowhere")
 
 
@@ -69,7 +69,7 @@ def test_a_flipped_byte_anywhere_in_a_segment_is_found(segments: list[Path], tmp
         if at >= segment.read_index(segments[0])[0].offset:
             assert [fault.path for fault in found.faults] == [segments[0]]
             assert "its checksum is wrong" in str(found.faults[0])
-            assert "bring it back from a backup, or read on behind it" in str(found.faults[0])
+            assert "bring it back from a backup, or read on after it" in str(found.faults[0])
     assert faults(tmp_path) == []
 
 
@@ -92,9 +92,9 @@ def test_a_segment_that_is_missing(segments: list[Path], tmp_path: Path) -> None
     segments[1].unlink()
     assert [one.partition(": ")[2] for one in faults(tmp_path)] == [
         "begins with 2000, 00000000000000000000.arrows ends at 1000: rows are missing; "
-        "bring it back from a backup, or read on behind it (--from, startingOffsets).",
+        "bring it back from a backup, or read on after it (--from, startingOffsets).",
         "is the index of a segment that is missing; "
-        "bring it back from a backup, or read on behind it (--from, startingOffsets).",
+        "bring it back from a backup, or read on after it (--from, startingOffsets).",
     ]
 
 
@@ -139,7 +139,7 @@ def test_a_torn_end_is_repaired(tmp_path: Path, seed: int) -> None:
 def test_what_a_hub_is_writing_is_no_fault(segments: list[Path], tmp_path: Path) -> None:
     with segments[-1].open("ab") as file:
         file.write(b"half a batch")
-    assert "12 bytes behind its last batch" in faults(tmp_path)[0]
+    assert "12 bytes after its last batch" in faults(tmp_path)[0]
     held = segment.lock(tmp_path / "wal" / "n1")
     report = verify(tmp_path)
     assert report.faults == []
@@ -171,13 +171,13 @@ def test_a_file_of_another_length(journal: Path, file: Path) -> None:
 
 def test_a_file_that_is_no_parquet(journal: Path, file: Path) -> None:
     file.write_bytes(bytes(file.stat().st_size))
-    assert "is no Parquet file" in faults(journal)[0]
+    assert "is not a Parquet file" in faults(journal)[0]
 
 
 def test_a_damaged_footer(journal: Path, file: Path) -> None:
     data = file.read_bytes()
     file.write_bytes(data[:-100] + b"\xff" * 92 + data[-8:])
-    assert "is not as it was written: its checksum is wrong" in faults(journal)[0]
+    assert "was changed after it was written: its checksum is wrong" in faults(journal)[0]
 
 
 def test_other_rows_than_the_manifest_says(journal: Path, file: Path) -> None:
@@ -199,7 +199,7 @@ def test_gaps_between_files(journal: Path) -> None:
     del text["files"][0]
     (journal / "manifest.json").write_text(json.dumps(text))
     found = faults(journal)
-    assert any("is left from a compaction that was killed" in one for one in found)
+    assert any("is left over from a killed compaction" in one for one in found)
     text["nodes"]["n1"]["compacted_through"] = 1900
     (journal / "manifest.json").write_text(json.dumps(text))
     assert any("says that rows below 1900 are compacted" in one for one in faults(journal))
@@ -234,7 +234,7 @@ def test_an_index_that_is_lost(tmp_path: Path) -> None:
     report = verify(tmp_path)
     (fault,) = report.faults
     assert fault.torn
-    assert fault.what.startswith("its index is empty or gone; the hub makes it again")
+    assert fault.what.startswith("its index is empty or gone; the hub rebuilds it")
     repair(tmp_path, report)
     assert not verify(tmp_path).faults
     assert list(Journal(tmp_path).rows({}, {"n1": 400})) == rows

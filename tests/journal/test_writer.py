@@ -183,11 +183,11 @@ def test_a_quiet_hub_seals_its_segment_in_time(record: Make, monkeypatch: pytest
     site = record()
     site.smq.publish("1", "topic")
     site.smq.journal.flush()
-    site.smq.journal._tidy()
+    site.smq.journal._seal_if_old()
     assert len(list(site.smq.journal.path.glob("wal/*/*.arrows"))) == 1, "not yet"
     monkeypatch.setattr(writer, "SEAL_S", 0.0)
-    site.smq.journal._tidy()
-    site.smq.journal._tidy()
+    site.smq.journal._seal_if_old()
+    site.smq.journal._seal_if_old()
     assert len(list(site.smq.journal.path.glob("wal/*/*.arrows"))) == 2, "an empty one is not sealed"
     site.smq.publish("2", "topic")
     assert [row.payload for row in rows(site)] == [b"1", b"2"]
@@ -465,17 +465,17 @@ def test_a_disk_that_keeps_nothing_for_long_is_told_about(
         assert go.wait(20)
 
     monkeypatch.setattr(durability, "SLOW_S", 0.05)
-    monkeypatch.setattr(durability, "LOOK_S", 0.01)
+    monkeypatch.setattr(durability, "CHECK_S", 0.01)
     site = record({"sync": "10ms"})
     with monkeypatch.context() as patched:
         patched.setattr(os, "fdatasync", slow)
         site.smq.publish("x", "t")
         wait_until(blocked.is_set, "the disk is busy")
-        wait_until(lambda: "is the disk broken, or busy?" in caplog.text, "a line")
+        wait_until(lambda: "the disk is broken or busy" in caplog.text, "a line")
         gevent.sleep(0.1)  # ten looks
-        assert caplog.text.count("is the disk broken, or busy?") == 1
+        assert caplog.text.count("the disk is broken or busy") == 1
         go.set()
-        wait_until(lambda: "the disk keeps it again" in caplog.text, "all is well")
+        wait_until(lambda: "disk syncs recovered" in caplog.text, "all is well")
     assert len(rows(site)) == 1
 
 
@@ -488,8 +488,8 @@ def test_publishers_wait_for_a_slow_disk_that_is_far_behind(
         assert go.wait(20)
 
     monkeypatch.setattr(durability, "SLOW_S", 0.05)
-    monkeypatch.setattr(durability, "LOOK_S", 0.01)
-    monkeypatch.setattr(durability, "MOST_UNSYNCED_BYTES", 100_000)
+    monkeypatch.setattr(durability, "CHECK_S", 0.01)
+    monkeypatch.setattr(durability, "MAX_UNSYNCED_BYTES", 100_000)
     site = record({"sync": "10ms", "flush_ms": 1})
     journal, sender = site.smq.journal, site.device(b"sender-1")
     tid = site.smq.create("topic")
@@ -499,13 +499,13 @@ def test_publishers_wait_for_a_slow_disk_that_is_far_behind(
             sender.publish(tid, b"%03d" % number + bytes(1000))
             gevent.sleep(0)
         wait_until(lambda: journal.stats()["unsynced_bytes"] > 100_000 and journal.stats()["alarm"], "a backlog")
-        wait_until(lambda: "publishers wait until it has" in caplog.text, "a line")
+        wait_until(lambda: "publishers wait until the disk has it" in caplog.text, "a line")
         count = 200
         while not journal.stats()["stalls"]:  # the alarm comes and goes when it is the test that was held up
             sender.publish(tid, b"%03d" % count)
             count += 1
             gevent.sleep(0.01)
-        with pytest.raises(JournalError, match="the disk has not kept 0 MiB"):
+        with pytest.raises(JournalError, match="0 MiB wait for the disk"):
             journal.commit("q", 0, [(b"results", None, b"one")])
         go.set()
         wait_until(lambda: journal.stats()["rows"] == count, "all rows", 20)
@@ -528,6 +528,6 @@ def test_what_fails_in_a_thread_is_one_line(
     readers = site.smq.journal.path / "readers"
     readers.mkdir()
     (readers / "q.json").write_text("no")
-    wait_until(lambda: "old parts that can't be removed" in caplog.text, "a line")
+    wait_until(lambda: "expired files that can't be removed" in caplog.text, "a line")
     (readers / "q.json").unlink()
     assert "Traceback" not in caplog.text + capfd.readouterr().err

@@ -146,7 +146,7 @@ def test_nothing_runs_from_the_temporary_folder(tmp_path: Path, monkeypatch: pyt
 def test_an_application_without_anything(place: DoctorOptions) -> None:
     checks = found(place)
     assert not checks["journal"].ok
-    assert "is no folder of a journal" in checks["journal"].detail
+    assert "is not the folder of a journal" in checks["journal"].detail
     assert checks["journal"].remedy.startswith("give the hub journal=True")
     assert checks["hub"].detail == "" or not checks["hub"].ok
     assert not checks["pipelines"].ok

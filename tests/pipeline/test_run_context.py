@@ -52,7 +52,7 @@ def test_a_hub_that_is_away_is_asked_once_and_not_waited_for() -> None:
 
 
 def test_no_journal(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="is no folder of a journal"):
+    with pytest.raises(JournalError, match="is not the folder of a journal"):
         lag_seconds(str(tmp_path / "nowhere"))
 
 

@@ -123,7 +123,7 @@ def test_a_folder_is_made_absolute_and_an_address_stays(monkeypatch: pytest.Monk
     assert read(path="app/.journal").journal == str(tmp_path / "app" / ".journal")
     assert read(path="http://h:1/rtl/journal/n").journal == "http://h:1/rtl/journal/n"
     assert read(path="file:///mnt/j").journal == read(path="file:/mnt/j").journal == "/mnt/j"
-    with pytest.raises(ArgumentError, match="hdfs://n/j is no folder of this machine: name its folder, or the http"):
+    with pytest.raises(ArgumentError, match="hdfs://n/j is not a folder of this machine: name its folder, or the http"):
         read(path="hdfs://n/j")
 
 

@@ -78,6 +78,6 @@ def test_a_stream_a_backfill_and_a_reset(app: Application, store: Path, spark: A
 
 
 def test_state_is_on_this_machine(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"--state s3a:/+b/state is no folder of this machine: .* --tables"):
+    with pytest.raises(ArgumentError, match=r"--state s3a:/+b/state is not a folder of this machine: .* --tables"):
         RunOptions(str(tmp_path), tmp_path, Path("s3a://b/state"))
     assert RunOptions("j", tmp_path, Path("file:///mnt/state")).state == Path("/mnt/state")

@@ -82,7 +82,7 @@ def test_without_it_that_is_said_at_once(hub: TlsHub) -> None:
 def test_a_file_without_certificates(hub: TlsHub, tmp_path: Path, text: str) -> None:
     (tmp_path / "none.pem").write_text(text)
     for cafile in (tmp_path / "none.pem", tmp_path / "missing.pem"):
-        with pytest.raises(JournalError, match=f"cafile {cafile} is no PEM file with certificates"):
+        with pytest.raises(JournalError, match=f"cafile {cafile} is not a PEM file with certificates"):
             open_journal(hub.url, hub.token, cafile=str(cafile))
 
 
