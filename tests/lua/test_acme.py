@@ -135,7 +135,7 @@ def test_an_authority_that_never_ends(lua: Lua, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(acme, "GIVE_UP_S", 0.1)
     lua.authority.may_verify.clear()
     lua.run("app.order'example.com'")
-    assert lua.told(1) == [(b"", b"no end within 0.1 s")]
+    assert lua.told(1) == [(b"", b"the order did not finish within 0.1 s")]
 
 
 @pytest.mark.parametrize(

@@ -18,17 +18,13 @@ from smqrt.apps.lua.api import (
     dirs,
     exchange,
     files,
-    fileservers,
     logins,
     luaio,
-    mail,
+    luasocket,
     mako,
-    manage,
     pages,
-    pipes,
     request,
     response,
-    sessions,
     tracelogger,
     uploads,
 )
@@ -327,20 +323,18 @@ class Applications:
         self.exchanges = services.exchanges = exchange.install(vm)
         request.install(vm, services, self.exchanges)
         deferred = response.install(vm, services, self.exchanges)
-        self.sessions = sessions.install(vm, services, self.exchanges).sessions
+        self.sessions = logins.install_sessions(vm, services, self.exchanges).sessions
         self.files = files.install(vm, services)
         luaio.install(vm, self.files)
         uploads.install(vm, self.exchanges, self.files, deferred, self.sessions)
-        pipes.install(vm, services, self.files)
         self.dirs = dirs.install(vm, services, self.exchanges, self.files, pages.install(vm))
         logins.install(vm, services, self.exchanges, self.dirs)
-        fileservers.install(vm, self.dirs, self.files)
         self._traces = tracelogger.install(vm, services, self.dirs)
         self.run_exit_functions = mako.install(vm, services, self.dirs)
         mako.install_loadconf(vm, services)
-        self.send_mail_log = mail.install_log(vm)
+        self.send_mail_log = luasocket.install_log(vm)
         vm.namespace("ba.apps", {"entry": self._entry, "known_application": services.known_application})
-        manage.install(vm, self, self.files)
+        mako.install_management(vm, services, self, self.files)
         self._next_number = itertools.count(1).__next__
 
     def configure(self) -> None:

@@ -1,4 +1,7 @@
-"""The Python halves of the API that Lua applications have: one module per namespace. The Lua halves are in lua/lib."""
+"""Python halves of the Lua API: one module per namespace, or several.
+
+The Lua halves are in smqrt/apps/lua/lib.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,6 @@ from smqrt.apps.lua.api import (
     sockets,
     sparkplug,
     system,
-    tls,
-    tpm,
     xml,
 )
 from smqrt.apps.lua.services import Services
@@ -26,12 +27,10 @@ from smqrt.apps.lua.vm import Vm
 PARTS = (
     system,
     codec,
-    tls,
     sockets,
     crypto,
     processes,
     plain,
-    tpm,
     httpc,
     mqtt,
     mqttbroker,
@@ -41,7 +40,7 @@ PARTS = (
     sparkplug,
     acme,
 )
-"""What needs nothing of a server around it."""
+"""Modules that need no running server. The order matters: Lua halves use those before them."""
 
 
 def install(vm: Vm, services: Services) -> None:

@@ -24,10 +24,10 @@ GIVE_UP_S = orders.ORDER_S + 60.0
 
 
 class AcmeBinding:
-    """Orders for applications, one after the other.
+    """Certificate orders of applications, one at a time.
 
     Args:
-        services: know the server that answers to challenges.
+        services: `http_server` answers the challenges.
     """
 
     def __init__(self, services: Services) -> None:
@@ -46,7 +46,10 @@ class AcmeBinding:
         account_id: bytes | None,
         key: bytes | None,
     ) -> LuaResult:
-        """Order a certificate for a host name; blocks: key, certificate with its chain, key and URL of the account."""
+        """Order a certificate for a host name; blocks.
+
+        Returns key, certificate with its chain, key and URL of the account; nil and the reason when it failed.
+        """
         if fault := self._answer_challenges():
             return fail(fault)
         account = from_utf8(directory), from_utf8(contact), from_utf8(ca), account_key, account_id
@@ -55,11 +58,11 @@ class AcmeBinding:
             outcome = pool.spawn(_outcome, from_utf8(name), account, key or new_key(), self._publish)
             return outcome.get(timeout=GIVE_UP_S)
         except gevent.Timeout:
-            self._pool = None  # that thread ends by itself
-            return fail(f"no end within {GIVE_UP_S:g} s")
+            self._pool = None  # the thread can't be stopped; it ends with its order
+            return fail(f"the order did not finish within {GIVE_UP_S:g} s")
 
     def _answer_challenges(self) -> str | None:
-        """Let the server give the answers; why it can't, None when it does."""
+        """Make the server answer challenges; return why it can't, None when it does."""
         server = self._services.http_server
         if server is None:
             return "there is no HTTP server that could answer to the authority"
@@ -68,11 +71,13 @@ class AcmeBinding:
         if not self._is_asked:
             self._is_asked = True
             before = server.challenge_answer
-            server.challenge_answer = lambda path: self._of_path(path) or (before(path) if before else None)
-        return None
 
-    def _of_path(self, path: str) -> bytes | None:
-        return self._texts.get(path.removeprefix(PREFIX)) if path.startswith(PREFIX) else None
+            def answer(path: str) -> bytes | None:
+                own = self._texts.get(path.removeprefix(PREFIX)) if path.startswith(PREFIX) else None
+                return own or (before(path) if before else None)
+
+            server.challenge_answer = answer
+        return None
 
     def _publish(self, answers: Sequence[Answer]) -> None:
         self._texts = {one.token: one.key_authorization.encode() for one in answers}
@@ -82,7 +87,7 @@ _Account = tuple[str, str, str, bytes | None, bytes | None]
 
 
 def _outcome(name: str, account: _Account, key: bytes, publish: Callable[[Sequence[Answer]], object]) -> LuaValues:
-    """Order in this thread; failures are values: gevent writes errors of its threads to the terminal."""
+    """Order in this thread. Failures are return values: gevent prints exceptions of its threads to stderr."""
     try:
         with TemporaryDirectory(prefix="smqrt-acme") as folder:
             return _ordered(Path(folder), name, account, key, publish)

@@ -1,4 +1,4 @@
-"""Ciphers, keys, tokens and certificates for Lua: the Python half (spec: bas-api §7, §10, §12)."""
+"""Ciphers, keys, tokens, certificates and `ba.tpm` for Lua: the Python half (spec: bas-api §5, §7, §10, §12, §17)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,33 @@ from itertools import count
 
 from gevent.lock import BoundedSemaphore
 
-from smqrt.apps.lua.bridge import Function, LuaResult, LuaValue, Table, fail, from_latin1, load, methods, utf8
+from smqrt.apps.lua.bridge import (
+    Function,
+    LuaResult,
+    LuaValue,
+    Table,
+    fail,
+    from_latin1,
+    from_utf8,
+    load,
+    methods,
+    utf8,
+)
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.crypto import ciphers, keys, requests, tokens
+from smqrt.crypto.keyfile import KeyFile
 from smqrt.errors import CryptoError
 from smqrt.loop.greenlet_pool import in_thread
 from smqrt.loop.scheduling import Turn
 
-COMPUTING_AT_ONCE = 2
-"""So many threads compute keys; the hub has ten, and names are looked up and files read in them too."""
-_computing = BoundedSemaphore(COMPUTING_AT_ONCE)
+MAX_COMPUTATIONS = 2
+"""Threads that compute keys at the same time. gevent's pool has ten; name lookups and file reads need them too."""
+_computations = BoundedSemaphore(MAX_COMPUTATIONS)
 
 
 def with_crypto_words(function: Function) -> Function:
-    """`function` with failures as Lua expects them: nil, an error word and what exactly."""
+    """Return `function` so that a failure becomes nil, an error word and the details."""
 
     @wraps(function)
     def call(*args: LuaValue) -> LuaResult:
@@ -36,18 +48,18 @@ def with_crypto_words(function: Function) -> Function:
 
 
 def computed(function: Function) -> Function:
-    """`function` in a thread, as one of few."""
+    """Return `function` so that it runs in a thread, at most `MAX_COMPUTATIONS` at the same time."""
 
     @wraps(function)
     def call(*args: LuaValue) -> LuaResult:
-        with _computing:
+        with _computations:
             return in_thread(function, *args)
 
     return call
 
 
 class SymmetricBinding:
-    """The ciphers of Lua by their handles."""
+    """Symmetric ciphers by the handles that Lua has for them."""
 
     def __init__(self) -> None:
         self._ciphers: dict[int, ciphers.Symmetric] = {}
@@ -60,7 +72,7 @@ class SymmetricBinding:
         return handle
 
     def drop(self, handle: int) -> None:
-        """Lua's object is gone."""
+        """Forget a cipher whose Lua object was collected."""
         self._ciphers.pop(handle, None)
 
     def set_auth(self, handle: int, data: bytes) -> bool:
@@ -68,34 +80,31 @@ class SymmetricBinding:
         return True
 
     def encrypt(self, handle: int, data: bytes, padded: bool) -> LuaResult:
-        return self._encrypted(handle, data, padded, _go_on)
+        return self._encrypt(handle, data, padded, lambda: None)
 
     def encrypt_large(self, handle: int, data: bytes, padded: bool) -> LuaResult:
-        """The same with turns for the others; blocks."""
-        return self._encrypted(handle, data, padded, Turn().yield_if_due)
+        """Encrypt, and yield to other greenlets in between; blocks."""
+        return self._encrypt(handle, data, padded, Turn().yield_if_due)
 
-    def _encrypted(self, handle: int, data: bytes, padded: bool, breathe: ciphers.Breathe) -> LuaResult:
-        sealed, tag = self._ciphers[handle].encrypt(data, padded, breathe)
+    def _encrypt(self, handle: int, data: bytes, padded: bool, yield_if_due: ciphers.Breathe) -> LuaResult:
+        sealed, tag = self._ciphers[handle].encrypt(data, padded, yield_if_due)
         return sealed if tag is None else (sealed, tag)
 
     def decrypt(self, handle: int, data: bytes, tag: bytes | None, padded: bool) -> LuaResult:
         return self._ciphers[handle].decrypt(data, tag, padded)
 
     def decrypt_large(self, handle: int, data: bytes, tag: bytes | None, padded: bool) -> LuaResult:
-        """The same with turns for the others; blocks."""
+        """Decrypt, and yield to other greenlets in between; blocks."""
         return self._ciphers[handle].decrypt(data, tag, padded, Turn().yield_if_due)
 
 
-def _go_on() -> None: ...
-
-
-# ---- keys. Lua gives a key as a kind and one or two texts.
+# ---- Keys. Lua passes a key as a kind and one or two texts.
 
 
 def _key(kind: bytes, first: bytes, second: bytes | None) -> keys.Key:
     if kind == b"pem":
         return keys.load(first)
-    assert second is not None  # the Lua half has asked
+    assert second is not None  # the Lua half has checked it
     return keys.curve_key(first, second) if kind == b"curve" else keys.rsa_key(first, second)
 
 
@@ -111,7 +120,8 @@ def sign(pem: bytes, data: bytes, digest: bytes | None, padded: bytes) -> bytes:
 def verify(
     kind: bytes, first: bytes, second: bytes | None, one: bytes, other: bytes, digest: bytes | None, padded: bytes
 ) -> bool:
-    """See `keys.verify`. Of the two texts, the one that has the form of a signature is it, the second in doubt."""
+    """See `keys.verify`. Data and signature come in either order: a text with the form of a signature is the signature,
+    the second when both have it."""
     key = keys.public(_key(kind, first, second))
     data, signature = (one, other) if keys.is_signature(other, key) else (other, one)
     return keys.verify(data, signature, key, _text(digest), from_latin1(padded))
@@ -143,9 +153,9 @@ def generate(kind: bytes, bits: int, curve: bytes) -> bytes:
 
 
 def request(pem: bytes, name: bytes, words: bytes) -> bytes:
-    """See `requests.request`. name, words: tables as bytes."""
-    wishes = requests.wishes_of(list(texts_of(load(words)).values()))
-    return requests.request(keys.private(pem), texts_of(load(name)), wishes)
+    """See `requests.request`. name, words: packed tables."""
+    wishes = requests.wishes_of(list(text_table(load(words)).values()))
+    return requests.request(keys.private(pem), text_table(load(name)), wishes)
 
 
 def certificate(
@@ -155,20 +165,20 @@ def certificate(
     return requests.certificate(asked, keys.private(pem), issuer, start_s, end_s, serial)
 
 
-def texts_of(table: Table) -> dict[str, str]:
-    """A table of texts by their names; numbers as text."""
-    return {_as_text(name): _as_text(value) for name, value in table.items()}
+def text_table(table: Table) -> dict[str, str]:
+    """Return names and values of a table as text."""
+
+    def text(value: object) -> str:
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+    return {text(name): text(value) for name, value in table.items()}
 
 
-def _as_text(value: object) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-# ---- tokens
+# ---- Tokens
 
 
 def secret_of(kind: bytes, first: bytes, second: bytes | None) -> tokens.Secret:
-    """A shared secret, or a key."""
+    """Return a shared secret, or a key."""
     return first if kind == b"secret" else _key(kind, first, second)
 
 
@@ -180,13 +190,13 @@ def token_sign(
 
 
 def token_key(token: bytes) -> bytes | None:
-    """The "kid" of a token, None when it has none."""
+    """Return the "kid" of a token, None when it has none."""
     kid = tokens.header_of(token).get("kid")
     return utf8(kid) if isinstance(kid, str) else None
 
 
 def token_verify(kind: bytes, first: bytes, second: bytes | None, token: bytes) -> LuaResult:
-    """See `tokens.verify`: header and payload as JSON text."""
+    """See `tokens.verify`; return header and payload as JSON text."""
     header, payload = tokens.verify(token, secret_of(kind, first, second))
     return json.dumps(header).encode(), payload
 
@@ -207,16 +217,59 @@ _KEYS: dict[str, Callable[..., LuaResult]] = {
 }
 
 
+# ---- ba.tpm
+
+
+class TpmBinding:
+    """The functions of `ba.tpm`, on one key file that is read at the first call.
+
+    Args:
+        services: `key_file` is the path of the file.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._file: KeyFile | None = None
+
+    def load(self) -> bool:
+        """Read the file, or make it; blocks for the disk."""
+        if self._file is None:
+            self._file = KeyFile(self._services.key_file)
+        self._file.load()
+        return True
+
+    @property
+    def _keys(self) -> KeyFile:
+        assert self._file is not None  # the Lua half calls `load` first
+        return self._file
+
+    def derive(self, name: bytes, size_bytes: int, unique: bool) -> bytes:
+        return self._keys.derive(name, size_bytes, unique)
+
+    def has(self, name: bytes) -> bool:
+        return self._keys.has(from_utf8(name))
+
+    def pem(self, name: bytes) -> bytes:
+        return self._keys.pem(from_utf8(name))
+
+    def add(self, name: bytes, pem: bytes) -> bool:
+        """Keep a new key; blocks for the disk."""
+        self._keys.add(from_utf8(name), pem)
+        return True
+
+
 def install(vm: Vm, services: Services) -> None:
-    """Give Lua `ba.crypto` but for digests, `ba.create.key`, `csr` and `certificate`, and the module `jwt`."""
-    binding = SymmetricBinding()
-    direct = methods(binding, "open drop set_auth encrypt decrypt", with_crypto_words)
-    large = methods(binding, "encrypt_large decrypt_large", with_crypto_words)
-    vm.namespace("ba.ciphers", direct, large | {"pbkdf2": computed(_pbkdf2)})
+    """Give Lua `ba.crypto` but for digests, `ba.create.key`, `csr`, `certificate`, the module `jwt` and `ba.tpm`."""
+
+    def pbkdf2(algorithm: bytes, password: bytes, salt: bytes, iterations: int, size_bytes: int) -> bytes:
+        return ciphers.pbkdf2(from_latin1(algorithm), password, salt, iterations, size_bytes)
+
+    symmetric = SymmetricBinding()
+    direct = methods(symmetric, "open drop set_auth encrypt decrypt", with_crypto_words)
+    large = methods(symmetric, "encrypt_large decrypt_large", with_crypto_words)
+    vm.namespace("ba.ciphers", direct, large | {"pbkdf2": computed(pbkdf2)})
     functions = {name: with_crypto_words(function) for name, function in _KEYS.items()}
     threaded = {f"{name}_in_thread": computed(function) for name, function in functions.items()}
     vm.namespace("ba.keys", functions | {"token_key": with_crypto_words(token_key)}, threaded)
-
-
-def _pbkdf2(algorithm: bytes, password: bytes, salt: bytes, iterations: int, size_bytes: int) -> bytes:
-    return ciphers.pbkdf2(from_latin1(algorithm), password, salt, iterations, size_bytes)
+    tpm = methods(TpmBinding(services), "load derive has pem add", with_crypto_words)
+    vm.namespace("ba.tpm", tpm, {f"{name}_in_thread": computed(tpm[name]) for name in ("load", "add")})

@@ -1,7 +1,7 @@
-"""The way into Lua for HTTP requests: runs pages and directory functions, and knows what their handles stand for.
+"""HTTP requests in Lua: calls of pages and directory functions, by handles.
 
-A handler that answers nothing (a directory function that returns false) leaves its Lua environment behind for the next
-handler of the same request. When the request is gone, Lua is told at the next occasion.
+A handler that does not answer (a directory function that returns false) leaves its Lua environment to the next handler
+of the same request. When the request has ended, Lua drops the environment before the next exchange begins.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _KEY = "lua"  # of the exchange in Request.env
 
 
 class Exchange:
-    """What Python keeps of a request that Lua has seen.
+    """State of a request that a Lua handler has handled.
 
     Attributes:
-        handle: by which Lua knows it; 0 when Lua has forgotten it.
-        depth: how many Lua handlers run inside each other, by include and forward.
+        handle: by which Lua refers to it; 0 when Lua has dropped it.
+        depth: how many Lua handlers are nested, by include and forward.
         base: the directory that runs now, and the page's folder in it: where relative paths start.
         body: the reader that `rawrdr` opened.
         wait: blocks until a deferred response is complete.
-        refusal: what reading the body came to; the answer of the request in place of what the page wrote.
-        mismatch: the answer in place of an error page, when the page failed because it takes no such request.
+        refusal: an error while the body was read; it replaces the response of the page.
+        mismatch: the response in place of an error page, when the page failed because it does not accept the request.
     """
 
     __slots__ = ("_abandoned", "base", "body", "depth", "handle", "mismatch", "refusal", "request", "wait")
@@ -50,7 +50,7 @@ class Exchange:
         self._abandoned = abandoned
 
     def mismatched(self, status: int, sentence: str, **headers: str) -> ArgumentError:
-        """Return the error to raise: the page takes no such request. The answer is `status`, unless Lua catches it."""
+        """Return the error to raise when a page rejects a request. The response is `status`, unless Lua catches it."""
         self.mismatch = HttpError(status, sentence, headers=headers)
         return ArgumentError(sentence)
 
@@ -60,7 +60,7 @@ class Exchange:
 
 
 class Exchanges:
-    """The requests in the hands of Lua.
+    """Requests that Lua handles.
 
     Args:
         vm: the runtime; `attach` is called with the references of its entry functions.
@@ -74,7 +74,7 @@ class Exchanges:
         self._page = self._call = self._drop = 0
 
     def attach(self, page: int, call: int, drop: int) -> None:
-        """Take the references of the Lua functions that run a page, call a function, and forget an exchange."""
+        """Set the references of the Lua functions that run a page, call a function, and drop an exchange."""
         self._page, self._call, self._drop = page, call, drop
 
     def of(self, handle: int) -> Exchange:
@@ -100,7 +100,7 @@ class Exchanges:
             self._answer(exchange, result)
 
     def call(self, request: Request, directory: int, relpath: bytes, base: Base) -> bool:
-        """Run the function of the directory with the handle `directory`; tell whether it handled the request."""
+        """Run the function of the directory with the handle `directory`; return whether it handled the request."""
         exchange = self._exchange(request)
         is_outermost = exchange.depth == 0
         is_handled, *result = self._enter(exchange, base, self._call, directory, relpath, is_outermost)
@@ -109,8 +109,10 @@ class Exchanges:
         return bool(is_handled)
 
     def consult(self, request: Request, entry: int, *args: LuaValue) -> LuaValues | None:
-        """Call the Lua function `entry`, which is asked something about a request before it is answered. Gives what it
-        returned; None when it has answered the request itself."""
+        """Call the Lua function `entry` about a request that has no response yet.
+
+        Returns its values; None when it has answered the request itself.
+        """
         exchange = self._exchange(request)
         is_outermost = exchange.depth == 0
         is_open, *result = self._enter(exchange, exchange.base, entry, is_outermost, *args)
@@ -121,8 +123,10 @@ class Exchanges:
         return None
 
     def show(self, request: Request, base: Base | None, entry: int, *args: LuaValue) -> None:
-        """Let the Lua function `entry` answer a request; `base`: where relative paths start, None for where they do
-        anyway."""
+        """Let the Lua function `entry` answer a request.
+
+        base: where relative paths start; None for that of the exchange.
+        """
         exchange = self._exchange(request)
         is_outermost = exchange.depth == 0
         result = self._enter(exchange, base or exchange.base, entry, is_outermost, *args)
@@ -137,11 +141,10 @@ class Exchanges:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> LuaResult:
-        """Run `operation(exchange, *args)`, which lets others answer, for the Lua handler that is running.
+        """Run `operation(exchange, *args)`, which may run other handlers, for the Lua handler that is running.
 
-        written: what Lua had in its buffer.
-        Returns its value, or True for None; nil and an error word when it can't be done; False when the request is
-        refused.
+        written: data in Lua's buffer.
+        Returns its value, or True for None; nil and an error word when it fails; False when the request is rejected.
         """
         exchange = self.of(handle)
         try:
@@ -154,11 +157,11 @@ class Exchanges:
             exchange.refusal = error
             return False
         except ConnectionError:
-            return True  # nobody reads any more; the next write tells the page
+            return True  # the client is gone; the next write of the page fails
         return True if value is None else value
 
     def fail(self, request: Request, error: LuaError) -> None:
-        """Answer with the error of a page that can't be compiled, or hand it to the Lua handler around it."""
+        """Answer with the error of a page that can't be compiled, or raise it in the Lua handler around it."""
         exchange: Exchange | None = request.env.get(_KEY)
         if exchange is not None and exchange.depth:
             raise error
@@ -167,7 +170,8 @@ class Exchanges:
     def _exchange(self, request: Request) -> Exchange:
         exchange: Exchange | None = request.env.get(_KEY)
         if exchange is None:
-            self._forget_abandoned()
+            while self._abandoned:  # filled by finalizers, which must not run Lua
+                self._vm.run(self._drop, self._abandoned.pop())
             exchange = request.env[_KEY] = Exchange(self._next_handle(), request, self._abandoned)
         return exchange
 
@@ -207,17 +211,13 @@ class Exchanges:
         if failure is not None:
             request.report_failure("Lua", failure.decode("utf-8", "replace"))
 
-    def _forget_abandoned(self) -> None:
-        while self._abandoned:
-            self._vm.run(self._drop, self._abandoned.pop())
-
 
 def install(vm: Vm) -> Exchanges:
-    """Give Lua the exchanges; return the way into Lua for requests."""
+    """Give Lua the exchanges; return their table."""
     exchanges = Exchanges(vm)
 
     def write(handle: int, data: bytes) -> bool:
-        """Hand over what Lua buffered; False when the client is gone."""
+        """Send what Lua buffered; return False when the client is gone."""
         try:
             exchanges.request(handle).response.write(data)
         except ConnectionError:

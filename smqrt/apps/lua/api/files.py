@@ -1,15 +1,16 @@
-"""io objects and open files for Lua: the Python half (spec: bas-api §6).
+"""io objects, open files and named pipes for Lua: the Python half (spec: bas-api §6, §7).
 
-What the system has in memory the loop gets itself, at the price of one call. Everything else is for the threads of the
-disk it lies on, and the activity is parked meanwhile.
+The event loop reads what is in the system's page cache itself, at the cost of one call. A thread of the disk does
+everything else, while the activity is parked.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import stat as file_modes
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 from smqrt.apps.lua.api.open_files import MAX_POSITION, FileOnDisk, LuaJob, OpenFile, open_file, with_words
@@ -20,16 +21,17 @@ from smqrt.errors import ArgumentError
 from smqrt.http.blocking_io import disks
 from smqrt.http.open_files import DiskFile
 from smqrt.http.resources import Io, Stat
+from smqrt.loop import greenlet_pool
 
 ENTRIES_AT_ONCE = 500
-"""Of a folder, for one job: a thread that lists many thousand in one go would have Python's lock most of the time."""
+"""Directory entries per job: a thread that lists many thousand at once would hold the GIL most of the time."""
 
 
 class FilesBinding:
-    """Keeps what the handles of Lua stand for.
+    """io objects, open files and directory listings by the handles that Lua has for them.
 
-    Operations on an io have three forms, as those on files: `<name>_now` gives False when it may take time, `<name>`
-    parks the activity, `<name>_here` does it where an activity can't wait.
+    Operations on an io have three forms, as those on files: `<name>_now` returns False when it may take time, `<name>`
+    parks the activity, `<name>_here` blocks the event loop, for places where an activity can't wait.
     """
 
     def __init__(self, services: Services) -> None:
@@ -38,7 +40,7 @@ class FilesBinding:
         self._ios: dict[int, Io] = {}
         self._handles: dict[int, int] = {}  # id of an io -> its handle, so that one io is one object in Lua
         self._files: dict[int, OpenFile] = {}
-        self._listings: dict[int, tuple[str, Iterator[Stat]]] = {}  # where the folder lies, and the rest of its entries
+        self._listings: dict[int, tuple[str, Iterator[Stat]]] = {}  # path of the folder, and its remaining entries
 
     def handle_of(self, io: Io) -> int:
         """Return the handle by which Lua knows `io`."""
@@ -70,61 +72,73 @@ class FilesBinding:
         return self.io(handle).kind.encode()
 
     def absolute(self, name: bytes) -> bytes:
-        """A name on the disk, from the current folder."""
+        """Return the absolute path of a name that is relative to the current folder."""
         return os.path.abspath(name)
 
     def label(self, handle: int, name: bytes) -> bytes:
-        """What tracebacks call a file: the folder's name and the file's."""
+        """Return the name of a file in tracebacks: the name of its folder and its own."""
         return utf8(label(self.io(handle), from_utf8(name)))
 
     def perform(self, operation: bytes, handle: int, name: bytes, more: bytes | None) -> LuaResult:
-        """Do what one of `_OPERATIONS` does, in a thread; `more`: its second argument."""
+        """Run an operation in a thread; see `_run` for the arguments. Parks."""
         io, path = self.io(handle), from_utf8(name)
         place = io.place(path)
-        job = LuaJob(with_words(disks.doing(place, self._operation(operation))), io, path, more)
+        job = LuaJob(with_words(disks.doing(place, self._run)), operation, io, path, more)
         if operation == b"open":
-            job.discard = self._drop_opened
+            # The activity may have ended before the file was open; failures are tuples.
+            job.discard = lambda result: self.drop(result) if isinstance(result, int) else None
         return disks.threads(place).submit(job)
 
-    def _drop_opened(self, number: int | tuple[object, ...]) -> None:
-        """Nobody waited until the file was open."""
-        if isinstance(number, int):
-            self.drop(number)
-
     def perform_here(self, operation: bytes, handle: int, name: bytes, more: bytes | None) -> LuaResult:
-        """The same, in the loop."""
-        return self._operation(operation)(self.io(handle), from_utf8(name), more)
+        """Run an operation in the event loop."""
+        return self._run(operation, self.io(handle), from_utf8(name), more)
 
-    def _operation(self, operation: bytes) -> Callable[[Io, str, bytes | None], LuaResult]:
-        own = {b"sub": self._sub, b"open": self._open, b"files": self._list}
-        return own.get(operation) or _OPERATIONS[operation]
+    def _run(self, operation: bytes, io: Io, path: str, more: bytes | None) -> LuaResult:
+        """Run an operation.
 
-    def _sub(self, io: Io, path: str, _more: bytes | None) -> LuaResult:
-        return self.handle_of(io.sub(path))
-
-    def _open(self, io: Io, name: str, mode: bytes | None) -> LuaResult:
-        return self._keep(open_file(io.open(name, (mode or b"r").decode("latin-1")), io, name))
+        Args:
+            operation: sub, open, files, stat, rename, mkdir, rmdir or remove.
+            more: the mode of open, the new name of rename.
+        """
+        if operation == b"sub":
+            return self.handle_of(io.sub(path))
+        if operation == b"open":
+            return self._keep(open_file(io.open(path, (more or b"r").decode("latin-1")), io, path))
+        if operation == b"files":
+            return self._portion(self._next_handle(), io.place(path), io.files(path))
+        if operation == b"stat":
+            return _stat_values(io.stat(path))
+        if operation == b"rename":
+            io.rename(path, from_utf8(more or b""))
+        else:
+            {b"mkdir": io.mkdir, b"rmdir": io.rmdir, b"remove": io.remove}[operation](path)
+        return True
 
     def file(self, number: int) -> OpenFile:
-        """Return the open file of a handle."""
-        return self._file(number)
+        """Return the open file of a handle. Raises ArgumentError when it is closed."""
+        file = self._files.get(number)
+        if file is None:
+            raise ArgumentError("attempt to use a closed file")
+        return file
 
     def _keep(self, file: OpenFile) -> int:
         number = self._next_handle()
         self._files[number] = file
         return number
 
-    def _list(self, io: Io, path: str, _more: bytes | None) -> LuaResult:
-        return self._portion(self._next_handle(), io.place(path), io.files(path))
-
     def _portion(self, number: int, place: str, entries: Iterator[Stat]) -> LuaResult:
-        """The next entries, one behind the other: a name with its length, isdir, mtime and size. And the number of the
-        listing, 0 when these are the last."""
-        portion = list(map(_packed, islice(entries, ENTRIES_AT_ONCE)))
-        is_over = len(portion) < ENTRIES_AT_ONCE
-        if not is_over:
+        """Return the next entries packed, and the number of the listing, 0 when these are the last.
+
+        An entry is the length of its name, the name, isdir, mtime and size.
+        """
+        parts = []
+        for entry in islice(entries, ENTRIES_AT_ONCE):
+            name = utf8(entry.name)
+            parts.append(struct.pack(f">I{len(name)}s?qQ", len(name), name, entry.isdir, entry.mtime, entry.size))
+        is_last = len(parts) < ENTRIES_AT_ONCE
+        if not is_last:
             self._listings[number] = place, entries
-        return b"".join(portion), 0 if is_over else number
+        return b"".join(parts), 0 if is_last else number
 
     def list_more(self, number: int) -> LuaResult:
         place, entries = self._listings.pop(number)
@@ -134,7 +148,7 @@ class FilesBinding:
         return self._portion(number, *self._listings.pop(number))
 
     def end_list(self, number: int) -> None:
-        """Nobody wants the rest."""
+        """Forget a listing that was not read to its end."""
         self._listings.pop(number, None)
 
     def open_now(self, handle: int, name: bytes) -> LuaResult:
@@ -144,95 +158,77 @@ class FilesBinding:
 
     def stat_now(self, handle: int, name: bytes) -> LuaResult:
         stat = self.io(handle).stat_now(from_utf8(name))
-        return stat is not None and _facts(stat)
+        return stat is not None and _stat_values(stat)
 
     def read_now(self, number: int, size_bytes: int) -> LuaResult:
-        """The next bytes, None at the end; everything for -1."""
-        return self._file(number).read_now(size_bytes)
+        """Return the next bytes, None at the end of the file; for -1 all that is left."""
+        return self.file(number).read_now(size_bytes)
 
     def write_now(self, number: int, data: bytes) -> LuaResult:
-        return self._file(number).write_now(data)
+        return self.file(number).write_now(data)
 
     def seek_now(self, number: int, offset: int) -> LuaResult:
         if offset < 0:
             raise ArgumentError("seek: the offset counts from the start, it can't be negative")
-        return fail("ioerror") if offset > MAX_POSITION else self._file(number).seek_now(offset)
+        return fail("ioerror") if offset > MAX_POSITION else self.file(number).seek_now(offset)
 
     def read(self, number: int, size_bytes: int) -> LuaResult:
-        return self._file(number).read(size_bytes)
+        return self.file(number).read(size_bytes)
 
     def write(self, number: int, data: bytes) -> LuaResult:
-        return self._file(number).write(data)
+        return self.file(number).write(data)
 
     def seek(self, number: int, offset: int) -> LuaResult:
-        return self._file(number).seek(offset)
+        return self.file(number).seek(offset)
 
     def flush(self, number: int) -> LuaResult:
-        return self._file(number).flush()
+        return self.file(number).flush()
 
     def close(self, number: int) -> LuaResult:
         return self._files.pop(number).close()
 
     def drop(self, number: int) -> bool:
-        """Close a file without waiting."""
+        """Close a file; do not wait until it is closed."""
         file = self._files.pop(number, None)
         if file is not None:
             file.close()
         return True
 
     def read_here(self, number: int, size_bytes: int) -> LuaResult:
-        return self._file(number).read_here(size_bytes)
+        return self.file(number).read_here(size_bytes)
 
     def write_here(self, number: int, data: bytes) -> LuaResult:
-        return self._file(number).write_here(data)
+        return self.file(number).write_here(data)
 
     def seek_here(self, number: int, offset: int) -> LuaResult:
-        return self._file(number).seek_here(offset)
+        return self.file(number).seek_here(offset)
 
     def flush_here(self, number: int) -> LuaResult:
-        return self._file(number).flush_here()
-
-    def _file(self, number: int) -> OpenFile:
-        file = self._files.get(number)
-        if file is None:
-            raise ArgumentError("attempt to use a closed file")
-        return file
+        return self.file(number).flush_here()
 
 
-def _facts(stat: Stat) -> tuple[bytes, int, int, bool]:
+def _stat_values(stat: Stat) -> tuple[bytes, int, int, bool]:
     return utf8(stat.name), stat.mtime, stat.size, stat.isdir
 
 
-def _packed(entry: Stat) -> bytes:
-    name = utf8(entry.name)
-    return struct.pack(f">I{len(name)}s?qQ", len(name), name, entry.isdir, entry.mtime, entry.size)
+def label(io: Io, name: str) -> str:
+    """Return the folder's own name, a slash, and the name: short enough for Lua's messages, and still clear."""
+    return f"{os.path.basename(io.realpath())}/{name.lstrip('/')}"
 
 
-def _renamed(io: Io, old: str, new: bytes | None) -> bool:
-    io.rename(old, from_utf8(new or b""))
+# ---- Named pipes. Reading and writing are those of other files.
+
+
+def make_pipe(path: bytes, mode: int) -> LuaResult:
+    """Make a named pipe with these permissions; blocks."""
+    greenlet_pool.in_thread(os.mkfifo, from_utf8(path), mode)
     return True
 
 
-def _changed(change: str) -> Callable[[Io, str, bytes | None], bool]:
-    def call(io: Io, name: str, _more: bytes | None) -> bool:
-        getattr(io, change)(name)
-        return True
-
-    return call
-
-
-_OPERATIONS: dict[bytes, Callable[[Io, str, bytes | None], LuaResult]] = {
-    b"stat": lambda io, name, _more: _facts(io.stat(name)),
-    b"rename": _renamed,
-    b"mkdir": _changed("mkdir"),
-    b"rmdir": _changed("rmdir"),
-    b"remove": _changed("remove"),
-}
-
-
-def label(io: Io, name: str) -> str:
-    """The folder's own name, a slash, and the name: short enough for Lua's messages, long enough for their reader."""
-    return f"{os.path.basename(io.realpath())}/{name.lstrip('/')}"
+def check_pipe(path: bytes) -> LuaResult:
+    """Return True when `path` is a named pipe; blocks."""
+    status = greenlet_pool.in_thread(os.stat, from_utf8(path))
+    return True if file_modes.S_ISFIFO(status.st_mode) else fail("invalidname")
 
 
 _WITH_WORDS = (
@@ -244,8 +240,17 @@ _PARKING = "perform list_more read write seek flush close"
 
 
 def install(vm: Vm, services: Services) -> FilesBinding:
-    """Give Lua the io objects of the server; return what knows their handles."""
+    """Give Lua the io objects of the server and `ba.pipe`; return the table of their handles."""
     binding = FilesBinding(services)
     functions: dict[str, Function] = methods(binding, _PLAIN) | methods(binding, _WITH_WORDS, with_words)
     vm.namespace("ba.files", functions, parking=methods(binding, _PARKING, with_words))
+
+    def end_with_app(number: int, application: int | None) -> None:
+        """Close the file `number` when its application ends."""
+        scope = services.scope_of(application)
+        if scope is not None:
+            scope.add(binding.file(number))
+
+    pipe_functions = {"make": with_words(make_pipe), "check": with_words(check_pipe)}
+    vm.namespace("ba.pipes", {"end_with_app": end_with_app}, pipe_functions)
     return binding

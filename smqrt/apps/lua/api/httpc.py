@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from urllib.parse import parse_qsl
 
-from smqrt.apps.lua.api.tls import describe
+from smqrt.apps.lua.api.sockets import describe
 from smqrt.apps.lua.bridge import (
     LuaOptions,
     LuaResult,

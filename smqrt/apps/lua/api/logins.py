@@ -1,5 +1,8 @@
-"""Logins for Lua: user databases, authenticators and authorizers (spec: bas-api §5). The functions of applications stay
-on the Lua side; Python knows their objects by handles."""
+"""Logins and sessions for Lua: the Python half (spec: bas-api §2.1, §5).
+
+Functions of applications and attributes of sessions stay on the Lua side. Python has the objects by handles, sessions
+by their numbers.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,10 @@ from smqrt.http.logins import (
 from smqrt.http.logins.authenticator import DEFAULT_REALM
 from smqrt.http.logins.users import MAX_USERS
 from smqrt.http.message import Request
+from smqrt.http.sessions import HttpSession
+from smqrt.http.shared_sessions import LUA, SharedSession, SharedSessions, is_small
 
-_TOLD = [
+_PAGE_FIELDS = [
     "type",
     "loginattempts",
     "denied",
@@ -47,7 +52,7 @@ _TOLD = [
 
 
 class LuaUsers:
-    """The user database that is a Lua function."""
+    """A user database that is a Lua function."""
 
     def __init__(self, binding: LoginsBinding, handle: int) -> None:
         self._binding, self._handle = binding, handle
@@ -56,34 +61,32 @@ class LuaUsers:
         """See `Users.find`."""
         secret = None if password is None else utf8(password)
         answer = self._binding.ask(request, "find", self._handle, utf8(name), secret)
-        return _account(answer, password is not None) if answer and answer[0] else None
+        if not answer or not answer[0]:
+            return None
+        # The kind of the secret, the secret, and the limits, which may be any Lua values.
+        kind, value, maxusers, recycle, inactive = (*answer, *(None,) * 5)[:5]
+        text = from_utf8(value) if isinstance(value, bytes) else None
+        is_verified = kind == b"verified"
+        if is_verified and password is None:
+            return None  # with a digest there was no password that the function could verify
+        return Account(
+            password=text if kind == b"password" else None,
+            ha1=text.lower() if text is not None and kind == b"ha1" else None,
+            is_verified=is_verified,
+            maxusers=_positive(maxusers) or MAX_USERS,
+            recycle=recycle is True,
+            inactive_s=_positive(inactive),
+        )
 
 
-def _account(answer: LuaValues, is_clear: bool) -> Account | None:
-    """What the function gave: the kind of the secret, the secret, and the limits, which may be of any kind."""
-    kind, value, maxusers, recycle, inactive = (*answer, *(None,) * 5)[:5]
-    text = from_utf8(value) if isinstance(value, bytes) else None
-    is_verified = kind == b"verified"
-    if is_verified and not is_clear:
-        return None  # it can't have looked at a hash
-    return Account(
-        password=text if kind == b"password" else None,
-        ha1=text.lower() if text is not None and kind == b"ha1" else None,
-        is_verified=is_verified,
-        maxusers=_at_least_one(maxusers) or MAX_USERS,
-        recycle=recycle is True,
-        inactive_s=_at_least_one(inactive),
-    )
-
-
-def _at_least_one(value: LuaValue) -> int | None:
+def _positive(value: LuaValue) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return int(value) if 1 <= value < 1 << 53 else None
+    return int(value) if 1 <= value < 1 << 53 else None  # 2^53: floats are exact integers below
 
 
 class LuaAuthorizer:
-    """The authorizer that is a Lua function."""
+    """An authorizer that is a Lua function."""
 
     def __init__(self, binding: LoginsBinding, handle: int) -> None:
         self._binding, self._handle = binding, handle
@@ -98,7 +101,7 @@ class LuaAuthorizer:
 
 
 class LoginsBinding:
-    """Keeps what the handles of Lua stand for."""
+    """User databases, authorizers and authenticators by the handles that Lua has for them."""
 
     def __init__(self, services: Services, exchanges: Exchanges, dirs: DirsBinding) -> None:
         self._logins = services.logins
@@ -109,18 +112,17 @@ class LoginsBinding:
         self._entries: dict[str, int] = {}
 
     def attach(self, name: bytes, ref: int) -> None:
-        """Take the reference of a Lua function that calls one of an application."""
+        """Set the reference of a Lua function that calls a function of an application."""
         self._entries[name.decode("ascii")] = ref
 
     def ask(self, request: Request, entry: str, *args: LuaValue) -> LuaValues:
-        """Call a function of an application for a request; blocks. Raises Answered when it has answered the
-        request."""
+        """Call a function of an application for a request; blocks. Raises Answered when it has answered the request."""
         answer = self._exchanges.consult(request, self._entries[entry], *args)
         if answer is None:
             raise Answered
         return answer
 
-    # Objects
+    # ---- Objects
 
     def new_users(self) -> int:
         return self._keep(lambda handle: LuaUsers(self, handle))
@@ -143,14 +145,14 @@ class LoginsBinding:
                 self._objects[users],
                 from_utf8(kind),
                 realm=DEFAULT_REALM if realm is None else from_utf8(realm),
-                page=partial(self._show, handle) if has_page else None,
+                page=partial(self._show_page, handle) if has_page else None,
                 tracker=tracker,
             )
 
         return self._keep(make)
 
     def collect(self, handle: int) -> None:
-        """The Lua object is gone."""
+        """Forget an object that Lua has collected."""
         self._objects.pop(handle, None)
 
     def _keep(self, make: Callable[[int], object]) -> int:
@@ -158,10 +160,10 @@ class LoginsBinding:
         self._objects[handle] = make(handle)
         return handle
 
-    # User databases and authorizers
+    # ---- User databases and authorizers
 
     def set_entries(self, handle: int, table: bytes) -> LuaResult:
-        """Set the users of a table or the rules of a list; nil and what is wrong with one of them."""
+        """Set the users of a table or the rules of a list; return nil and what is wrong with one of them."""
         entries = {_text(name): _converted(_plain(value)) for name, value in bridge.load(table).items()}
         try:
             self._objects[handle].set(entries)
@@ -170,7 +172,7 @@ class LoginsBinding:
         return True
 
     def getpwd(self, handle: int, name: bytes) -> LuaResult:
-        """The secret of a user, whether it is an HA1, and the limits."""
+        """Return the secret of a user, whether it is an HA1, and the limits."""
         account = self._objects[handle].find(from_utf8(name))
         if account is None:
             return None
@@ -183,45 +185,49 @@ class LoginsBinding:
         return acl.is_case_sensitive
 
     def authorize(self, handle: int, exchange: int, method: bytes, path: bytes, written: bytes | None) -> LuaResult:
-        """Whether the user of a request may; false without a user."""
-        return self._exchanges.inside(exchange, written, self._authorize, handle, from_utf8(method), from_utf8(path))
+        """Return whether the user of a request has the permission; false without a user. Blocks."""
 
-    def _authorize(self, exchange: Exchange, handle: int, method: str, path: str) -> tuple[bool]:
-        login = exchange.request.user()
-        authorizer: Authorizer = self._objects[handle]
-        with suppress(Answered):
-            return (login is not None and authorizer.allows(exchange.request, login, method.upper(), path.lstrip("/")),)
-        return (False,)
+        def operation(exchange: Exchange) -> tuple[bool]:
+            login = exchange.request.user()
+            authorizer: Authorizer = self._objects[handle]
+            word, name = from_utf8(method).upper(), from_utf8(path).lstrip("/")
+            with suppress(Answered):
+                return (login is not None and authorizer.allows(exchange.request, login, word, name),)
+            return (False,)
 
-    # Authenticators
+        return self._exchanges.inside(exchange, written, operation)
+
+    # ---- Authenticators
 
     def set_auth(self, directory: int, authenticator: int, authorizer: int) -> None:
-        """0 for none."""
-        self._dirs.of(directory).setauth(self._objects.get(authenticator), self._objects.get(authorizer))
+        """Protect a directory; 0 means no authenticator or no authorizer."""
+        self._dirs.directory(directory).setauth(self._objects.get(authenticator), self._objects.get(authorizer))
 
     def authenticate(self, handle: int, exchange: int, path: bytes, written: bytes | None) -> LuaResult:
-        """Name, password and kind of the user; nil when the request has been answered."""
-        return self._exchanges.inside(exchange, written, self._authenticate, handle, from_utf8(path))
+        """Return name, password and kind of the user; nil when the request has been answered. Blocks."""
 
-    def _authenticate(self, exchange: Exchange, handle: int, path: str) -> LuaValues:
-        authenticator: Authenticator = self._objects[handle]
-        return _triple(authenticator.authenticate(exchange.request, path.lstrip("/")))
+        def operation(exchange: Exchange) -> LuaValues:
+            authenticator: Authenticator = self._objects[handle]
+            return _login_values(authenticator.authenticate(exchange.request, from_utf8(path).lstrip("/")))
 
-    def _show(self, handle: int, request: Request, info: AuthInfo) -> None:
-        """The login page: what it writes is the answer."""
-        fields = {name: getattr(info, name) for name in _TOLD}
+        return self._exchanges.inside(exchange, written, operation)
+
+    def _show_page(self, handle: int, request: Request, info: AuthInfo) -> None:
+        """Answer with the login page of the application."""
+        fields = {name: getattr(info, name) for name in _PAGE_FIELDS}
+        packed = bridge.dump({name: utf8(value) if isinstance(value, str) else value for name, value in fields.items()})
         upwd = None if info.upwd is None else utf8(info.upwd)
         base = None if info.directory is None else (info.directory, "")
-        self._exchanges.show(request, base, self._entries["show"], handle, bridge.dump(_encoded(fields)), upwd)
+        self._exchanges.show(request, base, self._entries["show"], handle, packed, upwd)
 
-    # Users
+    # ---- Users
 
     def user(self, exchange: int) -> LuaValues:
-        return _triple(self._exchanges.request(exchange).user())
+        return _login_values(self._exchanges.request(exchange).user())
 
     def session_user(self, number: int) -> LuaValues:
         session = self._logins.sessions.by_number(number)
-        return _triple(session.login if session is not None else None)
+        return _login_values(session.login if session is not None else None)
 
     def users(self) -> LuaValues:
         return tuple(map(utf8, self._logins.users()))
@@ -238,14 +244,10 @@ class LoginsBinding:
         return self._exchanges.request(exchange).logout(everywhere)
 
 
-def _triple(login: Login | None) -> LuaValues:
+def _login_values(login: Login | None) -> LuaValues:
     if login is None:
         return (None,)
     return utf8(login.name), None if login.password is None else utf8(login.password), login.kind.encode()
-
-
-def _encoded(fields: dict[str, object]) -> dict[str, object]:
-    return {name: utf8(value) if isinstance(value, str) else value for name, value in fields.items()}
 
 
 def _text(value: object) -> str:
@@ -253,7 +255,7 @@ def _text(value: object) -> str:
 
 
 def _plain(value: object) -> Any:
-    """A value of Lua: strings as text, tables as lists when they have nothing but the keys 1, 2, ..."""
+    """Convert a Lua value: strings to text, tables with no other keys than 1, 2, ... to lists."""
     if isinstance(value, bytes):
         return from_utf8(value)
     if not isinstance(value, dict):
@@ -267,7 +269,7 @@ _NUMBERS = frozenset(("maxusers", "inactive"))
 
 
 def _converted(value: Any) -> Any:
-    """An entry with texts where texts are wanted, and numbers where numbers are."""
+    """Convert an entry: limits to numbers, all other values to text."""
     if isinstance(value, list):
         return list(map(_converted, value))
     if not isinstance(value, dict):
@@ -275,14 +277,157 @@ def _converted(value: Any) -> Any:
     return {key: bridge.as_number(item) if key in _NUMBERS else _converted(item) for key, item in value.items()}
 
 
+# ---- Sessions
+
+
+class SessionsBinding:
+    """Functions of sessions, by their numbers."""
+
+    def __init__(self, vm: Vm, services: Services, exchanges: Exchanges) -> None:
+        self._vm = vm
+        self._exchanges = exchanges
+        self._ended = 0
+        self._logins = services.logins
+        self.sessions = services.logins.sessions
+        self.sessions.ended.append(lambda session: vm.start(self._ended, session.number))
+
+    def attach(self, ended: int) -> None:
+        """Set the Lua function that is called with the number of a session that ended."""
+        self._ended = ended
+
+    def session(self, handle: int, create: bool) -> int | bool:
+        """Return the number of the request's session, False when it has none; `create` makes one."""
+        request = self._exchanges.request(handle)
+        session = self.sessions.of(request)
+        if session is None and create:
+            if request.response.committed:
+                raise ArgumentError("session: iscommitted; a session is made before the page is sent")
+            session = self.sessions.begin(request)
+        return session.number if session else False
+
+    def by_id(self, session_id: bytes) -> int | None:
+        session = self.sessions.find(from_utf8(session_id))
+        return None if session is None else session.number
+
+    def adopt(self, handle: int, number: int) -> None:
+        """Make a session that of the request. Its login is valid from the login's address only, as with a cookie."""
+        self.sessions.adopt(self._exchanges.request(handle), self._session(number))
+
+    def exists(self, number: int) -> bool:
+        self.sessions.catch_up()
+        return self.sessions.by_number(number) is not None
+
+    def numbers(self, user: bytes | None) -> tuple[int, ...]:
+        """Return the numbers of all sessions, or of those of a user."""
+        if user is None:
+            return tuple(self.sessions.numbers())
+        return tuple(session.number for session in self._logins.sessions_of(from_utf8(user)))
+
+    def id(self, number: int) -> bytes:
+        return utf8(self._session(number).id)
+
+    def created(self, number: int) -> int:
+        return int(self._session(number).created_s)
+
+    def accessed(self, number: int, touch: bool) -> int:
+        session = self._session(number)
+        if touch:
+            self.sessions.touch(session)
+        return int(session.accessed_s)
+
+    def max_inactive(self, number: int, seconds: int | None) -> int:
+        session = self._session(number)
+        if seconds is not None:
+            if seconds < 1:
+                raise ArgumentError("maxinactiveinterval: the time must be at least one second")
+            session.max_inactive_s = seconds
+            self.sessions.save(session)
+        return int(session.max_inactive_s)
+
+    def peername(self, number: int) -> bytes:
+        return self._session(number).peer.encode()
+
+    def uses(self, number: int) -> int:
+        return self._session(number).uses
+
+    def hold(self, number: int, change: int) -> bool:
+        session = self._session(number)
+        self.sessions.hold(session, change)
+        return True
+
+    def terminate(self, number: int) -> bool:
+        session = self.sessions.by_number(number)
+        return session is not None and self.sessions.terminate(session)
+
+    def _session(self, number: int) -> HttpSession:
+        session = self.sessions.by_number(number)
+        if session is None:
+            raise ArgumentError("the session has ended")
+        return session
+
+
+class SharedAttributesBinding:
+    """Session attributes that workers share: those that are plain values."""
+
+    def __init__(self, vm: Vm, sessions: SharedSessions) -> None:
+        self._vm, self._sessions = vm, sessions
+        self._tick = 0
+        self._has_tables = False
+        sessions.ticked.append(self._check_tables)
+
+    def attach(self, tick: int) -> None:
+        """Set the Lua function that finds tables that were changed in place."""
+        self._tick = tick
+
+    def given(self) -> None:
+        """Have tables checked at the next tick: an application got one."""
+        self._has_tables = True
+
+    def rows(self, number: int, changes: int) -> LuaResult:
+        """Return how often other workers have changed attributes of a session, and all its attributes.
+
+        Returns nil when it has ended, or when that number is `changes` still.
+        """
+        session = self._sessions.by_number(number)
+        if not isinstance(session, SharedSession) or session.changes == changes:
+            return None
+        rows = {name[1:]: data for name, data in session.known.items() if name[:1] == LUA}
+        return session.changes, bridge.dump(rows)
+
+    def put(self, number: int, name: bytes, value: bytes | None) -> bool:
+        """Set an attribute in all workers; return False when the value is too long."""
+        session = self._sessions.by_number(number)
+        if not isinstance(session, SharedSession):
+            return True
+        is_fit = value is None or is_small(value, session, f"of {len(name)} bytes")
+        self._sessions.put(session, LUA + name, value if is_fit else None)
+        return is_fit
+
+    def _check_tables(self) -> None:
+        if self._has_tables:
+            self._has_tables = False
+            self._vm.start(self._tick)
+
+
 _DIRECT = (
     "attach new_users new_table new_server_users new_authorizer new_acl new_authenticator collect set_entries getpwd "
     "casesensitive set_auth user session_user users login logout"
 )
 _BLOCKING = "authorize authenticate"
+_SESSIONS = "session by_id adopt exists numbers id created accessed max_inactive peername uses hold terminate attach"
 
 
 def install(vm: Vm, services: Services, exchanges: Exchanges, dirs: DirsBinding) -> None:
     """Give Lua the logins."""
     binding = LoginsBinding(services, exchanges, dirs)
     vm.namespace("ba.logins", methods(binding, _DIRECT), methods(binding, _BLOCKING))
+
+
+def install_sessions(vm: Vm, services: Services, exchanges: Exchanges) -> SessionsBinding:
+    """Give Lua the sessions; return their binding."""
+    binding = SessionsBinding(vm, services, exchanges)
+    if isinstance(binding.sessions, SharedSessions):
+        shared = SharedAttributesBinding(vm, binding.sessions)
+        vm.namespace("ba.sharedattributes", methods(shared, "attach given rows put"))
+    vm.namespace("ba.sessions", methods(binding, _SESSIONS))
+    return binding

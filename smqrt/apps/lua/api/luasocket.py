@@ -1,5 +1,8 @@
-"""The globals `socket` and `mime`: LuaSocket's interface over `ba.socket` (spec: bas-api §12, §17). The Lua halves are
-lib/socket.lua, lib/mime.lua and lib/ba/luasocket."""
+"""LuaSocket's interface over `ba.socket`, and mail: `socket`, `mime`, `socket.mail`, `mako.log` (spec: bas-api §3, §12,
+§17).
+
+The Lua halves are lib/socket.lua, lib/mime.lua, lib/ba/luasocket, lib/socket/mail.lua and lib/ba/maillog.lua.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,26 @@ import struct
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import gevent
 from gevent import get_hub
 
-from smqrt.apps.lua.api import mail
+from smqrt.apps.lua import bridge
 from smqrt.apps.lua.api.sockets import SocketBinding
-from smqrt.apps.lua.bridge import Function, LuaResult, fail, methods, with_words
+from smqrt.apps.lua.bridge import Function, LuaResult, Table, fail, from_utf8, methods, with_words
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.broker.deferred import Deferred
 from smqrt.errors import StreamError
 from smqrt.loop.readiness import TimedDeferred, Wait
+from smqrt.mail.message import MAX_MAIL_BYTES, Attachment, Mail
+from smqrt.mail.smtp import TIMEOUT_S, MailServer
+from smqrt.transport.tls_contexts import ClientTls
 
-LOOKUP_S = 30.0
-"""How long a name is looked up."""
-FLUSH_S = 30.0
-"""How long `shutdown` waits until what was sent is out."""
+LOOKUP_TIMEOUT_S = 30.0
+FLUSH_TIMEOUT_S = 30.0
+"""How long `shutdown` waits until the send queue is empty."""
 _OPTIONS = {
     b"keepalive": (socket.SOL_SOCKET, socket.SO_KEEPALIVE),
     b"tcp-nodelay": (socket.IPPROTO_TCP, socket.TCP_NODELAY),
@@ -35,10 +41,10 @@ _LINGER = struct.Struct("ii")
 
 
 class FirstOf(TimedDeferred[bool]):
-    """Resolved with true when the first of several waits is over, with false when time is up.
+    """Resolved with true when the first of several waits is over, with false after the timeout.
 
     Args:
-        makers: each gives a `Wait`, or raises StreamError when there is nothing to wait for.
+        makers: each returns a `Wait`, or raises StreamError when there is nothing to wait for.
         timeout_s: None waits for ever.
     """
 
@@ -67,20 +73,20 @@ class FirstOf(TimedDeferred[bool]):
 
 
 class LuaSocketBinding:
-    """What the LuaSocket layer asks beyond the sockets of `ba.socket`."""
+    """Functions of the LuaSocket layer that `ba.socket` does not have."""
 
     def __init__(self, sockets: SocketBinding) -> None:
         self._sockets = sockets
 
     def attempt(self, number: int) -> LuaResult:
-        """What a read gives now; nil, "timeout" when it would wait."""
+        """Read without waiting; return nil, "timeout" when nothing has arrived."""
         handle = self._sockets.handle(number)
         if handle.reading is not None:
             return fail("incorrectuse")
         return handle.receive() or fail("timeout")
 
     def has_room(self, number: int) -> bool:
-        """Whether a writer need not wait."""
+        """Return whether a writer can send at once."""
         try:
             stream = self._sockets.stream(number)
         except StreamError:
@@ -88,24 +94,25 @@ class LuaSocketBinding:
         return stream.queued_bytes < stream.queue_limit_bytes
 
     def await_any(self, readers: bytes, writers: bytes, timeout_ms: float | None) -> Deferred[bool]:
-        """Park until one of the sockets can be read, or written, or for that time. The numbers are packed."""
-        makers = [partial(self._readable, number) for number in _numbers(readers)]
-        makers += [partial(self._writable, number) for number in _numbers(writers)]
+        """Park until one of the sockets can be read or written, or until the timeout. The numbers are packed."""
+
+        def readable(number: int) -> Wait:
+            return self._sockets.handle(number).readable(None)
+
+        def writable(number: int) -> Wait:
+            return self._sockets.stream(number).writable(None)
+
+        makers = [partial(readable, number) for (number,) in struct.iter_unpack(">Q", readers)]
+        makers += [partial(writable, number) for (number,) in struct.iter_unpack(">Q", writers)]
         return FirstOf(makers, None if timeout_ms is None else timeout_ms / 1000)
 
-    def _readable(self, number: int) -> Wait:
-        return self._sockets.handle(number).readable(None)
-
-    def _writable(self, number: int) -> Wait:
-        return self._sockets.stream(number).writable(None)
-
     def shutdown(self, number: int, how: int) -> LuaResult:
-        """Send what waits, then end one direction or both; blocks."""
+        """Send what is queued, then shut down one direction or both; blocks."""
         stream = self._sockets.stream(number)
         if stream.tls:
             return fail("incorrectuse")
         if how != socket.SHUT_RD and stream.queued_bytes:
-            stream.flush(FLUSH_S)
+            stream.flush(FLUSH_TIMEOUT_S)
         try:
             stream.transport.shutdown(how)
         except OSError:
@@ -119,7 +126,7 @@ class LuaSocketBinding:
         return True
 
     def option(self, number: int, name: bytes) -> LuaResult:
-        """The value of an option; of `linger` whether it is on, and the seconds."""
+        """Return the value of an option; for `linger` whether it is on, and the seconds."""
         sock = _socket.socket(fileno=self._sockets.stream(number).transport.fileno())
         try:
             if name == b"linger":
@@ -127,21 +134,17 @@ class LuaSocketBinding:
                 return bool(is_on), timeout_s
             return bool(sock.getsockopt(*_OPTIONS[name]))
         finally:
-            sock.detach()
+            sock.detach()  # the descriptor belongs to the transport
 
 
-def _numbers(packed: bytes) -> list[int]:
-    return [number for (number,) in struct.iter_unpack(">Q", packed)]
+# ---- Names
 
 
-# ---- names
-
-
-def _asked(what: bytes, ask: Callable[[str], tuple[str, list[str], list[str]]]) -> LuaResult:
-    """Name, aliases and addresses; the latter two with spaces in between."""
+def _lookup(what: bytes, resolve: Callable[[str], tuple[str, list[str], list[str]]]) -> LuaResult:
+    """Return name, aliases and addresses; the latter two with spaces in between."""
     try:
-        with gevent.Timeout(LOOKUP_S, StreamError("timeout")):
-            name, aliases, addresses = ask(what.decode("utf-8", "replace"))
+        with gevent.Timeout(LOOKUP_TIMEOUT_S, StreamError("timeout")):
+            name, aliases, addresses = resolve(what.decode("utf-8", "replace"))
     except StreamError as error:
         return fail(error.word)
     except (OSError, UnicodeError):
@@ -150,34 +153,136 @@ def _asked(what: bytes, ask: Callable[[str], tuple[str, list[str], list[str]]]) 
 
 
 def toip(name: bytes) -> LuaResult:
-    """The official name of `name`, its aliases and IPv4 addresses; blocks."""
-    return _asked(name, get_hub().resolver.gethostbyname_ex)
+    """Look up the official name of `name`, its aliases and IPv4 addresses; blocks."""
+    return _lookup(name, get_hub().resolver.gethostbyname_ex)
 
 
 def tohostname(ip: bytes) -> LuaResult:
-    """The same for the name of an address; blocks."""
-    return _asked(ip, get_hub().resolver.gethostbyaddr)
+    """Look up name, aliases and addresses of an IP address; blocks."""
+    return _lookup(ip, get_hub().resolver.gethostbyaddr)
 
 
 def addresses(name: bytes) -> LuaResult:
-    """All addresses of a name, with spaces in between; blocks."""
+    """Look up all addresses of a name, returned with spaces in between; blocks."""
 
-    def ask(text: str) -> tuple[str, list[str], list[str]]:
+    def resolve(text: str) -> tuple[str, list[str], list[str]]:
         found = get_hub().resolver.getaddrinfo(text, 0, 0, socket.SOCK_STREAM, 0, 0)
         return text, [], list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
-    answer = _asked(name, ask)
+    answer = _lookup(name, resolve)
     assert isinstance(answer, tuple)
     return answer if answer[0] is None else answer[2]
 
 
 def gethostname() -> bytes:
-    """The name of this machine."""
+    """Return the name of this machine."""
     return socket.gethostname().encode()
 
 
+# ---- socket.mail
+
+
+class MailBinding:
+    """Mail through the servers that Lua names.
+
+    Args:
+        services: its TLS clients are used.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def send(self, server: bytes, mail: bytes) -> LuaResult:
+        """Send a mail; blocks. Raises StreamError.
+
+        Args:
+            server, mail: packed tables.
+
+        Returns:
+            true, and the recipients that the server rejected, if any.
+        """
+        op, fields = bridge.load(server), bridge.load(mail)
+        tls = self._services.tls[op[b"tls"]] if b"tls" in op else None
+        assert tls is None or isinstance(tls, ClientTls)
+        mail_server = MailServer(
+            host=from_utf8(op[b"host"]),
+            port=op.get(b"port"),
+            user=from_utf8(op.get(b"user", b"")),
+            password=from_utf8(op.get(b"password", b"")),
+            tls=tls,
+            starttls=op.get(b"starttls", False),
+        )
+        timeout_s = op[b"timeout_ms"] / 1000 if b"timeout_ms" in op else TIMEOUT_S
+        rejected = mail_server.send(_mail_of(fields), timeout_s)
+        return (True, "; ".join(rejected).encode()) if rejected else True
+
+
+def _mail_of(fields: Table) -> Mail:
+    charset = _text(fields, b"charset") or "utf-8"
+    return Mail(
+        sender=_text(fields, b"from"),
+        to=_texts(fields, b"to"),
+        cc=_texts(fields, b"cc"),
+        bcc=_texts(fields, b"bcc"),
+        reply_to=_text(fields, b"replyto"),
+        subject=_text(fields, b"subject"),
+        text=_body(fields, b"text", charset),
+        html=_body(fields, b"html", charset),
+        charset=charset,
+        encoding=_text(fields, b"encoding").lower(),
+        images=[_attachment(one) for one in fields[b"images"].values()],
+        attachments=[_attachment(one) for one in fields[b"files"].values()],
+    )
+
+
+def _attachment(fields: Table) -> Attachment:
+    return Attachment(
+        name=_text(fields, b"name"),
+        data=fields[b"data"],
+        content_type=_text(fields, b"type"),
+        description=_text(fields, b"description"),
+        cid=_text(fields, b"id"),
+    )
+
+
+def _text(fields: Table, name: bytes) -> str:
+    value: Any = fields.get(name, b"")
+    return str(value, "utf-8", "replace")
+
+
+def _texts(fields: Table, name: bytes) -> list[str]:
+    return [str(value, "utf-8", "replace") for _, value in sorted(fields[name].items())]
+
+
+def _body(fields: Table, name: bytes, charset: str) -> str | None:
+    """Return a text, whose bytes are in `charset`."""
+    data = fields.get(name)
+    if data is None:
+        return None
+    try:
+        return str(data, charset, "replace")
+    except (LookupError, UnicodeError):  # an unknown charset: `Mail` reports it
+        return str(data, "utf-8", "replace")
+
+
+def install_log(vm: Vm) -> Callable[[], None]:
+    """Give Lua `mako.log` and `require "log"`.
+
+    Returns:
+        a function that sends the content of that log, for the shutdown of the server; it blocks for some seconds at
+        most.
+    """
+    refs: list[int] = []
+    vm.namespace("ba.maillog", {"attach": refs.append})
+
+    def send() -> None:
+        vm.run(refs[0])
+
+    return send
+
+
 def install(vm: Vm, services: Services) -> None:
-    """Give Lua the globals `socket` (with `socket.mail`) and `mime`, and what their modules stand on."""
+    """Give Lua the globals `socket` (with `socket.mail`) and `mime`, and the modules behind them."""
     binding = LuaSocketBinding(services.sockets)
     direct = methods(binding, "attempt set_linger option", with_words)
     blocking = methods(binding, "shutdown", with_words)
@@ -188,4 +293,5 @@ def install(vm: Vm, services: Services) -> None:
     facts: dict[str, Function] = {"gettime": time.time, "gethostname": gethostname, "has_room": binding.has_room}
     vm.namespace("socket", facts, names, parking={"await_any": binding.await_any})
     vm.namespace("mime", {})
-    mail.install(vm, services)
+    mail = MailBinding(services)
+    vm.namespace("socket.mail", {"max_bytes": lambda: MAX_MAIL_BYTES}, {"send": with_words(mail.send)})

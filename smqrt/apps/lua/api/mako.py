@@ -1,4 +1,4 @@
-"""The server process for Lua applications: `mako` and `require "loadconf"` (spec: bas-api §3, runtime §1.2)."""
+"""`mako`, `require "loadconf"` and the management of applications for Lua (spec: bas-api §3, runtime §1.2, §2.1)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 from gevent import get_hub
 
 import smqrt
 from smqrt.apps.lua.api.dirs import DirsBinding
+from smqrt.apps.lua.api.files import FilesBinding
 from smqrt.apps.lua.api.system import BUILD_DATE
-from smqrt.apps.lua.bridge import Function, LuaValues, fail, utf8
+from smqrt.apps.lua.bridge import Function, LuaValue, LuaValues, fail, from_utf8, methods, utf8
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
+from smqrt.http.disk import DiskIo, ZipIo
+from smqrt.http.resources import Io, IoError
 from smqrt.workers.worker_identity import worker_place
 
 log = logging.getLogger("smqrt.lua")
@@ -28,37 +32,48 @@ def install_loadconf(vm: Vm, services: Services) -> Callable[[], LuaValues]:
     """Give Lua `require "loadconf"`.
 
     Returns:
-        What reads the file: gives its variables (see `table_codec`), or None and the message of the error. May block.
+        a function that runs the file: it returns its variables (see `table_codec`), or None and the message of the
+        error. It may block.
     """
     refs: list[int] = []
 
     def source() -> LuaValues:
         path = services.conf
-        return (None,) if path is None else get_hub().threadpool.apply(_source, (path,))
+        return (None,) if path is None else get_hub().threadpool.apply(_read_conf, (path,))
 
     vm.namespace("ba.loadconf", {"attach": refs.append}, {"source": source})
     return lambda: vm.run(refs[0])
 
 
-def _source(path: Path) -> LuaValues:
-    """The text of the file and its chunk name; None when it is gone, with a sentence when it can't be read."""
+def _read_conf(path: Path) -> LuaValues:
+    """Return the text of the file and its chunk name; None without a file, with a reason when it can't be read."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_CONF_BYTES + 1)
     except FileNotFoundError:
         return (None,)
     except OSError as error:
-        return None, utf8(f"{path} can't be read: {error.strerror}")
+        return None, utf8(f"{path}: can't read: {error.strerror}")
     if len(text) > MAX_CONF_BYTES:
-        return None, utf8(f"{path} has more than {MAX_CONF_BYTES} bytes")
+        return None, utf8(f"{path}: more than {MAX_CONF_BYTES} bytes")
     return text, utf8(f"@{path.name}")
 
 
 def install(vm: Vm, services: Services, dirs: DirsBinding | None = None) -> Callable[[], None]:
-    """Give Lua the `mako` table; return what runs the functions of `mako.onexit`, in the order of their registration.
-    That may block; errors are logged."""
+    """Give Lua the `mako` table.
+
+    Returns:
+        a function that runs the functions of `mako.onexit` in the order of their registration. It may block; errors
+        are logged.
+    """
     refs: list[int] = []
     conf = services.conf
+
+    def load_certificates(in_thread: bool) -> LuaValues:
+        load = services.load_certificates
+        reason = load(in_thread) if load else "there are no certificates to read again"
+        return (True,) if reason is None else fail(reason)
+
     functions: dict[str, Function] = {
         "argv": lambda: tuple(utf8(word) for word in services.argv),
         "environment": lambda: tuple(map(utf8, itertools.chain.from_iterable(os.environ.items()))),
@@ -71,13 +86,13 @@ def install(vm: Vm, services: Services, dirs: DirsBinding | None = None) -> Call
         "worker": lambda: (worker_place().number, worker_place().count),
         "port": lambda secure: (services.https_port if secure else services.http_port) or None,
         "rtl": lambda: dirs.register(services.rtl) if dirs and services.rtl else None,
-        "load_certificates_here": lambda: _loaded(services, in_thread=False),
+        "load_certificates_here": lambda: load_certificates(in_thread=False),
         "can_stop": lambda: services.stop is not None,
         "stop": lambda status: services.stop(status) if services.stop else None,
         "attach": refs.append,
         "report": lambda text: log.error("%s", text.decode("utf-8", "replace")),
     }
-    vm.namespace("ba.mako", functions, {"load_certificates": lambda: _loaded(services, in_thread=True)})
+    vm.namespace("ba.mako", functions, {"load_certificates": lambda: load_certificates(in_thread=True)})
     vm.namespace("ba.configured", {})
 
     def run() -> None:
@@ -86,11 +101,137 @@ def install(vm: Vm, services: Services, dirs: DirsBinding | None = None) -> Call
     return run
 
 
-def _loaded(services: Services, in_thread: bool) -> LuaValues:
-    load = services.load_certificates
-    fault = load(in_thread) if load else "there are no certificates to read again"
-    return (True,) if fault is None else fail(fault)
-
-
 def _current_folder() -> bytes:
     return utf8(os.getcwd() + "/")
+
+
+# ---- Management of applications
+
+
+class ManagedApplication(Protocol):
+    """An application, see `smqrt.apps.lua.applications.Application`."""
+
+    name: str
+    path: Path
+    number: int
+    priority: int
+    error: str | None
+    changing: bool
+
+    @property
+    def running(self) -> bool: ...
+    def load(self) -> None: ...
+    def unload(self) -> str | None: ...
+    def reload(self) -> None: ...
+
+
+A = TypeVar("A", bound=ManagedApplication)
+
+
+class ApplicationList(Protocol[A]):
+    """The applications of a server, see `smqrt.apps.lua.applications.Applications`."""
+
+    all: list[A]
+
+    def make(self, name: str, path: Path, open_io: Callable[[], Io], priority: int = 0) -> A: ...
+
+
+class ManagementBinding(Generic[A]):
+    """Management functions; Lua refers to an application by its number. All but `apps` may block.
+
+    Args:
+        home: the folder where relative paths begin.
+    """
+
+    def __init__(self, applications: ApplicationList[A], files: FilesBinding, home: Callable[[], Path]) -> None:
+        self._applications, self._files, self._home = applications, files, home
+
+    def apps(self) -> LuaValues:
+        """Return number, name, path, priority, whether it runs, and error or None of each application."""
+        found: list[LuaValue] = []
+        for one in self._applications.all:
+            error = utf8(one.error) if one.error else None
+            found += (one.number, utf8(one.name), utf8(str(one.path)), one.priority, one.running, error)
+        return tuple(found)
+
+    def create(self, name: bytes, priority: int, path: bytes, io: int | None, start: bool) -> LuaValues:
+        """Make an application of a path or an io; return its number, or None and the reason."""
+        if any(one.name == from_utf8(name) for one in self._applications.all):
+            return fail("exist")
+        if io is None:
+            folder = self._home() / from_utf8(path)
+            if not folder.exists():
+                return fail("notfound")
+            application = self._applications.make(
+                from_utf8(name), folder, lambda: DiskIo(folder) if folder.is_dir() else ZipIo(folder), priority
+            )
+        else:
+            own_io = self._files.io(io)
+            try:
+                folder = Path(own_io.realpath())
+            except IoError:
+                folder = Path("io")
+            application = self._applications.make(from_utf8(name), folder, lambda: own_io, priority)
+        if start:
+            application.load()
+        if application.error is not None:
+            application.unload()
+            self._applications.all.remove(application)
+            return fail(application.error)
+        return (application.number,)
+
+    def start(self, number: int) -> LuaValues:
+        application = self._find(number)
+        if application is None or application.changing:
+            return _not_now(application)
+        if application.running:
+            return fail("running")
+        application.load()
+        return (True,) if application.error is None else fail(application.error)
+
+    def stop(self, number: int) -> LuaValues:
+        application = self._find(number)
+        if application is None or application.changing:
+            return _not_now(application)
+        if not application.running:
+            return fail("stopped")
+        return _unloaded(application)
+
+    def reload(self, number: int) -> LuaValues:
+        application = self._find(number)
+        if application is None or application.changing:
+            return _not_now(application)
+        application.reload()
+        return (True,) if application.error is None else fail(application.error)
+
+    def remove(self, number: int) -> LuaValues:
+        application = self._find(number)
+        if application is None or application.changing:
+            return _not_now(application)
+        result = _unloaded(application)
+        self._applications.all.remove(application)
+        return result
+
+    def _find(self, number: int) -> A | None:
+        return next((one for one in self._applications.all if one.number == number), None)
+
+
+def _unloaded(application: ManagedApplication) -> LuaValues:
+    """Unload an application; return True, or False and the error of its `onunload`."""
+    failure = application.unload()
+    return (True,) if failure is None else (False, utf8(failure))
+
+
+def _not_now(application: ManagedApplication | None) -> LuaValues:
+    return fail("locked" if application else "notfound")
+
+
+def install_management(vm: Vm, services: Services, applications: ApplicationList[A], files: FilesBinding) -> None:
+    """Give Lua the management of applications."""
+
+    def home() -> Path:
+        io = services.ios.get("home")
+        return Path(io.realpath() if io else ".")
+
+    binding = ManagementBinding(applications, files, home)
+    vm.namespace("ba.manage", methods(binding, "apps"), methods(binding, "create start stop reload remove"))

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 
 from smqrt.apps.lua.api.exchange import Exchanges
-from smqrt.apps.lua.api.tls import describe
+from smqrt.apps.lua.api.sockets import describe
 from smqrt.apps.lua.bridge import LuaResult, address, from_latin1, latin1, methods, utf8
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm

@@ -1,14 +1,16 @@
-"""`ba.socket` and the socket object (spec: bas-api §8). The Lua half is lib/ba/sockets.lua and its neighbours.
+"""`ba.socket`, socket objects and TLS objects for Lua: the Python half (spec: bas-api §8, §10).
 
-Lua knows a socket by a number. What waits in one of them (a read, an accept, a full queue) is parked: no greenlet.
+Lua refers to a socket by a number. An activity that waits in one (a read, an accept, a full queue) is parked: it needs
+no greenlet. `services.tls` has TLS clients and servers by the number that Lua has for them; sockets, HTTP and MQTT look
+them up there. The Lua halves are lib/ba/sockets.lua and its neighbours, and lib/ba/tls.lua.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 from ipaddress import ip_address
 
-from smqrt.apps.lua.api.tls import describe
 from smqrt.apps.lua.bridge import Function, LuaResult, LuaValue, address, fail, methods, with_words
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.socket_handles import (
@@ -30,18 +32,88 @@ from smqrt.http.headers import HttpError
 from smqrt.http.message import Request
 from smqrt.loop.scheduling import share
 from smqrt.smq.handshake import websocket_key
+from smqrt.transport import certificates
 from smqrt.transport.listener import Acceptor, Listener
 from smqrt.transport.stream import Stream, resolve, set_option
 from smqrt.transport.tls import TlsTransport
-from smqrt.transport.tls_contexts import ClientTls, Trust
+from smqrt.transport.tls_contexts import CertStore, ClientTls, Identity, ServerTls, Trust
 from smqrt.transport.udp import Datagram
 from smqrt.wire import websocket
 
 MAX_ALPN_BYTES = 255  # RFC 7301 §3.1
 
 
+def describe(data: bytes | None) -> bytes | None:
+    """Return what `certificates.describe` does as JSON text, from which the Lua half makes a table."""
+    fields = certificates.describe(data)
+    return json.dumps(fields).encode() if fields else None
+
+
+class TlsBinding:
+    """Certificate stores, certificates, TLS clients and TLS servers by the numbers that Lua has for them."""
+
+    def __init__(self, services: Services) -> None:
+        self._tls = services.tls
+        self._stores: dict[int, CertStore] = {}
+        self._identities: dict[int, Identity] = {}
+        self._next = itertools.count(1).__next__
+
+    def new_store(self) -> int:
+        """Make an empty store."""
+        number = self._next()
+        self._stores[number] = CertStore()
+        return number
+
+    def add_to_store(self, number: int, data: bytes) -> LuaResult:
+        """Trust the certificates in `data`; return how many there are, or nil and the reason."""
+        try:
+            return self._stores[number].add(data)
+        except ArgumentError as error:
+            return fail("failed", str(error))
+
+    def new_identity(self, certificate: bytes, key: bytes, password: bytes | None) -> LuaResult:
+        """Make a certificate with its key; return nil and the reason when that fails."""
+        try:
+            identity = Identity(certificate, key, password)
+        except ArgumentError as error:
+            return fail("failed", str(error))
+        number = self._next()
+        self._identities[number] = identity
+        return number
+
+    def default_client(self) -> int:
+        """Make a client that trusts the certificate authorities of this machine."""
+        return self._keep(ClientTls())
+
+    def new_client(self, store: int | None) -> int:
+        """Make a client that trusts a store; without one it trusts no certificate."""
+        return self._keep(ClientTls(CertStore() if store is None else self._stores[store]))
+
+    def new_server(self, store: int | None) -> int:
+        """Make a server; with a store, it asks clients for a certificate."""
+        return self._keep(ServerTls(None if store is None else self._stores[store]))
+
+    def add_identity(self, tls: int, identity: int) -> bool:
+        """Present a certificate from now on."""
+        self._tls[tls].add_identity(self._identities[identity])
+        return True
+
+    def drop(self, number: int) -> None:
+        """Forget an object that Lua has collected; connections that use it keep it."""
+        for kind in (self._stores, self._identities, self._tls):
+            kind.pop(number, None)
+
+    def _keep(self, tls: ClientTls | ServerTls) -> int:
+        number = self._next()
+        self._tls[number] = tls
+        return number
+
+
+_TLS_FUNCTIONS = "new_store add_to_store new_identity default_client new_client new_server add_identity drop"
+
+
 class SocketBinding:
-    """Lua's sockets by their numbers."""
+    """Sockets by the numbers that Lua has for them."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -50,38 +122,32 @@ class SocketBinding:
         self.suspensions = Suspensions()
 
     def add(self, handle: SocketHandle) -> int:
-        """Give a socket its number."""
+        """Return a new number for a socket."""
         number = self._next()
         self._handles[number] = handle
         return number
 
-    def _handle(self, number: int | None) -> SocketHandle:
+    def handle(self, number: int | None) -> SocketHandle:
+        """Return a socket. Raises StreamError when it is closed."""
         try:
             return self._handles[number]  # type: ignore[index]
         except KeyError:
             raise StreamError("socketclosed") from None
 
-    def _stream(self, number: int) -> Stream:
-        stream = self._handle(number).stream
+    def stream(self, number: int) -> Stream:
+        """Return the connection of a socket, for protocols in Python. Raises StreamError when it has none."""
+        stream = self.handle(number).stream
         if stream is None:
             raise StreamError("incorrectuse")
         return stream
 
-    def handle(self, number: int) -> SocketHandle:
-        """A socket. Raises StreamError."""
-        return self._handle(number)
-
-    def stream(self, number: int) -> Stream:
-        """The connection of a socket, for protocols that are spoken in Python. Raises StreamError."""
-        return self._stream(number)
-
     def shutdown(self) -> None:
-        """The server stops: whoever waits gets nil, "sysshutdown"."""
+        """End all waits at the shutdown of the server, with nil, "sysshutdown"."""
         self.suspensions.wake_all(b"sysshutdown")
         for handle in list(self._handles.values()):
             handle.end_reading("sysshutdown")
 
-    # ---- making them
+    # ---- Connect and listen
 
     def connect(
         self,
@@ -93,7 +159,7 @@ class SocketBinding:
         tls: int | None,
         *alpn: bytes,
     ) -> LuaResult:
-        """Connect, and shake hands when `tls` is the number of a TLS client; blocks."""
+        """Connect, with TLS when `tls` is the number of a TLS client; blocks."""
         _protocols(alpn)
         name = host.decode("utf-8", "replace")
         timeout_s = None if timeout_ms is None else timeout_ms / 1000
@@ -104,35 +170,42 @@ class SocketBinding:
         return self.add(handle)
 
     def bind(self, port: int, host: bytes | None, ipv6: bool, tls: int | None) -> LuaResult:
-        """Listen."""
+        """Listen on a port."""
         server = self._services.tls[tls] if tls is not None else None
-        address = _own_address(host)
+        address = _local_address(host)
         acceptor = Acceptor(port, address, ipv6, server.context() if server else None)
         return self.add(ListenerHandle(acceptor, lambda transport: self.add(StreamHandle(Stream(transport), server))))
 
     def udp(
         self, host: bytes | None, port: int | None, local_port: int | None, intf: bytes | None, ipv6: bool
     ) -> LuaResult:
-        """Make a UDP socket; blocks for the look-up of a name."""
+        """Make a UDP socket; blocks for the lookup of a name."""
         peer = None
         if host is not None:
             peer = resolve(host.decode("utf-8", "replace"), port or 0, ipv6)[0]
-        bound = _own_address(intf)
+        bound = _local_address(intf)
         return self.add(DatagramHandle(Datagram(local_port, bound, peer, ipv6)))
 
     def lookup(self, name: bytes) -> bytes:
-        """The first address of a name; blocks."""
+        """Return the first address of a name; blocks."""
         address: str = resolve(name.decode("utf-8", "replace"), 0)[0][1][0]
         return address.encode()
 
     def take_request(
         self, request: Request, raw: bool, subprotocol: bytes | None = None, written: bytes | None = None
     ) -> LuaResult:
-        """The connection of a request, and what was received of it: a WebSocket when it asks for one. Behind a flush it
-        goes on with the body of the response, in chunks unless `raw`; first with `written`, what Lua has in its buffer.
-        None for `written`: the response may not have begun.
+        """Take the connection of a request over from HTTP: a WebSocket when the request asks for one.
 
-        Raises HttpError when the client does not offer the sub-protocol.
+        After a flush of the response, the socket continues its body, in chunks unless `raw`.
+
+        Args:
+            written: data in Lua's buffer, sent first; None when the response must not have begun.
+
+        Returns:
+            the number of the socket, and the data that was received already.
+
+        Raises:
+            HttpError: the client does not offer the sub-protocol.
         """
         key = None if raw else websocket_key(request)
         lines = b"" if key is None else request.upgrade_lines(subprotocol.decode("latin-1") if subprotocol else None)
@@ -151,8 +224,8 @@ class SocketBinding:
         return self.add(WebSocketHandle(stream, False, server=taken.server)), None
 
     def give_request(self, number: int, data: bytes) -> LuaResult:
-        """Hand a connection back to HTTP, with `data` in front of what follows."""
-        handle = self._handle(number)
+        """Give a connection back to HTTP, which reads `data` first."""
+        handle = self.handle(number)
         server = getattr(handle, "server", None) or self._services.http_server
         if (
             not isinstance(handle, StreamHandle)
@@ -168,28 +241,34 @@ class SocketBinding:
         return True
 
     def take_http(self, client: int) -> LuaResult:
-        """The connection of an HTTP client, and what was received already: a WebSocket after a 101 answer; blocks."""
+        """Take the connection of an HTTP client over, with the data that was received already; blocks.
+
+        It is a WebSocket after a response with status 101.
+        """
         taken = self._services.http_clients[client].release()
         if taken.websocket:
             return self.add(WebSocketHandle(taken.stream, True, taken.tls, taken.host)), None
         data = taken.stream.take_unread()
         return self.add(StreamHandle(taken.stream, taken.tls, taken.host)), data or None
 
-    # ---- reading and writing
+    # ---- Read and write
 
     def read(self, number: int, timeout_ms: float | None) -> LuaResult:
-        """What arrives next, see `SocketHandle.receive`; parks."""
-        handle = self._handle(number)
+        """Read what arrives next, see `SocketHandle.receive`; parks."""
+        handle = self.handle(number)
         if handle.reading is not None:
             return fail("incorrectuse")
         values = None if handle.paused else handle.receive()
         return values or Reading(handle, None if timeout_ms is None else timeout_ms / 1000, values is AGAIN)
 
     def put(self, number: int, data: bytes, is_text: bool) -> LuaResult:
-        """Send; false when the writer has to wait behind it, see `drain`, and true, "turn" when it should if it can;
-        nil, "full" when it has to wait before it: nothing is taken.
+        """Send or queue data.
+
+        Returns:
+            true; false when the writer must wait in `drain` afterwards; true, "turn" when it should, if it can;
+            nil, "full" when it must wait first: nothing was taken.
         """
-        handle = self._handle(number)
+        handle = self.handle(number)
         stream = handle.stream
         if stream is not None and stream.queued_bytes >= stream.queue_limit_bytes:
             return fail("full")
@@ -197,8 +276,8 @@ class SocketBinding:
         return (True, b"turn") if has_room and share().spent() else has_room
 
     def offer(self, number: int, data: bytes, is_text: bool) -> LuaResult:
-        """Send or queue; nil and the length of the queue when it is full, and nothing is taken."""
-        handle = self._handle(number)
+        """Send or queue data; return nil and the length of the queue when it is full: nothing was taken."""
+        handle = self.handle(number)
         stream = handle.stream
         if stream is not None and stream.queued_bytes >= stream.queue_limit_bytes:
             return None, stream.queued_bytes
@@ -206,8 +285,8 @@ class SocketBinding:
         return True
 
     def drain(self, number: int, timeout_ms: float | None = None) -> LuaResult:
-        """Park until there is room in the queue, or for so long; when there is, until a later turn of the loop."""
-        stream = self._handle(number).stream
+        """Park until the queue has room, or for this time; when it has room, until a later turn of the loop."""
+        stream = self.handle(number).stream
         if stream is not None and stream.queued_bytes > stream.queue_limit_bytes // 2:
             return QueueDrain(stream, None if timeout_ms is None else timeout_ms / 1000)
         turn: Deferred[bool] = Deferred()
@@ -216,29 +295,29 @@ class SocketBinding:
 
     def sendto(self, number: int, data: bytes, host: bytes, port: int) -> LuaResult:
         """Send a datagram."""
-        handle = self._handle(number)
+        handle = self.handle(number)
         if not isinstance(handle, DatagramHandle):
             raise StreamError("incorrectuse")
         handle.sendto(data, host.decode("ascii", "replace"), port)
         return True
 
     def ping(self, number: int, data: bytes) -> LuaResult:
-        """Send a WebSocket ping; nil and the length of the queue when it is full."""
-        handle = self._handle(number)
+        """Send a WebSocket ping; return nil and the length of the queue when it is full."""
+        handle = self.handle(number)
         if not isinstance(handle, WebSocketHandle):
             raise StreamError("incorrectuse")
         return True if handle.ping(data) else (None, handle.stream.queued_bytes)
 
     def pause(self, number: int, is_paused: bool) -> LuaResult:
-        """Hold back what arrives, or go on; false when it was so already."""
-        handle = self._handle(number)
+        """Pause or resume reading; return false when it is in that state already."""
+        handle = self.handle(number)
         if handle.paused is is_paused:
             return False
         handle.pause(is_paused)
         return True
 
     def close(self, number: int, code: int | None = None, text: bytes = b"") -> LuaResult:
-        """Close; false when it was closed before."""
+        """Close; return false when it was closed before."""
         handle = self._handles.pop(number, None)
         if handle is None:
             return False
@@ -253,57 +332,57 @@ class SocketBinding:
         """Forget a socket whose connection has ended."""
         self._handles.pop(number, None)
 
-    # ---- facts
+    # ---- Properties
 
     def peername(self, number: int) -> LuaResult:
-        """Address, port and whether it is IPv6, of the other side."""
-        return address(*self._handle(number).peername())
+        """Return address, port and whether it is IPv6, of the remote side."""
+        return address(*self.handle(number).peername())
 
     def sockname(self, number: int) -> LuaResult:
-        """The same of this side."""
-        return address(*self._handle(number).sockname())
+        """Return the same of the local side."""
+        return address(*self.handle(number).sockname())
 
     def setoption(self, number: int, name: bytes, *values: LuaValue) -> LuaResult:
         """See `set_option`."""
         try:
-            set_option(self._handle(number), name.decode("utf-8", "replace"), *values)
+            set_option(self.handle(number), name.decode("utf-8", "replace"), *values)
         except OSError:
             return fail("failed")
         return True
 
     def is_websocket(self, number: int) -> bool:
-        """Whether it is a WebSocket."""
+        """Return whether it is a WebSocket."""
         return isinstance(self._handles.get(number), WebSocketHandle)
 
     def state(self, number: int) -> LuaResult:
-        """A word, and whether there is a connection."""
-        handle = self._handle(number)
+        """Return the word of `sock:state()`, and whether there is a connection."""
+        handle = self.handle(number)
         return handle.state.encode(), handle.state == "connected"
 
     def queuelen(self, number: int, limit_bytes: int | None) -> LuaResult:
-        """The bytes that wait to be sent; sets how many may."""
-        stream = self._stream(number)
+        """Return the bytes in the send queue; set its limit."""
+        stream = self.stream(number)
         if limit_bytes is not None:
             stream.queue_limit_bytes = limit_bytes
         return stream.queued_bytes
 
     def maxsize(self, number: int, size_bytes: int) -> LuaResult:
-        """Set the size of the largest WebSocket message that is accepted."""
-        handle = self._handle(number)
+        """Set the maximum size of a WebSocket message that is received."""
+        handle = self.handle(number)
         if not isinstance(handle, WebSocketHandle):
             raise StreamError("incorrectuse")
         handle.codec.max_message_bytes = size_bytes
         return True
 
     def count(self) -> int:
-        """How many sockets there are."""
+        """Return how many sockets there are."""
         return len(self._handles)
 
     # ---- TLS
 
     def upgrade(self, number: int, tls: int, *alpn: bytes) -> LuaResult:
-        """Go on in TLS; blocks until the handshake is done. The socket is closed when it fails."""
-        handle = self._handle(number)
+        """Start TLS; blocks until the handshake is done. The socket is closed when it fails."""
+        handle = self.handle(number)
         if type(handle) is not StreamHandle or handle.stream.tls or handle.reading:
             raise StreamError("incorrectuse")
         self._secure(handle, tls, alpn)
@@ -319,43 +398,43 @@ class SocketBinding:
         handle.tls = tls
 
     def trusted(self, number: int, name: bytes | None) -> LuaResult:
-        """True, or nil and what is wrong with the certificate of the other side."""
-        handle = self._handle(number)
+        """Return true, or nil and what is wrong with the certificate of the remote side."""
+        handle = self.handle(number)
         tls = self._tls(number)
         if not isinstance(handle, StreamHandle) or not isinstance(handle.tls, ClientTls):
-            # OpenSSL has refused the certificate of a client that is not trusted.
+            # OpenSSL has rejected untrusted certificates of clients in the handshake.
             return True if tls.peer_certificate() else fail(Trust.NONE.value)
         host = handle.host if name is None else name.decode("utf-8", "replace")
         trust = handle.tls.store.judge(tls.peer_chain(), host)
         return True if trust is Trust.TRUSTED else fail(trust.value)
 
     def certificate(self, number: int) -> LuaResult:
-        """The certificate of the other side, for `core.certificate`."""
+        """Return the certificate of the remote side, for `core.certificate`."""
         return describe(self._tls(number).peer_certificate())
 
     def cipher(self, number: int) -> LuaResult:
-        """The name of the cipher, and the version of TLS."""
+        """Return the name of the cipher, and the version of TLS."""
         cipher = self._tls(number).cipher()
         return (cipher[0].encode(), cipher[1].encode()) if cipher else None
 
     def alpn(self, number: int) -> LuaResult:
-        """The protocol that was chosen by ALPN."""
+        """Return the protocol that ALPN selected."""
         word = self._tls(number).alpn()
         return word.encode() if word else None
 
     def is_resumed(self, number: int) -> LuaResult:
-        """Whether the TLS session goes on from an earlier connection."""
+        """Return whether the TLS session was resumed."""
         return self._tls(number).resumed()
 
     def _tls(self, number: int) -> TlsTransport:
-        tls = self._handle(number).tls_layer
+        tls = self.handle(number).tls_layer
         if tls is None:
             raise StreamError("sslnotenabled")
         return tls
 
 
-def _own_address(intf: bytes | None) -> str | None:
-    """The address that `intf` is; a name would have to be looked up, which nobody waits for here."""
+def _local_address(intf: bytes | None) -> str | None:
+    """Return the address in `intf`. Only localhost is accepted as a name: `bind` can't wait for a lookup."""
     if not intf:
         return None
     text = "127.0.0.1" if intf == b"localhost" else intf.decode("ascii", "replace")
@@ -382,7 +461,7 @@ _PARKING = "read drain"
 
 
 class ListenerBinding:
-    """The ports by the numbers by which Lua knows them."""
+    """Listening ports of `ba.create.servcon` by the numbers that Lua has for them."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -390,7 +469,7 @@ class ListenerBinding:
         self._next = itertools.count(1).__next__
 
     def open(self, port: int, tls: int | None, intf: bytes | None, ipv6: bool) -> LuaResult:
-        """Serve another port: its number, or nil and why not.
+        """Serve HTTP on another port; return its number, or nil and the reason.
 
         Args:
             tls: number of a TLS server, None for plain HTTP.
@@ -413,12 +492,12 @@ class ListenerBinding:
         return number
 
     def port(self, number: int) -> int | None:
-        """The port listened on, None when it is closed."""
+        """Return the port, None when it is closed."""
         listener = self._listeners.get(number)
         return listener.address[1] if listener else None
 
     def close(self, number: int) -> bool:
-        """Accept no more; open connections stay. False when it was closed before."""
+        """Close a port; its connections stay open. Return false when it was closed before."""
         listener = self._listeners.pop(number, None)
         if listener is None:
             return False
@@ -427,7 +506,8 @@ class ListenerBinding:
 
 
 def install(vm: Vm, services: Services) -> SocketBinding:
-    """Give Lua `ba.socket`, `ba.bytearray` and `ba.create.servcon`."""
+    """Give Lua `ba.socket`, `ba.bytearray`, `ba.create.servcon` and the objects of TLS."""
+    vm.namespace("ba.tls", methods(TlsBinding(services), _TLS_FUNCTIONS) | {"describe": describe})
     services.sockets = binding = SocketBinding(services)
 
     def functions(names: str) -> dict[str, Function]:

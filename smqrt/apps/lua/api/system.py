@@ -47,7 +47,7 @@ def _plain(text: bytes) -> object:
 
 
 class _LastResort(logging.StreamHandler[TextIO]):
-    """Shows traces as long as nobody has set up logging."""
+    """Writes traces to stderr until logging is set up."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler.emit`."""
@@ -79,16 +79,14 @@ def install(vm: Vm, services: Services) -> None:
     def version() -> tuple[int, int, bytes]:
         return BAS_VERSION, vm.number, BUILD_DATE
 
-    system: dict[str, Function] = {"version": version, "cmpaddr": same_address, "port": _port_of(services)}
+    def port(secure: bool) -> int | None:
+        return (services.https_port if secure else services.http_port) or None
+
+    system: dict[str, Function] = {"version": version, "cmpaddr": same_address, "port": port}
     vm.namespace("ba.system", system)
     vm.namespace("ba.socket", {})
     vm.namespace("ba.datetime", {"now": now})
     _install_scheduling(vm)
-
-
-def _port_of(services: Services) -> Callable[[bool], int | None]:
-    """What tells the port listened on, without or with TLS; None when there is none."""
-    return lambda secure: (services.https_port if secure else services.http_port) or None
 
 
 MIN_INTERVAL_MS = 1.0
@@ -157,20 +155,15 @@ def execute(command: bytes) -> LuaValues:
     """
     with subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         try:
-            output = _head_of(process)
+            assert process.stdout is not None
+            output: bytes = process.stdout.read(MAX_OUTPUT_BYTES)
+            while process.stdout.read(MAX_OUTPUT_BYTES):  # the rest, so that the command never waits for a reader
+                pass
             code = process.wait()
         except BaseException:
             process.kill()
             raise
     return (output, code) if code == 0 else (None, code, output)
-
-
-def _head_of(process: subprocess.Popen[bytes]) -> bytes:
-    assert process.stdout is not None
-    head: bytes = process.stdout.read(MAX_OUTPUT_BYTES)
-    while process.stdout.read(MAX_OUTPUT_BYTES):  # the rest, so that the command never waits for a reader
-        pass
-    return head
 
 
 def _install_scheduling(vm: Vm) -> None:

@@ -7,11 +7,11 @@ import os
 from contextlib import suppress
 from functools import partial
 from socket import SHUT_RDWR, socket
-from typing import TYPE_CHECKING
 
 from smqrt.apps.lua.api.exchange import Exchanges
 from smqrt.apps.lua.api.files import FilesBinding
 from smqrt.apps.lua.api.request import url_of
+from smqrt.apps.lua.api.response import DeferredBinding, DeferredResponse
 from smqrt.apps.lua.bridge import LuaError, LuaValue, from_utf8, methods, utf8
 from smqrt.apps.lua.vm import Vm
 from smqrt.errors import ArgumentError
@@ -23,15 +23,12 @@ from smqrt.http.uploads import UploadError, is_form, receive
 from smqrt.process.current_application import close_with_app
 from smqrt.settings.limit_register import Limit
 
-if TYPE_CHECKING:
-    from smqrt.apps.lua.api.response import DeferredBinding, DeferredResponse
-
 _BUSY = "So many uploads at once are not taken here; try again in a second."
 _NO_ANSWER = "The application gave no answer to the upload."
 
 
 class LuaUpload:
-    """An upload under way, in the worker of its request.
+    """An upload in progress, in the greenlet of its request.
 
     Args:
         binding: tells Lua.
@@ -106,7 +103,7 @@ UPLOADS = Limit("uploads", "maxuploads of the uploader", "so many uploads of one
 
 
 class UploadsBinding:
-    """The uploads of one server."""
+    """Uploads by the numbers that Lua has for them."""
 
     def __init__(
         self, vm: Vm, exchanges: Exchanges, files: FilesBinding, deferred: DeferredBinding, sessions: RequestSessions
@@ -147,14 +144,14 @@ class UploadsBinding:
         return True
 
     def tell(self, number: int, what: bytes, *more: LuaValue) -> bool:
-        """Call a function of the application; tell whether it went well. Its error is logged by Lua."""
+        """Call a function of the application; return whether it succeeded. Lua logs its error."""
         try:
             return self._vm.run(self._tell, number, what, *more) == (True,)
         except LuaError:
             return False
 
     def ended(self, upload: LuaUpload) -> None:
-        """Called when the body was received, or will not be."""
+        """Forget an upload whose body was received, or failed."""
         del self._uploads[upload.number]
         uploader = self._uploader_of.pop(upload.number)
         self._under_way[uploader] -= 1
