@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from time import sleep, time
+from time import monotonic, sleep, time
 
 import gevent
 from gevent.event import Event
 from gevent.threadpool import ThreadPool
 
 from smqrt.acme import engine
-from smqrt.acme.answers import SEEN_S, ChallengeAnswers, Contexts, disk_threads
+from smqrt.acme.answers import LOOK_S, ChallengeAnswers, Contexts, disk_threads
 from smqrt.acme.files import HTTP_01, TLS_ALPN_01, AcmeFiles, Answer, State, new_key
 from smqrt.errors import AcmeError
 from smqrt.transport.server_tls import shown
@@ -34,6 +34,10 @@ SHORTEST_S = 300.0
 """Between two orders that succeed, whatever the lifetime of the certificates."""
 CLOCK_S = 600.0
 """So often the time of day is looked at: a machine that slept, or whose clock was set, renews in time."""
+READ_S = 10.0
+"""For the other processes of the server to read the answers. One that takes longer may answer too late."""
+_SILENT_S = 2 * LOOK_S
+"""The other process of a hot restart may be of a release that does not say what it has read: it has looked by then."""
 GIVE_UP_S = engine.ORDER_S + 60.0
 
 
@@ -214,6 +218,11 @@ def _ordered(plan: AcmePlan, kind: str) -> bool | None:
 
 
 def _publish(files: AcmeFiles, answers: Sequence[Answer]) -> None:
+    """Publish answers; returns when all processes of the server give them, since the authority may ask any of them."""
     files.publish(answers)
-    if answers:
-        sleep(SEEN_S)
+    if not answers:
+        return
+    version, began_s = files.version(), monotonic()
+    sleep(_SILENT_S)
+    while not files.all_have_read(version) and monotonic() - began_s < READ_S:
+        sleep(0.02)
