@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from smqrt.errors import PipelineError
 from smqrt.journal.reader import Offsets
-from smqrt.pipeline import failures, session
+from smqrt.pipeline import failures, jvm, session
 from smqrt.pipeline.failures import first_line
 from smqrt.pipeline.history import read_journal
 from smqrt.pipeline.row_checks import VARIANT, payload_variant
@@ -105,7 +105,7 @@ class Spark:
         """Ends the question under way; its thread gets a PipelineError, and so does one that comes later."""
         with suppress(Exception):  # it has ended meanwhile
             # Also jobs that are not there yet: a question has several, and between two of them there is none to end.
-            self._spark.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(self._group)
+            jvm.cancel_group(self._spark, self._group)
 
     def share(self) -> float:
         """Returns how much of the stages under way is done: 0 to 1."""
