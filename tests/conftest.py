@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import logging
 import os
 import random
@@ -117,6 +118,13 @@ def mark(items: list[pytest.Item]) -> None:
         item.add_marker(part)
         if part in TIMEOUTS_S and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(TIMEOUTS_S[part]))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Keep all tests and modules from the garbage collector: its passes look at what tests have made."""
+    gc.collect()
+    gc.freeze()
 
 
 class _Records(logging.Handler):

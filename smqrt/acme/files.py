@@ -3,6 +3,7 @@
     FOLDER/AUTHORITY/account.key, account.json     one account for each certificate authority
     FOLDER/AUTHORITY/NAME/cert.pem, key.pem        the certificate in use; self-signed until the first has been ordered
     FOLDER/AUTHORITY/NAME/answers.json             what the authority asks for while it verifies the names
+    FOLDER/AUTHORITY/NAME/readers/                 one file for each process that gives answers: which it has read
     FOLDER/AUTHORITY/NAME/state.json               failures, and when the next order is due
 
 All files are for their owner only, and are replaced as a whole. Everything here blocks.
@@ -16,7 +17,9 @@ import json
 import os
 import random
 import re
+import secrets
 import ssl
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -41,6 +44,10 @@ _SELF_SIGNED_DAYS = 397  # what browsers accept at most
 _RENEWED_WHEN_LEFT = 1 / 3
 _SPREAD = 1 / 20
 """Of the lifetime: certificates that were ordered at the same time are not renewed at the same time."""
+
+
+_DEAD_S = 60.0
+"""So old an unlocked file of `AnswerReader` must be before it is removed."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,11 @@ class AcmeFiles:
         """The answers to challenges."""
         return self.own / "answers.json"
 
+    @property
+    def readers(self) -> Path:
+        """The folder of the processes that give answers."""
+        return self.own / "readers"
+
     # ---- the certificate
 
     def prepare(self) -> None:
@@ -174,6 +186,17 @@ class AcmeFiles:
             return [Answer(**one) for one in json.loads(_content(self.answers))]
         return []
 
+    def version(self) -> str:
+        """Return a text that changes with the published answers; empty when there are none."""
+        with suppress(FileNotFoundError):
+            info = self.answers.stat()
+            return f"{info.st_mtime_ns} {info.st_ino}"
+        return ""
+
+    def all_have_read(self, version: str) -> bool:
+        """Return whether every process that gives answers has read this version of them. Raises OSError."""
+        return all(_has_read(path, version) for path in self.readers.iterdir()) if self.readers.is_dir() else True
+
     def state(self) -> State:
         """Return what was kept of earlier orders."""
         with suppress(OSError, ValueError, TypeError):
@@ -183,6 +206,56 @@ class AcmeFiles:
     def keep(self, state: State) -> None:
         """Keep it. Raises OSError."""
         write_private(self.own / "state.json", json.dumps(asdict(state)).encode())
+
+
+class AnswerReader:
+    """A process that gives answers: its file names the version that it has read. Everything here blocks.
+
+    The file is locked while the process lives, so that one which was killed is not waited for.
+
+    Args:
+        files: where the answers are. Raises OSError.
+    """
+
+    _fd = -1
+
+    def __init__(self, files: AcmeFiles) -> None:
+        private_folder(files.readers)
+        self._path = files.readers / f"{os.getpid()}-{secrets.token_hex(8)}"
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)  # at once, or after the moment that another process looks
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)  # not in `close`: a thread may still write
+
+    def has_read(self, version: str) -> None:
+        """Name the version that this process gives from now on. Raises OSError."""
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, version.encode(), 0)
+
+    def close(self) -> None:
+        """Do not wait for this process any more."""
+        self._path.unlink(missing_ok=True)
+
+
+def _has_read(path: Path, version: str) -> bool:
+    """Whether a process has read this version, or does not live any more."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.read(fd, 100).decode() == version
+    else:
+        # Unlocked: of a process that was killed, or of one that is between making the file and locking it.
+        if os.fstat(fd).st_mtime + _DEAD_S < time.time():
+            path.unlink(missing_ok=True)
+        return True
+    finally:
+        os.close(fd)
 
 
 def private_folder(path: Path) -> None:
@@ -259,8 +332,6 @@ def self_signed(names: Sequence[str], subject: str, lives: timedelta, *more: x50
 
 PREFIX = "/.well-known/acme-challenge/"
 LOOK_S = 0.25
-SEEN_S = 1.0
-"""What the process that orders waits before it lets the authority look: the others have seen the file then."""
 _ACME_IDENTIFIER = x509.ObjectIdentifier("1.3.6.1.5.5.7.1.31")
 _OCTET_STRING_OF_32 = b"\x04\x20"
 disk_threads = DiskThreads("of ACME")
@@ -279,17 +350,23 @@ class ChallengeAnswers:
     def __init__(self, files: AcmeFiles, on_contexts: Callable[[Contexts], object]) -> None:
         self._files, self._on_contexts = files, on_contexts
         self._texts: dict[str, bytes] = {}
-        self._seen: tuple[int, int] | None = None
+        self._seen = self._said = ""
+        self._reader: AnswerReader | None = None
         self._watch: gevent.Greenlet[..., None] | None = None
 
     def start(self) -> None:
-        """Begin to look at the file."""
+        """Read the answers, before a connection of the authority can be accepted, and begin to look for others."""
+        self._look()
         self._watch = gevent.spawn(self._look_for_ever)
 
     def stop(self) -> None:
         """Look no more; what is known is answered still."""
         if self._watch is not None:
             self._watch.kill(block=False)
+        if self._reader is not None:
+            with suppress(OSError):
+                self._reader.close()
+            self._reader = None
 
     def of_path(self, path: str) -> bytes | None:
         """Return what HTTP-01 expects at a path; None when it expects nothing there."""
@@ -297,28 +374,31 @@ class ChallengeAnswers:
 
     def _look_for_ever(self) -> None:
         while True:
-            try:
-                found = disk_threads.call(self._changed)
-            except (OSError, ValueError):  # a disk that does not answer, a name that can be in no certificate
-                found = None
+            gevent.sleep(LOOK_S)
+            self._look()
+
+    def _look(self) -> None:
+        # A disk that does not answer, a name that can be in no certificate: at the next look.
+        with suppress(OSError, ValueError):
+            found = disk_threads.call(self._changed)
             if found is not None:
                 self._texts, contexts = found
                 self._on_contexts(contexts)
-            gevent.sleep(LOOK_S)
+            if self._said != self._seen and self._reader is not None:
+                said = self._seen
+                disk_threads.call(self._reader.has_read, said)
+                self._said = said
 
     def _changed(self) -> tuple[dict[str, bytes], Contexts] | None:
         """What is to be answered, when that is something else than before; in a thread."""
-        try:
-            info = self._files.answers.stat()
-        except FileNotFoundError:
-            seen = None
-        else:
-            seen = info.st_mtime_ns, info.st_ino
-        if seen == self._seen:
+        if self._reader is None:  # first: answers that are published after the look behind it wait for this process
+            self._reader = AnswerReader(self._files)
+        version = self._files.version()
+        if version == self._seen:
             return None
         answers = self._files.published()
         found = _texts(answers), {one.name: _context(one) for one in answers if one.kind == TLS_ALPN_01}
-        self._seen = seen
+        self._seen = version
         return found
 
 

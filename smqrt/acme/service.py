@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from time import sleep, time
+from time import monotonic, sleep, time
 
 import gevent
 from gevent.event import Event
@@ -20,7 +20,7 @@ from gevent.threadpool import ThreadPool
 from smqrt.acme import orders as engine
 from smqrt.acme.files import (
     HTTP_01,
-    SEEN_S,
+    LOOK_S,
     TLS_ALPN_01,
     AcmeFiles,
     Answer,
@@ -44,6 +44,10 @@ SHORTEST_S = 300.0
 """Between two orders that succeed, whatever the lifetime of the certificates."""
 CLOCK_S = 600.0
 """So often the time of day is looked at: a machine that slept, or whose clock was set, renews in time."""
+READ_S = 10.0
+"""For the other processes of the server to read the answers. One that takes longer may answer too late."""
+_SILENT_S = 2 * LOOK_S
+"""The other process of a hot restart may be of a release that does not say what it has read: it has looked by then."""
 GIVE_UP_S = engine.ORDER_S + 60.0
 
 
@@ -224,6 +228,11 @@ def _ordered(plan: AcmePlan, kind: str) -> bool | None:
 
 
 def _publish(files: AcmeFiles, answers: Sequence[Answer]) -> None:
+    """Publish answers; returns when all processes of the server give them, since the authority may ask any of them."""
     files.publish(answers)
-    if answers:
-        sleep(SEEN_S)
+    if not answers:
+        return
+    version, began_s = files.version(), monotonic()
+    sleep(_SILENT_S)
+    while not files.all_have_read(version) and monotonic() - began_s < READ_S:
+        sleep(0.02)

@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
 
 from smqrt.errors import ArgumentError, JournalError, PipelineError
 from smqrt.journal import files as locations
@@ -31,7 +32,7 @@ from smqrt.journal.reader import Offsets as JournalOffsets
 from smqrt.journal.record import COLUMNS, Flag
 from smqrt.journal.remote import RemoteJournal, open_journal
 from smqrt.journal.segment import REMEDY
-from smqrt.pipeline import checkpoint, failures, session
+from smqrt.pipeline import checkpoint, failures, jvm, session
 from smqrt.pipeline.failures import first_line
 from smqrt.pipeline.row_checks import VARIANT, payload_variant
 from smqrt.pipeline.smq_source import scan
@@ -462,6 +463,7 @@ class Spark:
         spark: SparkSession | None = None,
     ) -> None:
         self._folder = TemporaryDirectory(prefix="smqrt-query-")
+        self._group = f"smqrt-query-{uuid4()}"
         self._own = spark is None
         started = spark or session.start_spark("local[*]", "smqrt query", Path(self._folder.name, "spark"))
         self._spark = started.newSession()
@@ -492,17 +494,22 @@ class Spark:
         from pyarrow import parquet
 
         folder = Path(self._folder.name, "result")
+        context = self._spark.sparkContext
+        context.setJobGroup(self._group, "smqrt query")
         try:
             _plain(self._spark.sql(sql)).write.parquet(folder.as_uri())
         except Exception as error:
             raise PipelineError(_LINE_AND_POSITION.sub(".", failures.sentence("this query", error))) from None
+        finally:
+            context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
         files = [parquet.ParquetFile(path) for path in sorted(folder.glob("*.parquet"))]
         return files[0].schema_arrow, (batch for file in files for batch in file.iter_batches(_BATCH_ROWS))
 
     def cancel(self) -> None:
-        """Ends the question under way; its thread gets a PipelineError."""
+        """Ends the question under way; its thread gets a PipelineError, and so does one that comes later."""
         with suppress(Exception):  # it has ended meanwhile
-            self._spark.sparkContext.cancelAllJobs()
+            # Also jobs that are not there yet: a question has several, and between two of them there is none to end.
+            jvm.cancel_group(self._spark, self._group)
 
     def share(self) -> float:
         """Returns how much of the stages under way is done: 0 to 1."""

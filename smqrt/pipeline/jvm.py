@@ -252,6 +252,11 @@ def glob(spark: SparkSession, pattern: str) -> list[str]:
     return [status.getPath().toString() for status in found or ()]
 
 
+def cancel_group(spark: SparkSession, group: str) -> None:
+    """End the jobs of a group, and each that begins later; `SparkContext.cancelJobGroup` ends those of the moment."""
+    cast(Any, spark.sparkContext)._jsc.sc().cancelJobGroupAndFutureJobs(group)
+
+
 def _take_calls(context: Any) -> None:
     """Python objects that are handed to the JVM are called from there."""
     from pyspark.java_gateway import ensure_callback_server_started

@@ -345,10 +345,10 @@ class Server:
         if self.settings.reload:
             watches = {one: self._watches.get(one) or reload.FolderWatch(one.path) for one in self.applications}
             self._watcher = reload.watch(watches, self._changed)
+        if self.acme is not None:
+            self.acme.start()  # first: a connection may be that of the authority, which looks for an answer
         self._listeners.start()
         self.renewal.start()
-        if self.acme is not None:
-            self.acme.start()
         if self.identities is not None:
             self.identities.start()
         self._announcer.start()

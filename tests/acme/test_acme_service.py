@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -10,10 +13,11 @@ from pathlib import Path
 
 import gevent
 import pytest
+from gevent import get_hub
 
 from smqrt.acme import files as answers
 from smqrt.acme import orders, service
-from smqrt.acme.files import HTTP_01, TLS_ALPN_01, AcmeFiles, Answer, State
+from smqrt.acme.files import HTTP_01, TLS_ALPN_01, AcmeFiles, Answer, AnswerReader, State
 from smqrt.acme.service import AcmePlan, AcmeService
 from smqrt.errors import AcmeError
 from tests.acme_authority import AcmeAuthority
@@ -222,4 +226,47 @@ def test_answers_of_another_process_are_given(files: AcmeFiles) -> None:
     files.publish([])
     wait_until(lambda: not running.of_path("/.well-known/acme-challenge/one"))
     assert contexts[-1] == {}
+    running.stop()
+
+
+def test_the_authority_may_look_when_all_processes_give_the_answers(files: AcmeFiles) -> None:
+    answer = Answer(HTTP_01, "example.com", "one", "one.x")
+    late, soon = (answers.ChallengeAnswers(files, lambda contexts: None) for _ in range(2))
+    late.start()
+    late.stop()  # it looks no more
+    stuck = AnswerReader(files)  # a process that is busy
+    soon.start()
+    begin_s = time.monotonic()
+    publishing = get_hub().threadpool.spawn(service._publish, files, [answer])
+    wait_until(lambda: soon.of_path("/.well-known/acme-challenge/one"))
+    with pytest.raises(gevent.Timeout):
+        publishing.get(timeout=begin_s + 3 * service._SILENT_S - time.monotonic())
+    stuck.has_read(files.version())
+    publishing.get(timeout=10)
+    assert time.monotonic() - begin_s < service.READ_S
+    soon.stop()
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from smqrt.acme.files import AcmeFiles, AnswerReader
+reader = AnswerReader(AcmeFiles(Path(sys.argv[1]), sys.argv[2], tuple(sys.argv[3:])))
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_process_that_was_killed_is_not_waited_for(files: AcmeFiles) -> None:
+    arguments = [sys.executable, "-c", KILLED, str(files.folder), files.directory, *NAMES]
+    assert subprocess.run(arguments, check=False).returncode == -signal.SIGKILL
+    assert len(list(files.readers.iterdir())) == 1
+    files.publish([Answer(HTTP_01, "example.com", "one", "one.x")])
+    assert files.all_have_read(files.version())
+
+
+def test_answers_that_a_process_finds_at_its_start(files: AcmeFiles) -> None:
+    files.publish([Answer(HTTP_01, "example.com", "one", "one.x")])
+    running = answers.ChallengeAnswers(files, lambda contexts: None)
+    running.start()
+    assert running.of_path("/.well-known/acme-challenge/one") == b"one.x"
     running.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 from collections.abc import Callable
 from urllib.request import urlopen
@@ -18,10 +17,9 @@ def test_a_crowd_that_asks_at_once(besiege: Callable[..., Besieged]) -> None:
     crowd = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(CROWD)]
     with server.attack(f"cosockets: {CROWD} clients ask at once") as attack:
         for _ in range(3):
-            server.served.process.send_signal(signal.SIGSTOP)  # so that it finds all of them at once
-            for one in crowd:
-                one.sendall(b"?")
-            server.served.process.send_signal(signal.SIGCONT)
+            with server.stopped(attack):
+                for one in crowd:
+                    one.sendall(b"?")
             attack.sent(CROWD)
             for one in crowd:
                 assert one.recv(100) == b"450015000\n"

@@ -43,10 +43,18 @@ class Port:
 
     Attributes:
         number: the port.
+        node: the real node that is linked; None without one.
     """
 
     def __init__(self, besieged: Besieged, number: int) -> None:
         self.besieged, self.number = besieged, number
+        self.node: Served | None = None
+        self._first_line = 0
+
+    def begin(self) -> Port:
+        """Count the lines of the log from here on: another test has this port."""
+        self._first_line = len(self.besieged.served.lines)
+        return self
 
     def open(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.number), 20)
@@ -62,9 +70,27 @@ class Port:
         limits = requests.get(self.besieged.served.admin_url + "/api/v1/limits", timeout=20).json()
         return next(int(one["reached"]) for one in limits if one["name"] == limit)
 
+    @property
+    def logged(self) -> list[str]:
+        """All lines of the log."""
+        return self.besieged.served.lines[self._first_line :]
+
     def lines(self) -> list[str]:
         """What was logged of links."""
-        return [one for one in self.besieged.served.lines if "link" in one or "Traceback" in one or "refused" in one]
+        return [one for one in self.logged if "link" in one or "Traceback" in one or "refused" in one]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether another test can have it."""
+        if not self.besieged.alive:
+            return False
+        links = [link for link in self.status()["links"] if link["since_s"] > 0]
+        return len(links) == (0 if self.node is None else 1)
+
+    def close(self) -> None:
+        if self.node is not None:
+            self.node.stop()
+        self.besieged.stop()
 
 
 def settings(number: int, *more: str) -> list[str]:
@@ -72,22 +98,68 @@ def settings(number: int, *more: str) -> list[str]:
     return [*words, *more]
 
 
-@pytest.fixture
-def port(besiege: Callable[..., Besieged]) -> Port:
-    """A port of links, of a server whose hub /watch/smq is in a cluster."""
+def new_port(besiege: Callable[..., Besieged]) -> Port:
     number = free_port()
     return Port(besiege(APPS / "lua", *settings(number)), number)
 
 
 @pytest.fixture
-def start_node(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+def port(besiege: Callable[..., Besieged]) -> Port:
+    """A port of links, of a server whose hub /watch/smq is in a cluster."""
+    return new_port(besiege)
+
+
+def arguments(port: Port) -> list[str]:
+    return ["--cluster-nodes", f"127.0.0.1:{port.number}", "--cluster-password", PASSWORD, "--cluster-hubs"]
+
+
+@pytest.fixture
+def start_node() -> Iterator[Callable[..., Served]]:
     """Starts a real node that looks for the one under attack."""
     with Factory(Served, Served.stop) as start:
-        yield lambda port, *more: start(
-            APPS / "watch",
-            *("--cluster-nodes", f"127.0.0.1:{port.number}", "--cluster-password", PASSWORD, "--cluster-hubs"),
-            *more,
-        )
+        yield lambda port, *more: start(APPS / "watch", *arguments(port), *more)
+
+
+class Kept:
+    """Ports that the tests of this file share: one without and one with a real node, anew when a test spoiled it."""
+
+    def __init__(self) -> None:
+        self._ports: dict[bool, Port] = {}
+
+    def port(self, with_node: bool) -> Port:
+        found = self._ports.get(with_node)
+        if found is not None and not found.is_good:
+            found.close()
+            found = None
+        if found is None:
+            found = self._ports[with_node] = new_port(Besieged)
+            if with_node:
+                found.node = Served(APPS / "watch", *arguments(found))
+                wait_until(lambda: found.status()["links"], "the real node is linked")
+        return found.begin()
+
+    def close(self) -> None:
+        for port in self._ports.values():
+            port.close()
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Kept]:
+    ports = Kept()
+    yield ports
+    ports.close()
+
+
+@pytest.fixture
+def kept_port(kept: Kept) -> Port:
+    """As `port`, of a server that tests share."""
+    return kept.port(with_node=False)
+
+
+@pytest.fixture
+def kept_pair(kept: Kept) -> Port:
+    """As `pair`, of servers that tests share."""
+    return kept.port(with_node=True)
 
 
 def many(port: Port, count: int) -> list[socket.socket]:
@@ -160,11 +232,11 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("case", NONSENSE)
-def test_what_is_no_node_is_ended_without_a_word_of_it(port: Port, case: str) -> None:
-    rng = random.Random(case)
-    with port.besieged.attack(f"links: 300 times {case}", grows_bytes=16 << 20) as attack:
+def test_what_is_no_node_is_ended_without_a_word_of_it(kept_port: Port, case: str) -> None:
+    rng, lost = random.Random(case), kept_port.status()["links_lost"]
+    with kept_port.besieged.attack(f"links: 300 times {case}", grows_bytes=16 << 20) as attack:
         for _ in range(300):
-            peer = port.peer()
+            peer = kept_port.peer()
             data = NONSENSE[case]
             if case == "two Hellos":
                 data = smq.frame(peer.own) * 2
@@ -178,9 +250,9 @@ def test_what_is_no_node_is_ended_without_a_word_of_it(port: Port, case: str) ->
                 pass  # it was ended while we spoke
             peer.close()
             attack.sent(len(data))
-    assert port.status()["links"] == []
-    assert port.status()["links_lost"] == 0
-    lines = port.lines()
+    assert kept_port.status()["links"] == []
+    assert kept_port.status()["links_lost"] == lost
+    lines = kept_port.lines()
     assert len(lines) <= MAX_LINES
     assert all(len(line) < 500 and "\x1b" not in line for line in lines), lines
 
@@ -280,20 +352,20 @@ def pair(port: Port, start_node: Callable[..., Served]) -> Port:
 def is_well(port: Port) -> bool:
     """Whether the real node is still there, and no error was logged."""
     row = port.status()
-    errors = [line for line in port.besieged.served.lines if "Traceback" in line or "error" in line.lower()]
+    errors = [line for line in port.logged if "Traceback" in line or "error" in line.lower()]
     assert errors == []
     return any(link["since_s"] > 0 for link in row["links"]) and len(port.lines()) <= MAX_LINES
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: getattr(kind, "name", f"{kind:#x}"))
-def test_packets_of_every_type_with_anything_in_them(pair: Port, kind: int) -> None:
+def test_packets_of_every_type_with_anything_in_them(kept_pair: Port, kind: int) -> None:
     rng = random.Random(kind)
-    real = pair.status()["links"][0]["node"]
-    before = pair.status()["links"][0]["since_s"]
+    real = kept_pair.status()["links"][0]["node"]
+    before = kept_pair.status()["links"][0]["since_s"]
     began_s = time.monotonic()
-    with pair.besieged.attack(f"links: a broken node, type {kind:#x}") as attack:
+    with kept_pair.besieged.attack(f"links: a broken node, type {kind:#x}") as attack:
         for _ in range(30):
-            peer = pair.peer().joined()
+            peer = kept_pair.peer().joined()
             try:
                 for _ in range(10):
                     packet = spoiled(rng, kind)
@@ -304,8 +376,8 @@ def test_packets_of_every_type_with_anything_in_them(pair: Port, kind: int) -> N
             except OSError:
                 pass
             peer.close()
-    assert is_well(pair)
-    (link,) = [one for one in pair.status()["links"] if one["node"] == real] or [None]
+    assert is_well(kept_pair)
+    (link,) = [one for one in kept_pair.status()["links"] if one["node"] == real] or [None]
     if kind != Packet.TAKEN:  # it may ask for another number
         assert link is not None
         assert link["since_s"] >= before + time.monotonic() - began_s - 2
@@ -419,19 +491,19 @@ def test_a_broken_node_holds_nobody_up(pair: Port, case: str) -> None:
     assert is_well(pair)
 
 
-def test_a_node_that_acknowledges_what_was_never_sent(pair: Port) -> None:
-    peer = pair.peer().joined()
+def test_a_node_that_acknowledges_what_was_never_sent(kept_pair: Port) -> None:
+    peer = kept_pair.peer().joined()
     peer.say(wire.u64(Packet.ACK, 1 << 60))
     assert peer.ended(SOON_S)
-    assert is_well(pair)
+    assert is_well(kept_pair)
 
 
 @pytest.mark.parametrize("numbers", [[0], [1024], [65_535], [7, 65_535], []])
-def test_a_node_whose_number_is_none(pair: Port, numbers: list[int]) -> None:
-    peer = pair.peer().proved()
+def test_a_node_whose_number_is_none(kept_pair: Port, numbers: list[int]) -> None:
+    peer = kept_pair.peer().proved()
     peer.say(wire.numbers(Packet.NODE, numbers))
     assert peer.ended(SOON_S)
-    assert is_well(pair)
+    assert is_well(kept_pair)
 
 
 def test_a_node_that_takes_nothing(pair: Port) -> None:

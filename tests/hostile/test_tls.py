@@ -85,7 +85,6 @@ def test_handshakes_that_wait_for_a_listener_of_lua(besiege: Callable[..., Besie
     besieged = besiege(REPOSITORY / "tests/apps/mqttbroker")
     port = int(besieged.served.wait_for(r"mqtt tls: (\d+)")[1])
     with besieged.attack("TLS in Lua: 3,500 connections wait to be accepted", grows_bytes=256 << 20) as attack:
-        besieged.served.process.send_signal(signal.SIGSTOP)  # they gather in the kernel
-        sockets = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(3500)]
-        besieged.served.process.send_signal(signal.SIGCONT)
+        with besieged.stopped(attack):  # they gather in the kernel
+            sockets = [socket.create_connection(("127.0.0.1", port), 20) for _ in range(3500)]
         assert crowd_sends(sockets, client_hello(), attack)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import weakref
 from collections.abc import Iterator
@@ -32,13 +33,29 @@ test.ref = core.ref
 """
 
 
+_passes = itertools.count(1)
+
+
+def _collect() -> None:
+    """Collect what the test before has left, 1.5 MB of Lua: otherwise a pass comes when they are gigabytes, and takes
+    long enough for the test to fail in which it comes.
+
+    What lives on after a test is looked at again after a hundred.
+    """
+    if next(_passes) % 100 == 0:
+        gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def violations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Fails the test when a greenlet switch happens inside a call from Lua to Python: that corrupts lupa's state.
 
     Gives the list of the switches that were seen, for the test of this guard itself. What earlier tests left for the
-    garbage collector, greenlets among it, is not collected meanwhile.
+    garbage collector, greenlets among it, is collected before.
     """
+    _collect()
     runtimes: weakref.WeakSet[Activities] = weakref.WeakSet()
     violations: list[str] = []
     plain_init = Activities.__init__
@@ -53,9 +70,7 @@ def violations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(Activities, "__init__", init)
     previous = greenlet.settrace(on_switch)
-    gc.freeze()
     yield violations
-    gc.unfreeze()
     greenlet.settrace(previous)
     assert not violations
 

@@ -18,10 +18,10 @@ from tests.lua.conftest import HALF
 HARNESS = Path(__file__).with_name("conversions.lua")
 PREPARE = """<?lsp
 local key = ba.create.key()
-listener = ba.socket.bind(0, {intf = "127.0.0.1"})
+audit.listener = ba.socket.bind(0, {intf = "127.0.0.1"}) -- not of the page, whose variables end with it
 audit.request = request
 audit.prepare(which, calls, makers_text, another, {
-  ignore = function() end, links = require"smq.mtl".create("secret"), listening = select(2, listener:sockname()),
+  ignore = function() end, links = require"smq.mtl".create("secret"), listening = select(2, audit.listener:sockname()),
   key = key, csr = ba.create.csr(key, {commonname = "x"}),
   public = {x = ba.crypto.keyparams(key), y = select(2, ba.crypto.keyparams(key))},
 })

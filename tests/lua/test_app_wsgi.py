@@ -61,7 +61,7 @@ def test_flask(served: Served, browser: requests.Session) -> None:
     failed = browser.get(f"{url}/fails")
     assert failed.status_code == 500
     assert "what Flask" not in failed.text
-    assert "ValueError: what Flask answers itself" in served.output
+    served.wait_for("ValueError: what Flask answers itself")
     assert browser.get(f"{url}/nothing").status_code == 404
     assert browser.get(f"{url}/.templates/index.html").status_code == 404
 

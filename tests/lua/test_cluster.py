@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,10 @@ APP = Path(__file__).parent.parent / "apps" / "cluster"
 
 
 def ask(served: Served, what: str) -> str:
-    text: bytes = urllib.request.urlopen(f"{served.url}/ask/{what}", timeout=10).read()
+    try:
+        text: bytes = urllib.request.urlopen(f"{served.url}/ask/{what}", timeout=10).read()
+    except urllib.error.HTTPError as error:
+        raise AssertionError(f"{error}: {error.read().decode()}\n{served.output}") from None
     return text.decode()
 
 

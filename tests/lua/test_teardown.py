@@ -8,7 +8,7 @@ import sys
 SCRIPT = """
 import gc
 import gevent
-from smqrt.lua import api
+from smqrt.apps.lua import api
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 

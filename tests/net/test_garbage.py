@@ -27,7 +27,6 @@ def collector() -> Iterator[scheduling.GarbageCollector]:
     yield collector
     collector.stop()
     gc.set_threshold(*before)
-    gc.unfreeze()
 
 
 def gone(ref: weakref.ref[Node], within_s: float) -> bool:

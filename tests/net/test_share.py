@@ -44,7 +44,6 @@ class Turns:
 
     def __exit__(self, *error: object) -> None:
         self._greenlet.kill()
-        gc.unfreeze()
 
 
 @pytest.fixture(autouse=True, scope="module")

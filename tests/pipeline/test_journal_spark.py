@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,14 @@ def test_an_interrupt_ends_the_question(asked: Spark, spark: Any) -> None:
         running = thread.submit(asked.run, slow)
         while not spark.sparkContext.statusTracker().getActiveStageIds():
             assert not running.done()
+            time.sleep(0.01)
         assert 0 <= asked.share() < 1
         asked.cancel()
         with pytest.raises(PipelineError, match="cancel"):
             running.result(60)
+
+
+def test_an_interrupt_between_two_jobs_ends_the_question(asked: Spark) -> None:
+    asked.cancel()
+    with pytest.raises(PipelineError, match="cancel"):
+        asked.run("select count(*) from messages")
