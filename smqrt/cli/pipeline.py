@@ -55,7 +55,7 @@ _UNKNOWN = "–"
 
 
 def status_table(statuses: Sequence[Status], width: int = 200) -> Table:
-    """Returns the table: a row for each query, below it why it failed.
+    """Return the table: a row for each query, below it why it failed.
 
     Args:
         statuses: as `read_all` returns them.
@@ -89,7 +89,7 @@ def _cell(status: Status, column: int, text: str) -> Text:
 
 
 def status_line(status: Status) -> str:
-    """Returns one line for a log, the same words in the same order for every query."""
+    """Return one line for a log, the same words in the same order for every query."""
     name, state, batch, rate, lag, batch_time, kept, watermark, late, left_out = _cells(status)
     parts = [f"{name} {state}", f"batch {batch}", f"{rate} rows/s", f"lag {lag}", f"batch time {batch_time}"]
     parts += [f"kept {kept}"] if kept else []
@@ -122,7 +122,7 @@ def _cells(status: Status) -> list[str]:
 
 
 def _is_lag_unknown(status: Status) -> bool:
-    """Whether nobody has told yet how far the query is behind."""
+    """Return whether nobody has told yet how far the query is behind."""
     return status.state in ("starting", DISK_FULL) and not status.lag_rows
 
 
@@ -208,7 +208,7 @@ def _recent(state: Path, names: Sequence[str], began: float) -> list[Status]:
 
 
 def watch_table(look: Callable[[], Sequence[Status]]) -> None:
-    """Shows a live table until Ctrl-C.
+    """Show a live table until Ctrl-C.
 
     Args:
         look: gives the status of queries.
@@ -236,7 +236,7 @@ _names = click.argument("names", nargs=-1, metavar="[NAME]...")
 
 
 def _start(command: _Command) -> _Command:
-    """Adds the options that say where new queries begin and how they go on."""
+    """Add the options that say where new queries begin and how they go on."""
     for option in (
         click.option(
             "--republish", is_flag=True, help="Also publish results of what was there before the first start."
@@ -258,7 +258,7 @@ class _Submit(click.Command):
 
 
 def _spark_settings(command: _Command) -> _Command:
-    """Adds the options of spark-submit that people know, which become the argument `settings`."""
+    """Add the options of spark-submit that people know, which become the argument `settings`."""
 
     @wraps(command)
     def call(conf: tuple[str, ...], driver_memory: str | None, packages: str | None, **arguments: Any) -> Any:
@@ -633,7 +633,7 @@ def doctor(paths: PipelineLocations, no_spark: bool) -> None:
 
 
 def _tell(checks: Generator[Check], stopping: threading.Event) -> int:
-    """Prints a line for each; returns the exit code: 1 when something is missing."""
+    """Print a line for each; returns the exit code: 1 when something is missing."""
     faults = False
     with closing(checks):
         for check in checks:

@@ -92,7 +92,7 @@ class RateRule:
     per_us: int
 
     def exceeded(self, change: float) -> bool:
-        """Whether a change raises the alarm."""
+        """Return whether a change raises the alarm."""
         if self.reached and change == self.limit:
             return True
         return change > self.limit if self.rises else change < self.limit
@@ -120,7 +120,7 @@ class Alarm:
     since_us: int | None = None
 
     def free_us(self, cooldown_us: int) -> int | None:
-        """Returns before which time it isn't raised again."""
+        """Return before which time it isn't raised again."""
         return None if self.since_us is None else self.since_us + cooldown_us
 
 
@@ -143,7 +143,7 @@ class KeyAlarms:
     points: list[tuple[int, float]] = field(default_factory=list)
 
     def take(self, row: AlertRow, rules: AlertRules) -> Iterator[AlarmEvent]:
-        """Takes the next row of this key, and yields what it raises and clears, in order of time."""
+        """Take the next row of this key, and yields what it raises and clears, in order of time."""
         if rules.absent_us is not None:
             yield from self._end_silence(row, rules)
         if row.when is not None:
@@ -155,13 +155,13 @@ class KeyAlarms:
             self.last_us, self.values = row.ts_us, row.values
 
     def silent_from_us(self, rules: AlertRules) -> int | None:
-        """Returns when the alarm for silence is due if nothing comes; None when it's raised already or there's none."""
+        """Return when the alarm for silence is due if nothing comes; None when it's raised already or there's none."""
         if self.last_us is None or rules.absent_us is None or self.absent.raised:
             return None
         return max(self.last_us + rules.absent_us, self.absent.free_us(rules.cooldown_us) or 0)
 
     def silence(self, rules: AlertRules) -> Iterator[AlarmEvent]:
-        """Raises the alarm for silence, which is due."""
+        """Raise the alarm for silence, which is due."""
         due_us = self.silent_from_us(rules)
         if due_us is not None:
             self.absent = Alarm(True, due_us)
@@ -195,7 +195,7 @@ def _turn(
 
 
 def _keep_points(points: list[tuple[int, float]], ts_us: int, value: float, rate: RateRule) -> None:
-    """Keeps what a key remembers small, however fast its rows come."""
+    """Keep what a key remembers small, however fast its rows come."""
     part_us = max(1, rate.per_us // _KEPT_POINTS)
     if not points or points[-1][0] // part_us != ts_us // part_us:
         points.append((ts_us, value))
@@ -220,7 +220,7 @@ _AWAY_MS = 60_000
 
 
 def apply(frame: DataFrame, declaration: Declaration) -> DataFrame:
-    """Returns the alarms of a frame.
+    """Return the alarms of a frame.
 
     Args:
         frame: with `ts`, the columns of the key and those that the conditions name; batch or stream. Rows without a
@@ -251,7 +251,7 @@ def apply(frame: DataFrame, declaration: Declaration) -> DataFrame:
 
 
 def endless(declaration: Declaration) -> bool:
-    """Whether a stream of this query has micro-batches without rows, for its clock, so that "available now" never ends.
+    """Return whether a stream of this query has micro-batches without rows, for its clock, so that "available now" never ends.
 
     The session's setting spark.sql.streaming.noDataMicroBatches.enabled=false, when it starts, keeps it from that.
     """
@@ -260,7 +260,7 @@ def endless(declaration: Declaration) -> bool:
 
 
 def rules(declaration: Declaration) -> AlertRules:
-    """Returns what raises the alarms of an @alert.
+    """Return what raises the alarms of an @alert.
 
     Raises:
         PipelineError: the rate can't be read.
@@ -288,12 +288,12 @@ class AlertProcessor(StatefulProcessor):
         self._timed, self._by_event = time_mode != NO_TIMERS, time_mode == EVENT_TIME
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Opens the state; called by Spark in each task."""
+        """Open the state; called by Spark in each task."""
         self._handle = handle
         self._state = handle.getValueState("alarms", _STATE)
 
     def handleInputRows(self, key: tuple[object, ...], rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
-        """Takes the rows of a key in a micro-batch; called by Spark."""
+        """Take the rows of a key in a micro-batch; called by Spark."""
         alarms, seen_ms, timer_ms = self._load()
         for row in sorted(rows, key=lambda row: (row._ts, row._seq)):
             reading = AlertRow(row._ts, row._when, row._clear, row._value, row._values)
@@ -306,7 +306,7 @@ class AlertProcessor(StatefulProcessor):
     def handleExpiredTimer(
         self, key: tuple[object, ...], timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
-        """Raises the alarm for silence if it still lasts; called by Spark."""
+        """Raise the alarm for silence if it still lasts; called by Spark."""
         alarms, seen_ms, _ = self._load()
         due_ms, now_ms = self._due_ms(alarms, seen_ms), self._now_ms(timerValues)
         if due_ms is not None and not self._by_event and now_ms - due_ms > _AWAY_MS:
@@ -423,7 +423,7 @@ def _check(frame: DataFrame, declaration: Declaration) -> None:
 
 
 def _rate(declaration: Declaration) -> tuple[str, RateRule]:
-    """Returns the expression whose change is watched, and the change."""
+    """Return the expression whose change is watched, and the change."""
     text = str(declaration.options["rate"])
     match = _RATE.fullmatch(text.strip())
     if match is None or (float(match[3]) < 0) != (match[2][0] == "<"):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def milliseconds(text: object, name: str = "") -> int:
-    """Returns a duration in milliseconds: "200 ms" is 200, "1.5 minutes" is 90000.
+    """Return a duration in milliseconds: "200 ms" is 200, "1.5 minutes" is 90000.
 
     Args:
         text: the duration.
@@ -46,7 +46,7 @@ def milliseconds(text: object, name: str = "") -> int:
 
 
 def spark_duration(text: str) -> str:
-    """Returns the same duration as Spark's own parser takes it; it doesn't know "ms".
+    """Return the same duration as Spark's own parser takes it; it doesn't know "ms".
 
     Raises:
         PipelineError: `text` is no duration.
@@ -87,7 +87,7 @@ class Template:
 
     @property
     def columns(self) -> list[str]:
-        """Returns the columns that the row must have, in order."""
+        """The columns that the row must have, in order."""
         return [piece for is_column, piece in self.parts if is_column]
 
 
@@ -97,12 +97,12 @@ Check = Callable[[str, str, object], object]
 
 
 def optional(check: Check) -> Check:
-    """Returns a check that lets None pass."""
+    """Return a check that lets None pass."""
     return lambda where, name, value: None if value is None else check(where, name, value)
 
 
 def choice(*choices: str) -> Check:
-    """Returns a check for one of some words."""
+    """Return a check for one of some words."""
 
     def check(where: str, name: str, value: object) -> str:
         if value not in choices:
@@ -113,21 +113,21 @@ def choice(*choices: str) -> Check:
 
 
 def text_or_empty(where: str, name: str, value: object) -> str:
-    """Returns a text."""
+    """Return a text."""
     if not isinstance(value, str):
         raise PipelineError(f"{where}: {name}={value!r} must be a text.")
     return value
 
 
 def text(where: str, name: str, value: object) -> str:
-    """Returns a text that is not empty."""
+    """Return a text that is not empty."""
     if not isinstance(value, str) or not value:
         raise PipelineError(f"{where}: {name}={value!r} must be a text that is not empty.")
     return value
 
 
 def texts(where: str, name: str, value: object) -> tuple[str, ...]:
-    """Returns several texts, of which one may be given alone."""
+    """Return several texts, of which one may be given alone."""
     values = (value,) if isinstance(value, str) else value
     if not isinstance(values, Sequence) or not all(isinstance(item, str) and item for item in values):
         raise PipelineError(f"{where}: {name}={value!r} must be a text or a list of texts.")
@@ -135,21 +135,21 @@ def texts(where: str, name: str, value: object) -> tuple[str, ...]:
 
 
 def flag(where: str, name: str, value: object) -> bool:
-    """Returns True or False."""
+    """Return True or False."""
     if not isinstance(value, bool):
         raise PipelineError(f"{where}: {name}={value!r} must be True or False.")
     return value
 
 
 def count(where: str, name: str, value: object) -> int:
-    """Returns a whole number above 0."""
+    """Return a whole number above 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise PipelineError(f"{where}: {name}={value!r} must be a whole number above 0.")
     return value
 
 
 def size(where: str, name: str, value: object) -> int:
-    """Returns the bytes of "64MB", or of a number."""
+    """Return the bytes of "64MB", or of a number."""
     try:
         return count(where, name, parse_size(value))
     except ArgumentError as error:
@@ -157,7 +157,7 @@ def size(where: str, name: str, value: object) -> int:
 
 
 def duration(where: str, name: str, value: object) -> str:
-    """Returns a duration as it is written."""
+    """Return a duration as it is written."""
     try:
         milliseconds(value)
     except PipelineError as error:
@@ -166,7 +166,7 @@ def duration(where: str, name: str, value: object) -> str:
 
 
 def topic(where: str, name: str, value: object) -> str:
-    """Returns the text of a `Template`."""
+    """Return the text of a `Template`."""
     try:
         return Template(text(where, name, value)).text
     except PipelineError as error:
@@ -174,7 +174,7 @@ def topic(where: str, name: str, value: object) -> str:
 
 
 def on_error(where: str, name: str, value: object) -> str:
-    """Returns "fail", "drop", "dead_letter" or "dead_letter:TOPIC"."""
+    """Return "fail", "drop", "dead_letter" or "dead_letter:TOPIC"."""
     action, colon, rest = value.partition(":") if isinstance(value, str) else ("", "", "")
     if action not in ("fail", "drop", "dead_letter") or (colon and (action != "dead_letter" or not rest)):
         raise PipelineError(f"{where}: {name}={value!r} must be 'fail', 'drop', 'dead_letter' or 'dead_letter:TOPIC'.")
@@ -314,7 +314,7 @@ class Declaration:
 
     @property
     def where(self) -> str:
-        """Returns `file:line`, with which messages begin."""
+        """`file:line`, with which messages begin."""
         return f"{self.file}:{self.line}"
 
     @property
@@ -355,7 +355,7 @@ def source(
     fail_on_data_loss: bool = True,
     **unknown: object,
 ) -> Callable[[Function], Function]:
-    """Declares where messages come from: the function gets them as a DataFrame and returns the one that others read.
+    """Declare where messages come from: the function gets them as a DataFrame and returns the one that others read.
 
     Args:
         topics: topic names, with MQTT's wildcards `+` and `#`.
@@ -392,7 +392,7 @@ def view(function: Function) -> Function: ...
 @overload
 def view(function: None = None, **unknown: object) -> Callable[[Function], Function]: ...
 def view(function: Function | None = None, **unknown: object) -> Function | Callable[[Function], Function]:
-    """Declares a function that others name as an input, and that doesn't run by itself. Written `@view`.
+    """Declare a function that others name as an input, and that doesn't run by itself. Written `@view`.
 
     Raises:
         PipelineError: it is given options.
@@ -410,7 +410,7 @@ def publish(
     on_error: str = "fail",
     **unknown: object,
 ) -> Callable[[Function], Function]:
-    """Declares a query whose rows are published, each exactly once.
+    """Declare a query whose rows are published, each exactly once.
 
     Args:
         to: the topic, such as "alerts/{device}": what is in braces is a column of the row.
@@ -439,7 +439,7 @@ def table(
     on_error: str = "fail",
     **unknown: object,
 ) -> Callable[[Function], Function]:
-    """Declares a query whose rows are kept as a table, each exactly once.
+    """Declare a query whose rows are kept as a table, each exactly once.
 
     Args:
         path: the folder, relative to the application's `tables` folder; an absolute path or a URI (s3a://, hdfs://)
@@ -471,7 +471,7 @@ def alert(
     on_error: str = "fail",
     **unknown: object,
 ) -> Callable[[Function], Function]:
-    """Declares a query that publishes when a key raises an alarm, and when the alarm is over.
+    """Declare a query that publishes when a key raises an alarm, and when the alarm is over.
 
     Args:
         to: the topic of the alarms, such as "alerts/{device}": what is in braces is one of the columns in `key`.
@@ -496,7 +496,7 @@ def alert(
 
 
 def reference(path: str, *, schema: str | None = None, **unknown: object) -> Callable[[Function], Function]:
-    """Declares a table that streams are joined with: a CSV, JSON or Parquet file, read again when it changes.
+    """Declare a table that streams are joined with: a CSV, JSON or Parquet file, read again when it changes.
 
     Args:
         path: the file or folder, relative to the folder of pipelines.
@@ -516,7 +516,7 @@ def stateful(
     time: Literal["processing", "event"] | None = None,
     **unknown: object,
 ) -> Callable[[Function], Function]:
-    """Declares that the rows which a function returns go, key by key, through a processor that remembers what it likes.
+    """Declare that the rows which a function returns go, key by key, through a processor that remembers what it likes.
 
     Written below the kind, as @expect is; with @publish, @table, @view, or alone.
 
@@ -565,7 +565,7 @@ def _fitting_state(kind: Kind, function: PipelineFunction) -> StatefulOptions | 
 def expect(
     condition: str, *, on_fail: str = "drop", topic: str | None = None, name: str | None = None, **unknown: object
 ) -> Callable[[Function], Function]:
-    """Declares what the rows that a function returns must be like. May be given several times; written below the kind.
+    """Declare what the rows that a function returns must be like. May be given several times; written below the kind.
 
     Args:
         condition: a Spark SQL condition; NULL fails it.
@@ -590,7 +590,7 @@ def expect(
 def expectation(
     where: str, condition: str, on_fail: str = "drop", topic: str | None = None, name: str | None = None
 ) -> Expectation:
-    """Returns a checked `Expectation`; `where` begins the messages.
+    """Return a checked `Expectation`; `where` begins the messages.
 
     Raises:
         PipelineError: an option is wrong.
@@ -608,7 +608,7 @@ def expectation(
 
 
 def declaration_of(function: object) -> Declaration | None:
-    """Returns what a decorator has left on a function; one with `@expect` or `@stateful` alone is a view."""
+    """Return what a decorator has left on a function; one with `@expect` or `@stateful` alone is a view."""
     found = getattr(function, _DECLARATION, None)
     if isinstance(found, Declaration):
         return found
@@ -617,7 +617,7 @@ def declaration_of(function: object) -> Declaration | None:
 
 
 def implied_view(function: PipelineFunction) -> Declaration:
-    """Returns the declaration of a plain function that another one names as an input."""
+    """Return the declaration of a plain function that another one names as an input."""
     return _declaration("view", {}, function, raw_frame=False)
 
 
@@ -679,7 +679,7 @@ def _caller() -> str:
 
 
 def _where(decorator: str, unknown: Mapping[str, object]) -> str:
-    """Returns `file:line` of a decorator, which has no unknown options."""
+    """Return `file:line` of a decorator, which has no unknown options."""
     where = _caller()
     for name in unknown:
         parameters = inspect.signature(globals()[decorator]).parameters
@@ -692,5 +692,5 @@ def _where(decorator: str, unknown: Mapping[str, object]) -> str:
 
 
 def _checked(where: str, decorator: str, given: Mapping[str, object]) -> dict[str, Any]:
-    """Returns the options of a decorator, each checked; `given` has its arguments, and may have more."""
+    """Return the options of a decorator, each checked; `given` has its arguments, and may have more."""
     return {name: check(where, name, given[name]) for name, check in CHECKS[decorator].items()}

@@ -89,7 +89,7 @@ class Corrections:
         self._folder = query / FOLDER
 
     def publish(self, messages: DataFrame, start: Offsets, end: Offsets) -> Iterator[str]:
-        """Publishes the results of a range that are not out, under a new version.
+        """Publish the results of a range that are not out, under a new version.
 
         Args:
             messages: all results, of what `sinks.as_messages` returned.
@@ -160,7 +160,7 @@ class Corrections:
 
     @staticmethod
     def _counts(version: Version, others: list[Version]) -> bool:
-        """Whether no later version has all of its range, and takes its place."""
+        """Return whether no later version has all of its range, and takes its place."""
         later = [one for one in others if one.number > version.number]
         return not any(checkpoint.covers(one.start, one.end, version.start, version.end) for one in later)
 
@@ -183,7 +183,7 @@ class Corrections:
 
 
 def _numbered(messages: DataFrame) -> DataFrame:
-    """Adds the place of each message, a hash of it, and which one it is of those that are alike."""
+    """Add the place of each message, a hash of it, and which one it is of those that are alike."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -214,7 +214,7 @@ _INFERRED = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 @contextmanager
 def standing_still(query: Path, declaration: Declaration) -> Iterator[None]:
-    """Keeps a query from being started while its rows are replaced.
+    """Keep a query from being started while its rows are replaced.
 
     Args:
         query: `<state>/<name>`.
@@ -237,7 +237,7 @@ def standing_still(query: Path, declaration: Declaration) -> Iterator[None]:
 
 
 def stream_end(query: Path, declaration: Declaration) -> Offsets | None:
-    """Returns where the rows end that a query has written itself: what comes after is written when it goes on.
+    """Return where the rows end that a query has written itself: what comes after is written when it goes on.
 
     Args:
         query, declaration: as for `standing_still`.
@@ -266,7 +266,7 @@ def stream_end(query: Path, declaration: Declaration) -> Offsets | None:
 
 
 def check_stateless(stream: DataFrame, declaration: Declaration) -> None:
-    """Makes sure that no row of a range is still to come from what a checkpoint remembers.
+    """Make sure that no row of a range is still to come from what a checkpoint remembers.
 
     Args:
         stream: the result of the query as a stream.
@@ -307,7 +307,7 @@ class Replacement:
     stream_end: Offsets | None
 
     def apply(self, frame: DataFrame) -> str:
-        """Replaces the rows of the range; returns what was done.
+        """Replace the rows of the range; returns what was done.
 
         Args:
             frame: the rows that are to be there.
@@ -355,7 +355,7 @@ class Replacement:
         return f"rows replaced in {self.location}, version {version}"
 
     def _move_stream(self, replaced: Ranges) -> None:
-        """Lets the stream go on in another folder when the one that it wrote to is replaced."""
+        """Let the stream go on in another folder when the one that it wrote to is replaced."""
         folder = checkpoint.table_folder(self.query) or self.location
         if self.stream_end is not None and folder in replaced and checkpoint.exists(self.query):
             fresh = f"{self.location}{tables.BACKFILL}{secrets.token_hex(6)}"
@@ -436,7 +436,7 @@ def backfill(
     spark: SparkSession | None = None,
     stopping: threading.Event | None = None,
 ) -> int:
-    """Computes a query on the rows between `options.start` and `options.until`.
+    """Compute a query on the rows between `options.start` and `options.until`.
 
     A table's rows are written beside those of its stream, into a folder of their own that `tables.files` and
     `tables.frame` know; what the stream or another backfill has written already is only written again with
@@ -512,7 +512,7 @@ class _Task:
             self._write(self._frame(spark))
 
     def _leave_out(self, spark: SparkSession, error: Exception) -> bool:
-        """Looks for the rows that it fails with; whether there are any, which are left out from now on."""
+        """Look for the rows that it fails with; whether there are any, which are left out from now on."""
         if not failing_rows.is_wanted(self._declaration, error):
             return False
 

@@ -44,7 +44,7 @@ _LOGS = ("offsets", "commits")
 
 
 def mend(query: Path, written: int | None) -> str:
-    """Removes what is left of a micro-batch that was about to begin or to be noted as done: Spark does it (again).
+    """Remove what is left of a micro-batch that was about to begin or to be noted as done: Spark does it (again).
 
     To be called while nobody runs the query. Nobody has results of a micro-batch whose offsets are torn: they are
     synced before results are given away (`checkpoint.keep_batch`), unless Spark itself writes them.
@@ -86,7 +86,7 @@ def mend(query: Path, written: int | None) -> str:
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether a file of Spark's, JSON behind a line with a version, is not what was written."""
+    """Return whether a file of Spark's, JSON behind a line with a version, is not what was written."""
     try:
         text = path.read_text("utf-8")
         for line in text.splitlines():
@@ -149,17 +149,17 @@ class PublishCommit:
 
 
 def folder(query: Path) -> Path:
-    """Returns where Spark's checkpoint of a query is, given `<state>/<name>`."""
+    """Return where Spark's checkpoint of a query is, given `<state>/<name>`."""
     return query / _CHECKPOINT
 
 
 def exists(query: Path) -> bool:
-    """Whether there is a checkpoint of a query, given `<state>/<name>`."""
+    """Return whether there is a checkpoint of a query, given `<state>/<name>`."""
     return (folder(query) / "metadata").exists()
 
 
 def claim(query: Path, declaration: Declaration, sources: list[str]) -> None:
-    """Makes sure that the checkpoint is this query's.
+    """Make sure that the checkpoint is this query's.
 
     Args:
         query: `<state>/<name>`.
@@ -181,7 +181,7 @@ def claim(query: Path, declaration: Declaration, sources: list[str]) -> None:
 
 
 def claim_state(query: Path, declaration: Declaration, operators: list[dict[str, Any]], spark_version: str) -> None:
-    """Makes sure that the state in the checkpoint means what the query takes it for; the first time that is noted.
+    """Make sure that the state in the checkpoint means what the query takes it for; the first time that is noted.
 
     Args:
         query: `<state>/<name>`.
@@ -210,7 +210,7 @@ def _remembers(query: Path) -> bool:
 
 
 def start(query: Path, journal: Journal | RemoteJournal, begin: str, quiet: bool) -> QueryStart:
-    """Returns where the query began; the first time that is decided here, and kept.
+    """Return where the query began; the first time that is decided here, and kept.
 
     Args:
         query: `<state>/<name>`.
@@ -231,7 +231,7 @@ def start(query: Path, journal: Journal | RemoteJournal, begin: str, quiet: bool
 
 
 def saved_start(query: Path) -> QueryStart | None:
-    """Returns where a query began, as it was decided; None when it never ran."""
+    """Return where a query began, as it was decided; None when it never ran."""
     found = cast("dict[str, Any] | None", read_json(query / _START))
     return None if found is None else QueryStart(found["starting"], found["split"], found.get("pending"))
 
@@ -241,7 +241,7 @@ def _save_start(query: Path, start: QueryStart) -> None:
 
 
 def start_offsets(query: Path) -> Offsets | None:
-    """Returns where a query's stream began, or began to write to the folder that it writes to; None when it never
+    """Return where a query's stream began, or began to write to the folder that it writes to; None when it never
     ran.
     """
     moved = read_json(query / _TABLE) or {}
@@ -252,7 +252,7 @@ def start_offsets(query: Path) -> Offsets | None:
 
 
 def replace_start(query: Path, start: QueryStart | None) -> None:
-    """Changes where a query without a checkpoint begins; with None the next call of `start` decides."""
+    """Change where a query without a checkpoint begins; with None the next call of `start` decides."""
     if start is None:
         (query / _START).unlink(missing_ok=True)
     else:
@@ -261,7 +261,7 @@ def replace_start(query: Path, start: QueryStart | None) -> None:
 
 
 def committed_offsets(query: Path, batch: int | None = None) -> Offsets | None:
-    """Returns where a query is that has done a micro-batch: what the slowest of its sources reads next, per node.
+    """Return where a query is that has done a micro-batch: what the slowest of its sources reads next, per node.
 
     Args:
         query: `<state>/<name>`.
@@ -279,21 +279,21 @@ def committed_offsets(query: Path, batch: int | None = None) -> Offsets | None:
 
 
 def last_batch(query: Path) -> int:
-    """Returns the number of the last micro-batch that Spark calls done; -1 when there is none."""
+    """Return the number of the last micro-batch that Spark calls done; -1 when there is none."""
     commits = folder(query) / "commits"
     names = [path.name for path in commits.iterdir()] if commits.is_dir() else []
     return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
 def last_begun_batch(query: Path) -> int:
-    """Returns the number of the last micro-batch that Spark has begun; -1 when there is none."""
+    """Return the number of the last micro-batch that Spark has begun; -1 when there is none."""
     begun = folder(query) / "offsets"
     names = [path.name for path in begun.iterdir()] if begun.is_dir() else []
     return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
 def batch_under_way(query: Path) -> tuple[Offsets, Offsets] | None:
-    """Returns the rows of the micro-batch that Spark has begun and not done: the next seq of each node at its beginning
+    """Return the rows of the micro-batch that Spark has begun and not done: the next seq of each node at its beginning
     and its end; of several sources from the first beginning to the last end. None when there is none.
     """
     batch = last_begun_batch(query)
@@ -311,13 +311,13 @@ def batch_under_way(query: Path) -> tuple[Offsets, Offsets] | None:
 
 
 def last_commit(query: Path) -> PublishCommit | None:
-    """Returns the last commit of a query that was begun; None when nobody knows."""
+    """Return the last commit of a query that was begun; None when nobody knows."""
     found = cast("dict[str, Any]", read_json(query / _COMMIT) or {})
     return PublishCommit(**found) if found.get("start") is not None and found.get("end") is not None else None
 
 
 def check_position(position: str, option: str) -> None:
-    """Raises PipelineError or ArgumentError, which names the option, when `offsets` could do nothing with it."""
+    """Raise PipelineError or ArgumentError, which names the option, when `offsets` could do nothing with it."""
     if position.startswith("{"):
         _given(position)
     elif not position.isdecimal():
@@ -325,7 +325,7 @@ def check_position(position: str, option: str) -> None:
 
 
 def offsets(journal: Journal | RemoteJournal, position: str, end: bool = False) -> Offsets:
-    """Returns the next seq of each node at a position of the journal: a moment, a seq, or offsets.
+    """Return the next seq of each node at a position of the journal: a moment, a seq, or offsets.
 
     Args:
         journal: the journal, opened.
@@ -374,7 +374,7 @@ class PublishGate:
         self._closes_more = pending is not None and pending != split
 
     def save_commit(self, query_id: str, batch: int) -> None:
-        """Notes that a micro-batch is about to be published, so that a lost checkpoint can be replaced."""
+        """Note that a micro-batch is about to be published, so that a lost checkpoint can be replaced."""
         values = {
             "query_id": query_id,
             "batch": batch,
@@ -392,7 +392,7 @@ class PublishGate:
         return start_offsets(self.query) if batch == 0 else None
 
     def is_old(self, batch: int) -> bool:
-        """Whether the results of micro-batch number `batch` stay unpublished."""
+        """Return whether the results of micro-batch number `batch` stay unpublished."""
         if self._split is None:
             return False
         ends = list(_ends(self.query, batch))
@@ -402,7 +402,7 @@ class PublishGate:
         return not (self._closes_more and all(map(self._is_at, ends)) and self.rows(batch) == 0)
 
     def rows(self, batch: int) -> int:
-        """Returns how many rows of the journal a micro-batch has; the first one is counted from the beginning."""
+        """Return how many rows of the journal a micro-batch has; the first one is counted from the beginning."""
         before = list(_ends(self.query, batch - 1)) if batch else []
         ends = list(_ends(self.query, batch))
         starts = before if len(before) == len(ends) else [{} for _ in ends]
@@ -445,7 +445,7 @@ def _shown(value: Any) -> str:
 
 
 def read_json(path: Path) -> dict[str, object] | None:
-    """Returns what a file of the state holds; None when there is none. Raises PipelineError when it is damaged."""
+    """Return what a file of the state holds; None when there is none. Raises PipelineError when it is damaged."""
     try:
         return dict(json.loads(path.read_text("utf-8")))
     except FileNotFoundError:
@@ -455,7 +455,7 @@ def read_json(path: Path) -> dict[str, object] | None:
 
 
 def write_json(path: Path, values: Mapping[str, object], lasting: bool = True) -> None:
-    """Replaces the file as a whole, and for good when what follows relies on it."""
+    """Replace the file as a whole, and for good when what follows relies on it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
     with fresh.open("w", encoding="utf-8") as file:
@@ -509,35 +509,35 @@ Ranges = dict[str, tuple[Offsets, Offsets]]
 
 
 def ranges_file(query: Path) -> Path:
-    """Returns the file with the ranges of a query, given `<state>/<name>`."""
+    """Return the file with the ranges of a query, given `<state>/<name>`."""
     return query / _RANGES
 
 
 def table_folder(query: Path) -> str | None:
-    """Returns the folder that a query's stream writes to; None when it never ran."""
+    """Return the folder that a query's stream writes to; None when it never ran."""
     found = read_json(query / _TABLE)
     return None if found is None else str(found["folder"])
 
 
 def keep_table_folder(query: Path, folder: str, start: Offsets | None = None) -> None:
-    """Notes the folder that a query's stream writes to; with `start` the rows of the journal from which on it does."""
+    """Note the folder that a query's stream writes to; with `start` the rows of the journal from which on it does."""
     if table_folder(query) != folder:
         write_json(query / _TABLE, {"folder": folder} | ({} if start is None else {"start": start}))
 
 
 def table_ranges(query: Path) -> Ranges:
-    """Returns by folder where its rows begin and end."""
+    """Return by folder where its rows begin and end."""
     found = cast("dict[str, tuple[Offsets, Offsets]]", read_json(query / _RANGES) or {})
     return {folder: (start, end) for folder, (start, end) in found.items()}
 
 
 def add_table_range(query: Path, folder: str, start: Offsets, end: Offsets) -> None:
-    """Notes the rows of a folder."""
+    """Note the rows of a folder."""
     write_json(query / _RANGES, table_ranges(query) | {folder: (start, end)})
 
 
 def written_ranges(query: Path) -> Ranges:
-    """Returns the ranges of the folders that are still there, as far as this machine can see them."""
+    """Return the ranges of the folders that are still there, as far as this machine can see them."""
     return {name: both for name, both in table_ranges(query).items() if _is_there(name)}
 
 
@@ -548,7 +548,7 @@ def _is_there(name: str) -> bool:
 
 
 def table_end(query: Path) -> Offsets | None:
-    """Returns where the rows of a table end: the next of each node; None when nobody knows."""
+    """Return where the rows of a table end: the next of each node; None when nobody knows."""
     found: Offsets = {}
     for _, ends in written_ranges(query).values():
         found = {node: max(found.get(node, 0), ends.get(node, 0)) for node in {*found, *ends}}
@@ -556,7 +556,7 @@ def table_end(query: Path) -> Offsets | None:
 
 
 def overlap(start: Offsets, end: Offsets, other: Offsets, other_end: Offsets) -> bool:
-    """Whether two ranges have rows in common; a node that an end doesn't name goes on for ever."""
+    """Return whether two ranges have rows in common; a node that an end doesn't name goes on for ever."""
     for node, seq in end.items():
         first, last = max(start.get(node, 0), other.get(node, 0)), min(seq, other_end.get(node, seq))
         if first < last:
@@ -565,7 +565,7 @@ def overlap(start: Offsets, end: Offsets, other: Offsets, other_end: Offsets) ->
 
 
 def covers(start: Offsets, end: Offsets, other: Offsets, other_end: Offsets) -> bool:
-    """Whether the first range has all rows of the other one."""
+    """Return whether the first range has all rows of the other one."""
     return all(
         start.get(node, 0) <= other.get(node, 0) and seq <= end.get(node, 0)
         for node, seq in other_end.items()
@@ -574,5 +574,5 @@ def covers(start: Offsets, end: Offsets, other: Offsets, other_end: Offsets) -> 
 
 
 def offset_text(offset: Mapping[str, int]) -> str:
-    """Returns an offset as `--from` takes it."""
+    """Return an offset as `--from` takes it."""
     return json.dumps(dict(sorted(offset.items())))

@@ -60,11 +60,11 @@ class DeltaTable:
         self._table: Any = self._deltalake.DeltaTable(location) if self.exists() else None
 
     def exists(self) -> bool:
-        """Whether there is a Delta table."""
+        """Return whether there is a Delta table."""
         return bool(self._deltalake.DeltaTable.is_deltatable(self.location))
 
     def has(self, query: str, batch: int) -> bool:
-        """Whether a micro-batch is in the table.
+        """Return whether a micro-batch is in the table.
 
         Args:
             query: a key of the query, its name and a colon first.
@@ -74,7 +74,7 @@ class DeltaTable:
         return last is not None and last >= batch
 
     def end(self, name: str) -> Offsets | None:
-        """Returns where the rows end that a query has read for it, the next of each node; None when its log doesn't
+        """Return where the rows end that a query has read for it, the next of each node; None when its log doesn't
         say it.
         """
         for entry in self._fresh().history(_HISTORY) if self._table else ():
@@ -84,7 +84,7 @@ class DeltaTable:
         return None
 
     def append(self, frame: DataFrame, query: str, batch: int, end: Offsets | None) -> int:
-        """Appends the rows of a micro-batch, once, however often it is called.
+        """Append the rows of a micro-batch, once, however often it is called.
 
         Args:
             frame: the rows.
@@ -111,7 +111,7 @@ class DeltaTable:
         return len(files)
 
     def replace(self, frame: DataFrame, query: str) -> int:
-        """Replaces all rows, in one commit; who reads the table sees the ones or the others.
+        """Replace all rows, in one commit; who reads the table sees the ones or the others.
 
         Args:
             frame: the new rows, which may be made of the old ones.
@@ -155,7 +155,7 @@ class DeltaTable:
         return 1
 
     def _fitting(self, frame: DataFrame) -> Any:
-        """Returns the schema of a frame; makes the table, or adds the columns that it doesn't have yet."""
+        """Return the schema of a frame; makes the table, or adds the columns that it doesn't have yet."""
         schema = _schema(self._deltalake, frame)
         if self._table is None:
             self._table = self._deltalake.DeltaTable.create(self.location, schema, partition_by=self._by, mode="ignore")
@@ -176,7 +176,7 @@ class DeltaTable:
         return schema
 
     def optimize(self, target_bytes: int | None = None) -> lake_files.Joined:
-        """Joins small files to large ones. Rows stay as they are, older versions too.
+        """Join small files to large ones. Rows stay as they are, older versions too.
 
         Args:
             target_bytes: about the size of large ones; the library knows one.
@@ -188,7 +188,7 @@ class DeltaTable:
         return lake_files.Joined(figures["numFilesRemoved"], figures["numFilesAdded"])
 
     def vacuum(self, retain: timedelta) -> int:
-        """Removes files that no version within `retain` reads, also those that were never committed.
+        """Remove files that no version within `retain` reads, also those that were never committed.
 
         Returns:
             How many.
@@ -201,7 +201,7 @@ class DeltaTable:
         return len(gone)
 
     def check_condition(self, condition: str) -> None:
-        """Says whether it is a condition of SQL for this table; errors as of `delete`."""
+        """Say whether it is a condition of SQL for this table; errors as of `delete`."""
         table = self._fresh()
         try:
             question = self._deltalake.QueryBuilder().register("t", table)
@@ -210,7 +210,7 @@ class DeltaTable:
             raise PipelineError(f"{condition!r} can't be deleted from {self.location}: {one_line(error)}.") from None
 
     def delete(self, condition: str) -> int:
-        """Deletes the rows that meet a condition of SQL; returns how many.
+        """Delete the rows that meet a condition of SQL; returns how many.
 
         Raises:
             PipelineError: it is none.
@@ -229,14 +229,14 @@ class DeltaTable:
 
 
 def is_table(location: str) -> bool:
-    """Whether a folder or URI is a Delta table, as far as deltalake knows it."""
+    """Return whether a folder or URI is a Delta table, as far as deltalake knows it."""
     with suppress(Exception):  # it isn't installed, or knows no such URI
         return bool(import_deltalake().DeltaTable.is_deltatable(location))
     return False
 
 
 def frame(spark: SparkSession, location: str) -> DataFrame:
-    """Returns the rows of a table: by Delta's jar where Spark has it, else by Spark's own Parquet reader.
+    """Return the rows of a table: by Delta's jar where Spark has it, else by Spark's own Parquet reader.
 
     Raises:
         PipelineError: deltalake is missing.
@@ -259,7 +259,7 @@ def frame(spark: SparkSession, location: str) -> DataFrame:
 
 
 def _decoded(name: str, paths: Sequence[str]) -> Column:
-    """Returns the values of a partition: Spark takes each byte of `%C3%A9` for a letter, where others write UTF-8."""
+    """Return the values of a partition: Spark takes each byte of `%C3%A9` for a letter, where others write UTF-8."""
     from pyspark.sql import functions as F
 
     pairs = (folder.partition("=")[::2] for path in paths if "%" in path for folder in path.split("/"))
@@ -273,7 +273,7 @@ def _decoded(name: str, paths: Sequence[str]) -> Column:
 
 
 def files(location: str) -> list[str]:
-    """Returns the paths or URIs of the Parquet files that a Delta table is made of.
+    """Return the paths or URIs of the Parquet files that a Delta table is made of.
 
     Raises:
         PipelineError: deltalake is missing.
@@ -282,7 +282,7 @@ def files(location: str) -> list[str]:
 
 
 def settings(packages: str) -> dict[str, str]:
-    """Returns the settings that Delta's jar needs, when `packages`, coordinates of Maven between commas, has it."""
+    """Return the settings that Delta's jar needs, when `packages`, coordinates of Maven between commas, has it."""
     if ":delta-spark_" not in packages:
         return {}
     return {

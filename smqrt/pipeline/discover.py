@@ -76,11 +76,11 @@ class Catalog:
         return f"did you mean {near[0]!r}?" if near else f"declared are {', '.join(self.declarations) or 'none'}."
 
     def queries(self) -> list[Declaration]:
-        """Returns what runs by itself: the declarations of @publish, @table and @alert."""
+        """Return what runs by itself: the declarations of @publish, @table and @alert."""
         return [declaration for declaration in self.declarations.values() if declaration.is_query]
 
     def get(self, name: str) -> Declaration:
-        """Returns a declaration by name.
+        """Return a declaration by name.
 
         Raises:
             PipelineError: there is none.
@@ -90,7 +90,7 @@ class Catalog:
         return self.declarations[name]
 
     def select(self, names: Iterable[str] = ()) -> list[Declaration]:
-        """Returns the queries with these names, or all when none is given.
+        """Return the queries with these names, or all when none is given.
 
         Raises:
             PipelineError: a name is unknown or isn't that of a query, or there is no query at all.
@@ -107,7 +107,7 @@ class Catalog:
         return found
 
     def walk(self, declaration: Declaration) -> list[Declaration]:
-        """Returns a declaration after everything that it reads, each once.
+        """Return a declaration after everything that it reads, each once.
 
         Raises:
             PipelineError: it reads itself.
@@ -125,12 +125,12 @@ class Catalog:
         found.setdefault(declaration.name, declaration)
 
     def sources_of(self, declaration: Declaration) -> list[Declaration]:
-        """Returns the sources that a declaration reads, directly or not."""
+        """Return the sources that a declaration reads, directly or not."""
         return [each for each in self.walk(declaration) if each.kind == "source"]
 
 
 def load(folder: Path) -> Catalog:
-    """Reads every `*.py` and `*.sql` of a folder; names that begin with `_` or `test_` are left out.
+    """Read every `*.py` and `*.sql` of a folder; names that begin with `_` or `test_` are left out.
 
     Args:
         folder: usually `<application>/pipelines`; one file may be given too.
@@ -182,7 +182,7 @@ def _with_views(declared: dict[str, Declaration], own: list[Any]) -> Iterator[De
 
 
 def _imported(path: Path) -> ModuleType:
-    """Runs a file as a module that sys.modules does not know: what it defines goes to Spark's workers by value."""
+    """Run a file as a module that sys.modules does not know: what it defines goes to Spark's workers by value."""
     name = f"smqrt_pipelines_{path.stem}"
     loader = _SourceLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
@@ -253,7 +253,7 @@ def _error_line(error: Exception, path: Path) -> str:
 
 
 def _asks_spark(error: Exception) -> bool:
-    """Whether pyspark says that Spark doesn't run; many of its functions only assert it."""
+    """Return whether pyspark says that Spark doesn't run; many of its functions only assert it."""
     last = traceback.extract_tb(error.__traceback__)[-1].filename
     return "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error) or (isinstance(error, AssertionError) and "/pyspark/" in last)
 
@@ -293,7 +293,7 @@ _NOT_A_NAME = ("LATERAL", "VALUES", "SELECT", "TABLE", "UNNEST", "EXPLODE")
 
 
 def load_sql(path: Path) -> api.Declaration | None:
-    """Reads a SQL file.
+    """Read a SQL file.
 
     Args:
         path: the file; its name without `.sql` is the declaration's name.
@@ -321,7 +321,7 @@ def load_sql(path: Path) -> api.Declaration | None:
 
 
 def inputs(query: str) -> list[str]:
-    """Returns the names that the FROM and JOIN of a query read, in order, without those of its WITH."""
+    """Return the names that the FROM and JOIN of a query read, in order, without those of its WITH."""
     names, local = [], set(re.findall(r"(?:\bWITH\b|,)\s*(\w+)\s+AS\s*\(", query, re.IGNORECASE))
     for start, end in _spans(query):
         name = query[start:end].strip("`")
@@ -415,7 +415,7 @@ def _without_streams(query: str) -> str:
 
 
 def _spans(query: str) -> Iterator[tuple[int, int]]:
-    """Yields where the inputs of a query stand."""
+    """Yield where the inputs of a query stand."""
     openers: list[str] = [""]
     before = ["", ""]
     expected = False

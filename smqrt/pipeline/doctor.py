@@ -77,7 +77,7 @@ class DoctorOptions:
 
 
 def examine(options: DoctorOptions) -> Generator[Check]:
-    """Looks at everything that pipelines need, the cheap things first.
+    """Look at everything that pipelines need, the cheap things first.
 
     Spark is started only where Java and these packages are there and the pipelines could be read.
     """
@@ -101,7 +101,7 @@ def examine(options: DoctorOptions) -> Generator[Check]:
 
 
 def package(name: str, least: tuple[int, ...], below: tuple[int, ...] | None = None) -> Check:
-    """Whether a distribution is installed in a version that fits.
+    """Return whether a distribution is installed in a version that fits.
 
     Args:
         name: of the distribution.
@@ -119,7 +119,7 @@ def package(name: str, least: tuple[int, ...], below: tuple[int, ...] | None = N
 
 
 def memory(meminfo: Path = _MEMORY, cgroup: Path = _CGROUP) -> Check:
-    """Whether there is memory for a driver.
+    """Return whether there is memory for a driver.
 
     Args:
         meminfo, cgroup: where the kernel tells about memory.
@@ -133,7 +133,7 @@ def memory(meminfo: Path = _MEMORY, cgroup: Path = _CGROUP) -> Check:
 
 
 def disk(folder: Path, needed_bytes: int = DISK_BYTES) -> Check:
-    """Whether there is room for checkpoints and tables where `folder` lies or would lie."""
+    """Return whether there is room for checkpoints and tables where `folder` lies or would lie."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
     detail = f"{_size(free)} free in {there}"
@@ -143,7 +143,7 @@ def disk(folder: Path, needed_bytes: int = DISK_BYTES) -> Check:
 
 
 def writable(folder: Path) -> Check:
-    """Whether files can be made in the folder of state, which is made when it isn't there."""
+    """Return whether files can be made in the folder of state, which is made when it isn't there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder):
@@ -154,7 +154,7 @@ def writable(folder: Path) -> Check:
 
 
 def executable(folder: Path) -> Check:
-    """Whether Spark may run what it unpacks into the temporary folder: RocksDB, which keeps state, and compression."""
+    """Return whether Spark may run what it unpacks into the temporary folder: RocksDB, which keeps state, and compression."""
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         return Check("temp", False, f"{folder} is mounted noexec", "set TMPDIR to a folder that is not")
     return Check("temp", True, f"{folder}")
@@ -224,7 +224,7 @@ def _plans(options: DoctorOptions) -> Iterator[Check]:
 
 
 def planned(options: DoctorOptions, session: SparkSession) -> Iterator[Check]:
-    """Looks whether Spark can run each query.
+    """Look whether Spark can run each query.
 
     Args:
         options: what to look at.
@@ -249,7 +249,7 @@ def planned(options: DoctorOptions, session: SparkSession) -> Iterator[Check]:
 
 
 def _plan(plan: QueryPlan, graph: Graph, session: SparkSession, warnings: list[Check], options: DoctorOptions) -> Check:
-    """Whether Spark can run a query as a stream; no row is read for it. Adds what it warns of."""
+    """Return whether Spark can run a query as a stream; no row is read for it. Adds what it warns of."""
     frame = plan.make(graph)
     try:
         _check_output(frame, plan.declaration)
@@ -266,7 +266,7 @@ def _plan(plan: QueryPlan, graph: Graph, session: SparkSession, warnings: list[C
 
 
 def _check_output(frame: DataFrame, declaration: Declaration) -> None:
-    """Whether the result has the columns that topics, or the folders of a table, are made of."""
+    """Return whether the result has the columns that topics, or the folders of a table, are made of."""
     from smqrt.pipeline import tables
     from smqrt.pipeline.sinks import as_messages, partitioned
 

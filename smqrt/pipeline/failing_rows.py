@@ -55,7 +55,7 @@ Compute = Callable[[Offsets, Offsets, Numbers], Exception | None]
 
 
 def is_wanted(declaration: Declaration, error: BaseException) -> bool:
-    """Whether rows are to be looked for that a query has ended with: not for errors that no row can be the cause of."""
+    """Return whether rows are to be looked for that a query has ended with: not for errors that no row can be the cause of."""
     if not declaration.leaves_out or isinstance(error, SmqrtError):
         return False
     return not (is_final(error) or is_away(error) or is_full(error) or is_too_large(error))
@@ -106,7 +106,7 @@ class LeftOut:
         self._number = found.get("number", 0)
 
     def add(self, rows: Sequence[FailingRow], topic: str | None, journal: Journal | RemoteJournal) -> None:
-        """Adds rows, and their letters if there is a topic for them; the disk has both then."""
+        """Add rows, and their letters if there is a topic for them; the disk has both then."""
         for row in rows:
             known = {*self.rows.get(row.node, []), row.seq}
             self.rows[row.node] = sorted(known)[-MOST_KEPT:]
@@ -115,7 +115,7 @@ class LeftOut:
         self._save()
 
     def publish(self, commit: Commit) -> None:
-        """Publishes the letters that wait, each once. Raises as `commit`."""
+        """Publish the letters that wait, each once. Raises as `commit`."""
         if self._letters:
             commit(self._key, self._number, [(topic.encode(), None, text.encode()) for topic, text in self._letters])
             self._letters, self._number = [], self._number + 1
@@ -128,7 +128,7 @@ class LeftOut:
 
 
 def without(frame: DataFrame, rows: Numbers) -> DataFrame:
-    """Returns the rows of a journal that are none of these, which are given by node."""
+    """Return the rows of a journal that are none of these, which are given by node."""
     from pyspark.sql import functions as F
 
     left_out = [(F.col("node") == node) & F.col("seq").isin(list(seqs)) for node, seqs in rows.items() if seqs]
@@ -136,7 +136,7 @@ def without(frame: DataFrame, rows: Numbers) -> DataFrame:
 
 
 def letter(row: Row, failing: FailingRow) -> str:
-    """Returns the dead letter of a row, as `row_checks.dead_letters` makes it of those that are checked by Spark."""
+    """Return the dead letter of a row, as `row_checks.dead_letters` makes it of those that are checked by Spark."""
     at = datetime.fromtimestamp(row.ts_us // 1_000_000, UTC).replace(microsecond=row.ts_us % 1_000_000)
     told: dict[str, Any] = {"reason": failing.reason, "topic": row.topic, "subtopic": row.subtopic, "uid": row.uid}
     told |= {"node": failing.node, "seq": row.seq, "ts": at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")}
@@ -155,7 +155,7 @@ class Span:
 
     @classmethod
     def of(cls, range_: tuple[Offsets, Offsets] | None, begin: Offsets) -> Span:
-        """Returns the rows of a range that a journal still has, which begins at `begin`.
+        """Return the rows of a range that a journal still has, which begins at `begin`.
 
         Raises:
             PipelineError: there is no range.
@@ -169,7 +169,7 @@ class Span:
         return sum(max(0, self.end[node] - self.start.get(node, 0)) for node in self.end)
 
     def part(self, first: int, last: int) -> tuple[Offsets, Offsets]:
-        """Returns the offsets between which the rows number `first` up to, without, `last` are."""
+        """Return the offsets between which the rows number `first` up to, without, `last` are."""
         starts, ends = dict[str, int](), dict[str, int]()
         before = 0
         for node in sorted(self.end):
@@ -181,7 +181,7 @@ class Span:
         return starts, ends
 
     def row(self, number: int) -> tuple[str, int]:
-        """Returns node and seq of a row."""
+        """Return node and seq of a row."""
         starts, ends = self.part(number, number + 1)
         return next((node, seq) for node, seq in starts.items() if ends[node] > seq)
 
@@ -206,7 +206,7 @@ class Search:
     _found: dict[int, Exception] = field(default_factory=dict)
 
     def rows(self) -> list[FailingRow]:
-        """Returns them in order; none when the query doesn't fail any more.
+        """Return them in order; none when the query doesn't fail any more.
 
         Raises:
             PipelineError: it fails without any row too, or with too many.
@@ -233,7 +233,7 @@ class Search:
             raise self._too_many()
 
     def _look(self, first: int, last: int, error: Exception) -> None:
-        """Finds at least one row of a part that is known to fail."""
+        """Find at least one row of a part that is known to fail."""
         if last - first == 1:
             self._add(first, error)
             return
@@ -247,7 +247,7 @@ class Search:
             self._look_together(first, last, error)
 
     def _look_together(self, first: int, last: int, error: Exception) -> None:
-        """Finds the row with which those before it fail, where each half of a part is computed."""
+        """Find the row with which those before it fail, where each half of a part is computed."""
         passes = first
         while last - passes > 1:
             middle = (passes + last) // 2
@@ -279,12 +279,12 @@ class Search:
 
 
 def joined(one: Numbers, more: Numbers) -> dict[str, list[int]]:
-    """Returns the rows of both."""
+    """Return the rows of both."""
     return {node: sorted({*one.get(node, ()), *more.get(node, ())}) for node in {*one, *more}}
 
 
 def told(rows: Sequence[FailingRow]) -> str:
-    """Returns what is to be said of rows that are left out from now on."""
+    """Return what is to be said of rows that are left out from now on."""
     first = rows[0]
     which = (
         f"row {first.seq} of {first.node}"
@@ -295,7 +295,7 @@ def told(rows: Sequence[FailingRow]) -> str:
 
 
 def error_of(frame: Callable[[], DataFrame]) -> Exception | None:
-    """Computes a frame, for nothing but the error that it ends with."""
+    """Compute a frame, for nothing but the error that it ends with."""
     try:
         frame().write.format("noop").mode("overwrite").save()
     except Exception as error:
@@ -329,6 +329,6 @@ class SearchThread(threading.Thread):
             self.error = error
 
     def cancel(self) -> None:
-        """Ends what Spark computes for it."""
+        """End what Spark computes for it."""
         with suppress(Exception):  # the JVM is gone
             self._spark.sparkContext.cancelJobGroup(self._group)

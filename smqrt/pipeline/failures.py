@@ -92,17 +92,17 @@ _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+")
 
 
 def planning_error(declaration: Declaration, error: Exception) -> PipelineError:
-    """Returns the error for a declaration of which Spark, or the function itself, says that it can't be."""
+    """Return the error for a declaration of which Spark, or the function itself, says that it can't be."""
     return PipelineError(f"{_failed_line(declaration, error)}: {declaration.name}: {sentence(declaration.name, error)}")
 
 
 def running_error(declaration: Declaration, error: BaseException) -> str:
-    """Returns the sentence for a query that has failed: where it is written, its name, what happened."""
+    """Return the sentence for a query that has failed: where it is written, its name, what happened."""
     return f"{_failed_line(declaration, error)}: {declaration.name}: {sentence(declaration.name, error)}"
 
 
 def sentence(name: str, error: BaseException) -> str:
-    """Returns what happened in one line, without Java's stack.
+    """Return what happened in one line, without Java's stack.
 
     Args:
         name: of the query, for the remedy.
@@ -133,7 +133,7 @@ def sentence(name: str, error: BaseException) -> str:
 
 
 def _with_causes(error: BaseException | None) -> str:
-    """Returns what an error and those behind it say: of a task that can't write, only Java's last one says why."""
+    """Return what an error and those behind it say: of a task that can't write, only Java's last one says why."""
     said: list[str] = []
     while error is not None and len(said) < _MOST_CAUSES:
         said.append(f"{error}\n{getattr(error, '_stackTrace', '')}")
@@ -152,7 +152,7 @@ def _with_remedy(name: str, text: str) -> str:
 
 
 def spark_gone(error: BaseException, log: Path) -> str:
-    """Returns the sentence for a Spark that doesn't answer any more.
+    """Return the sentence for a Spark that doesn't answer any more.
 
     Args:
         error: of who asked it.
@@ -164,7 +164,7 @@ def spark_gone(error: BaseException, log: Path) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error as a sentence, without Spark's codes; its class when it says nothing."""
+    """Return the first line of an error as a sentence, without Spark's codes; its class when it says nothing."""
     text = str(error).strip()
     said = _CALLING.sub("", text)
     lines = (said if said == text else _JAVA_CLASS.sub("", said)).splitlines()
@@ -192,18 +192,18 @@ def _failed_line(declaration: Declaration, error: BaseException) -> str:
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether trying again can't help: the query and its checkpoint don't fit, or an expectation says to end."""
+    """Return whether trying again can't help: the query and its checkpoint don't fit, or an expectation says to end."""
     text = str(error)
     return any(word in text for word in (*_ANOTHER_STATE, _RETIRED, "on_fail='fail'"))
 
 
 def is_away(error: BaseException) -> bool:
-    """Whether the hub is away: it is tried for as long as it takes."""
+    """Return whether the hub is away: it is tried for as long as it takes."""
     return isinstance(error, Unreachable) or _AWAY in f"{error} {error.__cause__}"
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether a disk is full: it is tried until there is room."""
+    """Return whether a disk is full: it is tried until there is room."""
     causes = (error, error.__cause__)
     if any(isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT) for one in causes):
         return True
@@ -211,15 +211,15 @@ def is_full(error: BaseException) -> bool:
 
 
 def is_helper_gone(error: BaseException) -> bool:
-    """Whether one of Spark's Python helpers died, or did not start in time on a busy machine."""
+    """Return whether one of Spark's Python helpers died, or did not start in time on a busy machine."""
     return any(word in f"{_with_causes(error)} {error.__cause__}" for word in _HELPER_GONE)
 
 
 def is_too_large(error: BaseException) -> bool:
-    """Whether a result is more than Spark's driver takes at once."""
+    """Return whether a result is more than Spark's driver takes at once."""
     return _TOO_LARGE in f"{error} {error.__cause__}"
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether what kept a query from starting may be over a little later."""
+    """Return whether what kept a query from starting may be over a little later."""
     return is_away(error) or is_full(error) or is_helper_gone(error)

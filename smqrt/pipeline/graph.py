@@ -46,7 +46,7 @@ class Graph:
         self._watermarks: dict[str, Watermark] = {}
 
     def frame(self, declaration: Declaration) -> DataFrame:
-        """Returns the DataFrame of a declaration: the rows that meet its expectations.
+        """Return the DataFrame of a declaration: the rows that meet its expectations.
 
         Raises:
             PipelineError: Spark can't plan it.
@@ -57,7 +57,7 @@ class Graph:
         return self._made[declaration.name]
 
     def rejected(self, declaration: Declaration) -> list[tuple[str, DataFrame]]:
-        """Returns where rows go that a declaration itself leaves out, and these rows with a column `reason`.
+        """Return where rows go that a declaration itself leaves out, and these rows with a column `reason`.
 
         Raises:
             PipelineError: Spark can't plan it.
@@ -176,7 +176,7 @@ class QueryPlan:
 
 
 def plans(catalog: Catalog, queries: list[Declaration]) -> list[QueryPlan]:
-    """Returns what to run so that these queries run, dead letters included."""
+    """Return what to run so that these queries run, dead letters included."""
     found = [_query_plan(catalog, query) for query in queries]
     parts = {each.name: each for query in queries for each in catalog.walk(query)}
     # What a query leaves out, the letters of its parts leave out too: they are made by the same functions.
@@ -236,7 +236,7 @@ class JournalSource:
     cafile: str | None = None
 
     def stream(self, spark: SparkSession, source: Declaration, start: QueryStart, reports_as: str) -> DataFrame:
-        """Returns the rows of a source as a stream.
+        """Return the rows of a source as a stream.
 
         Args:
             spark: the session.
@@ -262,7 +262,7 @@ class JournalSource:
     def batch(
         self, spark: SparkSession, source: Declaration, start: Offsets, end: Offsets, ordered: bool = False
     ) -> DataFrame:
-        """Returns the rows of a source between two offsets.
+        """Return the rows of a source between two offsets.
 
         With the column `row_checks.TYPED`, where files may have fields of the payload that the source asks for.
 

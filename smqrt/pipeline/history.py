@@ -100,7 +100,7 @@ def read_journal(
     token: str | None = None,
     cafile: str | None = None,
 ) -> DataFrame:
-    """Returns the rows of a journal as a DataFrame, the same as `format("smq")` gives, as fast as Spark reads Parquet.
+    """Return the rows of a journal as a DataFrame, the same as `format("smq")` gives, as fast as Spark reads Parquet.
 
     Filters and the choice of columns, also of fields of `json`, go down into the files. What is read is decided now:
     what is published, compacted, joined or removed later changes nothing, for twelve hours.
@@ -166,7 +166,7 @@ def _opened(options: ReadOptions) -> Journal | RemoteJournal:
 def frame(
     spark: SparkSession, options: Mapping[str, str], start: Offsets, end: Offsets, wanted: ReadColumns = ReadColumns()
 ) -> DataFrame:
-    """Returns the rows between two offsets; native where the journal is a folder.
+    """Return the rows between two offsets; native where the journal is a folder.
 
     Args:
         spark: the session.
@@ -208,7 +208,7 @@ class _Plan(NamedTuple):
 
 
 def _planned(read: ReadOptions, start: Offsets, end: Offsets, wanted: ReadColumns) -> tuple[_Plan, list[Path]]:
-    """Returns the plan, and where each of its files is held."""
+    """Return the plan, and where each of its files is held."""
     journal, topics = _opened(read), read.filter()
     for _ in range(_ATTEMPTS):
         begin, last = journal.begin(start), journal.end()
@@ -244,7 +244,7 @@ def _divided(
 
 
 def _gaps(files: Iterable[DataFile], through: int, behind: int, is_native: Callable[[DataFile], bool]) -> list[Range]:
-    """Returns the ranges of a node that are not in files which Spark can read by itself."""
+    """Return the ranges of a node that are not in files which Spark can read by itself."""
     found: list[Range] = []
     for native, some in groupby(files, is_native):
         if not native:
@@ -261,7 +261,7 @@ def _is_native(file: DataFile, topics: Filter | None, wanted: ReadColumns) -> bo
 
 
 def has_json(file: DataFile, topics: Filter | None, fields: str) -> bool:
-    """Says whether the column `json` of a file has all of these fields, for all of these topics."""
+    """Say whether the column `json` of a file has all of these fields, for all of these topics."""
     schemas = file.schemas
     if not schemas or not set(_fields((("#", fields),))) <= set(_fields(schemas)):
         return False
@@ -292,7 +292,7 @@ def _check_footers(files: Iterable[DataFile], paths: Iterable[Path]) -> None:
 def _native(
     spark: SparkSession, read: ReadOptions, plan: _Plan, paths: Sequence[Path], wanted: ReadColumns
 ) -> Iterator[DataFrame]:
-    """Yields a frame for all files that have the same columns."""
+    """Yield a frame for all files that have the same columns."""
     groups: dict[tuple[bool, bool], list[str]] = {}
     topics = read.filter()
     for file, path in zip(plan.files, paths, strict=True):
@@ -305,7 +305,7 @@ def _native(
 
 
 def _in_time(spark: SparkSession, paths: Sequence[Path]) -> Iterator[Column]:
-    """Yields what ends a query with a sentence when it begins after the files may have gone.
+    """Yield what ends a query with a sentence when it begins after the files may have gone.
 
     Spark's optimizer knows the time: before that it leaves nothing of this, and later it computes the subquery itself,
     before anybody looks for files.
@@ -318,7 +318,7 @@ def _in_time(spark: SparkSession, paths: Sequence[Path]) -> Iterator[Column]:
 
 
 def _ddl(wanted: ReadColumns, has_json: bool, has_variant: bool) -> str:
-    """Returns the columns to read of a file; Spark reads those that a query needs of these."""
+    """Return the columns to read of a file; Spark reads those that a query needs of these."""
     columns = [f"{column.name} {column.type}" for column in COLUMNS]
     if has_json and wanted.json:
         columns.append(f"{payload_schema.JSON_COLUMN} {payload_schema.parse_ddl(wanted.json)}")
@@ -342,7 +342,7 @@ def _listed_here(spark: SparkSession) -> Iterator[None]:
 
 
 def _completed(found: DataFrame, wanted: ReadColumns) -> DataFrame:
-    """Returns the columns that are wanted; those that are not there yet are computed or null."""
+    """Return the columns that are wanted; those that are not there yet are computed or null."""
     from pyspark.sql import functions as F
 
     if wanted.json is not None and payload_schema.JSON_COLUMN not in found.columns:
@@ -355,7 +355,7 @@ def _completed(found: DataFrame, wanted: ReadColumns) -> DataFrame:
 
 
 def _chosen(read: ReadOptions, plan: _Plan) -> Iterator[Column]:
-    """Yields which rows of the files are wanted."""
+    """Yield which rows of the files are wanted."""
     from pyspark.sql import functions as F
 
     yield from _between(plan)
@@ -366,7 +366,7 @@ def _chosen(read: ReadOptions, plan: _Plan) -> Iterator[Column]:
 
 
 def _between(plan: _Plan) -> Iterator[Column]:
-    """Yields what leaves out rows before and behind the range, of nodes where a file has such."""
+    """Yield what leaves out rows before and behind the range, of nodes where a file has such."""
     from pyspark.sql import functions as F
 
     for node, some in groupby(plan.files, lambda file: file.node):
@@ -380,7 +380,7 @@ def _between(plan: _Plan) -> Iterator[Column]:
 
 
 def matches(topics: Filter) -> Column:
-    """Returns which rows have topics that a filter chooses, in words that Parquet files can be skipped by."""
+    """Return which rows have topics that a filter chooses, in words that Parquet files can be skipped by."""
     from pyspark.sql import functions as F
 
     names = topics.literal()
@@ -411,7 +411,7 @@ def _matches(pattern: str) -> Column:
 def frame_by_source(
     spark: SparkSession, options: Mapping[str, str], start: Offsets, end: Offsets, wanted: ReadColumns = ReadColumns()
 ) -> DataFrame:
-    """Returns the rows between two offsets, all by the source: of each node in the order of their numbers.
+    """Return the rows between two offsets, all by the source: of each node in the order of their numbers.
 
     Args:
         spark, options, start, end, wanted: as for `frame`.
@@ -482,7 +482,7 @@ class Spark:
         self._folder.cleanup()
 
     def run(self, sql: str) -> tuple[Schema, Iterator[RecordBatch]]:
-        """Answers a question; arguments and results as of `duckdb_views.DuckDB.run`.
+        """Answer a question; arguments and results as of `duckdb_views.DuckDB.run`.
 
         Spark writes the result to a temporary folder, from where it is read a few rows at a time.
 
@@ -500,12 +500,12 @@ class Spark:
         return files[0].schema_arrow, (batch for file in files for batch in file.iter_batches(_BATCH_ROWS))
 
     def cancel(self) -> None:
-        """Ends the question under way; its thread gets a PipelineError."""
+        """End the question under way; its thread gets a PipelineError."""
         with suppress(Exception):  # it has ended meanwhile
             self._spark.sparkContext.cancelAllJobs()
 
     def share(self) -> float:
-        """Returns how much of the stages under way is done: 0 to 1."""
+        """Return how much of the stages under way is done: 0 to 1."""
         tracker = self._spark.sparkContext.statusTracker()
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         counts = [(stage.numCompletedTasks, stage.numTasks) for stage in stages if stage]

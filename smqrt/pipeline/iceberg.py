@@ -67,7 +67,7 @@ class IcebergTable:
         self._fits = False
 
     def exists(self) -> bool:
-        """Whether the catalog has the table; one whose folder has gone is taken off."""
+        """Return whether the catalog has the table; one whose folder has gone is taken off."""
         from pyiceberg.exceptions import NoSuchTableError
 
         with suppress(NoSuchTableError):
@@ -79,7 +79,7 @@ class IcebergTable:
         return self._table is not None
 
     def has(self, query: str, batch: int) -> bool:
-        """Whether a micro-batch is in the table; arguments as of `DeltaTable.has`."""
+        """Return whether a micro-batch is in the table; arguments as of `DeltaTable.has`."""
         return any(said[_QUERY] == query and int(said[_BATCH]) >= batch for said in self._said())
 
     def end(self, name: str) -> Offsets | None:
@@ -152,7 +152,7 @@ class IcebergTable:
             limit_snapshots(self._table, _kept(reversed(self._said())))
 
     def _make_fit(self, frame: DataFrame) -> None:
-        """Makes the table, or adds the columns that it doesn't have yet; once is enough for a query."""
+        """Make the table, or adds the columns that it doesn't have yet; once is enough for a query."""
         if self._fits:
             return
         import pyarrow
@@ -212,12 +212,12 @@ def _kept(said: Iterable[dict[str, Any]]) -> dict[str, str]:
 
 
 def is_table(location: Path | str) -> bool:
-    """Whether a folder of this machine is an Iceberg table."""
+    """Return whether a folder of this machine is an Iceberg table."""
     return not locations.is_elsewhere(location) and any((Path(location) / "metadata").glob("*.metadata.json"))
 
 
 def files(location: str) -> list[str]:
-    """Returns the paths of the Parquet files that a table is made of.
+    """Return the paths of the Parquet files that a table is made of.
 
     Raises:
         PipelineError: pyiceberg is missing, or other programs have deleted rows in a way that the files don't show.
@@ -230,7 +230,7 @@ def files(location: str) -> list[str]:
 
 
 def frame(spark: SparkSession, location: str) -> DataFrame:
-    """Returns the rows of a table, by Spark's own Parquet reader.
+    """Return the rows of a table, by Spark's own Parquet reader.
 
     Raises:
         PipelineError: as `files`, or nothing has been written.
@@ -242,7 +242,7 @@ def frame(spark: SparkSession, location: str) -> DataFrame:
 
 
 def check_installed() -> None:
-    """Raises PipelineError when pyiceberg or what its catalogs in files need is missing."""
+    """Raise PipelineError when pyiceberg or what its catalogs in files need is missing."""
     try:
         import pyiceberg.catalog.sql  # noqa: F401
     except ImportError:
@@ -287,7 +287,7 @@ _FOLDERS = ("data", "metadata")
 
 
 def join_files(table: Table, target_bytes: int | None) -> Joined:
-    """Joins the small files of each partition, in one snapshot.
+    """Join the small files of each partition, in one snapshot.
 
     Args:
         table: pyiceberg's.
@@ -307,7 +307,7 @@ def join_files(table: Table, target_bytes: int | None) -> Joined:
 
 
 def _groups(table: Table, target_bytes: int) -> Iterator[list[Any]]:
-    """Yields files to be joined; those with deleted rows beside them are left to engines that know all kinds."""
+    """Yield files to be joined; those with deleted rows beside them are left to engines that know all kinds."""
     by_partition: dict[Any, list[Any]] = defaultdict(list)
     for task in table.scan().plan_files():
         is_small = task.file.file_size_in_bytes < _SMALL * target_bytes
@@ -330,7 +330,7 @@ def _filled(tasks: Iterable[Any], target_bytes: int) -> Iterator[list[Any]]:
 
 
 def _large(table: Table, tasks: list[Any]) -> Iterator[Any]:
-    """Writes the rows of files, one of them at a time in memory, with the columns that the table has now."""
+    """Write the rows of files, one of them at a time in memory, with the columns that the table has now."""
     from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.io.pyarrow import ArrowScan, parquet_files_to_data_files, schema_to_pyarrow
 
@@ -354,7 +354,7 @@ def _replace(change: Transaction, small: Iterable[Any], large: Iterable[Any]) ->
 
 
 def attempted(table: Table, change: Callable[[Transaction], object]) -> None:
-    """Commits a change of a table, again where somebody else was quicker.
+    """Commit a change of a table, again where somebody else was quicker.
 
     Raises:
         PipelineError: that went on, or what is to be changed is there no more.
@@ -387,7 +387,7 @@ def _condition_told(table: Table, condition: str) -> Iterator[None]:
 
 
 def _check_names(table: Table, condition: str) -> None:
-    """Refuses columns with a dot in their names: pyiceberg finds rows by them, but deletes none, and says nothing."""
+    """Reject columns with a dot in their names: pyiceberg finds rows by them, but deletes none, and says nothing."""
     from pyiceberg.expressions.parser import parse
     from pyiceberg.expressions.visitors import bind, extract_field_ids
 
@@ -398,7 +398,7 @@ def _check_names(table: Table, condition: str) -> None:
 
 
 def delete_rows(table: Table, condition: str) -> int:
-    """Deletes the rows that meet a condition, in SQL as pyiceberg knows it; returns how many.
+    """Delete the rows that meet a condition, in SQL as pyiceberg knows it; returns how many.
 
     Raises:
         PipelineError: it is none.
@@ -413,7 +413,7 @@ def delete_rows(table: Table, condition: str) -> int:
 
 
 def expire_snapshots(table: Table, before: datetime, properties: Mapping[str, str]) -> int:
-    """Forgets the snapshots from before a time, except the last one and those that have names; then removes files
+    """Forget the snapshots from before a time, except the last one and those that have names; then removes files
     from before that time which nobody refers to, also those that were never committed.
 
     Args:
@@ -433,7 +433,7 @@ def expire_snapshots(table: Table, before: datetime, properties: Mapping[str, st
 
 
 def limit_snapshots(table: Table, properties: Mapping[str, str]) -> None:
-    """Forgets the older half of the snapshots when there are more than `MOST_SNAPSHOTS`: each commit writes and reads a
+    """Forget the older half of the snapshots when there are more than `MOST_SNAPSHOTS`: each commit writes and reads a
     description of all. Their files go with the next `expire_snapshots`.
 
     Args:
@@ -470,7 +470,7 @@ def _removed(table: Table, before: datetime) -> Iterator[str]:
 
 
 def _referred(table: Table) -> Iterator[str]:
-    """Yields the URIs of all files that a snapshot, or the table itself, refers to."""
+    """Yield the URIs of all files that a snapshot, or the table itself, refers to."""
     metadata = table.metadata
     yield table.metadata_location
     yield from (entry.metadata_file for entry in metadata.metadata_log)

@@ -63,7 +63,7 @@ class Java:
 
 
 def find_java(environment: Mapping[str, str] | None = None, debian: Path = _DEBIAN) -> Java:
-    """Finds a Java that Spark runs on: JAVA_HOME, else the one on the path, else the newest supported one of Debian's.
+    """Find a Java that Spark runs on: JAVA_HOME, else the one on the path, else the newest supported one of Debian's.
 
     Args:
         environment: variables to look at; those of the process when not given.
@@ -84,7 +84,7 @@ def find_java(environment: Mapping[str, str] | None = None, debian: Path = _DEBI
 
 
 def use_java(java: Java) -> None:
-    """Lets the Spark that this process starts run on `java`."""
+    """Let the Spark that this process starts run on `java`."""
     os.environ["JAVA_HOME"] = str(java.home)
 
 
@@ -133,7 +133,7 @@ def _spoken(command: Path) -> str:
 
 
 def jvm_of(spark: SparkSession) -> JVMView:
-    """Returns the JVM of a session, through which py4j reaches its classes.
+    """Return the JVM of a session, through which py4j reaches its classes.
 
     Raises:
         PipelineError: it is a session of Spark Connect, whose JVM is elsewhere.
@@ -148,7 +148,7 @@ def jvm_of(spark: SparkSession) -> JVMView:
 
 
 def start(conf: SparkConf | None = None) -> None:
-    """Starts the JVM without a session, or takes that of spark-submit.
+    """Start the JVM without a session, or takes that of spark-submit.
 
     `SparkContext` itself would begin to work in it at once: a signal that comes then ends it in the middle. And
     `SparkConf` only knows what spark-submit was given when there is a JVM to ask.
@@ -159,7 +159,7 @@ def start(conf: SparkConf | None = None) -> None:
 
 
 def handle_signals() -> None:
-    """Lets the JVM leave signals to this process: service managers send SIGTERM to it too, and terminals Ctrl-C to it
+    """Let the JVM leave signals to this process: service managers send SIGTERM to it too, and terminals Ctrl-C to it
     and its helpers, which inherit what it ignores. It would end in the middle of a micro-batch, and it ends with its
     driver anyway, as its stdin does. That of spark-submit, which is the process that others know, hands SIGTERM on.
     """
@@ -174,7 +174,7 @@ def handle_signals() -> None:
 
 
 def ended_by(error: BaseException | None) -> int | None:
-    """Returns the signal that ended the JVM while it started; None when none did, or that isn't known.
+    """Return the signal that ended the JVM while it started; None when none did, or that isn't known.
 
     Args:
         error: what starting it raised. Until it answers, only the frames of PySpark have its process.
@@ -192,7 +192,7 @@ def ended_by(error: BaseException | None) -> int | None:
 
 
 def listen(spark: SparkSession, listener: object) -> Callable[[], None]:
-    """Lets Spark tell a listener about its queries.
+    """Let Spark tell a listener about its queries.
 
     `spark.streams.addListener` asks the JVM for every field of an event by itself: 80 to 450 ms a micro-batch were
     measured beside a busy query, where one that takes the event's JSON needs 1 to 3 ms.
@@ -213,7 +213,7 @@ def listen(spark: SparkSession, listener: object) -> Callable[[], None]:
 
 
 def check_streaming(spark: SparkSession, frame: DataFrame, mode: str) -> None:
-    """Makes Spark's own check of a stream, which otherwise it makes when the stream starts.
+    """Make Spark's own check of a stream, which otherwise it makes when the stream starts.
 
     Args:
         spark: the session.
@@ -231,19 +231,19 @@ def check_streaming(spark: SparkSession, frame: DataFrame, mode: str) -> None:
 
 
 def is_of_gateway(error: Exception) -> bool:
-    """Whether an error says that an object of Java has no such method, or the like."""
+    """Return whether an error says that an object of Java has no such method, or the like."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
     return isinstance(error, Py4JError)
 
 
 def analysed_plan(frame: DataFrame) -> Any:
-    """Returns Spark's analysed plan of a frame, an object of Scala."""
+    """Return Spark's analysed plan of a frame, an object of Scala."""
     return cast(Any, frame)._jdf.queryExecution().analyzed()
 
 
 def glob(spark: SparkSession, pattern: str) -> list[str]:
-    """Returns what there is in a file system of Hadoop's; nothing where a folder is missing.
+    """Return what there is in a file system of Hadoop's; nothing where a folder is missing.
 
     Spark's readers pass over names that begin with an underscore, as those do that say that a table is whole.
     """
@@ -305,7 +305,7 @@ class GarbageTime:
         self._seen: deque[tuple[float, float]] = deque()
 
     def share(self, now_s: float | None = None) -> float | None:
-        """Returns which share of the last `WINDOW_S` went into collecting garbage, from 0 to 1; to be called every
+        """Return which share of the last `WINDOW_S` went into collecting garbage, from 0 to 1; to be called every
         second or so.
 
         Args:
@@ -327,7 +327,7 @@ class GarbageTime:
 
 
 def find_garbage_time() -> GarbageTime | None:
-    """Returns what watches the Java of this process, its child or, under spark-submit, its parent; None without one."""
+    """Return what watches the Java of this process, its child or, under spark-submit, its parent; None without one."""
     for process in (*_children(), os.getppid()):
         for path in Path(COUNTER_FOLDERS).glob(f"hsperfdata_*/{process}"):
             return GarbageTime(path)
@@ -345,7 +345,7 @@ def _children() -> list[int]:
 
 
 def collecting_s(path: Path) -> float:
-    """Returns for how many seconds a Java has collected garbage since it began.
+    """Return for how many seconds a Java has collected garbage since it began.
 
     Raises:
         OSError: it has ended, or keeps no counters.

@@ -75,7 +75,7 @@ def archive_options(found: jvm.Java) -> list[str]:
 
 
 def build() -> WarmupResult:
-    """Makes the archive, in place of an older one, and measures what it brings. Takes about a minute.
+    """Make the archive, in place of an older one, and measures what it brings. Takes about a minute.
 
     Raises:
         PipelineError: Java or pyspark is missing, the folder can't be written, or Java makes no archive.
@@ -104,7 +104,7 @@ def _make(found: jvm.Java, path: Path) -> int:
 
 
 def _train(found: jvm.Java, jvm: list[str], *words: str) -> float:
-    """Runs Spark in a process of its own; returns how long it took until a first job was done, in seconds."""
+    """Run Spark in a process of its own; returns how long it took until a first job was done, in seconds."""
     command = [sys.executable, "-m", "smqrt.pipeline.jvm_warmup", " ".join(jvm), *words]
     environment = os.environ | {"JAVA_HOME": str(found.home)}
     # A session of its own, for Java outlives the process that started it when it is busy with the archive.
@@ -159,7 +159,7 @@ _CONF = {
 
 
 def main(jvm: str, everything: bool) -> None:
-    """Starts Spark and does one job or everything. Java writes the archive after this process has ended.
+    """Start Spark and does one job or everything. Java writes the archive after this process has ended.
 
     Args:
         jvm: options for Java.

@@ -57,7 +57,7 @@ class LakeFile:
     nulls: dict[str, int]
 
     def statistics(self) -> str:
-        """Returns what the log of a Delta table says of the rows."""
+        """Return what the log of a Delta table says of the rows."""
         values = {"minValues": self.least, "maxValues": self.greatest, "nullCount": self.nulls}
         return json.dumps({"numRecords": self.rows, **values})
 
@@ -70,7 +70,7 @@ class Joined(NamedTuple):
 
 
 def written(frame: DataFrame, table: str, partition_by: Sequence[str], keep: bool = False) -> list[LakeFile]:
-    """Writes the rows of a frame into files of a table, which nobody reads until they are committed.
+    """Write the rows of a frame into files of a table, which nobody reads until they are committed.
 
     A task that is done again writes other files; those of the first time are never committed, and vacuum removes them.
 
@@ -98,14 +98,14 @@ def written(frame: DataFrame, table: str, partition_by: Sequence[str], keep: boo
 
 
 def group_rows(rows: int, size_bytes: int) -> int:
-    """Returns how many rows a group of a large file has, where files of `size_bytes` have `rows` together."""
+    """Return how many rows a group of a large file has, where files of `size_bytes` have `rows` together."""
     return max(1, min(_GROUP_ROWS, rows * _GROUP_BYTES // max(1, size_bytes)))
 
 
 def stored(
     batches: Iterator[RecordBatch], schema: Schema, table: str, partition_by: Sequence[str] = (), group_rows: int = 0
 ) -> list[LakeFile]:
-    """Writes batches of Arrow into files of a table; nobody reads them until they are committed.
+    """Write batches of Arrow into files of a table; nobody reads them until they are committed.
 
     Args:
         batches, schema: what, a batch at a time.

@@ -18,7 +18,7 @@ _STARTED = 19
 
 
 def claim(query: Path) -> None:
-    """Writes down that this process runs the query.
+    """Write down that this process runs the query.
 
     Args:
         query: the folder of the query's state, `<state>/<name>`.
@@ -31,7 +31,7 @@ def claim(query: Path) -> None:
 
 
 def release(query: Path) -> None:
-    """Writes down that nobody runs the query; does nothing when another process has claimed it."""
+    """Write down that nobody runs the query; does nothing when another process has claimed it."""
     words = _read(query)
     if words[:1] == [str(os.getpid())] and words[2:] == [_host()]:
         (query / _PID).unlink(missing_ok=True)
@@ -39,7 +39,7 @@ def release(query: Path) -> None:
 
 
 def running(query: Path) -> int | None:
-    """Returns the process of this machine that runs the query; None when there is none, or it died."""
+    """Return the process of this machine that runs the query; None when there is none, or it died."""
     words = _read(query)
     if len(words) != 3 or words[2] != _host() or not words[0].isdigit():
         return None
@@ -47,18 +47,18 @@ def running(query: Path) -> int | None:
 
 
 def elsewhere(query: Path) -> str | None:
-    """Returns the other machine on which the query runs, or died without a word; None when it isn't on another one."""
+    """Return the other machine on which the query runs, or died without a word; None when it isn't on another one."""
     words = _read(query)
     return words[2] if len(words) == 3 and words[2] != _host() else None
 
 
 def request_stop(query: Path) -> None:
-    """Asks the process that runs the query to stop it, and only it."""
+    """Ask the process that runs the query to stop it, and only it."""
     (query / _STOP).touch()
 
 
 def stop_requested(query: Path) -> bool:
-    """Whether somebody asked for the query to stop."""
+    """Return whether somebody asked for the query to stop."""
     return (query / _STOP).exists()
 
 
@@ -74,7 +74,7 @@ def _read(query: Path) -> list[str]:
 
 
 def _started(pid: int) -> str:
-    """Returns when the process started; empty when it is gone or only waits for its parent."""
+    """Return when the process started; empty when it is gone or only waits for its parent."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -89,7 +89,7 @@ CRASH_VARIABLE = "SMQRT_FAULT"
 
 
 def crash_at(name: str, number: int, of_worker: bool = False) -> None:
-    """Kills the pipeline's process and its helpers at once when the environment asks for it here.
+    """Kill the pipeline's process and its helpers at once when the environment asks for it here.
 
     Args:
         name: "before_commit" or "after_commit": the hub has not or has the results, Spark doesn't know it yet;
@@ -106,5 +106,5 @@ def crash_at(name: str, number: int, of_worker: bool = False) -> None:
 
 
 def _parent(process: int) -> int:
-    """Returns the parent: of the first process of the helpers' group, the JVM."""
+    """Return the parent: of the first process of the helpers' group, the JVM."""
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])

@@ -54,7 +54,7 @@ Watermark = tuple[str, int]
 def transform(
     grouped: GroupedData, processor: StatefulProcessor, schema: StructType, output_mode: str, time_mode: str
 ) -> DataFrame:
-    """Returns what a processor makes of each group.
+    """Return what a processor makes of each group.
 
     Args:
         grouped: rows by key.
@@ -77,7 +77,7 @@ def transform(
 
 
 def apply(frame: DataFrame, declaration: Declaration, watermarks: Iterable[Watermark] = ()) -> DataFrame:
-    """Returns what the processor of a @stateful makes of a frame.
+    """Return what the processor of a @stateful makes of a frame.
 
     Args:
         frame: what the function returned, batch or stream. Rows without a key are left out.
@@ -102,13 +102,13 @@ def apply(frame: DataFrame, declaration: Declaration, watermarks: Iterable[Water
 
 
 def watermark(frame: DataFrame) -> Watermark | None:
-    """Returns the watermark of a stream's column; None when there is none, as in every batch."""
+    """Return the watermark of a stream's column; None when there is none, as in every batch."""
     marks = ((field.name, field.metadata) for field in frame.schema)
     return next(((name, int(metadata[_DELAY])) for name, metadata in marks if _DELAY in (metadata or {})), None)
 
 
 def endless(declaration: Declaration) -> bool:
-    """Whether a stream of it has micro-batches without rows, for its timers: see `alerts.endless`."""
+    """Return whether a stream of it has micro-batches without rows, for its timers: see `alerts.endless`."""
     state = declaration.state
     return state is not None and state.time == "processing" and not state.recorded
 
@@ -148,7 +148,7 @@ def _by_rows(
 
 
 def _names(frame: DataFrame) -> tuple[str, ...]:
-    """Returns the names of the columns when they must be other ones for Spark, which takes a dot for a struct's."""
+    """Return the names of the columns when they must be other ones for Spark, which takes a dot for a struct's."""
     return tuple(frame.columns) if any(mark in name for name in frame.columns for mark in ".`") else ()
 
 
@@ -219,13 +219,13 @@ class InOrder(StatefulProcessor):
         self._processor.init(handle)
 
     def handleInputRows(self, key: tuple[object, ...], rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
-        """Takes the rows of a key in a micro-batch; called by Spark."""
+        """Take the rows of a key in a micro-batch; called by Spark."""
         yield from self._processor.handleInputRows(key, iter(self._sorted(rows)), timerValues)
 
     def handleExpiredTimer(
         self, key: tuple[object, ...], timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
-        """Takes a timer that is due; called by Spark."""
+        """Take a timer that is due; called by Spark."""
         yield from self._processor.handleExpiredTimer(key, timerValues, expiredTimerInfo)
 
     def close(self) -> None:
@@ -270,7 +270,7 @@ class ByRows(InOrder):
         self._processor.init(self._clock)
 
     def handleInputRows(self, key: tuple[object, ...], rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
-        """Takes the rows of a key in a micro-batch; called by Spark."""
+        """Take the rows of a key in a micro-batch; called by Spark."""
         self._clock.begin(timerValues)
         for row in self._sorted(rows):
             if row[-1] is not None:
@@ -282,7 +282,7 @@ class ByRows(InOrder):
     def handleExpiredTimer(
         self, key: tuple[object, ...], timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
-        """Takes a timer that was left to Spark, and those that it leads to; called by Spark."""
+        """Take a timer that was left to Spark, and those that it leads to; called by Spark."""
         self._clock.begin(timerValues)
         until_ms, due_ms = self._clock.now_ms, expiredTimerInfo.getExpiryTimeInMs()
         self._clock.leave_to_spark(until_ms)
@@ -325,7 +325,7 @@ class _Clock(StatefulProcessorHandle):
         self._left = {due_ms for due_ms in self._sparks if due_ms <= until_ms}
 
     def end(self) -> None:
-        """Leaves to Spark what is still to come."""
+        """Leave to Spark what is still to come."""
         if self._is_stream:
             for due_ms in sorted(self._timers - self._sparks):
                 self._handle.registerTimer(due_ms)
@@ -337,7 +337,7 @@ class _Clock(StatefulProcessorHandle):
         return TimerValues(self.now_ms, self.now_ms)
 
     def next_due(self, until_ms: int) -> int | None:
-        """Returns the first timer up to a time."""
+        """Return the first timer up to a time."""
         first = min(self._timers - self._left, default=until_ms + 1)
         return first if first <= until_ms else None
 
@@ -370,7 +370,7 @@ class _Clock(StatefulProcessorHandle):
 
 
 def states_with_ttl(processor: StatefulProcessor) -> list[str]:
-    """Returns the names of a processor's states that have a time to live; raises what its `init` raises."""
+    """Return the names of a processor's states that have a time to live; raises what its `init` raises."""
     handle = _TryHandle()
     copy(processor).init(handle)
     return handle.with_ttl

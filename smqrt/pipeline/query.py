@@ -94,7 +94,7 @@ class Query:
         return self.context.options.state / self.plan.name
 
     def claim(self) -> None:
-        """Makes it one of this process, with a status that says so; an error is reported and ends it."""
+        """Make it one of this process, with a status that says so; an error is reported and ends it."""
         try:
             self._claim()
         except PipelineError as error:
@@ -105,12 +105,12 @@ class Query:
             self._retry_later(str(planning_error(self.plan.declaration, error)), error)
 
     def start(self) -> None:
-        """Starts what was claimed; an error is reported and ends it, unless it is one that passes."""
+        """Start what was claimed; an error is reported and ends it, unless it is one that passes."""
         if not self.over and not self._start_at_s:
             self._start_or_retry()
 
     def poll(self) -> None:
-        """Notices that it has ended, that somebody asked it to stop, or that it is to be started anew."""
+        """Notice that it has ended, that somebody asked it to stop, or that it is to be started anew."""
         if self.over:
             return
         try:
@@ -138,7 +138,7 @@ class Query:
             self._report_progress()
 
     def finish(self) -> None:
-        """Stops it when its micro-batch is done: to be called again until it is `over`."""
+        """Stop it when its micro-batch is done: to be called again until it is `over`."""
         if self.over:
             return
         if not self.stopping.is_set():
@@ -150,7 +150,7 @@ class Query:
             self.stop()
 
     def _is_between(self) -> bool:
-        """Whether the micro-batch that was under way when it was told to finish is done."""
+        """Return whether the micro-batch that was under way when it was told to finish is done."""
         with suppress(Exception):  # a JVM that is gone does nothing any more
             busy = self.spark_query is not None and self.spark_query.isActive
             return not busy or not self.spark_query.status["isTriggerActive"] or self._done() >= self._finishes
@@ -162,7 +162,7 @@ class Query:
         return int(progress["batchId"]) if progress else -1
 
     def stop(self) -> None:
-        """Stops it now; a micro-batch under way is done again by the next start."""
+        """Stop it now; a micro-batch under way is done again by the next start."""
         if self.over:
             return
         self.stopping.set()
@@ -218,7 +218,7 @@ class Query:
         return None if files.is_elsewhere(folder) else tables.last_batch(folder)
 
     def _check_operators(self, frame: Any) -> None:
-        """Refuses another query's state, and warns of one that grows for ever."""
+        """Reject another query's state, and warns of one that grows for ever."""
         declaration = self.plan.declaration
         found = stateful_plan.operators_of(frame, declaration)
         if found is None:
@@ -333,7 +333,7 @@ class Query:
         self._failed(running_error(self.plan.declaration, cause), cause)
 
     def _failed(self, message: str, cause: BaseException) -> None:
-        """Starts it anew a little later; when that has been tried, looks for the rows that it fails with."""
+        """Start it anew a little later; when that has been tried, looks for the rows that it fails with."""
         batch = self._done()
         if batch > self._batch:
             self._failures, self._batch = 0, batch
@@ -351,7 +351,7 @@ class Query:
         self._search.start()
 
     def _found_rows(self) -> list[failing_rows.FailingRow]:
-        """Finds the rows and takes note of them, in a thread."""
+        """Find the rows and takes note of them, in a thread."""
         context, left_out = self.context, failing_rows.LeftOut(self.folder)
         until_s = time.monotonic() + failing_rows.SEARCH_S
 
@@ -419,7 +419,7 @@ class Query:
         self.context.status.ended(self.plan.name, state, error)
 
     def _report_progress(self) -> None:
-        """Tells how far it came. Spark tells the source of a micro-batch only when the next one begins."""
+        """Tell how far it came. Spark tells the source of a micro-batch only when the next one begins."""
         offset = None if self.spark_query is None else checkpoint.committed_offsets(self.folder)
         if offset:
             self._reported_batch = checkpoint.last_batch(self.folder)

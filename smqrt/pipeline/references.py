@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 
 def quoted(name: str) -> str:
-    """Returns the name of one column in backquotes, so that dots, blanks and backquotes in it are only characters."""
+    """Return the name of one column in backquotes, so that dots, blanks and backquotes in it are only characters."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def column(name: str) -> Column:
-    """Returns the column of exactly this name."""
+    """Return the column of exactly this name."""
     from pyspark.sql import functions as F
 
     return F.col(quoted(name))
@@ -48,7 +48,7 @@ Stamp = tuple[tuple[str, int, int, int], ...]
 
 
 def table(spark: SparkSession, declaration: Declaration, folder: Path) -> DataFrame:
-    """Reads a reference.
+    """Read a reference.
 
     Args:
         spark: the session.
@@ -84,7 +84,7 @@ class ReferenceWatch:
         self._next_s = time.monotonic() + LOOK_S
 
     def versions(self, names: Iterable[str]) -> list[int]:
-        """Returns a number for each of these references, another one when it should be read again.
+        """Return a number for each of these references, another one when it should be read again.
 
         It looks at most once a second, and waits until a file has been left alone for as long, so that it is whole.
         """
@@ -110,7 +110,7 @@ class _File:
         self.version = 0
 
     def look(self) -> None:
-        """Counts a change that has settled.
+        """Count a change that has settled.
 
         Raises:
             PipelineError: what is there now can't be read.
@@ -124,7 +124,7 @@ class _File:
 
 
 def stamp(declaration: Declaration, folder: Path) -> Stamp | None:
-    """Returns what changes when the files of a reference do; None when there are none."""
+    """Return what changes when the files of a reference do; None when there are none."""
     try:
         stats = [(path, path.stat()) for path in _files(declaration, folder)]
     except (OSError, PipelineError):

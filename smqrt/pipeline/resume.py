@@ -33,7 +33,7 @@ _REMEMBERED = (
 def resume_table(
     query: Path, location: str, spark: SparkSession, journal: Journal | RemoteJournal
 ) -> tuple[str, Offsets | None, str]:
-    """Finds the folder that the stream of a table writes to.
+    """Find the folder that the stream of a table writes to.
 
     Spark's file sink leaves out micro-batches whose numbers its folder has. So a stream that begins anew gets a folder
     of its own beside the table's, which `tables.files` and `tables.frame` read with it.
@@ -67,7 +67,7 @@ def resume_table(
 
 
 def resume_lake_table(query: Path, table: LakeTable, journal: Journal | RemoteJournal) -> tuple[Offsets | None, str]:
-    """Finds where the stream of a table with commits begins: they say which rows it has.
+    """Find where the stream of a table with commits begins: they say which rows it has.
 
     Args:
         query: `<state>/<name>`.
@@ -93,7 +93,7 @@ def resume_lake_table(query: Path, table: LakeTable, journal: Journal | RemoteJo
 
 
 def _left(query: Path, location: str, folder: str) -> str:
-    """Says what there is of a table that is to be gone on with, and notes its rows."""
+    """Say what there is of a table that is to be gone on with, and notes its rows."""
     if folder in checkpoint.table_ranges(query):
         return f"goes on where its table in {location} ends{_at(query)}; what comes now is in a folder beside it."
     if checkpoint.start_offsets(query) is None:
@@ -114,7 +114,7 @@ def _at(query: Path) -> str:
 
 
 def save_written_range(query: Path) -> str:
-    """Notes which rows the stream of a table has written, before its checkpoint is forgotten.
+    """Note which rows the stream of a table has written, before its checkpoint is forgotten.
 
     Args:
         query: `<state>/<name>`.
@@ -139,7 +139,7 @@ def save_written_range(query: Path) -> str:
 
 
 def resume_published(query: Path, journal: Journal | RemoteJournal, hub: CommitClient) -> str:
-    """Decides where a query that publishes goes on when its checkpoint is gone: after what the hub has of it.
+    """Decide where a query that publishes goes on when its checkpoint is gone: after what the hub has of it.
 
     What it remembered (windows, joins, alarms) is computed anew, without publishing anything, from where it began.
 
@@ -187,7 +187,7 @@ _NAME = re.compile(r"[^./][^/]*")
 
 
 def reset(state: Path, name: str, journal: str, table: str | None) -> Iterator[str]:
-    """Removes what a query remembers.
+    """Remove what a query remembers.
 
     Args:
         state: folder of the state of queries.

@@ -45,7 +45,7 @@ _SHOWN_CHARACTERS = 500
 def split_expectations(
     frame: DataFrame, expectations: Sequence[Expectation], name: str = "rows", where: str = ""
 ) -> tuple[DataFrame, list[tuple[str, DataFrame]]]:
-    """Returns the rows that meet every expectation, and those that go to dead-letter topics.
+    """Return the rows that meet every expectation, and those that go to dead-letter topics.
 
     Args:
         frame: what a declaration's function returned; batch or stream.
@@ -69,14 +69,14 @@ def split_expectations(
 
 
 def met(expectation: Expectation) -> Column:
-    """Returns the column that is true where a row meets an expectation, and false, never NULL, where it doesn't."""
+    """Return the column that is true where a row meets an expectation, and false, never NULL, where it doesn't."""
     from pyspark.sql import functions as F
 
     return F.coalesce(F.expr(expectation.condition), F.lit(False))
 
 
 def failed_counts(observed: Mapping[str, object]) -> dict[str, int]:
-    """Returns how many rows failed each expectation in one micro-batch.
+    """Return how many rows failed each expectation in one micro-batch.
 
     Args:
         observed: `observedMetrics` of a streaming query's progress, or of `Observation.get` by name.
@@ -128,7 +128,7 @@ def _named(values: Any) -> Iterable[tuple[str, int]]:
 
 
 def _resolvable(frame: DataFrame, each: Expectation, where: str) -> None:
-    """Asks Spark now, so that the sentence names the expectation and not a plan."""
+    """Ask Spark now, so that the sentence names the expectation and not a plan."""
     from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions as F
 
@@ -157,7 +157,7 @@ _LETTER_JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "ignoreNul
 
 
 def dead_letters(rejected: Sequence[tuple[str, DataFrame]]) -> DataFrame:
-    """Returns the dead letters of a declaration, ready to be published.
+    """Return the dead letters of a declaration, ready to be published.
 
     Args:
         rejected: where rows go, and these rows with a column `reason`; not empty.
@@ -197,7 +197,7 @@ def _short_columns(frame: DataFrame) -> list[Column]:
 
 
 def letter_text(origin: Mapping[str, object], payload: bytes) -> str:
-    """Returns one dead letter as `dead_letters` makes them.
+    """Return one dead letter as `dead_letters` makes them.
 
     Args:
         origin: its reason, and where it comes from, without what is NULL.
@@ -236,12 +236,12 @@ _TIMES = ("timestamp", "timestamp_ntz")
 
 
 def future_observation(source: str) -> str:
-    """Returns under which name Spark's progress tells how many rows of a source come from the future."""
+    """Return under which name Spark's progress tells how many rows of a source come from the future."""
     return f"smqrt.future.{source}"
 
 
 def split_future(frame: DataFrame, source: Declaration) -> tuple[DataFrame, DataFrame | None]:
-    """Takes out the rows whose event time is more than `max_future` after the hub got them.
+    """Take out the rows whose event time is more than `max_future` after the hub got them.
 
     In a stream it is compared with the time of reading too, as a hub's own clock may be wrong. Spark keeps that time
     with the micro-batch, which therefore gives the same when it is done again.
@@ -303,12 +303,12 @@ _TAKEN = frozenset(column.name for column in COLUMNS)
 
 
 def json_observation(source: str) -> str:
-    """Returns under which name Spark's progress tells how many payloads of a source were bad."""
+    """Return under which name Spark's progress tells how many payloads of a source were bad."""
     return f"smqrt.json.{source}"
 
 
 def compacted_ddl(ddl: str | None) -> str | None:
-    """Returns a DDL whose fields can be taken from compacted files instead of from the payload; None when not all can.
+    """Return a DDL whose fields can be taken from compacted files instead of from the payload; None when not all can.
 
     Where a field is null in a file, the payload is looked at all the same: it may be of another type.
     """
@@ -320,7 +320,7 @@ def compacted_ddl(ddl: str | None) -> str | None:
 
 
 def parse_json(frame: DataFrame, source: Declaration) -> tuple[DataFrame, DataFrame]:
-    """Adds the fields of the payload to each row.
+    """Add the fields of the payload to each row.
 
     Args:
         frame: rows of the journal.
@@ -359,7 +359,7 @@ _BOUNDS = {kind: (f"{kind}'0001-01-02'", f"{kind}'9999-12-31'") for kind in ("ti
 
 
 def is_far(value: Column, kind: DataType) -> Column | None:
-    """Returns whether there is a time outside the years 1 to 9999 in a column, however deep; None when it has none.
+    """Return whether there is a time outside the years 1 to 9999 in a column, however deep; None when it has none.
 
     Args:
         value: the column; kind: its type.
@@ -376,7 +376,7 @@ def is_far(value: Column, kind: DataType) -> Column | None:
 
 
 def is_no_text(value: Column, kind: DataType) -> Column | None:
-    """Returns whether there is a text in a column that is no UTF-8, as `is_far`."""
+    """Return whether there is a text in a column that is no UTF-8, as `is_far`."""
     from pyspark.sql import functions as F
 
     def no_text(text: Column, name: str) -> Column | None:
@@ -386,7 +386,7 @@ def is_no_text(value: Column, kind: DataType) -> Column | None:
 
 
 def _any_inside(value: Column, kind: DataType, wrong: Callable[[Column, str], Column | None]) -> Column | None:
-    """Returns whether `wrong` is true of a value or of what is in it; None where it is asked of nothing."""
+    """Return whether `wrong` is true of a value or of what is in it; None where it is asked of nothing."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, MapType, StructType
 
@@ -413,7 +413,7 @@ FITS_TABLE = "fits the table"
 
 
 def split_unfit(frame: DataFrame, table: Declaration) -> tuple[DataFrame, list[tuple[str, DataFrame]]]:
-    """Takes out the rows that no table can keep: they would end the query again and again.
+    """Take out the rows that no table can keep: they would end the query again and again.
 
     Args:
         frame: what the function of a @table returned.
@@ -462,7 +462,7 @@ def _folder_bytes(name: str) -> Column:
 
 
 def payload_variant() -> Column:
-    """Returns the payload as a VARIANT; null where it is no JSON."""
+    """Return the payload as a VARIANT; null where it is no JSON."""
     from pyspark.sql import functions as F
 
     text = F.col("payload").cast("string")
@@ -470,7 +470,7 @@ def payload_variant() -> Column:
 
 
 def _is_sound(text: Column) -> Column:
-    """Returns whether a text is exactly one JSON value in UTF-8: Spark's parsers stop behind the first one."""
+    """Return whether a text is exactly one JSON value in UTF-8: Spark's parsers stop behind the first one."""
     from pyspark.sql import functions as F
 
     behind = F.concat(F.lit("["), text, F.lit(f',"{_BEHIND}"]'))
@@ -479,7 +479,7 @@ def _is_sound(text: Column) -> Column:
 
 
 def _variant(frame: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:
-    """Adds the payload as a VARIANT; what compaction has written is there already."""
+    """Add the payload as a VARIANT; what compaction has written is there already."""
     from pyspark.sql import functions as F
 
     if VARIANT not in frame.columns:
@@ -538,7 +538,7 @@ _MOST_SECONDS = (2**63 - 1) // 1_000_000
 
 
 def _is_wrapped(text: Column, kinds: StructType) -> Column | None:
-    """Returns whether a whole number in a field of times is too large for Spark; None where there is no such field."""
+    """Return whether a whole number in a field of times is too large for Spark; None where there is no such field."""
     from pyspark.sql import functions as F
 
     numbers = _times_as_numbers(kinds)
@@ -550,7 +550,7 @@ def _is_wrapped(text: Column, kinds: StructType) -> Column | None:
 
 
 def _times_as_numbers(kind: DataType) -> DataType | None:
-    """Returns a type with nothing but the times of another one, which are whole numbers there; None without any."""
+    """Return a type with nothing but the times of another one, which are whole numbers there; None without any."""
     from pyspark.sql.types import ArrayType, LongType, MapType, StructField, StructType, TimestampType
 
     if isinstance(kind, StructType):
@@ -582,7 +582,7 @@ def _any_wrapped(value: Column, kind: DataType) -> Column:
 
 
 def _taken_whole(frame: DataFrame) -> tuple[Column, Column]:
-    """Returns in which rows the column `TYPED` has all fields, and what `from_json` would give there."""
+    """Return in which rows the column `TYPED` has all fields, and what `from_json` would give there."""
     from pyspark.sql import functions as F
 
     kinds = cast("StructType", frame.schema[TYPED].dataType).fields
@@ -594,7 +594,7 @@ def _taken_whole(frame: DataFrame) -> tuple[Column, Column]:
 
 
 def _is_sure(field: Column, kind: str) -> Column:
-    """Returns whether Spark finds the same value in the payload."""
+    """Return whether Spark finds the same value in the payload."""
     from pyspark.sql import functions as F
 
     if kind == "string":

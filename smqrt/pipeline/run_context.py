@@ -112,11 +112,11 @@ class RunContext:
         self.spark: SparkSession
 
     def lag_rows(self) -> LagRows:
-        """Returns what tells how many rows wait for a query; to be asked by one thread."""
+        """Return what tells how many rows wait for a query; to be asked by one thread."""
         return lag_rows(*self._address, ignores=self._ignores_results)
 
     def _ignores_results(self, name: str) -> bool:
-        """Whether a query reads nothing that pipelines have published."""
+        """Return whether a query reads nothing that pipelines have published."""
         declaration = self.catalog.declarations.get(name)
         read = self.catalog.walk(declaration) if declaration else []
         return bool(read) and not any(one.options["include_pipeline"] for one in read if one.kind == "source")
@@ -124,7 +124,7 @@ class RunContext:
     def commit_client(
         self, plan: QueryPlan, stopping: threading.Event, away: Callable[[str], None]
     ) -> sinks.CommitClient:
-        """Returns where results go; `stopping` ends the waiting for it, of which `away` is told."""
+        """Return where results go; `stopping` ends the waiting for it, of which `away` is told."""
         options = self.options
         return sinks.CommitClient(
             options.journal,
@@ -138,16 +138,16 @@ class RunContext:
         )
 
     def sources(self, plan: QueryPlan, start: QueryStart, left_out: Numbers) -> Frames:
-        """Returns what gives the streams of a query's sources, without some rows."""
+        """Return what gives the streams of a query's sources, without some rows."""
         names = plan.reader_names
         return lambda source: without(self._rows.stream(self.spark, source, start, names[source.name]), left_out)
 
     def rows_between(self, start: Offsets, end: Offsets, left_out: Numbers) -> Frames:
-        """Returns what gives the rows of sources between two offsets, without some."""
+        """Return what gives the rows of sources between two offsets, without some."""
         return lambda source: without(self._rows.batch(self.spark, source, start, end), left_out)
 
     def report_progress(self, plan: QueryPlan, offset: Mapping[str, int], retry_s: float) -> None:
-        """Tells the journal how far a query is, so that retention keeps what comes after it."""
+        """Tell the journal how far a query is, so that retention keeps what comes after it."""
         try:
             address = files.HubAddress.of(*self._address)
             for source, name in plan.reader_names.items():
@@ -157,7 +157,7 @@ class RunContext:
             self.report(f"{plan.name}: the journal's retention doesn't know how far it is: {error}")
 
     def reference(self, declaration: Declaration) -> DataFrame:
-        """Returns the table of a reference."""
+        """Return the table of a reference."""
         return references.table(self.spark, declaration, self.catalog.folder)
 
 
@@ -168,7 +168,7 @@ def _reads_all(name: str) -> bool:
 def lag_seconds(
     location: str, token: str | None = None, cafile: str | None = None, *, ignores: Callable[[str], bool] = _reads_all
 ) -> LagSeconds:
-    """Returns what tells a `StatusWriter` how far a query is behind, in seconds.
+    """Return what tells a `StatusWriter` how far a query is behind, in seconds.
 
     Args:
         location: path or URL of the journal, of which for each question the next row of each node is read.
@@ -198,7 +198,7 @@ def lag_seconds(
 def lag_rows(
     location: str, token: str | None = None, cafile: str | None = None, *, ignores: Callable[[str], bool]
 ) -> LagRows:
-    """Returns what tells a `StatusWriter` how many rows wait for a query between two offsets.
+    """Return what tells a `StatusWriter` how many rows wait for a query between two offsets.
 
     Args:
         location, token, cafile, ignores: as for `lag_seconds`.

@@ -40,7 +40,7 @@ _SIGNAL_S = 10.0
 
 
 def run(catalog: Catalog, names: Sequence[str], options: RunOptions) -> int:
-    """Runs queries until all have ended or a signal (SIGTERM, SIGINT) comes, which stops them after the micro-batch
+    """Run queries until all have ended or a signal (SIGTERM, SIGINT) comes, which stops them after the micro-batch
     under way; one more SIGINT ends the process at once.
 
     Args:
@@ -80,7 +80,7 @@ class Runner:
         self._catalog, self._options, self._stopping, self._spark = catalog, options, stopping, spark
 
     def run(self, names: Sequence[str] = ()) -> int:
-        """Runs queries; arguments, result and errors are those of `smqrt.pipeline.runner.run`."""
+        """Run queries; arguments, result and errors are those of `smqrt.pipeline.runner.run`."""
         wanted = plans(self._catalog, self._catalog.select(names))
         self._options.state.mkdir(parents=True, exist_ok=True)
         context = RunContext(self._catalog, self._options)
@@ -219,7 +219,7 @@ class ProgressWatchdog:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Looks every second while inside."""
+        """Look every second while inside."""
         over = threading.Event()
         thread = threading.Thread(target=self._until, args=(over,), name="stuck", daemon=True)
         thread.start()

@@ -64,7 +64,7 @@ LOCAL = {
 
 
 def start_spark(master: str, app_name: str, state: Path, extra: Mapping[str, str] | None = None) -> SparkSession:
-    """Starts Spark.
+    """Start Spark.
 
     Args:
         master: "local[*]" or a cluster's, such as "spark://host:7077"; empty takes what spark-submit has given.
@@ -98,7 +98,7 @@ def start_spark(master: str, app_name: str, state: Path, extra: Mapping[str, str
 
 
 def _archives() -> list[str]:
-    """Returns what --py-files has brought to the driver: the helper that looks there at the processor of a @stateful or
+    """Return what --py-files has brought to the driver: the helper that looks there at the processor of a @stateful or
     @alert gets none of it from Spark.
     """
     return [path for path in sys.path if zipfile.is_zipfile(path) and not Path(path).name.startswith(_SPARKS_OWN)]
@@ -117,7 +117,7 @@ def _started(settings: Mapping[str, str]) -> SparkSession:
 
 
 def cancel_jobs() -> None:
-    """Cancels what the session computes that this process has started, from any thread; pyspark knows the active one of
+    """Cancel what the session computes that this process has started, from any thread; pyspark knows the active one of
     a thread only. Does nothing when there is none, or it has ended meanwhile.
     """
     with suppress(Exception):
@@ -140,7 +140,7 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
 
 
 def is_local(master: str) -> bool:
-    """Whether everything runs in this process and its helpers."""
+    """Return whether everything runs in this process and its helpers."""
     return master.startswith("local") and not master.startswith("local-cluster")
 
 
@@ -162,12 +162,12 @@ def _settings(master: str, state: Path, found: jvm.Java, extra: Mapping[str, str
 
 
 def driver_bytes(spark: SparkSession) -> int:
-    """Returns how much memory Spark's driver has."""
+    """Return how much memory Spark's driver has."""
     return memory_bytes(spark.sparkContext.getConf().get(MEMORY) or DEFAULT_MEMORY)
 
 
 def check_master(master: str) -> None:
-    """Raises PipelineError for what Spark would end on with a stack of Java's."""
+    """Raise PipelineError for what Spark would end on with a stack of Java's."""
     if master and not _MASTER.fullmatch(master):
         raise PipelineError(
             f"--master {master!r} is none of Spark's: write local[*] for all cores, local[2] for two; clusters are "
@@ -176,7 +176,7 @@ def check_master(master: str) -> None:
 
 
 def memory_bytes(text: str, name: str = "") -> int:
-    """Returns the bytes of a size as Spark writes it: "512m", "4g", "4gb", bytes without a letter.
+    """Return the bytes of a size as Spark writes it: "512m", "4g", "4gb", bytes without a letter.
 
     Args:
         text: the size.
@@ -239,7 +239,7 @@ _CANCEL_EVERY_S = 0.1
 
 
 def interruptible(work: Callable[[threading.Event], _Result], cancel: Callable[[], object] = cancel_jobs) -> _Result:
-    """Runs work until it is done or KeyboardInterrupt comes, after which a second one ends the process at once.
+    """Run work until it is done or KeyboardInterrupt comes, after which a second one ends the process at once.
 
     Args:
         work: is called with an event that is set when it is to end, in a thread of its own: in the main thread pyspark

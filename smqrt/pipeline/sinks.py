@@ -42,7 +42,7 @@ JSON_TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSXXX"}
 
 
 def as_messages(frame: DataFrame, declaration: Declaration) -> DataFrame:
-    """Returns the columns `topic`, `subtopic` and `payload` (binary) of what a query publishes.
+    """Return the columns `topic`, `subtopic` and `payload` (binary) of what a query publishes.
 
     Args:
         frame: its result.
@@ -66,12 +66,12 @@ def as_messages(frame: DataFrame, declaration: Declaration) -> DataFrame:
 
 
 def outgoing(frame: DataFrame, declaration: Declaration) -> DataFrame:
-    """Returns what a query gives to its sink. Raises as `as_messages` and `partitioned`."""
+    """Return what a query gives to its sink. Raises as `as_messages` and `partitioned`."""
     return partitioned(frame, declaration) if declaration.kind == "table" else as_messages(frame, declaration)
 
 
 def collected_messages(frame: DataFrame) -> Iterator[OutRow]:
-    """Yields the messages of what `as_messages` returned, through Arrow."""
+    """Yield the messages of what `as_messages` returned, through Arrow."""
     for batch in frame.toArrow().to_batches():
         for topic, subtopic, payload in zip(*(each.to_pylist() for each in batch.columns), strict=True):
             yield topic.encode(), None if subtopic is None else subtopic.encode(), payload or b""
@@ -152,7 +152,7 @@ class CommitClient:
     left_out: Callable[[int], None] = lambda rows: None
 
     def fitting(self, rows: Sequence[OutRow]) -> Sequence[OutRow]:
-        """Returns the rows, with letters in place of those that are too long for a message, or without them."""
+        """Return the rows, with letters in place of those that are too long for a message, or without them."""
         if not (unfit := sum(map(is_too_long, rows))):
             return rows
         self.left_out(unfit)
@@ -161,7 +161,7 @@ class CommitClient:
         return [_too_long_letter(self.letters, row) if is_too_long(row) else row for row in rows]
 
     def commit(self, query: str, batch: int, rows: Sequence[OutRow]) -> int:
-        """Publishes the results of a micro-batch once, however often it is called.
+        """Publish the results of a micro-batch once, however often it is called.
 
         Args:
             query: Spark's id of the query, which lasts as long as its checkpoint.
@@ -184,7 +184,7 @@ class CommitClient:
         return stored
 
     def has(self, query: str, batch: int) -> bool:
-        """Whether a micro-batch was published; arguments as for `commit`.
+        """Return whether a micro-batch was published; arguments as for `commit`.
 
         Raises:
             Unreachable: the hub is away.
@@ -228,7 +228,7 @@ class PublishSink:
         self.error: Exception | None = None
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
-        """Publishes one micro-batch, or only computes it (for windows and the like) when it is old."""
+        """Publish one micro-batch, or only computes it (for windows and the like) when it is old."""
         try:
             if self._gate.is_old(batch):
                 frame.write.format("noop").mode("overwrite").save()
@@ -250,7 +250,7 @@ class PublishSink:
 
 
 def publish(frame: DataFrame, hub: CommitClient, query: str, batch: int, many: bool) -> int:
-    """Publishes the rows of what `as_messages` returned, once, however often it is called.
+    """Publish the rows of what `as_messages` returned, once, however often it is called.
 
     Few rows come to the driver, which is quick; many are sorted by Spark and published by one of its tasks, so that
     nobody ever has all of them in memory. Either way they come in the same parts.
@@ -320,7 +320,7 @@ _NOT_IN_JSON = r'[\x00-\x1f"\\]'
 
 
 def is_too_long(row: OutRow) -> bool:
-    """Whether a row is too long for a message."""
+    """Return whether a row is too long for a message."""
     topic, subtopic, payload = row
     names = max(len(topic), len(subtopic or b""))
     return len(payload) > MOST_PAYLOAD_BYTES or names > MOST_NAME_BYTES
@@ -368,7 +368,7 @@ class TableSink:
         self.error: Exception | None = None
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
-        """Appends one micro-batch, or does nothing when the table has it already."""
+        """Append one micro-batch, or does nothing when the table has it already."""
         try:
             key = f"{self._query.name}:{frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)}"
             checkpoint.keep_batch(self._query, batch)
@@ -379,7 +379,7 @@ class TableSink:
 
 
 def table_writer(frame: DataFrame, declaration: Declaration, location: str) -> DataStreamWriter:
-    """Returns the writer of a table's stream: Spark's own file sink, which is exactly once.
+    """Return the writer of a table's stream: Spark's own file sink, which is exactly once.
 
     Args:
         frame: the result.
@@ -395,7 +395,7 @@ def table_writer(frame: DataFrame, declaration: Declaration, location: str) -> D
 
 
 def partitioned(frame: DataFrame, declaration: Declaration) -> DataFrame:
-    """Returns the frame with what it is partitioned by: `date` and `hour` are made of `ts` when they aren't columns.
+    """Return the frame with what it is partitioned by: `date` and `hour` are made of `ts` when they aren't columns.
 
     Raises:
         PipelineError: another column isn't there.

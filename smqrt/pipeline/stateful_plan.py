@@ -87,18 +87,18 @@ class Operator:
     rate: str = ""
 
     def description(self) -> dict[str, Any]:
-        """Returns what is kept beside a checkpoint, as JSON."""
+        """Return what is kept beside a checkpoint, as JSON."""
         found: dict[str, Any] = {"kind": self.kind, "keys": [*self.keys], "values": [*self.values]}
         return found | {"watermark": [*self.watermark], "rate": self.rate}
 
 
 def operators(frame: DataFrame) -> list[Operator]:
-    """Returns the stateful operators of a streaming frame, those that are nearest to its sources last."""
+    """Return the stateful operators of a streaming frame, those that are nearest to its sources last."""
     return list(_Plan(jvm.analysed_plan(frame)).operators())
 
 
 def operators_of(frame: DataFrame, declaration: Declaration) -> list[Operator] | None:
-    """Returns the operators of a query's frame; None when this Spark doesn't tell them.
+    """Return the operators of a query's frame; None when this Spark doesn't tell them.
 
     Args:
         frame: the result of the query.
@@ -120,7 +120,7 @@ def operators_of(frame: DataFrame, declaration: Declaration) -> list[Operator] |
 
 
 def changes(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns what has changed between two lists of `Operator.description`, "old → new"; nothing when state fits.
+    """Return what has changed between two lists of `Operator.description`, "old → new"; nothing when state fits.
 
     The length of a watermark may change, and one may be added or removed: what is remembered means the same.
     """
@@ -149,7 +149,7 @@ def _listed(descriptions: Sequence[dict[str, Any]]) -> str:
 
 
 def endless(found: Sequence[Operator], mode: str) -> str:
-    """Returns a warning when state grows for ever; nothing when it doesn't, or the output mode needs all of it.
+    """Return a warning when state grows for ever; nothing when it doesn't, or the output mode needs all of it.
 
     Args:
         found: the operators.
@@ -162,7 +162,7 @@ def endless(found: Sequence[Operator], mode: str) -> str:
 
 
 def never_final(found: Sequence[Operator]) -> str:
-    """Returns why groups are never final, as mode "append" needs them; nothing when they are, or Spark says it."""
+    """Return why groups are never final, as mode "append" needs them; nothing when they are, or Spark says it."""
     for each in found:
         if each.kind == GROUP and each.watermark and (each.unbounded is not None or not each.keys):
             return f"mode='append' publishes what is final, and nothing ever is: {_without_watermark(each)}"
@@ -358,7 +358,7 @@ def _list(sequence: Any) -> list[Any]:
 
 
 def _nodes(root: Any) -> Iterator[Any]:
-    """Yields the nodes of a plan, down to the frames of sources."""
+    """Yield the nodes of a plan, down to the frames of sources."""
     yield root
     if not _source_of(root):
         for child in _list(root.children()):
@@ -366,7 +366,7 @@ def _nodes(root: Any) -> Iterator[Any]:
 
 
 def _marked_below(node: Any) -> Iterator[Any]:
-    """Yields the columns with a watermark where it is declared."""
+    """Yield the columns with a watermark where it is declared."""
     for each in _nodes(node):
         if each.nodeName() == "EventTimeWatermark" or _source_of(each):
             yield from filter(_is_marked, _list(each.output()))
@@ -419,7 +419,7 @@ def _aggregates(expression: Any) -> Iterator[Any]:
 
 
 def _definitions(node: Any) -> Iterator[tuple[int, Any]]:
-    """Yields the numbers of what a node computes, each with the expression."""
+    """Yield the numbers of what a node computes, each with the expression."""
     name = node.nodeName()
     if name in ("Project", "Aggregate"):
         named = _list(node.projectList() if name == "Project" else node.aggregateExpressions())
@@ -438,7 +438,7 @@ def _definitions(node: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _used(node: Any, needed: set[int]) -> set[int]:
-    """Returns what a node reads, as far as its results are needed: Spark drops the others, aggregates too."""
+    """Return what a node reads, as far as its results are needed: Spark drops the others, aggregates too."""
     if node.nodeName() == "Project":
         made = [one for one in _list(node.projectList()) if _id(one) in needed]
     elif node.nodeName() == "Aggregate":

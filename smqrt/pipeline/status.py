@@ -102,7 +102,7 @@ class Status:
 
 
 def read(query: Path) -> Status | None:
-    """Reads the status of one query.
+    """Read the status of one query.
 
     Args:
         query: the folder of its state, `<state>/<name>`.
@@ -121,7 +121,7 @@ def read(query: Path) -> Status | None:
 
 
 def read_all(state: Path) -> list[Status]:
-    """Reads the status of every query that ever ran with this folder of state, by name."""
+    """Read the status of every query that ever ran with this folder of state, by name."""
     folders = sorted(path for path in state.iterdir() if path.is_dir()) if state.is_dir() else []
     return [status for folder in folders if (status := read(folder))]
 
@@ -165,13 +165,13 @@ class StatusWriter:
                 self._put(replace(now, batch=batch, offset=offset))
 
     def count(self, name: str, published: int) -> None:
-        """Adds to the published rows of a query; they reach the file with the next thing that Spark tells."""
+        """Add to the published rows of a query; they reach the file with the next thing that Spark tells."""
         with self._lock:
             if now := self._statuses.get(name):
                 self._statuses[name] = replace(now, published=now.published + published)
 
     def left_out(self, name: str, why: str, rows: int) -> None:
-        """Adds to the rows that a query has left out; as for `count`."""
+        """Add to the rows that a query has left out; as for `count`."""
         with self._lock:
             if now := self._statuses.get(name):
                 self._statuses[name] = replace(now, expectations=_sums(now.expectations, {why: rows}))
@@ -194,7 +194,7 @@ class StatusWriter:
         return now.batch if now and now.state == "waiting" else None
 
     def troubled(self, name: str, trouble: str) -> None:
-        """Notes what keeps a query from going on, until the next micro-batch is done."""
+        """Note what keeps a query from going on, until the next micro-batch is done."""
         with self._lock:
             if (now := self._statuses.get(name)) and now.trouble != trouble:
                 self._put(replace(now, trouble=trouble))
@@ -207,13 +207,13 @@ class StatusWriter:
                 self._put(replace(now, state=DISK_FULL, rows_per_s=0.0, trouble=trouble, stuck_since=since))
 
     def warned(self, name: str, warning: str) -> None:
-        """Notes what is wrong with a query although it runs; empty for nothing."""
+        """Note what is wrong with a query although it runs; empty for nothing."""
         with self._lock:
             if (now := self._statuses.get(name)) and now.warning != warning:
                 self._put(replace(now, warning=warning))
 
     def quiet(self, least_s: float) -> list[tuple[Status, float]]:
-        """Returns the queries of which nothing has been heard, though they might, for so long, and for how long."""
+        """Return the queries of which nothing has been heard, though they might, for so long, and for how long."""
         with self._lock:
             now_s = time.monotonic()
             heard = [(now, now_s - self._heard_s[name] - self._pace_s[name]) for name, now in self._statuses.items()]
@@ -241,7 +241,7 @@ class StatusWriter:
             return list(self._statuses.values())
 
     def watch(self, spark: SparkSession) -> Callable[[], None]:
-        """Lets Spark tell about its queries, whose names are those given to `starting`.
+        """Let Spark tell about its queries, whose names are those given to `starting`.
 
         Args:
             spark: the session.
@@ -314,7 +314,7 @@ class StatusWriter:
 
 
 def _overwrite(path: Path, text: bytes) -> None:
-    """Replaces what is in a file on a disk that is full, as far as its blocks have room for it."""
+    """Replace what is in a file on a disk that is full, as far as its blocks have room for it."""
     with path.open("r+b", buffering=0) as file:
         found = os.fstat(file.fileno())
         if len(text) <= found.st_blocks * 512:
@@ -463,7 +463,7 @@ class PipelineMetrics:
         self._state, self._names, self._journal = state, set(names), journal
 
     def collect(self) -> Iterator[Metric]:
-        """Yields every metric with one value for each query."""
+        """Yield every metric with one value for each query."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         statuses = [each for each in read_all(self._state) if not self._names or each.name in self._names]
@@ -530,7 +530,7 @@ def _failed_expectations(statuses: list[Status]) -> Metric:
 
 
 def serve(state: Path, names: Iterable[str], port: int, journal: str = "") -> int:
-    """Answers Prometheus on http://127.0.0.1:port/metrics from a thread, until the process ends.
+    """Answer Prometheus on http://127.0.0.1:port/metrics from a thread, until the process ends.
 
     Args:
         state: the folder of state.

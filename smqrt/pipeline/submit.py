@@ -95,7 +95,7 @@ class Command:
 
 
 def prepare(submission: Submission) -> Command:
-    """Writes the files and returns the command.
+    """Write the files and returns the command.
 
     Args:
         submission: what to submit.
@@ -116,7 +116,7 @@ def prepare(submission: Submission) -> Command:
 
 
 def pack(path: Path, pipelines: Path, cafile: str | None = None) -> Path:
-    """Writes the archive for --py-files, in place of an older one.
+    """Write the archive for --py-files, in place of an older one.
 
     Args:
         path: where to.
@@ -162,7 +162,7 @@ def _check(submission: Submission) -> None:
 
 
 def unreachable_hub(journal: str, master: str) -> str | None:
-    """Says that machines of a cluster don't find the hub that the folder of a journal names.
+    """Say that machines of a cluster don't find the hub that the folder of a journal names.
 
     Args:
         journal: path or URL; master: of `Submission`.
@@ -278,7 +278,7 @@ def _hidden(part: str) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the pipelines under spark-submit, and ends the process with the exit code.
+    """Run the pipelines under spark-submit, and ends the process with the exit code.
 
     Args:
         arguments: those of `driver.py`; the process's own when not given.
@@ -292,7 +292,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def unpack(path: list[str], folder: Path) -> Path:
-    """Takes the application's pipelines out of the archive that spark-submit has put on the path.
+    """Take the application's pipelines out of the archive that spark-submit has put on the path.
 
     Args:
         path: where modules are looked for.

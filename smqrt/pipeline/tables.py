@@ -47,7 +47,7 @@ _WHOLE = "_SUCCESS"
 
 
 def location(declaration: Declaration, app: Path, root: str | None = None) -> str:
-    """Returns the folder or URI of a table.
+    """Return the folder or URI of a table.
 
     Args:
         declaration: of the table.
@@ -61,13 +61,13 @@ def location(declaration: Declaration, app: Path, root: str | None = None) -> st
 
 
 def is_relative(declaration: Declaration) -> bool:
-    """Whether the path of a table leaves open what it is relative to."""
+    """Return whether the path of a table leaves open what it is relative to."""
     path = str(declaration.options["path"])
     return not locations.scheme(path) and not path.startswith("/")
 
 
 def frame(spark: SparkSession, path: Path | str) -> DataFrame:
-    """Returns the rows of a table, those of backfills included.
+    """Return the rows of a table, those of backfills included.
 
     Args:
         spark: the session, which knows the file systems.
@@ -95,7 +95,7 @@ def _read_files(spark: SparkSession, folder: str) -> DataFrame:
 
 
 def make_parent(location: str) -> None:
-    """Makes the folder that a table is to be in, unless it is one that only Spark sees.
+    """Make the folder that a table is to be in, unless it is one that only Spark sees.
 
     Raises:
         PipelineError: it can't be made or written.
@@ -113,7 +113,7 @@ def make_parent(location: str) -> None:
 
 
 def check_types(frame: DataFrame, path: str, partition_by: Sequence[str]) -> None:
-    """Compares the columns of a result with those of a table of Parquet files: nobody could read one of two types.
+    """Compare the columns of a result with those of a table of Parquet files: nobody could read one of two types.
 
     Args:
         frame: the result.
@@ -144,7 +144,7 @@ def _types(spark: SparkSession, folder: str) -> dict[str, str]:
 
 
 def folders(path: Path | str) -> list[Path]:
-    """Returns the folders that make up a table: its stream's, those of streams that went on after a reset, and one for
+    """Return the folders that make up a table: its stream's, those of streams that went on after a reset, and one for
     each backfill, also if it was interrupted.
 
     Args:
@@ -158,12 +158,12 @@ def folders(path: Path | str) -> list[Path]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether what is in a folder counts: that of a stream, or of a backfill that was written to its end."""
+    """Return whether what is in a folder counts: that of a stream, or of a backfill that was written to its end."""
     return (folder / _WHOLE).exists() or (folder / _LOG).is_dir()
 
 
 def is_streamed(spark: SparkSession, location: str) -> bool:
-    """Whether a stream has written to a folder: Spark would leave out the first micro-batches of another one.
+    """Return whether a stream has written to a folder: Spark would leave out the first micro-batches of another one.
 
     Args:
         spark: the session, which knows the file systems.
@@ -175,7 +175,7 @@ def is_streamed(spark: SparkSession, location: str) -> bool:
 
 
 def last_batch(location: str) -> int:
-    """Returns the number of the last micro-batch that a stream has written to a folder; -1 when it isn't known."""
+    """Return the number of the last micro-batch that a stream has written to a folder; -1 when it isn't known."""
     if locations.is_elsewhere(location):
         return -1
     log = Path(location) / _LOG
@@ -184,7 +184,7 @@ def last_batch(location: str) -> int:
 
 
 def files(path: Path | str) -> list[Path]:
-    """Returns the Parquet files of a table that are committed, those of backfills included.
+    """Return the Parquet files of a table that are committed, those of backfills included.
 
     Spark itself reads no others. Other programs should take this list: after a crash, files of a micro-batch that was
     done again may lie beside them.
@@ -201,7 +201,7 @@ def files(path: Path | str) -> list[Path]:
 
 
 def counts(folder: Path) -> bool:
-    """Whether the rows in a folder of a table are rows of the table: they are whole, and not replaced."""
+    """Return whether the rows in a folder of a table are rows of the table: they are whole, and not replaced."""
     shown, hidden = set[str](), set[str]()
     for file in folder.parent.glob(f"*{VERSIONS_FILE}"):
         found = _versions(file)
@@ -255,7 +255,7 @@ def _entries(log: Path) -> Iterator[Path]:
 
 
 def versions_file(path: Path) -> Path:
-    """Returns the file that says which folders of a table count, which needn't be there."""
+    """Return the file that says which folders of a table count, which needn't be there."""
     return path.with_name(path.name + VERSIONS_FILE)
 
 
@@ -269,7 +269,7 @@ def _versions(file: Path) -> dict[str, Any]:
 
 
 def show_version(location: str, folder: str, replaced: Iterable[str]) -> int:
-    """Lets a folder count instead of others, from one moment to the next.
+    """Let a folder count instead of others, from one moment to the next.
 
     Args:
         location: folder of the table.
@@ -294,7 +294,7 @@ def show_version(location: str, folder: str, replaced: Iterable[str]) -> int:
 
 
 def remove_hidden(location: str) -> None:
-    """Removes the folders that the version before last was made of, and what interrupted replacements have left."""
+    """Remove the folders that the version before last was made of, and what interrupted replacements have left."""
     found = _versions(versions_file(Path(location)))
     for folder in folders(location):
         is_leftover = VERSION in folder.name and folder.name not in found["shown"]
@@ -303,7 +303,7 @@ def remove_hidden(location: str) -> None:
 
 
 def continue_log(folder: str, fresh: str) -> None:
-    """Makes a folder where the stream of another one can go on: Spark's sink looks for the numbers of all its
+    """Make a folder where the stream of another one can go on: Spark's sink looks for the numbers of all its
     micro-batches in its log, whose entries here are empty.
 
     Args:
@@ -318,7 +318,7 @@ def continue_log(folder: str, fresh: str) -> None:
 
 
 def folder_frame(spark: SparkSession, folder: str) -> DataFrame:
-    """Returns the rows of one folder of a table of plain files."""
+    """Return the rows of one folder of a table of plain files."""
     return _read_files(spark, folder)
 
 
@@ -346,7 +346,7 @@ class LakeTable(Protocol):
 
 
 def open_lake_table(declaration: Declaration, location: str) -> LakeTable | None:
-    """Returns the table of a query; None when it is one of plain Parquet files.
+    """Return the table of a query; None when it is one of plain Parquet files.
 
     Args:
         declaration: of a table.
@@ -360,7 +360,7 @@ def open_lake_table(declaration: Declaration, location: str) -> LakeTable | None
 
 
 def check_format_installed(declaration: Declaration) -> None:
-    """Raises PipelineError or JournalError when the library is missing that the table of a query needs."""
+    """Raise PipelineError or JournalError when the library is missing that the table of a query needs."""
     if declaration.options["format"] == "delta":
         import_deltalake()
     elif declaration.options["format"] == "iceberg":
@@ -368,19 +368,19 @@ def check_format_installed(declaration: Declaration) -> None:
 
 
 def is_lake_table(location: Path | str) -> bool:
-    """Whether a folder or URI is such a table."""
+    """Return whether a folder or URI is such a table."""
     return is_delta(location) or iceberg.is_table(location)
 
 
 def is_delta(location: Path | str) -> bool:
-    """Whether a folder or URI is a Delta table."""
+    """Return whether a folder or URI is a Delta table."""
     if not locations.is_elsewhere(location):
         return (Path(location) / "_delta_log").is_dir()
     return delta.is_table(str(location))
 
 
 def lake_frame(spark: SparkSession, location: str) -> DataFrame:
-    """Returns the rows of such a table.
+    """Return the rows of such a table.
 
     Raises:
         PipelineError: a library is missing, or rows can't be read without the format's own jar.
@@ -389,7 +389,7 @@ def lake_frame(spark: SparkSession, location: str) -> DataFrame:
 
 
 def lake_table_files(location: str) -> list[str]:
-    """Returns the Parquet files that such a table is made of.
+    """Return the Parquet files that such a table is made of.
 
     Raises:
         PipelineError: as `lake_frame`.
@@ -404,7 +404,7 @@ LEAST_RETENTION = timedelta(hours=1)
 
 
 def retention(text: str) -> timedelta:
-    """Returns the time that files are kept after they have been replaced.
+    """Return the time that files are kept after they have been replaced.
 
     Raises:
         ArgumentError: it is no duration.
@@ -417,7 +417,7 @@ def retention(text: str) -> timedelta:
 
 
 def chosen_lake_tables(queries: Sequence[Declaration], app: Path, root: str | None) -> Iterator[tuple[str, LakeTable]]:
-    """Yields the Delta and Iceberg tables among queries, each with the name of its query.
+    """Yield the Delta and Iceberg tables among queries, each with the name of its query.
 
     Args:
         queries: what was asked for.
@@ -440,7 +440,7 @@ def chosen_lake_tables(queries: Sequence[Declaration], app: Path, root: str | No
 
 
 def check_condition(table: LakeTable, condition: str) -> None:
-    """Says whether rows can be deleted by a condition, without deleting any.
+    """Say whether rows can be deleted by a condition, without deleting any.
 
     Raises:
         PipelineError: the table is not there, or it is no condition of it.
@@ -450,7 +450,7 @@ def check_condition(table: LakeTable, condition: str) -> None:
 
 
 def optimized(table: LakeTable, condition: str | None, retain: timedelta | None) -> str:
-    """Deletes rows, joins files and removes old ones, as far as it is wanted; returns what was done.
+    """Delete rows, joins files and removes old ones, as far as it is wanted; returns what was done.
 
     Raises:
         PipelineError: something can't be done.

@@ -56,7 +56,7 @@ _SHOWN = 10
 
 
 def load_golden(file: Path) -> list[object]:
-    """Reads a golden file.
+    """Read a golden file.
 
     Raises:
         PipelineError: it is no JSON list.
@@ -71,14 +71,14 @@ def load_golden(file: Path) -> list[object]:
 
 
 def save_golden(file: Path, rows: Sequence[object]) -> None:
-    """Writes a golden file: rows sorted, one a line."""
+    """Write a golden file: rows sorted, one a line."""
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = sorted(_text(row) for row in rows)
     file.write_text("[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n", "utf-8")
 
 
 def differences(expected: Sequence[object], found: Sequence[object]) -> tuple[list[object], list[object]]:
-    """Returns the expected rows that were not found, and the rows found that were not expected."""
+    """Return the expected rows that were not found, and the rows found that were not expected."""
     extra: dict[str, list[object]] = {}
     for row in found:
         extra.setdefault(_text(row), []).append(row)
@@ -95,7 +95,7 @@ def differences(expected: Sequence[object], found: Sequence[object]) -> tuple[li
 
 
 def equal(one: object, other: object) -> bool:
-    """Whether two JSON values are equal but for rounding."""
+    """Return whether two JSON values are equal but for rounding."""
     if isinstance(one, float) or isinstance(other, float):
         return _is_number(one) and _is_number(other) and math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-12)
     if isinstance(one, dict) and isinstance(other, dict):
@@ -106,7 +106,7 @@ def equal(one: object, other: object) -> bool:
 
 
 def explain(missing: Sequence[object], extra: Sequence[object]) -> Iterator[str]:
-    """Yields lines that tell differences: "-" was expected, "+" was found; rows that are alike stand together."""
+    """Yield lines that tell differences: "-" was expected, "+" was found; rows that are alike stand together."""
     pairs = list(_pairs(list(missing), list(extra)))
     for expected, found in pairs[:_SHOWN]:
         if expected is not None:
@@ -128,7 +128,7 @@ def _pairs(missing: list[object], extra: list[object]) -> Iterator[tuple[object,
 
 
 def _alike(one: object, other: object) -> float:
-    """Returns which part of two rows is equal."""
+    """Return which part of two rows is equal."""
     left, right = dict(_leaves("", one)), dict(_leaves("", other))
     names = left.keys() | right.keys()
     same = sum(1 for name in names if name in left and name in right and equal(left[name], right[name]))
@@ -180,7 +180,7 @@ _IGNORED = ("node", "seq", "tid", "stid", "ptid", "txn", "broker", "json")
 
 
 def write_journal(file: Path, to: Path) -> int:
-    """Writes a journal with the messages of a file, in their order.
+    """Write a journal with the messages of a file, in their order.
 
     Args:
         file: with one JSON object a line; empty lines don't count.
@@ -309,7 +309,7 @@ _DAY = "2026-11-21T"
 
 
 def make_pipeline(folder: Path, name: str) -> list[Path]:
-    """Makes a pipeline file, and the rows and the expected results of its test.
+    """Make a pipeline file, and the rows and the expected results of its test.
 
     Rows that are there already are kept: then the results are yours to look at, and to keep with `--update`.
 
@@ -370,7 +370,7 @@ def run(
     spark: SparkSession | None = None,
     stopping: threading.Event | None = None,
 ) -> int:
-    """Runs the queries of a folder on a recorded slice, and compares what they give with golden files.
+    """Run the queries of a folder on a recorded slice, and compares what they give with golden files.
 
     Args:
         folder: of the pipelines, or one file of it.
@@ -418,7 +418,7 @@ class _Test:
         self._spark, self._catalog, self._journal, self._scratch = spark, catalog, journal, scratch
 
     def rows(self, plan: QueryPlan, say: Callable[[str], None]) -> list[dict[str, object]]:
-        """Returns what a query gives, as golden files have it; `say` is told which rows of the slice are left out.
+        """Return what a query gives, as golden files have it; `say` is told which rows of the slice are left out.
 
         For a table its rows; else its messages: `topic`, `subtopic` if there is one, and `payload`, which is what JSON
         it holds, or text; `payload_hex` when it is neither.
@@ -437,7 +437,7 @@ class _Test:
                 say(f"         {plan.name}: {failing_rows.told(more)}")
 
     def _failing_rows(self, plan: QueryPlan, error: Exception, known: failing_rows.Numbers) -> list[FailingRow]:
-        """Returns the rows that a query fails with, which `on_error` lets it leave out."""
+        """Return the rows that a query fails with, which `on_error` lets it leave out."""
         if not failing_rows.is_wanted(plan.declaration, error):
             return []
 
@@ -609,7 +609,7 @@ def _table_rows(batch: DataFrame) -> list[dict[str, object]]:
 
 
 def message_rows(batch: DataFrame) -> Iterator[dict[str, object]]:
-    """Yields the messages of what `sinks.as_messages` returned, as golden files have them."""
+    """Yield the messages of what `sinks.as_messages` returned, as golden files have them."""
     for row in batch.collect():
         told = {"topic": row.topic} if row.subtopic is None else {"topic": row.topic, "subtopic": row.subtopic}
         yield told | _payload(bytes(row.payload or b""))

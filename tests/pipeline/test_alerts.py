@@ -219,7 +219,7 @@ READINGS = [
 
 
 def write_readings(folder: Path, parts: int) -> str:
-    """Writes them into so many files; a stream makes a micro-batch of each."""
+    """Write them into so many files; a stream makes a micro-batch of each."""
     folder.mkdir()
     size = -(-len(READINGS) // parts)
     for seq, (device, second, temp) in enumerate(READINGS):

@@ -39,13 +39,13 @@ def state(app: Application, name: str) -> Path:
 
 
 def mark(app: Application, name: str) -> dict[str, int]:
-    """Returns what keeps retention from removing what a query hasn't read; nothing when it hasn't told."""
+    """Return what keeps retention from removing what a query hasn't read; nothing when it hasn't told."""
     path = app.hub.journal / "readers" / f"{name}.json"
     return dict(json.loads(path.read_text())["offset"]) if path.exists() else {}
 
 
 def kept(app: Application) -> list[int]:
-    """Returns the rows of the table, by Spark; the files that count hold the same."""
+    """Return the rows of the table, by Spark; the files that count hold the same."""
     import pyarrow.parquet as pq
 
     folder = app.folder / ".tables" / "kept"

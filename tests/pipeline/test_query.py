@@ -60,7 +60,7 @@ class Bench:
         self.out, self.letters = (Query(plan, self.context) for plan in plans(catalog, catalog.queries()))
 
     def ended(self, handle: Any) -> str:
-        """Lets the query's handle be this one; returns what is told about it."""
+        """Let the query's handle be this one; returns what is told about it."""
         self.context.status.starting("out", "publish")
         self.out.spark_query, self.out._start_at_s = handle, 0.0
         self.out.poll()

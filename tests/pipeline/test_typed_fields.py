@@ -40,7 +40,7 @@ KINDS = ["boolean", "tinyint", "smallint", "int", "bigint", "double", "string"]
 
 
 def compacted(payload: bytes, kind: str) -> Iterator[Any]:
-    """Yields the field as compaction writes it: of a payload alone, and beside one that can't be parsed fast."""
+    """Yield the field as compaction writes it: of a payload alone, and beside one that can't be parsed fast."""
     column = TypedColumn({"#": f"v {kind}"})
     for some in ([payload], [payload, b""]):
         yield column.column(pa.array(["a"] * len(some)), pa.array(some))[0].as_py()
@@ -150,7 +150,7 @@ def test_few_messages_are_published_in_the_order_of_their_rows(spark: Any, tmp_p
 
 
 def declared(**options: Any) -> Declaration:
-    """Returns what `@source(…)` leaves on a function."""
+    """Return what `@source(…)` leaves on a function."""
 
     @source("#", **options)
     def rows(frame: Any) -> Any:

@@ -76,7 +76,7 @@ class DefaultSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the source known to a session whose workers have smqrt only through --py-files.
+    """Make the source known to a session whose workers have smqrt only through --py-files.
 
     Sources that Spark finds by itself don't see such files on the workers; registered ones do.
 

@@ -41,26 +41,26 @@ class Splits(NamedTuple):
 
 
 def wrong(name: str, value: object, rule: str) -> ArgumentError:
-    """Returns the error for a value that an option can't have."""
+    """Return the error for a value that an option can't have."""
     return ArgumentError(f'smq option {name}="{value}": {rule}.')
 
 
 def positive(name: str, value: str) -> int:
-    """Returns a whole number of at least 1."""
+    """Return a whole number of at least 1."""
     if not re.fullmatch(r"[0-9_]+", value) or int(value) < 1:
         raise wrong(name, value, "it's a whole number of at least 1")
     return int(value)
 
 
 def whole(name: str, value: str) -> int:
-    """Returns a whole number of at least 0."""
+    """Return a whole number of at least 0."""
     if not re.fullmatch(r"[0-9]{1,18}", value):
         raise wrong(name, value, "it's a whole number")
     return int(value)
 
 
 def size(name: str, value: str) -> int:
-    """Returns the bytes of "64MB", "1GiB", "100000"."""
+    """Return the bytes of "64MB", "1GiB", "100000"."""
     try:
         found = parse_size(int(value) if value.isdecimal() else value)
     except ArgumentError as error:
@@ -71,14 +71,14 @@ def size(name: str, value: str) -> int:
 
 
 def switch(name: str, value: str) -> bool:
-    """Returns True for "true" and False for "false"."""
+    """Return True for "true" and False for "false"."""
     if value.lower() not in ("true", "false"):
         raise wrong(name, value, 'it is "true" or "false"')
     return value.lower() == "true"
 
 
 def duration_s(name: str, value: str) -> float:
-    """Returns the seconds of "30s", "2h", "500ms"."""
+    """Return the seconds of "30s", "2h", "500ms"."""
     try:
         return parse_duration(value)
     except ArgumentError as error:
@@ -86,7 +86,7 @@ def duration_s(name: str, value: str) -> float:
 
 
 def names(name: str, value: str) -> tuple[str, ...]:
-    """Returns topic filters: a JSON list, or names between commas."""
+    """Return topic filters: a JSON list, or names between commas."""
     if not value.lstrip().startswith("["):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     try:
@@ -99,7 +99,7 @@ def names(name: str, value: str) -> tuple[str, ...]:
 
 
 def seqs(name: str, value: str) -> Offsets:
-    """Returns the offsets in JSON such as {"n1": 12345}."""
+    """Return the offsets in JSON such as {"n1": 12345}."""
     try:
         found = json.loads(value)
     except ValueError:
@@ -110,7 +110,7 @@ def seqs(name: str, value: str) -> Offsets:
 
 
 def splits(name: str, value: str) -> Splits:
-    """Returns where micro-batches end: offsets, or a JSON list of them."""
+    """Return where micro-batches end: offsets, or a JSON list of them."""
     try:
         found = json.loads(value)
     except ValueError:
@@ -121,12 +121,12 @@ def splits(name: str, value: str) -> Splits:
 
 
 def offsets_or_edge(name: str, value: str) -> str | Offsets:
-    """Returns "earliest", "latest" or offsets."""
+    """Return "earliest", "latest" or offsets."""
     return value.lower() if value.lower() in ("earliest", "latest") else seqs(name, value)
 
 
 def time_us(name: str, value: str) -> int:
-    """Returns microseconds since 1970 of an ISO time (UTC when it names no zone) or of a duration before now."""
+    """Return microseconds since 1970 of an ISO time (UTC when it names no zone) or of a duration before now."""
     if re.fullmatch(r"[0-9.]+ *[a-z]+", value):
         when = datetime.now(UTC) - timedelta(seconds=duration_s(name, value))
     else:
@@ -138,30 +138,30 @@ def time_us(name: str, value: str) -> int:
 
 
 def timestamp_us(name: str, value: str) -> int:
-    """Returns microseconds since 1970 of milliseconds since then, as Kafka's source takes them, or as `time_us`."""
+    """Return microseconds since 1970 of milliseconds since then, as Kafka's source takes them, or as `time_us`."""
     return int(value) * 1000 if value.isdecimal() else time_us(name, value)
 
 
 def epoch_us(when: datetime) -> int:
-    """Returns microseconds since 1970; a time without a zone is UTC."""
+    """Return microseconds since 1970; a time without a zone is UTC."""
     aware = when if when.tzinfo else when.replace(tzinfo=UTC)
     return (aware - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
 
 
 def text(name: str, value: str) -> str:
-    """Returns the value as it is; an empty one is an error."""
+    """Return the value as it is; an empty one is an error."""
     if not value:
         raise wrong(name, value, "it must not be empty")
     return value
 
 
 def certificates(name: str, value: str) -> str | None:
-    """Returns what a PEM file of the driver's machine holds, for workers that have no such file."""
+    """Return what a PEM file of the driver's machine holds, for workers that have no such file."""
     return files.trusted_certificates(text(name, value))
 
 
 def app_id(name: str, value: str) -> str:
-    """Returns an id under which a hub keeps commits; it puts the numbers of parts behind it."""
+    """Return an id under which a hub keeps commits; it puts the numbers of parts behind it."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", value):
         raise wrong(name, value, "it's 1 to 80 letters, digits, '-', '_' and '.'")
     return value
@@ -220,7 +220,7 @@ SPARKS_OWN = ("checkpointlocation", "queryname")
 
 
 def _parsed(given: Mapping[str, str], known: Mapping[str, OptionParser]) -> dict[str, Any]:
-    """Returns the values of the options by their proper names; names are compared as Spark does, without case."""
+    """Return the values of the options by their proper names; names are compared as Spark does, without case."""
     names = {name: (name, reader) for name, reader in known.items()}
     names |= {name: meant for name, meant in KAFKA_NAMES.items() if meant[0] in known}
     proper = {name.lower(): name for name in names}
@@ -237,7 +237,7 @@ def _parsed(given: Mapping[str, str], known: Mapping[str, OptionParser]) -> dict
 
 
 def _unknown(option: str, known: Mapping[str, OptionParser], proper: Mapping[str, str]) -> ArgumentError:
-    """Returns the error for an option that there isn't, with the one that was meant, if that can be told."""
+    """Return the error for an option that there isn't, with the one that was meant, if that can be told."""
     close = difflib.get_close_matches(option.lower(), proper, 1)
     meant = MEANT_NAMES.get(option.lower()) if "topics" in known else None
     near = meant or (proper[close[0]] if close else None)
@@ -246,7 +246,7 @@ def _unknown(option: str, known: Mapping[str, OptionParser], proper: Mapping[str
 
 
 def _location(values: dict[str, Any]) -> str:
-    """Returns the folder or the address of the journal; a folder's path is made absolute here, on the driver."""
+    """Return the folder or the address of the journal; a folder's path is made absolute here, on the driver."""
     if ("path" in values) == ("url" in values):
         raise ArgumentError(
             'The source smq needs to know the journal: load("app/.journal") for a folder, or option '
@@ -257,7 +257,7 @@ def _location(values: dict[str, Any]) -> str:
 
 
 def cores() -> int:
-    """Returns how many cores this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -327,7 +327,7 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
-        """Reads Spark's options.
+        """Read Spark's options.
 
         Args:
             given: Spark's own mapping, whose names have lost their case.
@@ -348,7 +348,7 @@ class ReadOptions:
         return options
 
     def filter(self) -> Filter | None:
-        """Returns which topics to keep; None keeps all rows."""
+        """Return which topics to keep; None keeps all rows."""
         return Filter(self.topics or ("#",), self.exclude) if self.topics or self.exclude else None
 
 
@@ -373,7 +373,7 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
-        """Reads Spark's options.
+        """Read Spark's options.
 
         Args:
             given: Spark's own mapping, with what it adds itself.
@@ -399,7 +399,7 @@ T = TypeVar("T")
 
 
 def without_traceback(method: Callable[P, T]) -> Callable[P, T]:
-    """Makes a method raise errors of smqrt without where they came from."""
+    """Make a method raise errors of smqrt without where they came from."""
 
     @wraps(method)
     def call(*args: P.args, **keywords: P.kwargs) -> T:

@@ -60,7 +60,7 @@ class PushedFilters:
 
 
 def bounds_of(kind: str, value: int) -> tuple[int, int] | None:
-    """Returns the first and the last whole number that a comparison with `value` leaves."""
+    """Return the first and the last whole number that a comparison with `value` leaves."""
     return {
         "EqualTo": (value, value),
         "GreaterThan": (value + 1, MOST),
@@ -75,7 +75,7 @@ def intersection(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int
 
 
 def remaining_names(names: frozenset[str] | None, kind: str, value: object) -> frozenset[str] | None:
-    """Returns which of the names an equality or a list leaves; None when the filter is neither."""
+    """Return which of the names an equality or a list leaves; None when the filter is neither."""
     if kind == "EqualTo" and isinstance(value, str):
         found = frozenset([value])
     elif kind == "In" and isinstance(value, tuple) and all(isinstance(one, str) for one in value):
@@ -86,7 +86,7 @@ def remaining_names(names: frozenset[str] | None, kind: str, value: object) -> f
 
 
 def narrowed(pushed: PushedFilters, wanted: SparkFilter) -> PushedFilters | None:
-    """Returns what a filter leaves of `pushed`; None when it's a filter that only Spark can apply."""
+    """Return what a filter leaves of `pushed`; None when it's a filter that only Spark can apply."""
     kind, value = type(wanted).__name__, getattr(wanted, "value", None)
     match getattr(wanted, "attribute", None):
         case ("ts",) if isinstance(value, datetime) and (range_ := bounds_of(kind, epoch_us(value))):
@@ -166,7 +166,7 @@ class BatchReader(DataSourceReader):
 
 
 def named(pushed: PushedFilters, options: ReadOptions) -> frozenset[str] | None:
-    """Returns the topics that both Spark's filters and the options leave; None for all."""
+    """Return the topics that both Spark's filters and the options leave; None for all."""
     wanted = options.filter()
     if pushed.topics is None or wanted is None:
         return pushed.topics
@@ -176,7 +176,7 @@ def named(pushed: PushedFilters, options: ReadOptions) -> frozenset[str] | None:
 def edges(
     journal: Journal | RemoteJournal, options: ReadOptions, begin: Offsets, last: Offsets
 ) -> tuple[Offsets, Offsets]:
-    """Returns the offsets between which the options ask for rows: none of a node that the end doesn't name."""
+    """Return the offsets between which the options ask for rows: none of a node that the end doesn't name."""
     start = edge(journal, options.starting, options.starting_us, begin, last, begin)
     if options.ending_us is not None:
         return start, journal.offsets_until(options.ending_us)
@@ -191,7 +191,7 @@ def edge(
     last: Offsets,
     default: Offsets,
 ) -> Offsets:
-    """Returns the offsets of one option: a word or offsets, a time, or neither."""
+    """Return the offsets of one option: a word or offsets, a time, or neither."""
     if time_us is not None:
         return journal.offsets_at(time_us)
     if isinstance(given, str):
@@ -200,7 +200,7 @@ def edge(
 
 
 def clipped(start: Offsets, end: Offsets, pushed: PushedFilters) -> tuple[Offsets, Offsets]:
-    """Returns the part of a range that filters on `node` and `seq` leave."""
+    """Return the part of a range that filters on `node` and `seq` leave."""
     first, behind = pushed.seq
     ends = {node: min(seq, max(behind, 0)) for node, seq in end.items() if pushed.nodes is None or node in pushed.nodes}
     starts = {node: min(max(start.get(node, 0), first), seq) for node, seq in ends.items()}
@@ -232,7 +232,7 @@ class JournalFollower:
         return JournalFollower, (self._journal,)
 
     def end(self) -> dict[str, int]:
-        """Returns, by node, the number of the next row, as the hub told it last; the first time it is asked.
+        """Return, by node, the number of the next row, as the hub told it last; the first time it is asked.
 
         Raises:
             JournalError: the hub is away for too long, or refuses.
@@ -283,7 +283,7 @@ class ProgressReports:
         self._last_s = -INTERVAL_S
 
     def committed(self, end: Offsets) -> None:
-        """Takes note that everything before `end` is done with."""
+        """Take note that everything before `end` is done with."""
         if not self._query:
             return
         self._waiting = end
@@ -291,7 +291,7 @@ class ProgressReports:
             self.close()
 
     def close(self) -> None:
-        """Reports what hasn't been reported. A report that fails is only logged: the next one says more."""
+        """Report what hasn't been reported. A report that fails is only logged: the next one says more."""
         if self._waiting is None:
             return
         offset, self._waiting, self._last_s = self._waiting, None, time.monotonic()
@@ -354,7 +354,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.ordered(start | end)
 
     def _pauses(self, start: Offsets) -> bool:
-        """Whether a trigger is to find nothing new: the first one at a split. With `availableNow` only if it was
+        """Return whether a trigger is to find nothing new: the first one at a split. With `availableNow` only if it was
         reached just now, as nothing new may end the query.
         """
         splits = self.options.split_at
@@ -373,7 +373,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def _known(self, start: Offsets, last: Offsets) -> Offsets:
-        """Returns `start` with the nodes that came since, each from its beginning.
+        """Return `start` with the nodes that came since, each from its beginning.
 
         Raises:
             JournalError: the journal ends before `start`, so that it isn't the one that was read.
@@ -395,7 +395,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.scan.parts(self._plan(start, end))
 
     def _plan(self, start: Offsets, end: Offsets) -> Chunks:
-        """Returns the chunks of a micro-batch: most often those that were found while its end was looked for."""
+        """Return the chunks of a micro-batch: most often those that were found while its end was looked for."""
         planned, self.planned = self.planned, None
         if planned and planned[0] == offsets.spans(start, end):
             return planned[1]
@@ -405,7 +405,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.scan.read(partition)
 
     def _end(self) -> Offsets:
-        """Returns where the journal ends; a hub tells it by itself."""
+        """Return where the journal ends; a hub tells it by itself."""
         journal = self.scan.journal
         if not isinstance(journal, RemoteJournal):
             return journal.end()

@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 
 def ordered(offset: Mapping[str, int]) -> Offsets:
-    """Returns the offset with its nodes in order: Spark compares offsets as text."""
+    """Return the offset with its nodes in order: Spark compares offsets as text."""
     return dict(sorted(offset.items()))
 
 
 def limited(start: Offsets, end: Offsets, max_rows: int) -> Offsets:
-    """Returns how far to go so that at most `max_rows` lie between, shared fairly by the nodes."""
+    """Return how far to go so that at most `max_rows` lie between, shared fairly by the nodes."""
     waiting = {node: max(0, seq - start.get(node, 0)) for node, seq in end.items()}
     left, reached = max_rows, dict(start)
     for turn, node in enumerate(sorted(waiting, key=waiting.__getitem__)):
@@ -49,17 +49,17 @@ def limited(start: Offsets, end: Offsets, max_rows: int) -> Offsets:
 
 
 def spans(start: Offsets, end: Offsets) -> dict[str, tuple[int, int]]:
-    """Returns, for each node that has rows between, the first and the one behind the last."""
+    """Return, for each node that has rows between, the first and the one behind the last."""
     return {node: (start.get(node, 0), seq) for node, seq in end.items() if seq > start.get(node, 0)}
 
 
 def distance(start: Offsets, end: Offsets) -> int:
-    """Returns how many rows lie between."""
+    """Return how many rows lie between."""
     return sum(behind - first for first, behind in spans(start, end).values())
 
 
 def before_split(start: Offsets, end: Offsets, split: Offsets) -> Offsets:
-    """Returns `end`, or less where a batch from `start` would have rows on both sides of `split`.
+    """Return `end`, or less where a batch from `start` would have rows on both sides of `split`.
 
     Nodes that `split` doesn't name weren't there when it was made: all their rows come after it.
     """
@@ -69,12 +69,12 @@ def before_split(start: Offsets, end: Offsets, split: Offsets) -> Offsets:
 
 
 def filled(start: Offsets, begin: Offsets) -> Offsets:
-    """Returns `start` with the nodes it doesn't know, from where the journal has them."""
+    """Return `start` with the nodes it doesn't know, from where the journal has them."""
     return begin | start
 
 
 def removed(start: Offsets, end: Offsets, begin: Offsets) -> str | None:
-    """Says which rows between two offsets come before `begin`, in a sentence; None when all are there."""
+    """Say which rows between two offsets come before `begin`, in a sentence; None when all are there."""
     for node, first in ordered(start).items():
         until = end.get(node, first)
         if first < until and first < (kept := begin.get(node, until)):
@@ -83,7 +83,7 @@ def removed(start: Offsets, end: Offsets, begin: Offsets) -> str | None:
 
 
 def ahead(seen: Offsets, last: Offsets) -> str | None:
-    """Says in a sentence that `seen` is further than the journal goes; None when it isn't."""
+    """Say in a sentence that `seen` is further than the journal goes; None when it isn't."""
     for node, seq in ordered(seen).items():
         if seq > (there := last.get(node, 0)):
             return f"Node {node} ends at row {there}, but rows to {seq} had been there: the journal was replaced or cut"
@@ -91,7 +91,7 @@ def ahead(seen: Offsets, last: Offsets) -> str | None:
 
 
 def refused(what: str) -> JournalError:
-    """Returns the error for rows that are gone."""
+    """Return the error for rows that are gone."""
     return JournalError(
         f"{what}. Set failOnDataLoss=false (of @source: fail_on_data_loss=False) to go on with what is there, or take "
         "a new checkpoint."
@@ -99,7 +99,7 @@ def refused(what: str) -> JournalError:
 
 
 def checked(start: Offsets, end: Offsets, begin: Offsets, last: Offsets, fail: bool) -> tuple[Offsets, Offsets]:
-    """Returns the range of rows to read, which the journal has.
+    """Return the range of rows to read, which the journal has.
 
     Args:
         start, end: the rows wanted.
@@ -127,7 +127,7 @@ MOST_BYTES = 32 << 20
 
 
 def merged(batches: Iterable[RecordBatch], rows: int) -> Iterator[RecordBatch]:
-    """Yields the same rows in fewer pyarrow.RecordBatches.
+    """Yield the same rows in fewer pyarrow.RecordBatches.
 
     Args:
         batches: pyarrow.RecordBatches of one schema, of any size.
@@ -146,7 +146,7 @@ def merged(batches: Iterable[RecordBatch], rows: int) -> Iterator[RecordBatch]:
 
 
 def joined(batches: list[RecordBatch]) -> Iterator[RecordBatch]:
-    """Yields the rows of all batches as one, or as several where one would be too large."""
+    """Yield the rows of all batches as one, or as several where one would be too large."""
     import pyarrow as pa
 
     if len(batches) > 1:
@@ -157,7 +157,7 @@ def joined(batches: list[RecordBatch]) -> Iterator[RecordBatch]:
 
 
 def cut(batch: RecordBatch) -> Iterator[RecordBatch]:
-    """Yields a batch in pieces of about 32 MiB."""
+    """Yield a batch in pieces of about 32 MiB."""
     pieces = min(batch.num_rows, -(-batch.nbytes // MOST_BYTES)) or 1
     step = -(-batch.num_rows // pieces)
     for first in range(0, batch.num_rows, step):
@@ -169,7 +169,7 @@ NULLABLE = {column.name for column in COLUMNS if column.nullable}
 
 
 def check_schema(schema: StructType) -> list[str]:
-    """Returns the journal's names of a schema's columns.
+    """Return the journal's names of a schema's columns.
 
     Args:
         schema: what the user gave to `.schema()`, or all columns.
@@ -197,7 +197,7 @@ def check_schema(schema: StructType) -> list[str]:
 
 
 def json_ddl(schema: StructType) -> str | None:
-    """Returns which fields of payloads the column `json` of a schema has; None when it has no such column.
+    """Return which fields of payloads the column `json` of a schema has; None when it has no such column.
 
     Raises:
         ArgumentError: a field is of a type that JSON has not.
@@ -229,14 +229,14 @@ def _kind(kind: DataType) -> payload_schema.PayloadType:
 
 
 def arrow_schema(schema: StructType) -> Schema:
-    """Returns the pyarrow.Schema that Spark compares every batch with."""
+    """Return the pyarrow.Schema that Spark compares every batch with."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def shaped(batch: RecordBatch, target: Schema) -> RecordBatch:
-    """Returns the columns of a pyarrow.RecordBatch that `target` (a pyarrow.Schema) names, as it declares them."""
+    """Return the columns of a pyarrow.RecordBatch that `target` (a pyarrow.Schema) names, as it declares them."""
     import pyarrow as pa
 
     columns = [batch.column(field.name) for field in target]
@@ -247,7 +247,7 @@ def shaped(batch: RecordBatch, target: Schema) -> RecordBatch:
 
 
 def needed_columns(names: Sequence[str], *more: str) -> list[str]:
-    """Returns the columns to read, in the journal's order: those of the result and those that filters look at."""
+    """Return the columns to read, in the journal's order: those of the result and those that filters look at."""
     return [name for name in TYPES if name in names or name in more]
 
 
@@ -262,12 +262,12 @@ Plan = Callable[[Offsets, Offsets], Chunks]
 
 
 def row_count(chunks: Chunks) -> int:
-    """Returns how many rows the chunks have."""
+    """Return how many rows the chunks have."""
     return sum(chunk.rows for chunk in chunks)
 
 
 def memory_bytes(chunks: Chunks) -> int:
-    """Returns about how many bytes the rows of chunks are as Arrow batches."""
+    """Return about how many bytes the rows of chunks are as Arrow batches."""
     return sum(map(_bytes, chunks))
 
 
@@ -278,7 +278,7 @@ def _bytes(chunk: Chunk) -> int:
 
 
 def limited_to_bytes(plan: Plan, start: Offsets, end: Offsets, max_bytes: int) -> tuple[Offsets, Chunks]:
-    """Returns how far to go so that about `max_bytes` lie between, and what to read then.
+    """Return how far to go so that about `max_bytes` lie between, and what to read then.
 
     A single row goes, however large it is.
 
@@ -296,7 +296,7 @@ def limited_to_bytes(plan: Plan, start: Offsets, end: Offsets, max_bytes: int) -
 
 
 def rows_per_task(options: ReadOptions, chunks: Chunks) -> int:
-    """Returns the most rows of a task, so that all cores have work and no task has too much.
+    """Return the most rows of a task, so that all cores have work and no task has too much.
 
     Args:
         options: minPartitions, rowsPerPartition, bytesPerPartition and parallelism.
@@ -309,7 +309,7 @@ def rows_per_task(options: ReadOptions, chunks: Chunks) -> int:
 
 
 def _task_bytes(options: ReadOptions) -> int:
-    """Returns the most bytes of a task: those that work at the same time have no more than a micro-batch may have."""
+    """Return the most bytes of a task: those that work at the same time have no more than a micro-batch may have."""
     if options.max_bytes is None:
         return options.bytes_per_partition
     return min(options.bytes_per_partition, max(_LEAST_TASK_BYTES, options.max_bytes // options.parallelism))
@@ -334,7 +334,7 @@ class ScanPartition(InputPartition):
 def open_cached_journal(
     location: str, token: str | None, cafile: str | None, retry_s: float, verify: bool = True
 ) -> Journal | RemoteJournal:
-    """Returns the journal: one object for each process, so that connections are used again.
+    """Return the journal: one object for each process, so that connections are used again.
 
     Args:
         location, token, cafile, retry_s: as for `open_journal`.
@@ -374,18 +374,18 @@ class Scan:
         return self.options.filter()
 
     def plan(self, start: Offsets, end: Offsets) -> list[Chunk]:
-        """Returns the pieces of files that have the rows from `start` up to, without, `end`."""
+        """Return the pieces of files that have the rows from `start` up to, without, `end`."""
         if self.topics is not None and not self.topics:
             return []
         plan = self.journal.plan(start, end, max_rows=_ALL_ROWS, ts_us=self.ts_us, topics=self.filter)
         return [chunk for chunks in plan for chunk in chunks]
 
     def parts(self, chunks: Sequence[Chunk]) -> list[ScanPartition]:
-        """Returns the tasks that read these chunks."""
+        """Return the tasks that read these chunks."""
         return [ScanPartition(some) for some in planning.parts(chunks, rows_per_task(self.options, chunks))]
 
     def read(self, part: InputPartition) -> Iterator[RecordBatch]:
-        """Yields the rows of a task as pyarrow.RecordBatches of Spark's schema."""
+        """Yield the rows of a task as pyarrow.RecordBatches of Spark's schema."""
         if not isinstance(part, ScanPartition):
             return
         target = arrow_schema(self.schema)
@@ -399,7 +399,7 @@ class Scan:
                 yield shaped(_with_json(kept, parser) if parser else kept, target)
 
     def _looked_at(self) -> Iterator[str]:
-        """Yields the columns that reading itself needs."""
+        """Yield the columns that reading itself needs."""
         if payload_schema.JSON_COLUMN in self.schema.fieldNames():
             yield from ("topic", "payload")
         if self.ts_us:
@@ -410,7 +410,7 @@ class Scan:
             yield "flags"
 
     def _kept(self, batch: RecordBatch) -> RecordBatch:
-        """Returns the rows that every filter leaves."""
+        """Return the rows that every filter leaves."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

@@ -52,7 +52,7 @@ class TaskCommit(WriterCommitMessage):
 
 
 def checked(schema: StructType) -> None:
-    """Raises ArgumentError when the frame's columns aren't those of messages."""
+    """Raise ArgumentError when the frame's columns aren't those of messages."""
     here = {field.name: field.dataType.simpleString() for field in schema.fields}
     for name in NEEDED:
         if name not in here:
@@ -68,7 +68,7 @@ def checked(schema: StructType) -> None:
 
 
 def records(batches: Iterable[RecordBatch]) -> Iterator[OutRow]:
-    """Yields the rows of pyarrow.RecordBatches as messages.
+    """Yield the rows of pyarrow.RecordBatches as messages.
 
     Raises:
         ArgumentError: a topic is null. A null payload is an empty one.
@@ -84,7 +84,7 @@ def records(batches: Iterable[RecordBatch]) -> Iterator[OutRow]:
 
 
 def in_order(rows: Iterable[OutRow]) -> Iterator[OutRow]:
-    """Yields the rows. Raises ArgumentError when they don't come sorted."""
+    """Yield the rows. Raises ArgumentError when they don't come sorted."""
     before: tuple[bytes, bytes, bytes] = b"", b"", b""
     for row in rows:
         if (now := commit.order(row)) < before:
@@ -94,7 +94,7 @@ def in_order(rows: Iterable[OutRow]) -> Iterator[OutRow]:
 
 
 def _few(rows: Iterator[OutRow]) -> Iterator[OutRow]:
-    """Yields the first rows, about `FEW_BYTES` together."""
+    """Yield the first rows, about `FEW_BYTES` together."""
     size_bytes = 0
     while size_bytes < FEW_BYTES and (row := next(rows, None)) is not None:
         size_bytes += commit.size_bytes(row)
@@ -114,7 +114,7 @@ def _property(name: str) -> str:
 
 
 def as_bytes(batch: RecordBatch, name: str) -> list[bytes | None]:
-    """Returns a column's values; text as UTF-8."""
+    """Return a column's values; text as UTF-8."""
     import pyarrow as pa
 
     found: list[bytes | None] = batch.column(name).cast(pa.binary()).to_pylist()
@@ -208,7 +208,7 @@ class BatchWriter(DataSourceArrowWriter):
         return TaskCommit()
 
     def _commit(self, app_id: str, target: files.HubAddress, rows: Iterator[OutRow]) -> None:
-        """Publishes the rows in parts, which are the same ones when the write is repeated."""
+        """Publish the rows in parts, which are the same ones when the write is repeated."""
         if (first := next(rows, None)) is None:
             return
         if (context := TaskContext.get()) and context.partitionId():
