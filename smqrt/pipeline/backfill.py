@@ -23,7 +23,7 @@ from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets, QueryStart, Ranges
 from smqrt.pipeline.discover import Catalog
 from smqrt.pipeline.failures import planning_error
-from smqrt.pipeline.graph import Frames, Graph, JournalSource
+from smqrt.pipeline.graph import FrameFactory, Graph, JournalSource
 from smqrt.pipeline.run_context import RunOptions
 from smqrt.pipeline.sinks import as_messages
 from smqrt.pipeline.tables import LakeTable
@@ -144,7 +144,7 @@ class Corrections:
         folder = self._folder / version.name
         messages = self._unpublished(version, folder).orderBy("at").select(*_MESSAGE)
         key = f"backfill.{self._query.name}.{version.name}"
-        self._publish(messages, key, version.new > sinks.MANY_ROWS)
+        self._publish(messages, key, version.new > sinks.MAX_COLLECTED_ROWS)
         checkpoint.write_json(folder / _FILE, asdict(replace(version, done=True)))
         for other in self._versions():
             if not self._counts(other, [version]):
@@ -361,7 +361,7 @@ class Replacement:
             fresh = f"{self.location}{tables.BACKFILL}{secrets.token_hex(6)}"
             tables.continue_log(folder, fresh)
             checkpoint.add_table_range(self.query, folder, *replaced[folder])
-            checkpoint.keep_table_folder(self.query, fresh, self.stream_end)
+            checkpoint.save_table_folder(self.query, fresh, self.stream_end)
 
     def _parts(self) -> Ranges:
         """What the table is made of, and the rows of the journal that each was made of."""
@@ -484,7 +484,7 @@ class _Task:
         self._end = checkpoint.offsets(journal, options.until or "latest", end=True)
         self._check_range()
         # Of its own, as the query's stream may run. A second call for this range publishes no letter again.
-        self._left_out = failing_rows.LeftOut(key=f"backfill.{declaration.name}.{self._key()}.on_error")
+        self._left_out = failing_rows.LeftOutRows(key=f"backfill.{declaration.name}.{self._key()}.on_error")
 
     def _check_range(self) -> None:
         if not any(self._start.get(node, 0) < seq for node, seq in self._end.items()):
@@ -516,19 +516,19 @@ class _Task:
         if not failing_rows.is_wanted(self._declaration, error):
             return False
 
-        def compute(start: Offsets, end: Offsets, found: failing_rows.Numbers) -> Exception | None:
-            left_out = failing_rows.joined(self._left_out.rows, found)
+        def compute(start: Offsets, end: Offsets, found: failing_rows.RowNumbers) -> Exception | None:
+            left_out = failing_rows.merged(self._left_out.rows, found)
             graph = self._graph(
                 spark, lambda one: failing_rows.without(self._rows.batch(spark, one, start, end), left_out)
             )
-            return failing_rows.error_of(lambda: sinks.outgoing(graph.frame(self._declaration), self._declaration))
+            return failing_rows.error_of(lambda: sinks.sink_frame(graph.frame(self._declaration), self._declaration))
 
         span = failing_rows.Span.of((self._start, self._end), self._journal.begin())
         rows = failing_rows.Search(compute, span, self._declaration.name, self._stopping.is_set).rows()
         if rows:
             self._left_out.add(rows, self._declaration.error_topic, self._journal)
             self._left_out.publish(self._hub.commit)
-            self._report(failing_rows.told(rows))
+            self._report(failing_rows.summary(rows))
         return bool(rows)
 
     def _frame(self, spark: SparkSession) -> DataFrame:
@@ -542,7 +542,7 @@ class _Task:
 
         return self._graph(spark, rows_of).frame(self._declaration)
 
-    def _graph(self, spark: SparkSession, sources: Frames) -> Graph:
+    def _graph(self, spark: SparkSession, sources: FrameFactory) -> Graph:
         folder = self._catalog.folder
         return Graph(self._catalog, sources, lambda reference: references.table(spark, reference, folder))
 
@@ -626,13 +626,13 @@ class _Task:
             options.hub_retry_s,
             self._stopping,
             cafile=options.cafile,
-            letters=self._declaration.error_topic,
-            left_out=lambda rows: self._report(f"{rows} results are too long for a message, and are left out"),
+            dead_letter_topic=self._declaration.error_topic,
+            on_left_out=lambda rows: self._report(f"{rows} results are too long for a message, and are left out"),
         )
 
     @property
     def _are_many(self) -> bool:
-        return sum(seq - self._start.get(node, 0) for node, seq in self._end.items()) > sinks.MANY_ROWS
+        return sum(seq - self._start.get(node, 0) for node, seq in self._end.items()) > sinks.MAX_COLLECTED_ROWS
 
     def _key(self) -> str:
         text = json.dumps([self._start, self._end], sort_keys=True)

@@ -57,12 +57,12 @@ def resume_table(
             told = _left(query, location, folder)
             checkpoint.replace_start(query, None)
             folder = f"{location}{tables.BACKFILL}{secrets.token_hex(6)}"
-        checkpoint.keep_table_folder(query, folder)
+        checkpoint.save_table_folder(query, folder)
         end = checkpoint.table_end(query)
         begin = _most(end, journal.begin(end)) if end else None
         missing = _REMOVED if told and begin != end else ""
         return folder, begin, told + missing
-    checkpoint.keep_table_folder(query, folder)
+    checkpoint.save_table_folder(query, folder)
     return folder, None, ""
 
 

@@ -29,7 +29,7 @@ from smqrt.pipeline.checkpoint import Offsets
 from smqrt.pipeline.discover import Catalog, load
 from smqrt.pipeline.failing_rows import FailingRow
 from smqrt.pipeline.failures import running_error
-from smqrt.pipeline.graph import Frames, Graph, JournalSource, QueryPlan, plans
+from smqrt.pipeline.graph import FrameFactory, Graph, JournalSource, QueryPlan, plans
 from smqrt.pipeline.references import column
 from smqrt.pipeline.sinks import as_messages
 
@@ -423,7 +423,7 @@ class _Test:
         For a table its rows; else its messages: `topic`, `subtopic` if there is one, and `payload`, which is what JSON
         it holds, or text; `payload_hex` when it is neither.
         """
-        left_out = failing_rows.LeftOut()
+        left_out = failing_rows.LeftOutRows()
         while True:
             try:
                 return self._collected(self._frame(plan, left_out.rows), plan)
@@ -434,32 +434,32 @@ class _Test:
                 if not more:
                     raise PipelineError(running_error(plan.declaration, error)) from None
                 left_out.add(more, None, open_journal(self._journal.location))
-                say(f"         {plan.name}: {failing_rows.told(more)}")
+                say(f"         {plan.name}: {failing_rows.summary(more)}")
 
-    def _failing_rows(self, plan: QueryPlan, error: Exception, known: failing_rows.Numbers) -> list[FailingRow]:
+    def _failing_rows(self, plan: QueryPlan, error: Exception, known: failing_rows.RowNumbers) -> list[FailingRow]:
         """Return the rows that a query fails with, which `on_error` lets it leave out."""
         if not failing_rows.is_wanted(plan.declaration, error):
             return []
 
-        def compute(start: Offsets, end: Offsets, found: failing_rows.Numbers) -> Exception | None:
-            without = failing_rows.joined(known, found)
+        def compute(start: Offsets, end: Offsets, found: failing_rows.RowNumbers) -> Exception | None:
+            without = failing_rows.merged(known, found)
             graph = self._graph(
                 lambda one: failing_rows.without(self._journal.batch(self._spark, one, start, end), without)
             )
-            return failing_rows.error_of(lambda: sinks.outgoing(plan.make(graph), plan.declaration))
+            return failing_rows.error_of(lambda: sinks.sink_frame(plan.make(graph), plan.declaration))
 
         journal = open_journal(self._journal.location)
         span = failing_rows.Span(dict(journal.begin()), dict(journal.end()))
         return failing_rows.Search(compute, span, plan.name).rows()
 
-    def _graph(self, sources: Frames) -> Graph:
+    def _graph(self, sources: FrameFactory) -> Graph:
         return Graph(
             self._catalog,
             sources,
             lambda reference: references.table(self._spark, reference, self._catalog.folder),
         )
 
-    def _frame(self, plan: QueryPlan, left_out: failing_rows.Numbers) -> DataFrame:
+    def _frame(self, plan: QueryPlan, left_out: failing_rows.RowNumbers) -> DataFrame:
         start = checkpoint.QueryStart({}, None)
         graph = self._graph(
             lambda source: failing_rows.without(

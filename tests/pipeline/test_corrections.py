@@ -138,7 +138,7 @@ def test_a_version_that_was_killed_is_finished(
 
 
 def test_many_results_go_by_a_task(app: Application, backfill: Backfill, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sinks, "MANY_ROWS", 2)
+    monkeypatch.setattr(sinks, "MAX_COLLECTED_ROWS", 2)
     doubled(app, "rows.select('n')")
     app.send(*({"n": n} for n in range(5)))
     assert backfill("x", republish=True) == "x: 5 published as version 1"
