@@ -510,7 +510,7 @@ def test_backfill_publishes_nothing_unasked(smqrt: Callable[..., Result], app: P
     Recorded(app / ".journal").add(10).seal()
     result = smqrt("backfill", "means", "--from", "earliest")
     assert result.exit_code == 1
-    assert "old results aren't published again unasked; say --republish" in result.output
+    assert "a backfill publishes only on request: add --republish" in result.output
 
 
 def test_test_without_rows(smqrt: Callable[..., Result], app: Path) -> None:
@@ -720,8 +720,8 @@ def test_optimize_without_room(smqrt: Callable[..., Result], app: Path, no_room:
         (["--from", "yesterday"], "--from 'yesterday' must be a duration such as 2h"),
         (["--from", '{"n1": "x"}'], "is no offset: write JSON"),
         (["--trigger", "5parsecs"], "--trigger '5parsecs' is no duration; it's a number and a unit"),
-        (["--master", "foo"], "--master 'foo' is none of Spark's: write local[*]"),
-        (["--master", "local[0]"], "--master 'local[0]' is none of Spark's"),
+        (["--master", "foo"], "--master 'foo' is not one of Spark's: write local[*]"),
+        (["--master", "local[0]"], "--master 'local[0]' is not one of Spark's"),
         (["--driver-memory", "lots"], "--driver-memory 'lots' is no size of memory"),
         (["--metrics", "99999"], "'--metrics': 99999 is not in the range 0<=x<=65535"),
         (["--hub-retry", "-1"], "'--hub-retry': -1.0 is not in the range x>=0"),

@@ -103,7 +103,7 @@ def test_dead_letter_topic_in_two_spellings() -> None:
         (lambda: publish(to="a/{}"), "to: 'a/{}' has a brace without a column"),
         (lambda: publish(to="a", mode="overwrite"), "mode='overwrite' must be one of 'append', 'update', 'complete'."),
         (lambda: publish(to="a", trigger="often"), "trigger: 'often' is no duration"),
-        (lambda: alert(to="a", key="device"), "@alert needs when=, absent= or rate="),
+        (lambda: alert(to="a", key="device"), "@alert needs a condition that raises it: when=, absent= or rate="),
         (lambda: expect("a", on_fail="panic"), "on_fail='panic' must be one of 'drop', 'dead_letter', 'fail'."),
         (lambda: expect("a", on_fail="dead_letter"), "write on_fail='dead_letter:TOPIC', 'drop' or 'fail'."),
         (lambda: expect("a", on_fail="drop", topic="dlq"), "on_fail='drop' and topic='dlq' don't go together"),
@@ -129,7 +129,7 @@ def test_two_kinds() -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda: 0, "has no parameter; its parameters name what it reads"),
+        (lambda: 0, "has no parameter; its parameters name its inputs"),
         (lambda *frames: 0, "has the parameter frames; give each input a plain name"),
     ],
 )

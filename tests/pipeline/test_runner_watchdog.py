@@ -70,12 +70,12 @@ def test_a_java_that_collects_garbage_is_why(board: StatusWriter, tmp_path: Path
     ProgressWatchdog(board, tmp_path, lambda: {"n1": 600}, 60, Thrashing(tmp_path)).check()
     now = status.read(tmp_path / NAME)
     assert now
-    assert "The JVM collects garbage, 87% of the time: its memory is too small for these rows: a sm" in now.trouble
+    assert "The JVM collects garbage, 87% of the time: its memory is too small for these rows: set a sm" in now.trouble
 
 
 def test_slow_is_not_stuck(board: StatusWriter, tmp_path: Path) -> None:
     board.progressed({"name": NAME, "batchId": 3, "batchDuration": 20_000, "numInputRows": 1, "sources": []})
-    board._heard_s[NAME] -= 90
+    board._last_event_s[NAME] -= 90
     assert looked(board, tmp_path).state == "running"
 
 
