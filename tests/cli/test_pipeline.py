@@ -475,7 +475,7 @@ def test_no_folder_is_named_like_a_scheme(
     ("words", "sentence"),
     [
         (("nonsense", "--master", "yarn"), "There is no pipeline 'nonsense'"),
-        (("--master", "nonsense"), "--master nonsense is no cluster"),
+        (("--master", "nonsense"), "--master nonsense is not a cluster"),
         (("--master", "yarn", "--deploy-mode", "cluster"), "name a folder that every machine of the cluster sees"),
         (("--master", "yarn", "--state", "abfss://c@h/s"), "--state abfss://c@h/s is no folder of this machine"),
         (("--master", "yarn", "--journal", "s3a://b/j"), "The journal s3a://b/j is no folder of this machine"),
@@ -740,6 +740,6 @@ def test_wrong_options_are_told_before_spark_starts(
 
 
 def test_wrong_options_of_submit(smqrt: Callable[..., Result]) -> None:
-    assert "--master foo is no cluster" in smqrt("submit", "--master", "foo", "--dry-run").stderr
+    assert "--master foo is not a cluster" in smqrt("submit", "--master", "foo", "--dry-run").stderr
     refused = smqrt("submit", "--master", "yarn", "--from", "yesterday", "--dry-run").stderr
     assert refused.startswith("Error: --from 'yesterday' must be")

@@ -301,5 +301,5 @@ def test_a_key_that_is_called_as_a_column_of_the_result_is_one_sentence(readings
 
     declaration = declaration_of(hot)
     assert declaration
-    with pytest.raises(PipelineError, match="has a key called 'state', as a column of its result is; rename"):
+    with pytest.raises(PipelineError, match="has a key called 'state', like a column of its result; rename"):
         alerts.apply(readings.withColumnRenamed("device", "state"), declaration)

@@ -44,7 +44,9 @@ class Wrong:
         self.wrong, self.together, self.always = {*wrong}, {*together}, always
         self.looks = 0
 
-    def __call__(self, start: dict[str, int], end: dict[str, int], left_out: failing_rows.RowNumbers) -> Exception | None:
+    def __call__(
+        self, start: dict[str, int], end: dict[str, int], left_out: failing_rows.RowNumbers
+    ) -> Exception | None:
         self.looks += 1
         rows = {seq for node in end for seq in range(start[node], end[node]) if seq not in left_out.get(node, ())}
         fails = rows & self.wrong or (self.together and self.together <= rows) or self.always

@@ -170,7 +170,10 @@ def test_files_that_count(tmp_path: Path) -> None:
         ("java.nio.file.FileSystemException: /x/offsets/.0: Read-only file system", "the disk is read-only: mount"),
         ("java.io.IOException: Input/output error\n\tat java.base/java.io", "the disk is broken: check"),
         ("Job aborted\njava.lang.OutOfMemoryError: Java heap space\n\tat java", "memory: run it with --driver-memory"),
-        ("Total size of 3 tasks is bigger than spark.driver.maxResultSize (1 MiB)", "larger than Spark's driver accepts"),
+        (
+            "Total size of 3 tasks is bigger than spark.driver.maxResultSize (1 MiB)",
+            "larger than Spark's driver accepts",
+        ),
         ("Job aborted\nPython worker exited unexpectedly (crashed)\n", "A Python helper of Spark died".lower()),
         ("An error occurred while calling o1.load.\n: java.io.IOException: Broken pipe\n\tat java", ": IOExc"),
         ("An error occurred while calling o1.load.\n: java.io.EOFException\n\tat java", ": EOFException"),
