@@ -149,7 +149,7 @@ class BatchReader(DataSourceReader):
 
     @property
     def scan(self) -> Scan:
-        """The scan. It is not stored, as Spark sends the reader to the workers between `pushFilters` and `partitions`."""
+        """The scan. Not stored: Spark sends the reader to the workers between `pushFilters` and `partitions`."""
         return Scan(self.options, self.schema, named(self.pushed, self.options), self.pushed.times)
 
     @without_traceback
