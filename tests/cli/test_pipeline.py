@@ -390,14 +390,14 @@ def test_a_second_one_shares_the_rows(smqrt: Callable[..., Result], app: Path) -
 def test_init_with_a_name_that_no_function_can_have(smqrt: Callable[..., Result], app: Path, name: str) -> None:
     result = smqrt("init", name)
     assert result.exit_code == 1
-    assert f"{name!r} names a Python function too: take letters, digits and '_'" in result.output
+    assert f"{name!r} names a Python function too: use letters, digits and '_'" in result.output
     assert [path.name for path in (app / "pipelines").iterdir()] == ["plant.py"]
 
 
 def test_init_overwrites_nothing(smqrt: Callable[..., Result], app: Path) -> None:
     result = smqrt("init", "plant")
     assert result.exit_code == 1
-    assert f"{app}/pipelines/plant.py is there already: choose another name." in result.output
+    assert f"{app}/pipelines/plant.py exists already: choose another name." in result.output
     assert (app / "pipelines" / "plant.py").read_text() == PIPELINES
     assert not (app / "pipelines" / "tests").exists()
 
@@ -476,7 +476,7 @@ def test_no_folder_is_named_like_a_scheme(
     [
         (("nonsense", "--master", "yarn"), "There is no pipeline 'nonsense'"),
         (("--master", "nonsense"), "--master nonsense is not a cluster"),
-        (("--master", "yarn", "--deploy-mode", "cluster"), "name a folder that every machine of the cluster sees"),
+        (("--master", "yarn", "--deploy-mode", "cluster"), "name a folder that every machine can access"),
         (("--master", "yarn", "--state", "abfss://c@h/s"), "--state abfss://c@h/s is no folder of this machine"),
         (("--master", "yarn", "--journal", "s3a://b/j"), "The journal s3a://b/j is no folder of this machine"),
         ((*YARN, "--state", "/mnt/s"), "kept: there is no folder for its table 'silver/readings' in a cluster: name"),

@@ -174,7 +174,7 @@ def test_files_that_count(tmp_path: Path) -> None:
             "Total size of 3 tasks is bigger than spark.driver.maxResultSize (1 MiB)",
             "larger than Spark's driver accepts",
         ),
-        ("Job aborted\nPython worker exited unexpectedly (crashed)\n", "A Python helper of Spark died".lower()),
+        ("Job aborted\nPython worker exited unexpectedly (crashed)\n", "A Python worker of Spark died".lower()),
         ("An error occurred while calling o1.load.\n: java.io.IOException: Broken pipe\n\tat java", ": IOExc"),
         ("An error occurred while calling o1.load.\n: java.io.EOFException\n\tat java", ": EOFException"),
         ("calling o1\n: a.E: EOFException occurred while reading the port number from pyspark.daemon's stdout", "died"),
