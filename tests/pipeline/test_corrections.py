@@ -128,7 +128,7 @@ def test_a_version_that_was_killed_is_finished(
     interrupted("before_commit", "x", republish=True)
     assert app.results() == []
     doubled(app, "rows.select((F.col('n') + 10).alias('n'))")
-    assert backfill("x", republish=True).startswith("x: 2 published as version 1, with which an earlier call did not")
+    assert backfill("x", republish=True).startswith("x: 2 published as version 1, which completes an interrupted")
     assert [one["n"] for one in app.results()] == [1, 2, 11, 12]
     doubled(app, "rows.select((F.col('n') + 20).alias('n'))")
     killed(app, "after_commit:0", "x", "--republish")
