@@ -208,8 +208,8 @@ def claim_state(query: Path, declaration: Declaration, operators: list[dict[str,
     if is_comparable and has_state and (changed := stateful_plan.changes(earlier["operators"], operators)):
         raise PipelineError(
             f"{declaration.where}: {declaration.name}: its checkpoint holds the state of another version of this "
-            f"query: {'; '.join(changed)}. Restore that version; or smqrt pipeline reset {declaration.name} removes "
-            "the state, and run --from earliest computes it again."
+            f"query: {'; '.join(changed)}. Restore that version, or smqrt pipeline reset {declaration.name} "
+            "forgets it, and run --from earliest computes it again."
         )
     if earlier != now:
         write_json(query / _OPERATORS, now)
