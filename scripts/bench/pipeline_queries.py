@@ -158,7 +158,7 @@ def history(spark: Any, shelf: Shelf, rounds: int) -> list[Measure]:
         return averaged(row_checks.parse_json(read, source)[0], F.col("temp"))
 
     def declared() -> Any:
-        options: dict[str, Any] = dict.fromkeys(("exclude", *graph.PARTITIONS.values()))
+        options: dict[str, Any] = dict.fromkeys(("exclude", *graph.SOURCE_OPTIONS.values()))
         options |= {"topics": ["#"], "json": "temp double", "include_pipeline": True, "fail_on_data_loss": True}
         source, journal = Declaration("bench", "source", noop, options=options), Journal(shelf.typed)
         return graph.JournalSource(str(shelf.typed)).batch(spark, source, journal.begin(), journal.end())

@@ -1,4 +1,4 @@
-"""`smqrt pipeline`: make, run and look after the pipelines of an application."""
+"""`smqrt pipeline`: creates, runs and inspects the pipelines of an application."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from smqrt.pipeline.doctor import Check
 
 
-# ---- Status of queries for people: a table on a terminal, live while one watches, and lines in a log.
+# ---- Status of queries as text: a table on a terminal, live with `--watch`, and lines in a log.
 
 _STYLES = {
     "running": "green",
@@ -47,49 +47,41 @@ _STYLES = {
     "dead": "bold red",
 }
 _COLUMNS = ("query", "state", "batch", "rows/s", "lag", "batch time", "kept", "watermark", "too late", "left out")
-_LEFT = ("query", "state", "watermark")
-_DISPENSABLE = ("batch", "left out", "too late", "watermark", "kept")
-"""What a narrow terminal doesn't show, in this order."""
+_LEFT_ALIGNED = ("query", "state", "watermark")
+_OPTIONAL_COLUMNS = ("batch", "left out", "too late", "watermark", "kept")
+"""Columns that a narrow terminal omits, in this order."""
 _GAP = 2
 _UNKNOWN = "–"
 
 
 def status_table(statuses: Sequence[Status], width: int = 200) -> Table:
-    """Returns the table: a row for each query, below it why it failed.
+    """Return the table: a row for each query, and below the table the errors.
 
     Args:
         statuses: as `read_all` returns them.
-        width: characters in a line of the terminal; on a narrow one some columns are left out.
+        width: characters in a line of the terminal; a narrow one omits some columns.
     """
     rows = [_cells(status) for status in statuses]
-    chosen = _chosen_columns(rows, width)
-    shown = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
-    for column in chosen:
-        shown.add_column(_COLUMNS[column], justify="left" if _COLUMNS[column] in _LEFT else "right", no_wrap=True)
-    for status, cells in zip(statuses, rows, strict=True):
-        shown.add_row(*(_cell(status, column, cells[column]) for column in chosen))
-    told = [f"{status.name}{sentence}" for status in statuses if (sentence := _sentence(status))]
-    shown.caption = Text("\n".join(told), "red") if told else None
-    shown.caption_justify = "left"
-    return shown
-
-
-def _chosen_columns(rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """The columns that fit, the most needed ones; others than these could only be cut."""
     widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
     chosen = list(range(len(_COLUMNS)))
-    for name in _DISPENSABLE:
+    for name in _OPTIONAL_COLUMNS:
         if sum(widths[column] + _GAP for column in chosen) > width:
             chosen.remove(_COLUMNS.index(name))
-    return chosen
-
-
-def _cell(status: Status, column: int, text: str) -> Text:
-    return Text(text, _STYLES.get(status.state, "dim") if _COLUMNS[column] == "state" else "")
+    table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
+    for column in chosen:
+        is_left = _COLUMNS[column] in _LEFT_ALIGNED
+        table.add_column(_COLUMNS[column], justify="left" if is_left else "right", no_wrap=True)
+    for status, cells in zip(statuses, rows, strict=True):
+        styles = {"state": _STYLES.get(status.state, "dim")}
+        table.add_row(*(Text(cells[column], styles.get(_COLUMNS[column], "")) for column in chosen))
+    errors = [f"{status.name}{sentence}" for status in statuses if (sentence := _sentence(status))]
+    table.caption = Text("\n".join(errors), "red") if errors else None
+    table.caption_justify = "left"
+    return table
 
 
 def status_line(status: Status) -> str:
-    """Returns one line for a log, the same words in the same order for every query."""
+    """Return one line for a log, with the same words in the same order for every query."""
     name, state, batch, rate, lag, batch_time, kept, watermark, late, left_out = _cells(status)
     parts = [f"{name} {state}", f"batch {batch}", f"{rate} rows/s", f"lag {lag}", f"batch time {batch_time}"]
     parts += [f"kept {kept}"] if kept else []
@@ -100,42 +92,33 @@ def status_line(status: Status) -> str:
 
 
 def _sentence(status: Status) -> str:
-    """What went wrong, or keeps a query from going on, behind a colon."""
+    """Return the error of a query, or what prevents its progress, after a colon."""
     since = f" since {time.strftime('%H:%M:%S UTC', time.gmtime(status.stuck_since))}" if status.stuck_since else ""
     why = status.error or (status.trouble if status.stuck_since else "")
     return f"{since}: {printable(why, lines=True)}" if why else ""
 
 
 def _cells(status: Status) -> list[str]:
+    is_lag_unknown = status.state in ("starting", DISK_FULL) and not status.lag_rows
+    size_bytes = status.state_bytes
+    size = f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1e3:,.1f} kB"
+    left_out = status.bad_json + status.future + sum(status.expectations.values())
     return [
         status.name,
         status.state,
         str(status.batch) if status.batch >= 0 else "-",
         f"{status.rows_per_s:,.0f}",
-        _UNKNOWN if _is_lag_unknown(status) else f"{status.lag_rows:,} rows {status.lag_s:,.1f} s",
+        _UNKNOWN if is_lag_unknown else f"{status.lag_rows:,} rows {status.lag_s:,.1f} s",
         f"{status.batch_ms:,} ms",
-        _kept(status),
+        f"{status.state_rows:,} rows {size}" if status.state_rows or size_bytes else "",
         _watermark_text(status),
         f"{status.dropped_by_watermark:,}" if status.dropped_by_watermark else "",
-        _left_out(status),
+        f"{left_out:,}" if left_out else "",
     ]
 
 
-def _is_lag_unknown(status: Status) -> bool:
-    """Whether nobody has told yet how far the query is behind."""
-    return status.state in ("starting", DISK_FULL) and not status.lag_rows
-
-
-def _kept(status: Status) -> str:
-    return f"{status.state_rows:,} rows {_size(status.state_bytes)}" if status.state_rows or status.state_bytes else ""
-
-
-def _size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1e3:,.1f} kB"
-
-
 def _watermark_text(status: Status) -> str:
-    """The time of day, with the date when it's another than today's."""
+    """Return the time of day, with the date if it isn't today's."""
     try:
         moment = datetime.fromisoformat(status.watermark)
     except ValueError:
@@ -145,25 +128,20 @@ def _watermark_text(status: Status) -> str:
     return text.removeprefix(today + " ") + " UTC"
 
 
-def _left_out(status: Status) -> str:
-    rows = status.bad_json + status.future + sum(status.expectations.values())
-    return f"{rows:,}" if rows else ""
-
-
 _REFRESH_S = 0.5
-_LINE_EVERY_S = 10.0
+_LINE_INTERVAL_S = 10.0
 
 
 @contextmanager
 def shown_progress(state: Path, names: Sequence[str]) -> Iterator[Callable[[str], None]]:
-    """While inside, shows how queries are doing: a live table on a terminal, else a line for each now and then.
+    """Show the progress of queries while inside: a live table on a terminal, else a line for each from time to time.
 
     Args:
         state: folder of the state of queries.
-        names: of the queries; their dead letters are shown too.
+        names: the names of the queries; their dead letters are shown too.
 
     Yields:
-        What prints a sentence without tearing the table apart.
+        A function that prints a sentence without breaking the table.
     """
     over = threading.Event()
     show = _live_table if sys.stderr.isatty() else _print_lines
@@ -188,60 +166,58 @@ def _live_table(state: Path, names: Sequence[str], over: threading.Event, consol
 
 
 def _print_lines(state: Path, names: Sequence[str], over: threading.Event, console: Console) -> None:
-    """A line for each query when its state changes, and every ten seconds while it works."""
-    told: dict[str, tuple[str, float]] = {}
+    """Print a line for each query when its state changes, and every ten seconds while rows arrive."""
+    printed: dict[str, tuple[str, float]] = {}
     began = time.time()
     done = False
     while not done:
         done = over.wait(_REFRESH_S)
         for status in _recent(state, names, began):
-            before, when = told.get(status.name, ("", 0.0))
-            if status.state != before or (status.rows_per_s and time.monotonic() - when >= _LINE_EVERY_S):
-                told[status.name] = (status.state, time.monotonic())
+            before, when = printed.get(status.name, ("", 0.0))
+            if status.state != before or (status.rows_per_s and time.monotonic() - when >= _LINE_INTERVAL_S):
+                printed[status.name] = (status.state, time.monotonic())
                 console.print(Text(status_line(status)), soft_wrap=True)
 
 
 def _recent(state: Path, names: Sequence[str], began: float) -> list[Status]:
-    """The status of these queries, and of their dead letters, of this run."""
+    """Return the status of these queries and of their dead letters, in this run."""
     known = read_all(state)
     return [each for each in known if each.since >= began - 1 and (each.name in names or each.pid == os.getpid())]
 
 
-def watch_table(look: Callable[[], Sequence[Status]]) -> None:
-    """Shows a live table until Ctrl-C.
+def watch_table(statuses: Callable[[], Sequence[Status]]) -> None:
+    """Show a live table until Ctrl-C.
 
     Args:
-        look: gives the status of queries.
+        statuses: returns the status of queries.
     """
     from rich.live import Live
 
     with suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
         while True:
-            live.update(status_table(look(), live.console.width), refresh=True)
+            live.update(status_table(statuses(), live.console.width), refresh=True)
             time.sleep(_REFRESH_S)
 
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_FROM = "Where queries begin that never ran: earliest, latest, 2h (so long ago), an ISO time or a sequence number."
+_FROM = "Start of queries that never ran: earliest, latest, 2h (so long ago), an ISO time or a sequence number."
 _MODE = "Where the driver runs: here, or in the cluster."
 _HUB_RETRY = "Seconds that a micro-batch waits for a hub that is away."
 
 
 @click.group(cls=Interruptible, context_settings={"help_option_names": ["-h", "--help"]})
 def pipeline() -> None:
-    """Compute on what flows through a hub, with Spark: `smqrt help pipelines` is the beginning."""
+    """Compute on the messages of a hub, with Spark: see `smqrt help pipelines` first."""
 
 
 _names = click.argument("names", nargs=-1, metavar="[NAME]...")
 
 
 def _start(command: _Command) -> _Command:
-    """Adds the options that say where new queries begin and how they go on."""
+    """Add the options for the start of new queries."""
     for option in (
-        click.option(
-            "--republish", is_flag=True, help="Also publish results of what was there before the first start."
-        ),
-        click.option("--once", is_flag=True, help="Work off what there is, then end."),
+        click.option("--republish", is_flag=True, help="Also publish results of rows from before the first start."),
+        click.option("--once", is_flag=True, help="Process the available rows, then end."),
         click.option("--from", "start", metavar="TIME", default="latest", show_default=True, help=_FROM),
     ):
         command = option(command)
@@ -249,7 +225,7 @@ def _start(command: _Command) -> _Command:
 
 
 class _Submit(click.Command):
-    """Keeps the words after `--` for spark-submit."""
+    """Command that keeps the words after `--` for spark-submit."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -258,15 +234,29 @@ class _Submit(click.Command):
 
 
 def _spark_settings(command: _Command) -> _Command:
-    """Adds the options of spark-submit that people know, which become the argument `settings`."""
+    """Add common options of spark-submit, which become the argument `settings`."""
 
     @wraps(command)
     def call(conf: tuple[str, ...], driver_memory: str | None, packages: str | None, **arguments: Any) -> Any:
-        return command(settings=_settings(conf, driver_memory, packages), **arguments)
+        settings = dict(each.split("=", 1) for each in conf if re.fullmatch(r"spark\.[^=\s]+=.*", each, re.DOTALL))
+        for each in conf:
+            if each.split("=", 1)[0] not in settings:
+                message = f"{each!r} is not a setting of Spark; write spark.NAME=VALUE."
+                raise click.BadParameter(message, param_hint="--conf")
+        if driver_memory:
+            from smqrt.pipeline.session import MEMORY, memory_bytes
+
+            memory_bytes(driver_memory, "--driver-memory ")
+            settings[MEMORY] = driver_memory
+        if packages:
+            from smqrt.pipeline import delta
+
+            settings = delta.settings(packages) | settings | {"spark.jars.packages": packages}
+        return command(settings=settings, **arguments)
 
     extended: Any = call
     for option in (
-        click.option("--packages", metavar="LIST", help="Maven coordinates of jars for Spark, between commas."),
+        click.option("--packages", metavar="LIST", help="Maven coordinates of jars for Spark, with commas."),
         click.option("--driver-memory", metavar="SIZE", help="Memory of Spark's driver, such as 4g (1g by default)."),
         click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; may be given many times."),
     ):
@@ -274,28 +264,11 @@ def _spark_settings(command: _Command) -> _Command:
     return cast(_Command, extended)
 
 
-def _settings(conf: Sequence[str], driver_memory: str | None, packages: str | None) -> dict[str, str]:
-    settings = dict(each.split("=", 1) for each in conf if re.fullmatch(r"spark\.[^=\s]+=.*", each, re.DOTALL))
-    for each in conf:
-        if each.split("=", 1)[0] not in settings:
-            raise click.BadParameter(f"{each!r} is no setting of Spark; write spark.NAME=VALUE.", param_hint="--conf")
-    if driver_memory:
-        from smqrt.pipeline.session import MEMORY, memory_bytes
-
-        memory_bytes(driver_memory, "--driver-memory ")
-        settings[MEMORY] = driver_memory
-    if packages:
-        from smqrt.pipeline import delta
-
-        settings = delta.settings(packages) | settings | {"spark.jars.packages": packages}
-    return settings
-
-
 @pipeline.command()
 @click.argument("name")
 @with_app
 def init(name: str, paths: PipelineLocations) -> None:
-    """Make a pipeline NAME to start from, with rows to test it on."""
+    """Create a pipeline NAME to start from, with rows to test it."""
     from smqrt.pipeline import testing
 
     for path in testing.make_pipeline(paths.pipelines, name):
@@ -307,28 +280,23 @@ def init(name: str, paths: PipelineLocations) -> None:
 @pipeline.command("list")
 @with_app
 def list_(paths: PipelineLocations) -> None:
-    """Print the queries, what each does with its rows, and where it is written."""
+    """Print the queries, the target of each, its state, and its file and line."""
     rows = []
     for query in paths.catalog().queries():
         status = read(paths.state / query.name)
         target = query.options.get("to") or query.options.get("path") or ""
         rows.append((query.name, query.kind, str(target), status.state if status else "never ran", query.where))
-    for row in _aligned(rows):
-        click.echo(row)
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 @pipeline.command()
 @_names
 @with_journal
-@click.option("--master", default="local[*]", show_default=True, help="Where Spark computes; for clusters see submit.")
+@click.option("--master", default="local[*]", show_default=True, help="Where Spark runs; for clusters see submit.")
 @_start
-@click.option("--trigger", metavar="DURATION", help="Shortest time between micro-batches, instead of what files say.")
+@click.option("--trigger", metavar="DURATION", help="Shortest time between micro-batches, instead of the files' own.")
 @click.option("--hub-retry", "hub_retry_s", type=click.FloatRange(0), default=60.0, show_default=True, help=_HUB_RETRY)
 @_spark_settings
 @click.option(
@@ -355,10 +323,10 @@ def run(names: tuple[str, ...], paths: PipelineLocations, metrics_port: int | No
 @pipeline.command()
 @_names
 @with_journal
-@click.option("--watch", is_flag=True, help="Go on until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Continue until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per query and line.")
 def status(names: tuple[str, ...], paths: PipelineLocations, watch: bool, as_json: bool) -> None:
-    """Tell how queries are doing, also when they run elsewhere under the same --state.
+    """Show the status of queries, also of those that run elsewhere with the same --state.
 
     Exit code 1 when one of them has failed or died.
     """
@@ -372,15 +340,15 @@ def status(names: tuple[str, ...], paths: PipelineLocations, watch: bool, as_jso
     elif found:
         console = Console(width=None if sys.stdout.isatty() else 200)
         console.print(status_table(found, console.width))
-        for line in _beside(paths, found):
+        for line in _notes(paths, found):
             console.print(Text(line), soft_wrap=True)
     else:
         click.echo(f"Nothing has run yet with the state in {paths.state}.", err=True)
     sys.exit(any(each.state in ("failed", "dead") for each in found))
 
 
-def _beside(paths: PipelineLocations, found: Sequence[Status]) -> Iterator[str]:
-    """What else there is to say: where Spark's own pages are, and which queries have been silent for long."""
+def _notes(paths: PipelineLocations, found: Sequence[Status]) -> Iterator[str]:
+    """Yield the addresses of Spark's own pages, warnings, and readers without recent progress."""
     yield from dict.fromkeys(
         f"Spark UI of process {each.pid}: {each.ui}" for each in found if each.ui and each.state in LIVE
     )
@@ -390,7 +358,7 @@ def _beside(paths: PipelineLocations, found: Sequence[Status]) -> Iterator[str]:
     from smqrt.journal import readers
 
     names, now_us = {each.name for each in found}, time.time_ns() // 1000
-    with suppress(JournalError):  # which says nothing about the queries
+    with suppress(JournalError):  # the status of the queries is valid without it
         for reader, behind in readers.waiting(Path(paths.journal)):
             query = reader.name.partition(".")[0]
             if query in names and (since := readers.silence(reader, behind, now_us)):
@@ -398,7 +366,7 @@ def _beside(paths: PipelineLocations, found: Sequence[Status]) -> Iterator[str]:
 
 
 def _moment(seconds: float) -> str | None:
-    """A time as every `--json` shows it; None for never."""
+    """Return a time in the format of every `--json`; None for never."""
     return iso(round(seconds * 1_000_000)) if seconds else None
 
 
@@ -406,12 +374,9 @@ def _chosen(paths: PipelineLocations, names: Sequence[str]) -> list[Status]:
     known = {each.name: each for each in read_all(paths.state)}
     for name in names:
         if name not in known:
-            raise PipelineError(f"{name} never ran with the state in {paths.state}; there are: {_list(known)}.")
+            there_are = ", ".join(known) or "none"
+            raise PipelineError(f"{name} never ran with the state in {paths.state}; there are: {there_are}.")
     return [known[name] for name in names or known]
-
-
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
 
 
 @pipeline.command()
@@ -431,53 +396,44 @@ def stop(names: tuple[str, ...], paths: PipelineLocations, timeout_s: float) -> 
     working = {name: where for name in wanted if (where := _where(paths, name))}
     for name in working:
         process.request_stop(paths.state / name)
-    for pid in _all_of(paths, working):
+    # A process of this machine is ended if it runs no other query.
+    folders = [path for path in paths.state.iterdir() if path.is_dir()] if paths.state.is_dir() else []
+    others = {process.running(path) for path in folders if path.name not in working}
+    for pid in {where for where in working.values() if isinstance(where, int)} - others:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + timeout_s
     for name in wanted:
-        _wait_stopped(paths, name, deadline)
+        while where := _where(paths, name):
+            if time.monotonic() > deadline:
+                there = (
+                    f"as process {where}; kill -9 {where}" if isinstance(where, int) else f"on {where}; kill -9 there"
+                )
+                raise PipelineError(f"{name} still runs, {there} ends it and loses nothing.")
+            time.sleep(0.05)
         click.echo(f"{name} is stopped" if name in working else f"{name} was not running")
 
 
 def _where(paths: PipelineLocations, name: str) -> int | str | None:
-    """The process of this machine, or the other machine, on which a query runs."""
+    """Return the process of this machine, or the other machine, on which a query runs."""
     return process.running(paths.state / name) or process.elsewhere(paths.state / name)
-
-
-def _all_of(paths: PipelineLocations, working: Mapping[str, int | str]) -> set[int]:
-    """The processes here that have nothing else to do than these queries, and needn't go on."""
-    folders = [path for path in paths.state.iterdir() if path.is_dir()] if paths.state.is_dir() else []
-    others = {process.running(path) for path in folders if path.name not in working}
-    return {where for where in working.values() if isinstance(where, int)} - others
-
-
-def _wait_stopped(paths: PipelineLocations, name: str, deadline: float) -> None:
-    while where := _where(paths, name):
-        if time.monotonic() > deadline:
-            there = f"as process {where}; kill -9 {where}" if isinstance(where, int) else f"on {where}; kill -9 there"
-            raise PipelineError(f"{name} still runs, {there} ends it and loses nothing.")
-        time.sleep(0.05)
 
 
 @pipeline.command()
 @click.argument("name")
 @with_journal
-@click.option("--keep-output", is_flag=True, help="Leave the files of a table where they are.")
+@click.option("--keep-output", is_flag=True, help="Keep the files of a table.")
 def reset(name: str, paths: PipelineLocations, keep_output: bool) -> None:
-    """Forget how far the query NAME is, and remove its table: it starts anew with the next run."""
-    from smqrt.pipeline import resume as resetting
+    """Remove the position of the query NAME and its table: its next run begins anew."""
+    from smqrt.pipeline import resume, tables
 
-    table_of = None if keep_output else _table_of(paths, name)
-    for removed in resetting.reset(paths.state, name, paths.journal, table_of):
+    location = None
+    if not keep_output:
+        query = paths.catalog().declarations.get(name)
+        if query and query.kind == "table":
+            location = tables.location(query, paths.app, paths.tables)
+    for removed in resume.reset(paths.state, name, paths.journal, location):
         click.echo(f"Removed {removed}")
-
-
-def _table_of(paths: PipelineLocations, name: str) -> str | None:
-    from smqrt.pipeline import tables
-
-    query = paths.catalog().declarations.get(name)
-    return tables.location(query, paths.app, paths.tables) if query and query.kind == "table" else None
 
 
 @pipeline.command()
@@ -486,12 +442,12 @@ def _table_of(paths: PipelineLocations, name: str) -> str | None:
 @click.option("--vacuum", metavar="TIME", help="Also remove files that only versions older than this read, such as 7d.")
 @click.option("--delete", metavar="CONDITION", help="First delete rows: SQL, such as \"date < '2026-01-01'\".")
 def optimize(names: tuple[str, ...], paths: PipelineLocations, vacuum: str | None, delete: str | None) -> None:
-    """Join the small files of the Delta and Iceberg tables NAME, or of all, to large ones. Their queries may run."""
+    """Join the small files of the Delta and Iceberg tables NAME, or of all, into large ones. Their queries may run."""
     from smqrt.pipeline import tables
 
     retain = tables.retention(vacuum) if vacuum else None
     chosen = list(tables.chosen_lake_tables(paths.catalog().select(names), paths.app, paths.tables))
-    for _, found in chosen if delete else ():  # before a row is deleted anywhere
+    for _, found in chosen if delete else ():  # all of them, before rows are deleted
         tables.check_condition(found, str(delete))
     for name, found in chosen:
         click.echo(f"{name}: {tables.optimized(found, delete, retain)}")
@@ -503,12 +459,12 @@ def optimize(names: tuple[str, ...], paths: PipelineLocations, vacuum: str | Non
 @click.option(
     "--journal", "rows", type=click.Path(path_type=Path), help="Rows to test on.", show_default="the .jsonl of tests"
 )
-@click.option("--update", is_flag=True, help="Keep what comes out as what is expected.")
+@click.option("--update", is_flag=True, help="Save the results as the expected ones.")
 def test_(what: tuple[str, ...], paths: PipelineLocations, rows: Path | None, update: bool) -> None:
-    """Run the queries NAME, or all of them, on recorded rows, and compare what comes out with files. No hub is needed.
+    """Run the queries NAME, or all of them, on recorded rows, and compare the results with files. No hub is needed.
 
-    FOLDER holds the pipelines, without it the folder `pipelines` of the application; in its folder `tests` are the rows
-    and a file for each query.
+    FOLDER holds the pipelines; by default it is the folder `pipelines` of the application. Its folder `tests` holds the
+    rows, and a file for each query.
     """
     from smqrt.pipeline import testing
     from smqrt.pipeline.session import interruptible
@@ -524,12 +480,12 @@ def test_(what: tuple[str, ...], paths: PipelineLocations, rows: Path | None, up
 @with_journal
 @click.option("--from", "start", metavar="TIME", required=True, help="Where to begin: as with run.")
 @click.option("--to", "until", metavar="TIME", default="latest", show_default=True, help="Where to end.")
-@click.option("--republish", is_flag=True, help="Publish the results that are not out yet, under a new version.")
-@click.option("--replace", is_flag=True, help="Replace the rows of the range in a table; of results as --republish.")
-@click.option("--master", default="local[*]", show_default=True, help="Where Spark computes.")
+@click.option("--republish", is_flag=True, help="Publish the results that are not published yet, as a new version.")
+@click.option("--replace", is_flag=True, help="Replace the rows of the range in a table; for results like --republish.")
+@click.option("--master", default="local[*]", show_default=True, help="Where Spark runs.")
 @_spark_settings
 def backfill(name: str, paths: PipelineLocations, **options: object) -> None:
-    """Compute the query NAME once more on a part of the journal."""
+    """Compute the query NAME again on a part of the journal."""
     from smqrt.pipeline.backfill import backfill as again
     from smqrt.pipeline.session import interruptible
 
@@ -561,11 +517,11 @@ def submit(
     once: bool,
     republish: bool,
 ) -> None:
-    """Run the queries NAME, or all of them, on a cluster. What stands behind -- goes to spark-submit."""
+    """Run the queries NAME, or all of them, on a cluster. Words after -- are passed to spark-submit."""
     from smqrt.pipeline.submit import Submission, prepare
 
     if deploy_mode == "cluster" and not paths.state_given:
-        raise PipelineError("--deploy-mode cluster: name a folder that every machine of the cluster sees with --state.")
+        raise PipelineError("--deploy-mode cluster: name a folder that every machine can access with --state.")
     if not files.is_address(paths.journal):
         paths = replace(paths, journal=str(Path(paths.journal).absolute()))
     queries = paths.catalog().select(names)
@@ -596,7 +552,7 @@ def submit(
 
 
 def _check_hub(queries: Sequence[Declaration], paths: PipelineLocations, master: str, deploy_mode: str) -> None:
-    """With the driver here, most results are published from here."""
+    """Check that the cluster can reach the hub. With the driver here it is a warning: most results come from here."""
     from smqrt.pipeline.submit import unreachable_hub
 
     publishing = [query.name for query in queries if query.kind in ("publish", "alert")]
@@ -608,7 +564,7 @@ def _check_hub(queries: Sequence[Declaration], paths: PipelineLocations, master:
 
 
 def _check_tables(queries: Sequence[Declaration], paths: PipelineLocations, deploy_mode: str) -> None:
-    """The application's folder is a temporary one in a driver of the cluster, and what is written there is lost."""
+    """Check the folder of tables: a driver in the cluster has a temporary folder, whose files are lost."""
     from smqrt.pipeline import tables
 
     for query in queries if deploy_mode == "cluster" and not paths.tables else ():
@@ -616,25 +572,25 @@ def _check_tables(queries: Sequence[Declaration], paths: PipelineLocations, depl
             path = query.options["path"]
             raise PipelineError(
                 f"{query.where}: {query.name}: there is no folder for its table {path!r} in a cluster: name one that "
-                "every machine sees, or a URI, with --tables."
+                "every machine can access, or a URI, with --tables."
             )
 
 
 @pipeline.command()
 @with_journal
-@click.option("--no-spark", is_flag=True, help="Don't start Spark, which would plan every query.")
+@click.option("--no-spark", is_flag=True, help="Don't start Spark, which plans every query.")
 def doctor(paths: PipelineLocations, no_spark: bool) -> None:
-    """Look whether everything is there that pipelines need. Exit code 1 when something is missing."""
+    """Check that everything pipelines need is installed. Exit code 1 when something is missing."""
     from smqrt.pipeline.doctor import DoctorOptions, examine
     from smqrt.pipeline.session import interruptible
 
     options = DoctorOptions(paths.app, paths.state, paths.journal, paths.token, paths.cafile, not no_spark)
-    sys.exit(interruptible(lambda stopping: _tell(examine(options), stopping)))
+    sys.exit(interruptible(lambda stopping: _print_checks(examine(options), stopping)))
 
 
-def _tell(checks: Generator[Check], stopping: threading.Event) -> int:
-    """Prints a line for each; returns the exit code: 1 when something is missing."""
-    faults = False
+def _print_checks(checks: Generator[Check], stopping: threading.Event) -> int:
+    """Print a line for each check; return the exit code: 1 when something is missing."""
+    is_missing = False
     with closing(checks):
         for check in checks:
             if stopping.is_set():
@@ -643,8 +599,8 @@ def _tell(checks: Generator[Check], stopping: threading.Event) -> int:
             if check.ok:
                 mark = click.style("warn ", "yellow") if check.remedy else click.style("ok   ", "green")
             click.echo(f"{mark}  {check.name:10}  {check.detail}" + (f": {check.remedy}" if check.remedy else ""))
-            faults |= not check.ok
-    return int(faults)
+            is_missing |= not check.ok
+    return int(is_missing)
 
 
 @pipeline.command()

@@ -1,8 +1,8 @@
-"""Alarms of `@alert`: the rules for one key, and a stateful operator of Spark that keeps them between micro-batches.
+"""Alarms of `@alert`: the rules for one key, and a stateful operator of Spark.
 
 A key has up to three alarms: `when` (a condition), `absent` (silence) and `rate` (a value that changes fast). Each is
-raised and cleared in turn, never twice in a row, and decided by the times of the messages alone. So a stream, the same
-rows in one batch, and a stream that was interrupted tell the same. Only silence that still lasts needs a clock.
+raised and cleared alternately, and only the times of the messages decide. So a stream, an interrupted stream and one
+batch of the same rows have the same result. Only silence that has not ended needs a clock.
 
 (help: pipeline-rules)
 """
@@ -34,12 +34,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-# ---- the rules for one key
+# ---- The rules for one key
 
 WHEN, ABSENT, RATE_RULE = "when", "absent", "rate"
 RAISED, CLEARED = "raised", "cleared"
 
-_KEPT_POINTS = 64
+_MAX_POINTS = 64
+"""The maximum number of values that are kept for a rate, apart from one part of its time."""
 
 
 class AlertRow(NamedTuple):
@@ -47,9 +48,9 @@ class AlertRow(NamedTuple):
 
     Attributes:
         ts_us: its time in microseconds.
-        when, clear: whether the conditions hold; None when that isn't known.
-        value: of which the change is watched.
-        values: what an alarm tells of the row, as JSON.
+        when, clear: whether the conditions hold; None when that is unknown.
+        value: the value with a rate.
+        values: the columns that an alarm reports of the row, as JSON.
     """
 
     ts_us: int
@@ -60,13 +61,13 @@ class AlertRow(NamedTuple):
 
 
 class AlarmEvent(NamedTuple):
-    """An alarm that is raised or over.
+    """An alarm that is raised or cleared.
 
     Attributes:
         rule: WHEN, ABSENT or RATE.
         state: RAISED or CLEARED.
-        ts_us: the time of it in microseconds.
-        values: of the row that tells it, as JSON; for silence, of the last row before it.
+        ts_us: its time in microseconds.
+        values: the columns of the row that caused it, as JSON; for silence, of the last row before it.
     """
 
     rule: str
@@ -80,27 +81,27 @@ class RateRule:
     """A change that raises an alarm.
 
     Attributes:
-        rises: whether it is a rise (`>`, `>=`) or a fall (`<`, `<=`) that counts.
-        reached: whether a change of exactly `limit` counts.
+        rises: whether a rise (`>`, `>=`) or a fall (`<`, `<=`) raises it.
+        inclusive: whether a change of exactly `limit` raises it.
         limit: the change; negative for a fall.
-        per_us: within which time, in microseconds.
+        per_us: the time within which the value changes, in microseconds.
     """
 
     rises: bool
-    reached: bool
+    inclusive: bool
     limit: float
     per_us: int
 
     def exceeded(self, change: float) -> bool:
-        """Whether a change raises the alarm."""
-        if self.reached and change == self.limit:
+        """Return whether a change raises the alarm."""
+        if self.inclusive and change == self.limit:
             return True
         return change > self.limit if self.rises else change < self.limit
 
 
 @dataclass(frozen=True)
 class AlertRules:
-    """What raises alarms; times in microseconds, None where there is no such rule."""
+    """The conditions that raise alarms; times in microseconds, None without such a rule."""
 
     cooldown_us: int = 0
     absent_us: int | None = None
@@ -112,27 +113,27 @@ class Alarm:
     """One alarm of one key.
 
     Attributes:
-        raised: whether it is.
-        since_us: when it was raised last, None if never.
+        raised: whether it is raised.
+        since_us: when it was last raised, None if never.
     """
 
     raised: bool = False
     since_us: int | None = None
 
     def free_us(self, cooldown_us: int) -> int | None:
-        """Returns before which time it isn't raised again."""
+        """Return the time before which it isn't raised again."""
         return None if self.since_us is None else self.since_us + cooldown_us
 
 
 @dataclass
 class KeyAlarms:
-    """What is remembered of a key.
+    """The state of one key.
 
     Attributes:
         last_us: time of its latest row, None before the first.
-        values: of that row, as JSON.
+        values: columns of that row, as JSON.
         when, absent, rate: its alarms.
-        points: (time, value) pairs for the rate: of each part of the time the lowest, or highest.
+        points: (time, value) pairs for the rate: the lowest or highest value of each part of the time.
     """
 
     last_us: int | None = None
@@ -143,46 +144,40 @@ class KeyAlarms:
     points: list[tuple[int, float]] = field(default_factory=list)
 
     def take(self, row: AlertRow, rules: AlertRules) -> Iterator[AlarmEvent]:
-        """Takes the next row of this key, and yields what it raises and clears, in order of time."""
+        """Process the next row of this key; yield the alarms that it raises and clears, in order of time."""
         if rules.absent_us is not None:
-            yield from self._end_silence(row, rules)
+            due_us = self.silence_due_us(rules)
+            if due_us is not None and due_us < row.ts_us:
+                yield from self.raise_silence(rules)
+            if self.absent.raised:
+                self.absent.raised = False
+                yield AlarmEvent(ABSENT, CLEARED, max(row.ts_us, self.absent.since_us or 0), row.values)
         if row.when is not None:
-            yield from _turn(WHEN, self.when, row, row.when, not row.when and bool(row.clear), rules)
-        if rules.rate is not None and row.value is not None:
-            fast = self._is_fast(row.ts_us, row.value, rules.rate)
-            yield from _turn(RATE_RULE, self.rate, row, fast, not fast, rules)
+            yield from _update(WHEN, self.when, row, row.when, not row.when and bool(row.clear), rules)
+        if (rate := rules.rate) is not None and row.value is not None:
+            self.points = [point for point in self.points if point[0] >= row.ts_us - rate.per_us]
+            _add_point(self.points, row.ts_us, row.value, rate)
+            extreme = min if rate.rises else max
+            is_fast = rate.exceeded(row.value - extreme(point[1] for point in self.points))
+            yield from _update(RATE_RULE, self.rate, row, is_fast, not is_fast, rules)
         if self.last_us is None or row.ts_us >= self.last_us:
             self.last_us, self.values = row.ts_us, row.values
 
-    def silent_from_us(self, rules: AlertRules) -> int | None:
-        """Returns when the alarm for silence is due if nothing comes; None when it's raised already or there's none."""
+    def silence_due_us(self, rules: AlertRules) -> int | None:
+        """Return when the alarm for silence is due without further rows; None when it is raised or does not exist."""
         if self.last_us is None or rules.absent_us is None or self.absent.raised:
             return None
         return max(self.last_us + rules.absent_us, self.absent.free_us(rules.cooldown_us) or 0)
 
-    def silence(self, rules: AlertRules) -> Iterator[AlarmEvent]:
-        """Raises the alarm for silence, which is due."""
-        due_us = self.silent_from_us(rules)
+    def raise_silence(self, rules: AlertRules) -> Iterator[AlarmEvent]:
+        """Raise the alarm for silence, which is due."""
+        due_us = self.silence_due_us(rules)
         if due_us is not None:
             self.absent = Alarm(True, due_us)
             yield AlarmEvent(ABSENT, RAISED, due_us, self.values)
 
-    def _end_silence(self, row: AlertRow, rules: AlertRules) -> Iterator[AlarmEvent]:
-        due_us = self.silent_from_us(rules)
-        if due_us is not None and due_us < row.ts_us:
-            yield from self.silence(rules)
-        if self.absent.raised:
-            self.absent.raised = False
-            yield AlarmEvent(ABSENT, CLEARED, max(row.ts_us, self.absent.since_us or 0), row.values)
 
-    def _is_fast(self, ts_us: int, value: float, rate: RateRule) -> bool:
-        self.points = [point for point in self.points if point[0] >= ts_us - rate.per_us]
-        _keep_points(self.points, ts_us, value, rate)
-        extreme = min if rate.rises else max
-        return rate.exceeded(value - extreme(point[1] for point in self.points))
-
-
-def _turn(
+def _update(
     rule: str, alarm: Alarm, row: AlertRow, raises: bool, clears: bool, rules: AlertRules
 ) -> Iterator[AlarmEvent]:
     free_us = alarm.free_us(rules.cooldown_us)
@@ -194,76 +189,102 @@ def _turn(
         yield AlarmEvent(rule, CLEARED, row.ts_us, row.values)
 
 
-def _keep_points(points: list[tuple[int, float]], ts_us: int, value: float, rate: RateRule) -> None:
-    """Keeps what a key remembers small, however fast its rows come."""
-    part_us = max(1, rate.per_us // _KEPT_POINTS)
+def _add_point(points: list[tuple[int, float]], ts_us: int, value: float, rate: RateRule) -> None:
+    """Add a value, and keep one for each part of the time, so that the state is small for fast rows too."""
+    part_us = max(1, rate.per_us // _MAX_POINTS)
     if not points or points[-1][0] // part_us != ts_us // part_us:
         points.append((ts_us, value))
     elif (value < points[-1][1]) == rate.rises:
         points[-1] = (ts_us, value)
 
 
-# ---- the operator
+# ---- The operator
 
 WALL, EVENT = "wall", "event"
-"""The option "clock" of a declaration: silence by the clock on the wall, or by the times of the messages alone."""
+"""Values of the option "clock" of a declaration: the computer's clock, or the times of the messages, for silence."""
 
 _STATE = (
     "last_us bigint, vals string, when_raised boolean, when_us bigint, absent_raised boolean, absent_us bigint, "
     "rate_raised boolean, rate_us bigint, times array<bigint>, points array<double>, seen_ms bigint, timer_ms bigint"
 )
 _RATE = re.compile(r"(.+?)\s*(>=|<=|>|<)\s*([+-]?\d+(?:\.\d+)?)\s+per\s+(.+)", re.DOTALL)
-_TOLD = ("alert", "rule", "state", "ts", "values")
+_RESULT_COLUMNS = ("alert", "rule", "state", "ts", "values")
 _INPUT = ("_ts", "_seq", "_when", "_clear", "_value", "_values")
 _VALUES_JSON = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
-_AWAY_MS = 60_000
+_MISSED_MS = 60_000
+"""A timer that fires later than this was due while the query did not run."""
 
 
 def apply(frame: DataFrame, declaration: Declaration) -> DataFrame:
-    """Returns the alarms of a frame.
+    """Return the alarms of a frame.
 
     Args:
-        frame: with `ts`, the columns of the key and those that the conditions name; batch or stream. Rows without a
+        frame: a batch or stream with `ts`, the columns of the key and those of the conditions. Rows with a NULL in the
             key are left out.
         declaration: an @alert.
 
     Returns:
         A DataFrame with the columns of the key, `alert` (the declaration's name), `rule` ("when", "absent" or "rate"),
-        `state` ("raised" or "cleared"), `ts` (the time of it), and `values`: the other columns of the row that tells
-        it, without those of the journal (there is no such column when there are no others).
+        `state` ("raised" or "cleared"), `ts` (its time), and `values`: the other columns of the row that caused it,
+        without those of the journal (the column is omitted when there are no others).
 
     Raises:
-        PipelineError: a column is missing or is called as one of the result, or a condition or rate can't be read.
+        PipelineError: a column is missing or has the name of a result column, or a condition or rate is invalid.
     """
-    _check(frame, declaration)
-    told = _values(frame, declaration.options["key"])
-    clock = _time_mode(frame, declaration)
-    if clock == EVENT_TIME and processors.watermark(frame.select("ts")) is None:
+    from pyspark.sql import functions as F
+
+    options, keys = declaration.options, declaration.options["key"]
+    prefix = f"{declaration.where}: @alert {declaration.name}"
+    for name in ("ts", *keys):
+        if name not in frame.columns:
+            columns = ", ".join(frame.columns)
+            raise PipelineError(
+                f"{prefix} needs the column {name!r}, which its function must return; it has {columns}."
+            )
+    for name in keys:
+        if name in _RESULT_COLUMNS:
+            raise PipelineError(f"{prefix} has a key called {name!r}, like a column of its result; rename the column.")
+    ignored = {*keys, *(column.name for column in COLUMNS)}
+    reported = [name for name in frame.columns if name not in ignored]
+    time_mode = NO_TIMERS
+    if options["absent"] and frame.isStreaming:
+        time_mode = EVENT_TIME if options.get("clock", WALL) == EVENT else PROCESSING_TIME
+    if time_mode == EVENT_TIME and processors.watermark(frame.select("ts")) is None:
         frame = frame.withWatermark("ts", "0 seconds")
+    schema = StructType([StructField(name, frame.schema[name].dataType) for name in keys])
     events = processors.transform(
-        _readings(frame, declaration, told).groupBy(*map(_key_name, declaration.options["key"])),
-        AlertProcessor(declaration.options["key"], rules(declaration), clock),
-        _event_schema(frame, declaration.options["key"]),
-        str(declaration.options["mode"]).capitalize(),
-        clock,
+        _alert_rows(frame, declaration, reported).groupBy(*map(_key_name, keys)),
+        AlertProcessor(keys, rules(declaration), time_mode),
+        schema.add("rule", "string").add("state", "string").add("_ts", "long").add("_values", "string"),
+        str(options["mode"]).capitalize(),
+        time_mode,
     )
-    return _result(events, frame, declaration, told)
+    values = StructType([StructField(name, frame.schema[name].dataType) for name in reported])
+    return events.select(
+        *map(column, keys),
+        F.lit(declaration.name).alias("alert"),
+        "rule",
+        "state",
+        F.timestamp_micros("_ts").alias("ts"),
+        *([F.from_json("_values", values, _VALUES_JSON).alias("values")] if reported else []),
+    )
 
 
 def endless(declaration: Declaration) -> bool:
-    """Whether a stream of this query has micro-batches without rows, for its clock, so that "available now" never ends.
+    """Return whether a stream of this query has micro-batches without rows, for its clock.
 
-    The session's setting spark.sql.streaming.noDataMicroBatches.enabled=false, when it starts, keeps it from that.
+    Then a run of the available rows does not end, unless the session's setting
+    spark.sql.streaming.noDataMicroBatches.enabled is false when the query starts.
     """
     is_timed = declaration.kind == "alert" and bool(declaration.options["absent"])
     return is_timed and declaration.options.get("clock", WALL) == WALL
 
 
 def rules(declaration: Declaration) -> AlertRules:
-    """Returns what raises the alarms of an @alert.
+    """Return the conditions that raise the alarms of an @alert.
 
     Raises:
-        PipelineError: the rate can't be read.
+        PipelineError: the rate is invalid.
     """
     options = declaration.options
     absent = options["absent"]
@@ -275,12 +296,12 @@ def rules(declaration: Declaration) -> AlertRules:
 
 
 class AlertProcessor(StatefulProcessor):
-    """The alarms of each key, kept by Spark.
+    """Keeps the alarms of each key in Spark's state.
 
     Args:
         keys: names of the columns of the key.
-        rules: what raises alarms.
-        time_mode: what Spark's timers go by; "None" for none.
+        rules: the conditions that raise alarms.
+        time_mode: the clock of Spark's timers; "None" without timers.
     """
 
     def __init__(self, keys: Sequence[str], rules: AlertRules, time_mode: str) -> None:
@@ -288,16 +309,16 @@ class AlertProcessor(StatefulProcessor):
         self._timed, self._by_event = time_mode != NO_TIMERS, time_mode == EVENT_TIME
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Opens the state; called by Spark in each task."""
+        """Open the state; called by Spark in each task."""
         self._handle = handle
         self._state = handle.getValueState("alarms", _STATE)
 
     def handleInputRows(self, key: tuple[object, ...], rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
-        """Takes the rows of a key in a micro-batch; called by Spark."""
+        """Process the rows of a key in a micro-batch; called by Spark."""
         alarms, seen_ms, timer_ms = self._load()
         for row in sorted(rows, key=lambda row: (row._ts, row._seq)):
-            reading = AlertRow(row._ts, row._when, row._clear, row._value, row._values)
-            yield from self._told(key, alarms.take(reading, self._rules))
+            alert_row = AlertRow(row._ts, row._when, row._clear, row._value, row._values)
+            yield from self._rows(key, alarms.take(alert_row, self._rules))
         if self._timed:
             seen_ms = self._now_ms(timerValues)
             timer_ms = timer_ms or self._set_timer(alarms, seen_ms, seen_ms)
@@ -306,38 +327,41 @@ class AlertProcessor(StatefulProcessor):
     def handleExpiredTimer(
         self, key: tuple[object, ...], timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
-        """Raises the alarm for silence if it still lasts; called by Spark."""
+        """Raise the alarm for silence that has not ended; called by Spark."""
         alarms, seen_ms, _ = self._load()
         due_ms, now_ms = self._due_ms(alarms, seen_ms), self._now_ms(timerValues)
-        if due_ms is not None and not self._by_event and now_ms - due_ms > _AWAY_MS:
-            # Nobody ran this when it was due: what came meanwhile waits to be read.
+        if due_ms is not None and not self._by_event and now_ms - due_ms > _MISSED_MS:
+            # The query did not run when it was due: messages of that time are still to be read.
             seen_ms, due_ms = now_ms, self._due_ms(alarms, now_ms)
         if due_ms is not None and due_ms <= now_ms:
-            yield from self._told(key, alarms.silence(self._rules))
+            yield from self._rows(key, alarms.raise_silence(self._rules))
         self._save(alarms, seen_ms, self._set_timer(alarms, seen_ms, now_ms))
 
     def close(self) -> None:
-        """Spark closes the state."""
+        """Do nothing: Spark closes the state."""
 
     def _now_ms(self, times: TimerValues) -> int:
         return int(times.getCurrentWatermarkInMs() if self._by_event else times.getCurrentProcessingTimeInMs())
 
     def _due_ms(self, alarms: KeyAlarms, seen_ms: int) -> int | None:
-        """The clock on the wall is ahead of the messages by what there is to catch up on, so waiting begins anew."""
-        due_us = alarms.silent_from_us(self._rules)
+        """Return when the alarm for silence is due by the clock of the timers.
+
+        The computer's clock is ahead of the messages while the query catches up, so that the wait begins at `seen_ms`.
+        """
+        due_us = alarms.silence_due_us(self._rules)
         if due_us is None or self._by_event:
             return None if due_us is None else -(-due_us // 1000)
         return seen_ms + -(-(due_us - (alarms.last_us or 0)) // 1000)
 
     def _set_timer(self, alarms: KeyAlarms, seen_ms: int, now_ms: int) -> int:
-        """One timer a key, moved on only when it expires: most keys speak long before that."""
+        """Set the timer of the key. It is moved only when it expires, since most keys send a message long before."""
         due_ms = self._due_ms(alarms, seen_ms)
         if due_ms is None or due_ms <= now_ms:
             return 0
         self._handle.registerTimer(due_ms)
         return due_ms
 
-    def _told(self, key: tuple[object, ...], events: Iterator[AlarmEvent]) -> Iterator[Row]:
+    def _rows(self, key: tuple[object, ...], events: Iterator[AlarmEvent]) -> Iterator[Row]:
         names = (*self._keys, "rule", "state", "_ts", "_values")
         for event in events:
             yield Row(*names)(*key, event.rule, event.state, event.ts_us, event.values)
@@ -357,73 +381,30 @@ class AlertProcessor(StatefulProcessor):
         self._state.update((alarms.last_us, alarms.values, *flags, times, points, seen_ms, timer_ms))
 
 
-def _time_mode(frame: DataFrame, declaration: Declaration) -> str:
-    if not declaration.options["absent"] or not frame.isStreaming:
-        return NO_TIMERS
-    return EVENT_TIME if declaration.options.get("clock", WALL) == EVENT else PROCESSING_TIME
-
-
-def _readings(frame: DataFrame, declaration: Declaration, told: Sequence[str]) -> DataFrame:
+def _alert_rows(frame: DataFrame, declaration: Declaration, reported: Sequence[str]) -> DataFrame:
     from pyspark.sql import functions as F
 
     options = declaration.options
     when = F.expr(options["when"] or "NULL").cast("boolean")
     clear = F.expr(options["clear"]).cast("boolean") if options["clear"] else ~when
     value = F.expr(_rate(declaration)[0] if options["rate"] else "NULL").cast("double")
-    values = F.to_json(F.struct(*(column(name) for name in told)), _VALUES_JSON) if told else F.lit("{}")
+    values = F.to_json(F.struct(*map(column, reported)), _VALUES_JSON) if reported else F.lit("{}")
     seq = F.col("seq") if "seq" in frame.columns else F.lit(0).cast("bigint")
     made = F.unix_micros("ts"), seq, when, clear, value, values
     columns = [each.alias(name) for name, each in zip(_INPUT, made, strict=True)]
-    # Kept for its watermark, without which Spark doesn't know the time of messages.
+    # `ts` keeps its watermark, without which Spark doesn't know the time of messages.
     return frame.dropna(subset=[quoted(name) for name in options["key"]]).select(
         *(column(name).alias(_key_name(name)) for name in options["key"]), *columns, "ts"
     )
 
 
 def _key_name(name: str) -> str:
-    """As it is when that goes, since the state of running queries knows it; Spark takes a dot for a struct's field."""
+    """Return a column's name for the state. A name without dots stays, as in the state of running queries."""
     return name if not {".", "`"} & {*name} else "_key_" + "".join(f"{ord(each):x}_" for each in name)
 
 
-def _values(frame: DataFrame, keys: Sequence[str]) -> list[str]:
-    left_out = {*keys, *(column.name for column in COLUMNS)}
-    return [name for name in frame.columns if name not in left_out]
-
-
-def _event_schema(frame: DataFrame, keys: Sequence[str]) -> StructType:
-    schema = StructType([StructField(name, frame.schema[name].dataType) for name in keys])
-    return schema.add("rule", "string").add("state", "string").add("_ts", "long").add("_values", "string")
-
-
-def _result(events: DataFrame, frame: DataFrame, declaration: Declaration, told: Sequence[str]) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    values = StructType([StructField(name, frame.schema[name].dataType) for name in told])
-    return events.select(
-        *(column(name) for name in declaration.options["key"]),
-        F.lit(declaration.name).alias("alert"),
-        "rule",
-        "state",
-        F.timestamp_micros("_ts").alias("ts"),
-        *([F.from_json("_values", values, _VALUES_JSON).alias("values")] if told else []),
-    )
-
-
-def _check(frame: DataFrame, declaration: Declaration) -> None:
-    begins = f"{declaration.where}: @alert {declaration.name}"
-    columns = ", ".join(frame.columns)
-    for name in ("ts", *declaration.options["key"]):
-        if name not in frame.columns:
-            raise PipelineError(
-                f"{begins} needs the column {name!r}, which its function must return; it has {columns}."
-            )
-    for name in declaration.options["key"]:
-        if name in _TOLD:
-            raise PipelineError(f"{begins} has a key called {name!r}, as a column of its result is; rename the column.")
-
-
 def _rate(declaration: Declaration) -> tuple[str, RateRule]:
-    """Returns the expression whose change is watched, and the change."""
+    """Return the expression with a rate, and the rule."""
     text = str(declaration.options["rate"])
     match = _RATE.fullmatch(text.strip())
     if match is None or (float(match[3]) < 0) != (match[2][0] == "<"):

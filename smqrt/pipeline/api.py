@@ -1,7 +1,8 @@
-"""The decorators of a pipeline file, and the `Declaration` that each leaves on its function.
+"""Decorators of pipeline files, and the `Declaration` objects that they create.
 
-A decorated function stays what it was, so it can be called and tested with any DataFrame. What the decorator said is
-kept beside it: `declaration_of(function)`. `smqrt.pipeline.discover` collects the declarations of a folder.
+A decorated function stays a plain function, so it can be called and tested with any DataFrame. The decorator stores
+its options in an attribute of the function, which `declaration_of(function)` returns. `smqrt.pipeline.discover`
+collects the declarations of a folder.
 
 (help: pipelines)
 """
@@ -25,19 +26,18 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 
-# ---- Options of decorators: how each is checked, durations ("200 ms") and topics with columns in them
-# ("agg/{device}").
+# ---- Durations such as "200 ms", and topic templates such as "agg/{device}".
 
 
 def milliseconds(text: object, name: str = "") -> int:
-    """Returns a duration in milliseconds: "200 ms" is 200, "1.5 minutes" is 90000.
+    """Return a duration in milliseconds: 200 for "200 ms", 90000 for "1.5 minutes".
 
     Args:
         text: the duration.
-        name: what the error begins with, such as "--trigger ".
+        name: prefix of the error message, such as "--trigger ".
 
     Raises:
-        PipelineError: `text` is no duration.
+        PipelineError: `text` is not a duration.
     """
     try:
         return round(parse_duration(str(text)) * 1000)
@@ -46,63 +46,63 @@ def milliseconds(text: object, name: str = "") -> int:
 
 
 def spark_duration(text: str) -> str:
-    """Returns the same duration as Spark's own parser takes it; it doesn't know "ms".
+    """Convert a duration to the syntax of Spark, whose parser does not accept "ms".
 
     Raises:
-        PipelineError: `text` is no duration.
+        PipelineError: `text` is not a duration.
     """
     return f"{milliseconds(text)} milliseconds"
 
 
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]|[^{}]+")
+"""Matches, in this order: an escaped brace, a column in braces, a brace without its partner, literal text."""
 
 
 class Template:
-    """A text in which `{column}` stands for a column of the row; `{{` and `}}` are braces.
+    """A string with placeholders: `{column}` is a column of the row; `{{` and `}}` are literal braces.
 
     Args:
         text: such as "agg/{device}" or "agg/{window.start}".
 
     Attributes:
-        text: as it was given.
-        parts: (is a column, text or column) in order.
+        text: the argument.
+        parts: pairs (is a column, text or column name), in order.
 
     Raises:
-        PipelineError: a brace is without its partner, or there is nothing between them.
+        PipelineError: a brace has no partner, or no column is between two braces.
     """
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.parts: list[tuple[bool, str]] = []
         for match in _PART.finditer(text):
-            self._add(match[0], match[1])
-
-    def _add(self, piece: str, column: str | None) -> None:
-        if piece in ("{", "}") or (column is not None and not column.strip()):
-            raise PipelineError(f"{self.text!r} has a brace without a column; write {{column}}, or {{{{ for a brace.")
-        if column is not None:
-            self.parts.append((True, column.strip()))
-        else:
-            self.parts.append((False, {"{{": "{", "}}": "}"}.get(piece, piece)))
+            piece, column = match[0], match[1]
+            if piece in ("{", "}") or (column is not None and not column.strip()):
+                raise PipelineError(f"{text!r} has a brace without a column; write {{column}}, or {{{{ for a brace.")
+            if column is not None:
+                self.parts.append((True, column.strip()))
+            else:
+                self.parts.append((False, {"{{": "{", "}}": "}"}.get(piece, piece)))
 
     @property
     def columns(self) -> list[str]:
-        """Returns the columns that the row must have, in order."""
+        """The columns that a row must have, in order."""
         return [piece for is_column, piece in self.parts if is_column]
 
 
-# ---- checks: each takes `file:line` of a decorator, an option's name and what was given, and returns what to keep
+# ---- Checks of options. Each takes the `file:line` of a decorator, an option's name and its value; each returns the
+# value to store, or raises PipelineError.
 
 Check = Callable[[str, str, object], object]
 
 
 def optional(check: Check) -> Check:
-    """Returns a check that lets None pass."""
+    """Return a check that also accepts None."""
     return lambda where, name, value: None if value is None else check(where, name, value)
 
 
 def choice(*choices: str) -> Check:
-    """Returns a check for one of some words."""
+    """Return a check that accepts only the given words."""
 
     def check(where: str, name: str, value: object) -> str:
         if value not in choices:
@@ -112,44 +112,44 @@ def choice(*choices: str) -> Check:
     return check
 
 
-def text_or_empty(where: str, name: str, value: object) -> str:
-    """Returns a text."""
+def string(where: str, name: str, value: object) -> str:
+    """Check for a string."""
     if not isinstance(value, str):
-        raise PipelineError(f"{where}: {name}={value!r} must be a text.")
+        raise PipelineError(f"{where}: {name}={value!r} must be a string.")
     return value
 
 
 def text(where: str, name: str, value: object) -> str:
-    """Returns a text that is not empty."""
+    """Check for a non-empty string."""
     if not isinstance(value, str) or not value:
-        raise PipelineError(f"{where}: {name}={value!r} must be a text that is not empty.")
+        raise PipelineError(f"{where}: {name}={value!r} must be a string that is not empty.")
     return value
 
 
 def texts(where: str, name: str, value: object) -> tuple[str, ...]:
-    """Returns several texts, of which one may be given alone."""
+    """Check for one string or a list of strings, none of them empty; return a tuple."""
     values = (value,) if isinstance(value, str) else value
     if not isinstance(values, Sequence) or not all(isinstance(item, str) and item for item in values):
-        raise PipelineError(f"{where}: {name}={value!r} must be a text or a list of texts.")
+        raise PipelineError(f"{where}: {name}={value!r} must be a string or a list of strings.")
     return tuple(values)
 
 
 def flag(where: str, name: str, value: object) -> bool:
-    """Returns True or False."""
+    """Check for True or False."""
     if not isinstance(value, bool):
         raise PipelineError(f"{where}: {name}={value!r} must be True or False.")
     return value
 
 
 def count(where: str, name: str, value: object) -> int:
-    """Returns a whole number above 0."""
+    """Check for an integer above 0."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise PipelineError(f"{where}: {name}={value!r} must be a whole number above 0.")
+        raise PipelineError(f"{where}: {name}={value!r} must be an integer above 0.")
     return value
 
 
 def size(where: str, name: str, value: object) -> int:
-    """Returns the bytes of "64MB", or of a number."""
+    """Check for a size such as "64MB" or a number of bytes; return bytes."""
     try:
         return count(where, name, parse_size(value))
     except ArgumentError as error:
@@ -157,7 +157,7 @@ def size(where: str, name: str, value: object) -> int:
 
 
 def duration(where: str, name: str, value: object) -> str:
-    """Returns a duration as it is written."""
+    """Check for a duration; return it as written."""
     try:
         milliseconds(value)
     except PipelineError as error:
@@ -166,7 +166,7 @@ def duration(where: str, name: str, value: object) -> str:
 
 
 def topic(where: str, name: str, value: object) -> str:
-    """Returns the text of a `Template`."""
+    """Check for the text of a `Template`."""
     try:
         return Template(text(where, name, value)).text
     except PipelineError as error:
@@ -174,19 +174,19 @@ def topic(where: str, name: str, value: object) -> str:
 
 
 def on_error(where: str, name: str, value: object) -> str:
-    """Returns "fail", "drop", "dead_letter" or "dead_letter:TOPIC"."""
+    """Check for "fail", "drop", "dead_letter" or "dead_letter:TOPIC"."""
     action, colon, rest = value.partition(":") if isinstance(value, str) else ("", "", "")
     if action not in ("fail", "drop", "dead_letter") or (colon and (action != "dead_letter" or not rest)):
         raise PipelineError(f"{where}: {name}={value!r} must be 'fail', 'drop', 'dead_letter' or 'dead_letter:TOPIC'.")
     return str(value)
 
 
-CHECKS: dict[str, dict[str, Check]] = {
+OPTION_CHECKS: dict[str, dict[str, Check]] = {
     "source": {
         "topics": texts,
         "exclude": texts,
         "json": optional(text),
-        "prefix": text_or_empty,
+        "prefix": string,
         "watermark": optional(duration),
         "event_time": text,
         "max_future": optional(duration),
@@ -228,38 +228,39 @@ CHECKS: dict[str, dict[str, Check]] = {
     "reference": {"path": text, "schema": optional(text)},
     "stateful": {"key": texts, "schema": text, "time": optional(choice("processing", "event"))},
 }
-"""How the options of each decorator are checked."""
+"""The check of each option, by decorator."""
 
 
 Kind = Literal["source", "view", "publish", "table", "alert", "reference"]
 Mode = Literal["append", "update", "complete"]
 PipelineFunction = Callable[..., "DataFrame"]
 Function = TypeVar("Function", bound=Callable[..., Any])
-"""As it was written: for a type checker a decorator changes nothing."""
+"""The type of a decorated function, which a decorator does not change."""
 
 QUERY_KINDS: tuple[Kind, ...] = ("publish", "table", "alert")
 DEFAULT_TRIGGER = "200 ms"
 TIMED_TRIGGER = "1 second"
+"""Of an alert with `absent`, which runs micro-batches without rows too."""
 
 DECLARED_AT: ContextVar[str] = ContextVar("declared_at", default="")
-"""`file:line` that messages begin with when a decorator is applied for a SQL file."""
+"""`file:line` at the start of error messages while a decorator is applied for a SQL file."""
 
 _DECLARATION = "__smqrt_declaration__"
 _EXPECTATIONS = "__smqrt_expectations__"
 _STATE = "__smqrt_state__"
-_WITH_STATE: tuple[Kind, ...] = ("view", "publish", "table")
+_STATEFUL_KINDS: tuple[Kind, ...] = ("view", "publish", "table")
 _ON_FAIL = choice("drop", "dead_letter", "fail")
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """A condition that every row should meet.
+    """A condition that rows must meet.
 
     Attributes:
         condition: a Spark SQL condition, such as "temp between -60 and 150".
-        on_fail: "drop" leaves the row out, "dead_letter" publishes it to `topic` too, "fail" ends the query.
-        topic: where the rows that fail go; empty unless `on_fail` is "dead_letter".
-        name: how the status calls it.
+        on_fail: "drop" leaves the row out, "dead_letter" also publishes it to `topic`, "fail" ends the query.
+        topic: the topic of dead letters; empty unless `on_fail` is "dead_letter".
+        name: the name in the status.
     """
 
     condition: str
@@ -270,14 +271,14 @@ class Expectation:
 
 @dataclass(frozen=True)
 class StatefulOptions:
-    """What a function's rows go through, key by key: see `stateful`.
+    """The options of @stateful: see `stateful`.
 
     Attributes:
-        processor: a StatefulProcessor of Spark's, or its class.
-        key: columns; each of their values has a state of its own.
-        schema: of the rows that the processor gives, as Spark DDL.
-        time: what timers go by: "processing", "event", or None where there are none.
-        recorded: the times of the rows are the clock, as `smqrt pipeline test` has it.
+        processor: a StatefulProcessor of Spark, or its class.
+        key: Columns; each combination of their values has its own state.
+        schema: the columns of the rows that the processor yields, as Spark DDL.
+        time: the clock of timers: "processing", "event", or None without timers.
+        recorded: whether the times of the rows are the clock, as in `smqrt pipeline test`.
     """
 
     processor: StatefulProcessor | type[StatefulProcessor]
@@ -289,17 +290,18 @@ class StatefulOptions:
 
 @dataclass
 class Declaration:
-    """What one function or SQL file of a pipeline is.
+    """One function or SQL file of a pipeline.
 
     Attributes:
-        name: of the function or the SQL file; what other functions call it by.
-        kind: what it is; "publish", "table" and "alert" are queries, the others are what queries are made of.
-        function: DataFrames in, in the order of `inputs`, a DataFrame out; sources and references get their raw frame.
-        inputs: names of the sources, views, queries and references that it reads.
-        options: what its decorator was given, by name, with defaults filled in.
-        expectations: in the order in which they are written.
+        name: the name of the function or of the SQL file, which other functions use as a parameter.
+        kind: "publish", "table" and "alert" are queries; the other kinds are inputs of queries.
+        function: takes the DataFrames of `inputs` in order, and returns a DataFrame. Sources and references take their
+            raw DataFrame instead.
+        inputs: the names of the sources, views, queries and references that it reads.
+        options: the options of its decorator by name, with defaults filled in.
+        expectations: the expectations in the order of the file.
         file, line: where it is written.
-        state: what its rows go through when they have met the expectations; None without @stateful.
+        state: the options of @stateful, which is applied after the expectations; None without @stateful.
     """
 
     name: str
@@ -314,22 +316,22 @@ class Declaration:
 
     @property
     def where(self) -> str:
-        """Returns `file:line`, with which messages begin."""
+        """`file:line`, the start of error messages."""
         return f"{self.file}:{self.line}"
 
     @property
     def is_query(self) -> bool:
-        """Whether it runs by itself, rather than being a part of what runs."""
+        """Whether it runs as a query; other kinds run as part of queries."""
         return self.kind in QUERY_KINDS
 
     @property
-    def leaves_out(self) -> bool:
-        """Whether rows that it fails with are left out, rather than ending it."""
+    def skips_failing_rows(self) -> bool:
+        """Whether rows that make it fail are left out instead of ending it."""
         return str(self.options.get("on_error", "fail")) != "fail"
 
     @property
     def error_topic(self) -> str | None:
-        """The topic for rows that it fails with; None when they are only left out, or end it."""
+        """The topic for rows that make it fail; None when such rows are only left out, or end it."""
         action, _, topic = str(self.options.get("on_error", "fail")).partition(":")
         if action != "dead_letter":
             return None
@@ -355,36 +357,38 @@ def source(
     fail_on_data_loss: bool = True,
     **unknown: object,
 ) -> Callable[[Function], Function]:
-    """Declares where messages come from: the function gets them as a DataFrame and returns the one that others read.
+    """Declare a source of messages. The function takes the messages as a DataFrame; other functions read its result.
 
     Args:
         topics: topic names, with MQTT's wildcards `+` and `#`.
         exclude: topics to leave out of these.
-        json: fields of a JSON payload as Spark DDL, such as "device string, temp double"; each becomes a column. Rows
-            whose payload is no JSON object are left out and counted; a field of another type is NULL and counted.
-            "variant" instead: the whole payload as a VARIANT, in the column `variant`.
-        prefix: put before the name of each of these columns, when a field is called as a column of the journal is.
+        json: the fields of a JSON payload as Spark DDL, such as "device string, temp double"; each becomes a column.
+            Rows whose payload is no JSON object are left out and counted. A field of another type becomes NULL and is
+            counted. With "variant" the whole payload becomes a VARIANT, in the column `variant`.
+        prefix: prefix of the names of these columns, for fields whose names are columns of the journal.
         watermark: how late messages may be, such as "10 seconds".
-        event_time: the column that the watermark is on; the time of arrival, "ts", if not given.
-        max_future: with a watermark, rows whose event time is later than this after now are left out and counted, as
-            they would make all others too late; None takes them.
-        dead_letter: topic for the rows that `json` and `max_future` leave out.
+        event_time: the column of the watermark; by default "ts", the time of arrival.
+        max_future: with a watermark, rows whose event time is later than this after now are left out and counted,
+            because they would make all other rows too late. None accepts them.
+        dead_letter: the topic for the rows that `json` and `max_future` leave out.
         include_pipeline: also read what pipelines have published.
-        max_rows: the most rows of one micro-batch.
-        max_bytes: about the most bytes of one, such as "64MB"; an eighth of the driver's memory if not given.
-        min_partitions: at least so many tasks of Spark read a micro-batch.
-        rows_per_partition, bytes_per_partition: at most so much in one of these tasks. Without these three there are as
-            many tasks as cores when there are rows enough.
-        fail_on_data_loss: rows that retention removed before they were read end the query; else they're passed over.
+        max_rows: the maximum number of rows in one micro-batch.
+        max_bytes: the approximate maximum size of one micro-batch, such as "64MB"; by default an eighth of the
+            driver's memory.
+        min_partitions: the minimum number of Spark tasks that read a micro-batch.
+        rows_per_partition, bytes_per_partition: the maximum for one of these tasks. Without these three options there
+            are as many tasks as cores, if there are enough rows.
+        fail_on_data_loss: whether rows that retention removed before they were read end the query; otherwise they are
+            skipped.
 
     Raises:
-        PipelineError: an option is unknown or wrong.
+        PipelineError: an option is unknown or invalid.
     """
     where = _where("source", unknown)
-    options = _checked(where, "source", locals())
+    options = _checked_options(where, "source", locals())
     if options["dead_letter"] and not json and not watermark:
-        raise PipelineError(f"{where}: @source has dead_letter= but no json=; without json= every payload is good.")
-    return _declares("source", options, raw_frame=True)
+        raise PipelineError(f"{where}: @source has dead_letter= but no json=; without json= every payload is valid.")
+    return _decorator("source", options, raw_frame=True)
 
 
 @overload
@@ -392,13 +396,13 @@ def view(function: Function) -> Function: ...
 @overload
 def view(function: None = None, **unknown: object) -> Callable[[Function], Function]: ...
 def view(function: Function | None = None, **unknown: object) -> Function | Callable[[Function], Function]:
-    """Declares a function that others name as an input, and that doesn't run by itself. Written `@view`.
+    """Declare a function that other functions read and that does not run as a query. Written `@view`.
 
     Raises:
-        PipelineError: it is given options.
+        PipelineError: an option is given.
     """
     _where("view", unknown)
-    return _declares("view", {}) if function is None else _declares("view", {})(function)
+    return _decorator("view", {}) if function is None else _decorator("view", {})(function)
 
 
 def publish(
@@ -410,23 +414,23 @@ def publish(
     on_error: str = "fail",
     **unknown: object,
 ) -> Callable[[Function], Function]:
-    """Declares a query whose rows are published, each exactly once.
-
-    Args:
-        to: the topic, such as "alerts/{device}": what is in braces is a column of the row.
-        subtopic: the sub-topic, a template as `to` is.
-        mode: "append" publishes rows when they are final, "update" when they change, "complete" all of them each time.
-        trigger: the shortest time between micro-batches, such as "200 ms".
-        on_error: what becomes of the messages that a function or a UDF fails with: "fail" ends the query, "drop" leaves
-            them out and counts them, "dead_letter" publishes them too, to `dead_letters/NAME`, "dead_letter:TOPIC" to
-            another topic.
+    """Declare a query whose rows are published, each exactly once.
 
     The message is the column `payload` if there is one, else the row as JSON without the journal's own columns.
 
+    Args:
+        to: the topic, such as "alerts/{device}": a name in braces is a column of the row.
+        subtopic: the sub-topic, a template like `to`.
+        mode: "append" publishes rows when they are final, "update" when they change, "complete" all of them each time.
+        trigger: the shortest time between micro-batches, such as "200 ms".
+        on_error: what happens to the messages that make a function or a UDF fail: "fail" ends the query, "drop" leaves
+            them out and counts them, "dead_letter" also publishes them to `dead_letters/NAME`, "dead_letter:TOPIC" to
+            another topic.
+
     Raises:
-        PipelineError: an option is unknown or wrong.
+        PipelineError: an option is unknown or invalid.
     """
-    return _declares("publish", _checked(_where("publish", unknown), "publish", locals()))
+    return _decorator("publish", _checked_options(_where("publish", unknown), "publish", locals()))
 
 
 def table(
@@ -439,23 +443,23 @@ def table(
     on_error: str = "fail",
     **unknown: object,
 ) -> Callable[[Function], Function]:
-    """Declares a query whose rows are kept as a table, each exactly once.
+    """Declare a query whose rows are kept as a table, each exactly once.
 
     Args:
         path: the folder, relative to the application's `tables` folder; an absolute path or a URI (s3a://, hdfs://)
-            is taken as it is.
+            is used unchanged.
         partition_by: columns that become folders.
-        dead_letter: topic for the rows that no table can keep: a time outside the years 1 to 9999, or a text in
+        dead_letter: the topic for the rows that no table can hold: a time outside the years 1 to 9999, or a text in
             `partition_by` that is too long for a folder's name. They are left out and counted in any case.
-        format: "parquet", files with a log that Spark knows; "delta", a table of Delta Lake; or
-            "iceberg", one of Iceberg.
-        trigger: the shortest time between micro-batches: each makes at least one file.
-        on_error: as for @publish; "dead_letter" alone takes the topic of `dead_letter` when that is given.
+        format: "parquet" (files with a log that Spark reads), "delta" (a Delta Lake table) or "iceberg" (an Iceberg
+            table).
+        trigger: the shortest time between micro-batches: each writes at least one file.
+        on_error: as for @publish; "dead_letter" alone uses the topic of `dead_letter` when that is given.
 
     Raises:
-        PipelineError: an option is unknown or wrong.
+        PipelineError: an option is unknown or invalid.
     """
-    return _declares("table", _checked(_where("table", unknown), "table", locals()) | {"mode": "append"})
+    return _decorator("table", _checked_options(_where("table", unknown), "table", locals()) | {"mode": "append"})
 
 
 def alert(
@@ -471,41 +475,44 @@ def alert(
     on_error: str = "fail",
     **unknown: object,
 ) -> Callable[[Function], Function]:
-    """Declares a query that publishes when a key raises an alarm, and when the alarm is over.
+    """Declare a query that publishes when a key raises an alarm and when the alarm ends.
 
     Args:
-        to: the topic of the alarms, such as "alerts/{device}": what is in braces is one of the columns in `key`.
-        key: the columns whose every value has an alarm of its own.
-        when: condition that raises it, such as "temp > 80".
-        clear: condition that ends it, such as "temp < 75"; the contrary of `when` if not given.
+        to: the topic of the alarms, such as "alerts/{device}": a name in braces is one of the columns in `key`.
+        key: Columns; each combination of their values has its own alarm.
+        when: the condition that raises it, such as "temp > 80".
+        clear: the condition that ends it, such as "temp < 75"; by default the opposite of `when`.
         cooldown: the shortest time between two alarms of one key.
-        absent: raise it when a key has sent nothing for this long.
-        rate: raise it when a value changes by more than this, such as "temp > 5 per 1 minute" (a rise, counted from the
+        absent: raise the alarm when a key has sent no message for this long.
+        rate: raise the alarm when a value changes by more than this, such as "temp > 5 per 1 minute" (a rise from the
             lowest value within that time) or "temp < -5 per 1 minute" (a fall).
-        trigger: the shortest time between micro-batches; "1 second" with absent=, whose clock needs one all the time.
+        trigger: the shortest time between micro-batches; "1 second" with `absent`, whose clock needs micro-batches
+            without rows too.
         on_error: as for @publish.
 
     Raises:
-        PipelineError: an option is unknown or wrong.
+        PipelineError: an option is unknown or invalid.
     """
     where = _where("alert", unknown)
     if not (when or absent or rate):
-        raise PipelineError(f"{where}: @alert needs when=, absent= or rate=, which say what raises it.")
+        raise PipelineError(f"{where}: @alert needs a condition that raises it: when=, absent= or rate=.")
     trigger = trigger or (TIMED_TRIGGER if absent else DEFAULT_TRIGGER)
-    return _declares("alert", _checked(where, "alert", locals()) | {"subtopic": None, "mode": "update"})
+    return _decorator("alert", _checked_options(where, "alert", locals()) | {"subtopic": None, "mode": "update"})
 
 
 def reference(path: str, *, schema: str | None = None, **unknown: object) -> Callable[[Function], Function]:
-    """Declares a table that streams are joined with: a CSV, JSON or Parquet file, read again when it changes.
+    """Declare a table that streams are joined with: a CSV, JSON or Parquet file, read again when it changes.
 
     Args:
         path: the file or folder, relative to the folder of pipelines.
-        schema: its columns as Spark DDL; found by looking into the file if not given.
+        schema: its columns as Spark DDL; by default derived from the file.
 
     Raises:
-        PipelineError: an option is unknown or wrong.
+        PipelineError: an option is unknown or invalid.
     """
-    return _declares("reference", _checked(_where("reference", unknown), "reference", locals()), raw_frame=True)
+    return _decorator(
+        "reference", _checked_options(_where("reference", unknown), "reference", locals()), raw_frame=True
+    )
 
 
 def stateful(
@@ -516,45 +523,45 @@ def stateful(
     time: Literal["processing", "event"] | None = None,
     **unknown: object,
 ) -> Callable[[Function], Function]:
-    """Declares that the rows which a function returns go, key by key, through a processor that remembers what it likes.
+    """Declare that the rows of a function pass through a processor that keeps state for each key.
 
-    Written below the kind, as @expect is; with @publish, @table, @view, or alone.
+    Written below the kind, like @expect; with @publish, @table, @view, or alone.
 
     Args:
-        processor: a subclass of pyspark.sql.streaming.StatefulProcessor, or an object of one: Spark's
-            `transformWithState` is what runs it.
-        key: the columns whose every value has a state of its own; rows in which one is NULL are left out.
-        schema: of the rows that the processor yields, such as "device string, since timestamp"; these are what others
-            get instead of the function's rows.
-        time: what its timers go by: "processing" (the clock of the computer), "event" (the watermark), or None where it
-            sets none. A time to live of its state needs "processing".
+        processor: a subclass of pyspark.sql.streaming.StatefulProcessor, or an instance of one. Spark's
+            `transformWithState` runs it.
+        key: Columns; each combination of their values has its own state. Rows with a NULL in one of them are left out.
+        schema: the columns of the rows that the processor yields, such as "device string, since timestamp". Other
+            functions read these rows instead of the function's.
+        time: the clock of its timers: "processing" (the computer's clock), "event" (the watermark), or None without
+            timers. A time to live of its state needs "processing".
 
     Raises:
-        PipelineError: an option is unknown or wrong, or the function is a source, a reference or an alert.
+        PipelineError: an option is unknown or invalid, or the function is a source, a reference or an alert.
     """
     where = _where("stateful", unknown)
     if not callable(getattr(processor, "handleInputRows", None)):
         raise PipelineError(
-            f"{where}: {processor!r} is no StatefulProcessor of pyspark.sql.streaming, nor an object of one."
+            f"{where}: {processor!r} is not a StatefulProcessor of pyspark.sql.streaming, nor an instance of one."
         )
-    found = StatefulOptions(processor, **_checked(where, "stateful", locals()))
+    options = StatefulOptions(processor, **_checked_options(where, "stateful", locals()))
 
     def decorate(function: Function) -> Function:
         if getattr(function, _STATE, None) is not None:
             raise PipelineError(
                 f"{where}: {function.__name__} has two @stateful; write a second function for one of them."
             )
-        setattr(function, _STATE, found)
+        setattr(function, _STATE, options)
         if (earlier := getattr(function, _DECLARATION, None)) is not None:
-            earlier.state = _fitting_state(earlier.kind, function)
+            earlier.state = _stateful_options(earlier.kind, function)
         return function
 
     return decorate
 
 
-def _fitting_state(kind: Kind, function: PipelineFunction) -> StatefulOptions | None:
+def _stateful_options(kind: Kind, function: PipelineFunction) -> StatefulOptions | None:
     state: StatefulOptions | None = getattr(function, _STATE, None)
-    if state is not None and kind not in _WITH_STATE:
+    if state is not None and kind not in _STATEFUL_KINDS:
         raise PipelineError(
             f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}: {function.__name__} is a @{kind}, "
             "which has no @stateful; write it on a function that reads it, or reads what it reads."
@@ -565,23 +572,23 @@ def _fitting_state(kind: Kind, function: PipelineFunction) -> StatefulOptions | 
 def expect(
     condition: str, *, on_fail: str = "drop", topic: str | None = None, name: str | None = None, **unknown: object
 ) -> Callable[[Function], Function]:
-    """Declares what the rows that a function returns must be like. May be given several times; written below the kind.
+    """Declare a condition that the rows of a function must meet. May be repeated; written below the kind.
 
     Args:
-        condition: a Spark SQL condition; NULL fails it.
-        on_fail: "drop" leaves the row out and counts it, "dead_letter:TOPIC" publishes it too, "fail" ends the query.
+        condition: a Spark SQL condition; NULL counts as a failure.
+        on_fail: "drop" leaves the row out and counts it, "dead_letter:TOPIC" also publishes it, "fail" ends the query.
         topic: the topic, when `on_fail` is "dead_letter".
-        name: how the status calls it; the condition if not given.
+        name: the name in the status; by default the condition.
 
     Raises:
-        PipelineError: an option is unknown or wrong.
+        PipelineError: an option is unknown or invalid.
     """
     where = _where("expect", unknown)
     found = expectation(where, condition, on_fail, topic, name)
 
     def decorate(function: Function) -> Function:
-        own: list[Expectation] = function.__dict__.setdefault(_EXPECTATIONS, [])
-        own.insert(0, found)
+        # Decorators are applied from the bottom up; the list has the order of the file.
+        function.__dict__.setdefault(_EXPECTATIONS, []).insert(0, found)
         return function
 
     return decorate
@@ -590,10 +597,10 @@ def expect(
 def expectation(
     where: str, condition: str, on_fail: str = "drop", topic: str | None = None, name: str | None = None
 ) -> Expectation:
-    """Returns a checked `Expectation`; `where` begins the messages.
+    """Return a checked `Expectation`; error messages begin with `where`.
 
     Raises:
-        PipelineError: an option is wrong.
+        PipelineError: an option is invalid.
     """
     action, _, rest = on_fail.partition(":")
     _ON_FAIL(where, "on_fail", action)
@@ -608,20 +615,20 @@ def expectation(
 
 
 def declaration_of(function: object) -> Declaration | None:
-    """Returns what a decorator has left on a function; one with `@expect` or `@stateful` alone is a view."""
+    """Return the declaration of a decorated function; with `@expect` or `@stateful` alone it is a view."""
     found = getattr(function, _DECLARATION, None)
     if isinstance(found, Declaration):
         return found
-    said = getattr(function, _EXPECTATIONS, None) or getattr(function, _STATE, None)
-    return implied_view(function) if said and callable(function) else None
+    is_decorated = getattr(function, _EXPECTATIONS, None) or getattr(function, _STATE, None)
+    return implied_view(function) if is_decorated and callable(function) else None
 
 
 def implied_view(function: PipelineFunction) -> Declaration:
-    """Returns the declaration of a plain function that another one names as an input."""
+    """Return the declaration of an undecorated function that another function names as an input."""
     return _declaration("view", {}, function, raw_frame=False)
 
 
-def _declares(kind: Kind, options: dict[str, Any], raw_frame: bool = False) -> Callable[[Function], Function]:
+def _decorator(kind: Kind, options: dict[str, Any], raw_frame: bool = False) -> Callable[[Function], Function]:
     def decorate(function: Function) -> Function:
         earlier = getattr(function, _DECLARATION, None)
         if earlier is not None:
@@ -638,59 +645,50 @@ def _declares(kind: Kind, options: dict[str, Any], raw_frame: bool = False) -> C
 def _declaration(kind: Kind, options: dict[str, Any], function: PipelineFunction, raw_frame: bool) -> Declaration:
     code = function.__code__
     where = f"{code.co_filename}:{code.co_firstlineno}"
-    inputs = _parameters(where, function)
+    inputs = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise PipelineError(f"{where}: {function.__name__} has the parameter {name}; give each input a plain name.")
+        if parameter.default is parameter.empty:  # a parameter with a default is not an input
+            inputs.append(name)
     if raw_frame and len(inputs) != 1:
         raise PipelineError(
             f"{where}: {function.__name__} takes {len(inputs)} parameters; a @{kind} takes one, the DataFrame."
         )
     if not inputs:
-        raise PipelineError(f"{where}: {function.__name__} has no parameter; its parameters name what it reads.")
+        raise PipelineError(f"{where}: {function.__name__} has no parameter; its parameters name its inputs.")
     expectations = function.__dict__.setdefault(_EXPECTATIONS, [])
     return Declaration(
         function.__name__,
         kind,
         function,
-        () if raw_frame else inputs,
+        () if raw_frame else tuple(inputs),
         options,
         expectations,
         code.co_filename,
         code.co_firstlineno,
-        _fitting_state(kind, function),
+        _stateful_options(kind, function),
     )
 
 
-def _parameters(where: str, function: PipelineFunction) -> tuple[str, ...]:
-    found = []
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise PipelineError(f"{where}: {function.__name__} has the parameter {name}; give each input a plain name.")
-        if parameter.default is parameter.empty:
-            found.append(name)
-    return tuple(found)
-
-
-def _caller() -> str:
-    if where := DECLARED_AT.get():
-        return where
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
 def _where(decorator: str, unknown: Mapping[str, object]) -> str:
-    """Returns `file:line` of a decorator, which has no unknown options."""
-    where = _caller()
+    """Return `file:line` of the decorator's call; raise PipelineError for unknown options."""
+    where = DECLARED_AT.get()
+    if not where:
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename == __file__:
+            frame = frame.f_back
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     for name in unknown:
         parameters = inspect.signature(globals()[decorator]).parameters
         known = [known for known in parameters if known not in ("unknown", "function")]
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        options = f"its options are {', '.join(known)}" if known else "it takes none"
+        matches = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {matches[0]!r}? " if matches else ""
+        options = f"its options are {', '.join(known)}" if known else "it has no options"
         raise PipelineError(f"{where}: @{decorator} has no option {name!r}; {hint}{options}.")
     return where
 
 
-def _checked(where: str, decorator: str, given: Mapping[str, object]) -> dict[str, Any]:
-    """Returns the options of a decorator, each checked; `given` has its arguments, and may have more."""
-    return {name: check(where, name, given[name]) for name, check in CHECKS[decorator].items()}
+def _checked_options(where: str, decorator: str, given: Mapping[str, object]) -> dict[str, Any]:
+    """Return the checked options of a decorator; `given` has its arguments, and may have more."""
+    return {name: check(where, name, given[name]) for name, check in OPTION_CHECKS[decorator].items()}

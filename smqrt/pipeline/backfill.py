@@ -1,4 +1,4 @@
-"""The same query once more, on a part of the journal: as a batch, beside the stream, which goes on undisturbed."""
+"""Backfills: a query computed again on a part of the journal, as a batch beside its stream."""
 
 from __future__ import annotations
 
@@ -23,30 +23,28 @@ from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets, QueryStart, Ranges
 from smqrt.pipeline.discover import Catalog
 from smqrt.pipeline.failures import planning_error
-from smqrt.pipeline.graph import Frames, Graph, JournalSource
+from smqrt.pipeline.graph import FrameFactory, Graph, JournalSource
 from smqrt.pipeline.run_context import RunOptions
 from smqrt.pipeline.sinks import as_messages
-from smqrt.pipeline.tables import LakeTable
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
-# ---- Versions of what backfills publish: of the results of a range, those are published that are not out already.
+# ---- Versions of published backfills: of the results of a range, those are published that are not published already.
 #
-# <state>/<query>/versions/v2.3f2a9c1b5d7e/results        Parquet: all results of the range, in order, each with its
-# hash
+# <state>/<query>/versions/v2.3f2a9c1b5d7e/results        Parquet: all results of the range in order, each with its hash
 # <state>/<query>/versions/v2.3f2a9c1b5d7e/version.json   number, range, versions that it is compared with, done or not
 #
-# The folder is complete before the first result is published, and its name is the key of the commit. So a call that was
-# interrupted is finished from the folder by the next one, whatever has become of the query meanwhile.
+# The folder is complete before the first result is published, and its name is the key of the commit. The next call
+# therefore finishes an interrupted call from the folder, even when the query has changed meanwhile.
 
 FOLDER = "versions"
 _FILE, _RESULTS, _UNFINISHED = "version.json", "results", ".new"
 _MESSAGE = ("topic", "subtopic", "payload")
 
 Publish = Callable[["DataFrame", str, bool], int]
-"""Publishes messages under the key of a commit, many or few; returns how many the hub didn't have."""
+"""Publishes messages under the key of a commit, many or few; returns how many were new to the hub."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +52,12 @@ class Version:
     """One set of results.
 
     Attributes:
-        name: of its folder, never used again.
+        name: the name of its folder, which is unique.
         number: 1, 2, …
         start, end: the range of the journal, the next seq of each node.
-        known: names of the versions whose results were out already.
-        rows, new: how many results there are, and how many of them are published with this version.
-        done: whether they have been.
+        known: names of the versions whose results were published before.
+        rows, new: the number of results, and how many of them this version publishes.
+        done: whether they are published.
     """
 
     name: str
@@ -78,10 +76,10 @@ class Corrections:
     Args:
         spark: the session.
         query: `<state>/<name>`.
-        publish: as `Publish` says; the key begins with the name of the query.
+        publish: see `Publish`; the key begins with the name of the query.
 
     Raises:
-        PipelineError: another process is publishing some.
+        PipelineError: another process is publishing.
     """
 
     def __init__(self, spark: SparkSession, query: Path, publish: Publish) -> None:
@@ -89,25 +87,15 @@ class Corrections:
         self._folder = query / FOLDER
 
     def publish(self, messages: DataFrame, start: Offsets, end: Offsets) -> Iterator[str]:
-        """Publishes the results of a range that are not out, under a new version.
+        """Publish the results of a range that are not published yet, under a new version.
 
         Args:
-            messages: all results, of what `sinks.as_messages` returned.
+            messages: all results, as `sinks.as_messages` returned them.
             start, end: the range.
 
         Yields:
-            What was done, one sentence each.
+            One sentence for each step.
         """
-        with self._alone():
-            for leftover in self._folder.glob(f"*{_UNFINISHED}"):
-                shutil.rmtree(leftover)
-            for version in self._versions():
-                if not version.done:
-                    yield f"{self._finish(version)}, with which an earlier call did not come to its end"
-            yield self._new(messages, start, end)
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
         working = process.running(self._folder)
         if working is not None:
             raise PipelineError(
@@ -115,27 +103,43 @@ class Corrections:
             )
         process.claim(self._folder)
         try:
-            yield
+            for leftover in self._folder.glob(f"*{_UNFINISHED}"):
+                shutil.rmtree(leftover)
+            for version in self._versions():
+                if not version.done:
+                    yield f"{self._finish(version)}, which completes an interrupted call"
+            yield self._publish_range(messages, start, end)
         finally:
             process.release(self._folder)
 
-    def _new(self, messages: DataFrame, start: Offsets, end: Offsets) -> str:
+    def _publish_range(self, messages: DataFrame, start: Offsets, end: Offsets) -> str:
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
         versions = self._versions()
         known = [
             one
             for one in versions
-            if self._counts(one, versions) and checkpoint.overlap(start, end, one.start, one.end)
+            if not self._is_replaced(one, versions) and checkpoint.overlap(start, end, one.start, one.end)
         ]
         number = max((one.number for one in versions), default=0) + 1
         name = f"v{number}.{secrets.token_hex(6)}"
         fresh = self._folder / f"{name}{_UNFINISHED}"
-        _numbered(messages).write.parquet(_path(fresh / _RESULTS))
+        # Each message gets its position, a hash, and its number among equal messages.
+        whole = F.to_json(F.struct("topic", "subtopic", F.base64("payload").alias("payload")))
+        hashed = F.sha2(whole, 256).alias("hash")
+        placed = messages.select(*_MESSAGE, F.monotonically_increasing_id().alias("at"), hashed)
+        numbered = placed.withColumn("nth", F.row_number().over(Window.partitionBy("hash").orderBy("at")))
+        numbered.write.parquet(_path(fresh / _RESULTS))
         version = Version(name, number, start, end, [one.name for one in known], 0, 0)
         rows = self._results(fresh).count()
         version = replace(version, rows=rows, new=self._unpublished(version, fresh).count())
         if not version.new:
             shutil.rmtree(fresh)
-            return _nothing_new(version, known)
+            if not version.rows:
+                return "nothing published: there are no results in this range"
+            numbers = " and ".join(str(one.number) for one in known)
+            return f"nothing published: all {version.rows:,} results are published already, with version {numbers}"
         checkpoint.write_json(fresh / _FILE, asdict(version))
         fresh.rename(self._folder / name)
         return self._finish(version)
@@ -144,14 +148,14 @@ class Corrections:
         folder = self._folder / version.name
         messages = self._unpublished(version, folder).orderBy("at").select(*_MESSAGE)
         key = f"backfill.{self._query.name}.{version.name}"
-        self._publish(messages, key, version.new > sinks.MANY_ROWS)
+        self._publish(messages, key, version.new > sinks.MAX_COLLECTED_ROWS)
         checkpoint.write_json(folder / _FILE, asdict(replace(version, done=True)))
         for other in self._versions():
-            if not self._counts(other, [version]):
+            if self._is_replaced(other, [version]):
                 shutil.rmtree(self._folder / other.name)
         same = version.rows - version.new
-        as_before = f"; {same:,} more are out already, as they are" if same else ""
-        return f"{version.new:,} published as version {version.number}{as_before}"
+        unchanged = f"; {same:,} more are published already, unchanged" if same else ""
+        return f"{version.new:,} published as version {version.number}{unchanged}"
 
     def _versions(self) -> list[Version]:
         files = [path for path in self._folder.glob(f"v*/{_FILE}") if path.parent.suffix != _UNFINISHED]
@@ -159,16 +163,16 @@ class Corrections:
         return sorted((Version(**one) for one in found), key=lambda one: one.number)
 
     @staticmethod
-    def _counts(version: Version, others: list[Version]) -> bool:
-        """Whether no later version has all of its range, and takes its place."""
+    def _is_replaced(version: Version, others: list[Version]) -> bool:
+        """Return whether a later version includes its whole range."""
         later = [one for one in others if one.number > version.number]
-        return not any(checkpoint.covers(one.start, one.end, version.start, version.end) for one in later)
+        return any(checkpoint.covers(one.start, one.end, version.start, version.end) for one in later)
 
     def _results(self, folder: Path) -> DataFrame:
         return self._spark.read.parquet(_path(folder / _RESULTS))
 
     def _unpublished(self, version: Version, folder: Path) -> DataFrame:
-        """Of results that are alike so many are out as other versions have of them."""
+        """Return the results that are not published yet. Of equal results as many count as the other versions have."""
         from pyspark.sql import functions as F
 
         found = self._results(folder)
@@ -182,52 +186,34 @@ class Corrections:
         return found.join(counts, "hash", "left").where(F.col("nth") > F.coalesce("known", F.lit(0)))
 
 
-def _numbered(messages: DataFrame) -> DataFrame:
-    """Adds the place of each message, a hash of it, and which one it is of those that are alike."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
-    whole = F.to_json(F.struct("topic", "subtopic", F.base64("payload").alias("payload")))
-    placed = messages.select(*_MESSAGE, F.monotonically_increasing_id().alias("at"), F.sha2(whole, 256).alias("hash"))
-    return placed.withColumn("nth", F.row_number().over(Window.partitionBy("hash").orderBy("at")))
-
-
 def _path(folder: Path) -> str:
     return f"file://{folder.absolute()}"
 
 
-def _nothing_new(version: Version, known: list[Version]) -> str:
-    if not version.rows:
-        return "nothing published: there are no results in this range"
-    numbers = " and ".join(str(one.number) for one in known)
-    return f"nothing published: all {version.rows:,} results are out already, with version {numbers}"
-
-
-# ---- Replacement of rows of a table by those that a backfill has computed: readers see the old ones, then the new
-# ones.
+# ---- Replacement of rows of a table by those of a backfill. Readers see either the old or the new rows.
 #
-# A table with commits gets one that removes all files and adds others. One of plain Parquet files gets a folder beside
-# it, and a file that says which folders count, which is replaced as a whole (see `tables.show_version`).
+# A table with commits gets a commit that removes all files and adds others. A table of plain Parquet files gets another
+# folder beside it, and a file with the list of shown folders is replaced atomically (see `tables.show_version`).
 
 _INFERRED = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 
 @contextmanager
-def standing_still(query: Path, declaration: Declaration) -> Iterator[None]:
-    """Keeps a query from being started while its rows are replaced.
+def exclusive(query: Path, declaration: Declaration) -> Iterator[None]:
+    """Prevent the start of a query while its rows are replaced.
 
     Args:
         query: `<state>/<name>`.
         declaration: the query.
 
     Raises:
-        PipelineError: it runs.
+        PipelineError: the query runs.
     """
     if working := process.running(query) or process.elsewhere(query):
         where = f"as process {working}" if isinstance(working, int) else f"on {working}"
         raise PipelineError(
             f"{declaration.where}: {declaration.name} is running, {where}: end it with smqrt pipeline stop "
-            f"{declaration.name}, replace its rows, and run it again; it goes on where it was."
+            f"{declaration.name}, replace its rows, and run it again; it continues from its checkpoint."
         )
     process.claim(query)
     try:
@@ -237,16 +223,16 @@ def standing_still(query: Path, declaration: Declaration) -> Iterator[None]:
 
 
 def stream_end(query: Path, declaration: Declaration) -> Offsets | None:
-    """Returns where the rows end that a query has written itself: what comes after is written when it goes on.
+    """Return where the rows end that the query's stream has written; the stream will write later rows.
 
     Args:
-        query, declaration: as for `standing_still`.
+        query, declaration: as for `exclusive`.
 
     Returns:
-        None when it never ran.
+        None when the query never ran.
 
     Raises:
-        PipelineError: nobody knows.
+        PipelineError: the end is unknown.
     """
     began = checkpoint.start_offsets(query)
     if began is None:
@@ -254,32 +240,32 @@ def stream_end(query: Path, declaration: Declaration) -> Offsets | None:
     name = declaration.name
     if not checkpoint.exists(query):
         raise PipelineError(
-            f"{declaration.where}: {name}: there is no checkpoint in {query}, and so nobody knows which rows its table "
-            f"has: smqrt pipeline run {name} --once first, which says where it goes on."
+            f"{declaration.where}: {name}: there is no checkpoint in {query}, so it is unknown which rows its table "
+            f"has: smqrt pipeline run {name} --once first, which finds where it continues."
         )
     if checkpoint.last_begun_batch(query) > checkpoint.last_batch(query):
         raise PipelineError(
-            f"{declaration.where}: {name}: its last micro-batch is not done: smqrt pipeline run {name} --once does it, "
-            "then rows can be replaced."
+            f"{declaration.where}: {name}: its last micro-batch is not done: smqrt pipeline run {name} --once "
+            "completes it, then rows can be replaced."
         )
     return checkpoint.committed_offsets(query) or began
 
 
 def check_stateless(stream: DataFrame, declaration: Declaration) -> None:
-    """Makes sure that no row of a range is still to come from what a checkpoint remembers.
+    """Check that the checkpoint holds no state from which rows of the range may still follow.
 
     Args:
         stream: the result of the query as a stream.
         declaration: the query.
 
     Raises:
-        PipelineError: it has windows, joins or the like.
+        PipelineError: the query has windows, joins or the like.
     """
     harmless = (stateful_plan.DISTINCT, stateful_plan.DISTINCT_WITHIN)
     kinds = [one.kind for one in stateful_plan.operators_of(stream, declaration) or () if one.kind not in harmless]
     if kinds:
         raise PipelineError(
-            f"{declaration.where}: {declaration.name} remembers rows in its checkpoint ({', '.join(kinds)}), of which "
+            f"{declaration.where}: {declaration.name} remembers rows in its checkpoint ({', '.join(kinds)}), whose "
             f"results are still to come: they can't be replaced beside it. smqrt pipeline reset {declaration.name} and "
             "run --from earliest compute all anew."
         )
@@ -290,12 +276,12 @@ class Replacement:
     """New rows for a range of the journal.
 
     Attributes:
-        declaration: of the table.
+        declaration: the query of the table.
         query: `<state>/<name>`.
         location: folder or URI of the table.
         start, end: the range, the next seq of each node.
-        key: of this backfill, a part of a file's name.
-        stream_end: what `stream_end` has returned.
+        key: the key of this backfill, a part of a file's name.
+        stream_end: the result of `stream_end`.
     """
 
     declaration: Declaration
@@ -307,64 +293,63 @@ class Replacement:
     stream_end: Offsets | None
 
     def apply(self, frame: DataFrame) -> str:
-        """Replaces the rows of the range; returns what was done.
+        """Replace the rows of the range; return a sentence about it.
 
         Args:
-            frame: the rows that are to be there.
+            frame: the new rows.
 
         Raises:
-            PipelineError: nobody knows which rows of the table are those of the range.
+            PipelineError: it is unknown which rows of the table belong to the range.
         """
         rows = sinks.partitioned(frame, self.declaration)
         if table := tables.open_lake_table(self.declaration, self.location):
-            return self._in_lake(rows, table)
+            return self._replace_in_lake(rows, table)
         if locations.is_elsewhere(self.location):
             raise PipelineError(
                 f"{self.declaration.where}: {self.declaration.name}: rows of a table of plain Parquet files can be "
-                f"replaced on this machine only, and {self.location} is elsewhere: take format='delta' or 'iceberg'."
+                f"replaced on this machine only, and {self.location} is elsewhere: use format='delta' or 'iceberg'."
             )
-        return self._in_folders(rows)
+        return self._replace_in_folders(rows)
 
-    def _in_lake(self, rows: DataFrame, table: tables.LakeTable) -> str:
+    def _replace_in_lake(self, rows: DataFrame, table: tables.LakeTable) -> str:
         parts = self._parts()
         if table.exists() and any(not self._covers(range_) for range_ in parts.values()):
             old = tables.lake_frame(rows.sparkSession, self.location)
-            rows = rows.unionByName(self._others(old, rows), allowMissingColumns=True)
+            rows = rows.unionByName(self._outside(old, rows), allowMissingColumns=True)
         version = table.replace(rows, f"replaced.{self.declaration.name}:{self.key}")
         checkpoint.add_table_range(self.query, f"{self.location}{tables.BACKFILL}{self.key}", self.start, self.end)
         return f"rows replaced in {self.location}, version {version}"
 
-    def _in_folders(self, rows: DataFrame) -> str:
-        parts = {name: range_ for name, range_ in self._parts().items() if self._overlaps(range_)}
+    def _replace_in_folders(self, rows: DataFrame) -> str:
+        parts = {
+            name: range_ for name, range_ in self._parts().items() if checkpoint.overlap(self.start, self.end, *range_)
+        }
         cut = {name: range_ for name, range_ in parts.items() if not self._covers(range_)}
         for name in cut:
-            with _as_texts(rows.sparkSession):
+            with _text_partitions(rows.sparkSession):
                 old = tables.folder_frame(rows.sparkSession, name)
-            rows = rows.unionByName(self._others(old, rows), allowMissingColumns=True)
+            rows = rows.unionByName(self._outside(old, rows), allowMissingColumns=True)
         tables.remove_hidden(self.location)
         folder = f"{self.location}{tables.VERSION}{self.key}.{secrets.token_hex(3)}"
         by = self.declaration.options["partition_by"]
         writer = rows.write.mode("overwrite")
         (writer.partitionBy(*by) if by else writer).parquet(folder)
         process.crash_at("before_replace", 0)
-        self._move_stream(parts)
+        stream_folder = checkpoint.table_folder(self.query) or self.location
+        if self.stream_end is not None and stream_folder in parts and checkpoint.exists(self.query):
+            # The stream continues in another folder, since the one that it wrote to is replaced.
+            fresh = f"{self.location}{tables.BACKFILL}{secrets.token_hex(6)}"
+            tables.continue_log(stream_folder, fresh)
+            checkpoint.add_table_range(self.query, stream_folder, *parts[stream_folder])
+            checkpoint.save_table_folder(self.query, fresh, self.stream_end)
         checkpoint.add_table_range(self.query, folder, *_hull([(self.start, self.end), *cut.values()]))
         process.crash_at("amid_replace", 0)
         version = tables.show_version(self.location, folder, parts)
         process.crash_at("after_replace", 0)
         return f"rows replaced in {self.location}, version {version}"
 
-    def _move_stream(self, replaced: Ranges) -> None:
-        """Lets the stream go on in another folder when the one that it wrote to is replaced."""
-        folder = checkpoint.table_folder(self.query) or self.location
-        if self.stream_end is not None and folder in replaced and checkpoint.exists(self.query):
-            fresh = f"{self.location}{tables.BACKFILL}{secrets.token_hex(6)}"
-            tables.continue_log(folder, fresh)
-            checkpoint.add_table_range(self.query, folder, *replaced[folder])
-            checkpoint.keep_table_folder(self.query, fresh, self.stream_end)
-
     def _parts(self) -> Ranges:
-        """What the table is made of, and the rows of the journal that each was made of."""
+        """Return the folders of the table, each with its range of the journal."""
         found = checkpoint.written_ranges(self.query)
         began = checkpoint.start_offsets(self.query)
         if began is not None and self.stream_end is not None and checkpoint.last_batch(self.query) >= 0:
@@ -372,8 +357,8 @@ class Replacement:
             found[folder] = (began, self.stream_end)
         return found
 
-    def _others(self, old: DataFrame, rows: DataFrame) -> DataFrame:
-        """The rows of before that are not of the range, with the types of the new ones."""
+    def _outside(self, old: DataFrame, rows: DataFrame) -> DataFrame:
+        """Return the old rows outside the range, with the types of the new ones."""
         from pyspark.sql import functions as F
 
         for each in (old, rows):
@@ -382,42 +367,34 @@ class Replacement:
                 raise self._unknown_rows()
         types = dict(rows.dtypes)
         columns = [F.col(f"`{name}`").cast(types.get(name, kind)).alias(name) for name, kind in old.dtypes]
-        return old.where(~F.coalesce(self._is_inside(), F.lit(False))).select(*columns)
-
-    def _is_inside(self) -> Column:
-        from pyspark.sql import functions as F
-
         ranges = [
             (F.col("node") == node) & (F.col("seq") >= self.start.get(node, 0)) & (F.col("seq") < seq)
             for node, seq in self.end.items()
         ]
-        return reduce(or_, ranges)
+        return old.where(~F.coalesce(reduce(or_, ranges), F.lit(False))).select(*columns)
 
     def _unknown_rows(self) -> PipelineError:
         start, end = _hull([(self.start, self.end), *self._parts().values()])
         return PipelineError(
-            f"{self.declaration.where}: {self.declaration.name}: which rows of its table belong to a part of the "
-            "journal, only columns node and seq of the result would tell, and it has none; replace all of them: "
+            f"{self.declaration.where}: {self.declaration.name}: only columns node and seq of the result would tell "
+            "which rows of its table belong to a part of the journal, and it has none; replace all of them: "
             f"--from '{checkpoint.offset_text(start)}' --to '{checkpoint.offset_text(end)}'."
         )
-
-    def _overlaps(self, other: tuple[Offsets, Offsets]) -> bool:
-        return checkpoint.overlap(self.start, self.end, *other)
 
     def _covers(self, other: tuple[Offsets, Offsets]) -> bool:
         return checkpoint.covers(self.start, self.end, *other)
 
 
 def _hull(ranges: list[tuple[Offsets, Offsets]]) -> tuple[Offsets, Offsets]:
-    """The range from the first to the last row of all of them."""
+    """Return the range from the first to the last row of all ranges."""
     nodes = {node for _, end in ranges for node in end}
     start = {node: min(first.get(node, 0) for first, last in ranges if node in last) for node in nodes}
     return start, {node: max(last[node] for _, last in ranges if node in last) for node in nodes}
 
 
 @contextmanager
-def _as_texts(spark: SparkSession) -> Iterator[None]:
-    """Spark takes the folder `hour=07` for the number 7, and would name the next one so."""
+def _text_partitions(spark: SparkSession) -> Iterator[None]:
+    """Keep Spark from reading the folder `hour=07` as the number 7, from which it would name the next folder."""
     before: Any = spark.conf.get(_INFERRED)
     spark.conf.set(_INFERRED, "false")
     try:
@@ -426,7 +403,7 @@ def _as_texts(spark: SparkSession) -> Iterator[None]:
         spark.conf.set(_INFERRED, before)
 
 
-_ONCE_MORE = "--replace computes these rows once more and puts them in the place of the old ones"
+_REPLACE_HINT = "--replace computes these rows once more and replaces the old ones"
 
 
 def backfill(
@@ -436,32 +413,31 @@ def backfill(
     spark: SparkSession | None = None,
     stopping: threading.Event | None = None,
 ) -> int:
-    """Computes a query on the rows between `options.start` and `options.until`.
+    """Compute a query on the rows between `options.start` and `options.until`.
 
-    A table's rows are written beside those of its stream, into a folder of their own that `tables.files` and
-    `tables.frame` know; what the stream or another backfill has written already is only written again with
-    `options.replace`, in the place of what is there. Of results those are published that an earlier call has not
-    published.
+    The rows of a table are written into a separate folder, which `tables.files` and `tables.frame` read too. Rows that
+    the stream or another backfill has already written are only replaced with `options.replace`. Results are published
+    unless an earlier call has published them.
 
     Args:
         catalog: the pipelines.
-        name: which query.
-        options: how; `republish` or `replace` must be set for queries that publish.
+        name: the query.
+        options: of these `republish` or `replace` must be set for queries that publish.
         spark: a session to use; None starts one and stops it at the end.
-        stopping: ends the waiting for a hub that is away.
+        stopping: set to end the waiting for a hub that is away.
 
     Returns:
         0.
 
     Raises:
-        PipelineError: it publishes and neither is set, the range is empty or written already, its rows can't be
-            replaced, or Spark can't plan it.
+        PipelineError: it publishes and neither option is set, the range is empty or written already, its rows can't be
+            replaced, or Spark rejects the plan.
         JournalError: there is no such journal, or the hub is away.
     """
     [declaration] = catalog.select([name])
     if declaration.kind != "table" and not (options.republish or options.replace):
         raise PipelineError(
-            f"{declaration.where}: {name} publishes, and old results aren't published again unasked; say --republish."
+            f"{declaration.where}: {name} publishes, and a backfill publishes only on request: add --republish."
         )
     task = _Task(catalog, declaration, options, stopping or threading.Event())
     if spark is not None:
@@ -483,8 +459,8 @@ class _Task:
         self._start = checkpoint.offsets(journal, options.start)
         self._end = checkpoint.offsets(journal, options.until or "latest", end=True)
         self._check_range()
-        # Of its own, as the query's stream may run. A second call for this range publishes no letter again.
-        self._left_out = failing_rows.LeftOut(key=f"backfill.{declaration.name}.{self._key()}.on_error")
+        # Separate from the query's own, which may run. A repeated call for this range publishes no letter again.
+        self._left_out = failing_rows.LeftOutRows(key=f"backfill.{declaration.name}.{self._key()}.on_error")
 
     def _check_range(self) -> None:
         if not any(self._start.get(node, 0) < seq for node, seq in self._end.items()):
@@ -494,46 +470,44 @@ class _Task:
     def run(self, spark: SparkSession) -> int:
         while True:
             try:
-                self._compute(spark)
+                if self._declaration.kind != "table":
+                    self._publish(spark)
+                elif self._options.replace:
+                    self._replace(spark)
+                else:
+                    self._write(self._frame(spark))
             except SmqrtError:
                 raise
             except Exception as error:
-                if not self._leave_out(spark, error):
+                if not self._leave_out_failing_rows(spark, error):
                     raise planning_error(self._declaration, error) from error
             else:
                 return 0
 
-    def _compute(self, spark: SparkSession) -> None:
-        if self._declaration.kind != "table":
-            self._publish(spark)
-        elif self._options.replace:
-            self._replace(spark)
-        else:
-            self._write(self._frame(spark))
-
-    def _leave_out(self, spark: SparkSession, error: Exception) -> bool:
-        """Looks for the rows that it fails with; whether there are any, which are left out from now on."""
+    def _leave_out_failing_rows(self, spark: SparkSession, error: Exception) -> bool:
+        """Search for failing rows and leave them out; return whether there are any."""
         if not failing_rows.is_wanted(self._declaration, error):
             return False
 
-        def compute(start: Offsets, end: Offsets, found: failing_rows.Numbers) -> Exception | None:
-            left_out = failing_rows.joined(self._left_out.rows, found)
+        def compute(start: Offsets, end: Offsets, found: failing_rows.RowNumbers) -> Exception | None:
+            left_out = failing_rows.merged(self._left_out.rows, found)
             graph = self._graph(
                 spark, lambda one: failing_rows.without(self._rows.batch(spark, one, start, end), left_out)
             )
-            return failing_rows.error_of(lambda: sinks.outgoing(graph.frame(self._declaration), self._declaration))
+            return failing_rows.error_of(lambda: sinks.sink_frame(graph.frame(self._declaration), self._declaration))
 
         span = failing_rows.Span.of((self._start, self._end), self._journal.begin())
         rows = failing_rows.Search(compute, span, self._declaration.name, self._stopping.is_set).rows()
         if rows:
             self._left_out.add(rows, self._declaration.error_topic, self._journal)
             self._left_out.publish(self._hub.commit)
-            self._report(failing_rows.told(rows))
+            self._report(failing_rows.summary(rows))
         return bool(rows)
 
     def _frame(self, spark: SparkSession) -> DataFrame:
-        # Few messages are published in the order of the rows that they were made of.
-        ordered = self._declaration.kind != "table" and not self._are_many
+        # Few messages are published in the order of the rows from which they were computed.
+        is_large = sum(seq - self._start.get(node, 0) for node, seq in self._end.items()) > sinks.MAX_COLLECTED_ROWS
+        ordered = self._declaration.kind != "table" and not is_large
         left_out = self._left_out.rows
 
         def rows_of(source: Declaration) -> DataFrame:
@@ -542,7 +516,7 @@ class _Task:
 
         return self._graph(spark, rows_of).frame(self._declaration)
 
-    def _graph(self, spark: SparkSession, sources: Frames) -> Graph:
+    def _graph(self, spark: SparkSession, sources: FrameFactory) -> Graph:
         folder = self._catalog.folder
         return Graph(self._catalog, sources, lambda reference: references.table(spark, reference, folder))
 
@@ -557,11 +531,11 @@ class _Task:
     def _report(self, sentence: str) -> None:
         self._options.report(f"{self._declaration.name}: {sentence}")
 
-    # ---- rows of a table
+    # ---- Rows of a table
 
     def _replace(self, spark: SparkSession) -> None:
         declaration = self._declaration
-        with standing_still(self._folder, declaration):
+        with exclusive(self._folder, declaration):
             end = stream_end(self._folder, declaration)
             if end is not None:
                 start = QueryStart({}, None)
@@ -577,15 +551,19 @@ class _Task:
         location = self._location
         path = f"{location}{tables.BACKFILL}{self._key()}"
         self._check_unwritten(path)
+        rows = sinks.partitioned(frame, self._declaration)
         if table := tables.open_lake_table(self._declaration, location):
-            self._append(frame, table, path)
+            new = table.append(rows, f"backfill.{self._declaration.name}.{self._key()}:", 0, None)
+            checkpoint.add_table_range(self._folder, path, self._start, self._end)
+            why = "there are no rows, or an earlier backfill has written them"
+            self._report(f"written to {table.location}" if new else f"nothing written: {why}; {_REPLACE_HINT}")
             return
         if path in checkpoint.written_ranges(self._folder):
-            self._report(f"nothing written: an earlier backfill has done it, to {path}; {_ONCE_MORE}")
+            self._report(f"nothing written: an earlier backfill has done it, to {path}; {_REPLACE_HINT}")
             return
         checkpoint.add_table_range(self._folder, path, self._start, self._end)
         by = self._declaration.options["partition_by"]
-        writer = sinks.partitioned(frame, self._declaration).write.mode("overwrite")
+        writer = rows.write.mode("overwrite")
         (writer.partitionBy(*by) if by else writer).parquet(path)
         self._report(f"written to {path}")
 
@@ -593,29 +571,22 @@ class _Task:
         began = checkpoint.start_offsets(self._folder)
         if began is not None and checkpoint.overlap(self._start, self._end, began, {}):
             raise PipelineError(
-                f"{self._declaration.name} has itself written rows from {json.dumps(began)} on; end with --to "
-                f"'{json.dumps(began)}', {_ONCE_MORE}, or forget them with smqrt pipeline reset "
+                f"{self._declaration.name} has itself written the rows from {json.dumps(began)} on; end with --to "
+                f"'{json.dumps(began)}', {_REPLACE_HINT}, or remove them with smqrt pipeline reset "
                 f"{self._declaration.name}."
             )
         for other, (start, end) in checkpoint.written_ranges(self._folder).items():
             if other != path and checkpoint.overlap(self._start, self._end, start, end):
-                raise PipelineError(f"{other} holds rows of that range already; {_ONCE_MORE}, or take another range.")
+                raise PipelineError(f"{other} holds rows of that range already; {_REPLACE_HINT}, or use another range.")
 
-    def _append(self, frame: DataFrame, table: LakeTable, path: str) -> None:
-        rows = sinks.partitioned(frame, self._declaration)
-        new = table.append(rows, f"backfill.{self._declaration.name}.{self._key()}:", 0, None)
-        checkpoint.add_table_range(self._folder, path, self._start, self._end)
-        why = "there are no rows, or an earlier backfill has written them"
-        self._report(f"written to {table.location}" if new else f"nothing written: {why}; {_ONCE_MORE}")
-
-    # ---- results on topics
+    # ---- Results on topics
 
     def _publish(self, spark: SparkSession) -> None:
         hub = self._hub
         versions = Corrections(spark, self._folder, lambda frame, key, many: sinks.publish(frame, hub, key, 0, many))
         messages = as_messages(self._frame(spark), self._declaration)
-        for told in versions.publish(messages, self._start, self._end):
-            self._report(told)
+        for sentence in versions.publish(messages, self._start, self._end):
+            self._report(sentence)
 
     @property
     def _hub(self) -> sinks.CommitClient:
@@ -626,13 +597,9 @@ class _Task:
             options.hub_retry_s,
             self._stopping,
             cafile=options.cafile,
-            letters=self._declaration.error_topic,
-            left_out=lambda rows: self._report(f"{rows} results are too long for a message, and are left out"),
+            dead_letter_topic=self._declaration.error_topic,
+            on_left_out=lambda rows: self._report(f"{rows} results are too long for a message, and are left out"),
         )
-
-    @property
-    def _are_many(self) -> bool:
-        return sum(seq - self._start.get(node, 0) for node, seq in self._end.items()) > sinks.MANY_ROWS
 
     def _key(self) -> str:
         text = json.dumps([self._start, self._end], sort_keys=True)

@@ -1,13 +1,13 @@
-"""State of a query beside Spark's own checkpoint: which query it is, and which rows of the journal it has.
+"""State of a query beside Spark's own checkpoint: its identity and its position in the journal.
 
-<state>/<query>/query.json        what the checkpoint belongs to; another query with this name doesn't get it
+<state>/<query>/query.json        the query that the checkpoint belongs to; another query of this name is rejected
 <state>/<query>/start.json        {"starting": {node: seq}, "split": {node: seq} or null, "pending": the same}
-<state>/<query>/commit.json       the last commit that was begun: what the hub's own list of commits is compared with
-<state>/<query>/operators.json    what the state in the checkpoint means: the stateful operators that have made it
-<state>/<query>/checkpoint        Spark's
-<state>/<query>/table.json        {"folder": where its stream writes, "start": from which rows on, if it has moved}
-<state>/<query>/backfills.json    {folder: [first, end]} of backfills, and of streams that were before this one
-A reset that keeps the table keeps these two.
+<state>/<query>/commit.json       the last commit that was begun, to be compared with the hub's own list of commits
+<state>/<query>/operators.json    the stateful operators that wrote the state in the checkpoint
+<state>/<query>/checkpoint        Spark's checkpoint
+<state>/<query>/table.json        {"folder": where its stream writes, "start": its first rows, if the folder changed}
+<state>/<query>/backfills.json    {folder: [first, end]} of backfills and of earlier streams
+A reset that keeps the table keeps the last two files.
 """
 
 from __future__ import annotations
@@ -33,38 +33,37 @@ if TYPE_CHECKING:
     from smqrt.journal.remote import RemoteJournal
 
 
-# ---- Repair of Spark's checkpoint when a full disk or a power failure left the rest of a file in it.
+# ---- Repair of Spark's checkpoint after a full disk or a power failure.
 #
-# Spark writes a file under a name such as `.0.<uuid>.tmp` and renames it, without a sync. When the disk is full the
-# rest
-# stays, and a checkpoint without a micro-batch is refused when there is anything in `offsets`, `commits` or `state`.
-# After a power failure a file may have its name but nothing in it, which Spark can't read.
+# Spark writes a file under a name such as `.0.<uuid>.tmp` and renames it, without a sync. A full disk leaves the
+# temporary file, and Spark rejects a checkpoint without a micro-batch when `offsets`, `commits` or `state` has any
+# file. A power failure can leave a file with its name but without content, which Spark can't read.
 
 _LOGS = ("offsets", "commits")
 
 
-def mend(query: Path, written: int | None) -> str:
-    """Removes what is left of a micro-batch that was about to begin or to be noted as done: Spark does it (again).
+def repair(query: Path, written: int | None) -> str:
+    """Remove the remains of a micro-batch that was about to begin or to be recorded as done; Spark repeats it.
 
-    To be called while nobody runs the query. Nobody has results of a micro-batch whose offsets are torn: they are
-    synced before results are given away (`checkpoint.keep_batch`), unless Spark itself writes them.
+    To be called while no process runs the query. A micro-batch with torn offsets has no published results: the offsets
+    are synced before results are published (`sync_batch`), unless Spark itself writes the results.
 
     Args:
         query: `<state>/<name>`.
-        written: the last micro-batch that Spark itself has written to a table, whose offsets stay in any case; None
-            when that isn't known, and -1 when there is none.
+        written: the last micro-batch that Spark itself has written to a table, whose offsets are kept in any case; None
+            when it is unknown, and -1 when there is none.
 
     Returns:
-        What is to be said about it, or nothing.
+        A sentence to report, or an empty text.
 
     Raises:
-        OSError: something can't be read or removed.
+        OSError: a file can't be read or removed.
     """
     place = folder(query)
     if not place.is_dir():
         return ""
     if (place / "metadata").exists() and _is_torn(place / "metadata"):
-        # Which has the name under which the hub and tables know what was done: it's as if all of it were gone.
+        # It has the key under which the hub and tables know the commits: the whole checkpoint is lost.
         shutil.rmtree(place)
         return ""
     for log in _LOGS:
@@ -73,20 +72,20 @@ def mend(query: Path, written: int | None) -> str:
     done = last_batch(query)
     if done >= 0 and _is_torn(place / "commits" / str(done)):
         _remove(place / "commits" / str(done))
-    begun, told = last_begun_batch(query), ""
+    begun, notice = last_begun_batch(query), ""
     if written is not None and begun > max(written, last_batch(query)):
         path = place / "offsets" / str(begun)
         if _is_torn(path):
             _remove(path)
-            told = f"what its checkpoint says of micro-batch {begun}, which had only begun, is torn; it begins anew."
+            notice = f"its checkpoint has torn offsets of micro-batch {begun}, which had only begun; it begins anew."
     if last_begun_batch(query) < 0 and last_batch(query) < 0:
         for name in (*_LOGS, "state"):
             shutil.rmtree(place / name, ignore_errors=True)
-    return told
+    return notice
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether a file of Spark's, JSON behind a line with a version, is not what was written."""
+    """Return whether a file of Spark (a version, then lines of JSON) is incomplete."""
     try:
         text = path.read_text("utf-8")
         for line in text.splitlines():
@@ -105,12 +104,12 @@ def _remove(path: Path) -> None:
 Offsets = dict[str, int]
 """By node, the number of the next row."""
 
-_FORMER = {"format": "parquet"}
-"""What identities of tables don't say that were written before there were others."""
+_IDENTITY_DEFAULTS = {"format": "parquet"}
+"""Fields that identities of tables lack when they were written before there were other formats."""
 _IDENTITY, _START, _COMMIT, _CHECKPOINT = "query.json", "start.json", "commit.json", "checkpoint"
 _OPERATORS = "operators.json"
-_FORMAT = 1
-"""Of descriptions of operators: those of another format are not compared."""
+_OPERATORS_FORMAT = 1
+"""Descriptions of operators in another format are not compared."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +118,8 @@ class QueryStart:
 
     Attributes:
         starting: the first seq of each node.
-        split: results of rows before these aren't published; None publishes all.
-        pending: windows that rows from these on to `split` have closed are to be published nevertheless: Spark gives
+        split: results of rows before these aren't published; None publishes all results.
+        pending: windows that the rows from these up to `split` have closed are published nevertheless: Spark returns
             the windows that a micro-batch closes with the next one, and the checkpoint was lost in between.
     """
 
@@ -136,8 +135,8 @@ class PublishCommit:
     Attributes:
         query_id, batch: Spark's id of the query, and the number of the micro-batch: the key of the commit.
         start, end: the next seq of each node before and after it.
-        stateful: whether the query remembers something from one micro-batch to the next.
-        before: as `start`, of the micro-batch before this one; None when there was none.
+        stateful: whether the query keeps state between micro-batches.
+        before: as `start`, of the preceding micro-batch; None when there was none.
     """
 
     query_id: str
@@ -149,17 +148,17 @@ class PublishCommit:
 
 
 def folder(query: Path) -> Path:
-    """Returns where Spark's checkpoint of a query is, given `<state>/<name>`."""
+    """Return the folder of Spark's checkpoint of a query, given `<state>/<name>`."""
     return query / _CHECKPOINT
 
 
 def exists(query: Path) -> bool:
-    """Whether there is a checkpoint of a query, given `<state>/<name>`."""
+    """Return whether there is a checkpoint of a query, given `<state>/<name>`."""
     return (folder(query) / "metadata").exists()
 
 
 def claim(query: Path, declaration: Declaration, sources: list[str]) -> None:
-    """Makes sure that the checkpoint is this query's.
+    """Check that the checkpoint belongs to this query, and record the query.
 
     Args:
         query: `<state>/<name>`.
@@ -169,57 +168,64 @@ def claim(query: Path, declaration: Declaration, sources: list[str]) -> None:
     Raises:
         PipelineError: the checkpoint was made by another query.
     """
-    now = _identity(declaration, sources)
+    options = declaration.options
+    now: dict[str, Any] = {"kind": declaration.kind, "sources": sources, "mode": options["mode"]}
+    if declaration.kind == "table":
+        now |= {"path": options["path"], "format": options["format"]}
+        if options["format"] == "parquet":
+            # Lake tables check their own partitions; a folder of plain files in two layouts would be unreadable.
+            now["partition_by"] = list(options.get("partition_by", ()))
     earlier = read_json(query / _IDENTITY)
+    message = (
+        f"{declaration.where}: the checkpoint in {query} is another query's than {declaration.name} is now; rename it, "
+        f"or smqrt pipeline reset {declaration.name} to start anew:"
+    )
     if earlier is None and folder(query).exists():
-        raise PipelineError(f"{declaration.where}: {_not_ours(query, declaration)} it has no {_IDENTITY}.")
-    for key, value in (_FORMER | earlier if earlier and "path" in earlier else earlier or {}).items():
+        raise PipelineError(f"{message} it has no {_IDENTITY}.")
+    for key, value in (_IDENTITY_DEFAULTS | earlier if earlier and "path" in earlier else earlier or {}).items():
         if now.get(key) != value:
-            change = f"{key} was {_shown(value)} and is {_shown(now.get(key))}."
-            raise PipelineError(f"{declaration.where}: {_not_ours(query, declaration)} {change}")
+            before, after = (", ".join(map(str, x)) if isinstance(x, list) else x for x in (value, now.get(key)))
+            raise PipelineError(f"{message} {key} was {before} and is {after}.")
     write_json(query / _IDENTITY, now)
 
 
 def claim_state(query: Path, declaration: Declaration, operators: list[dict[str, Any]], spark_version: str) -> None:
-    """Makes sure that the state in the checkpoint means what the query takes it for; the first time that is noted.
+    """Check that the stateful operators of the query wrote the state in the checkpoint, and record them.
 
     Args:
         query: `<state>/<name>`.
         declaration: the query.
         operators: `stateful_plan.Operator.description` of each.
-        spark_version: plans of another Spark may be written in another way, and are taken as they are.
+        spark_version: plans of another version of Spark may be written differently, and are not compared.
 
     Raises:
-        PipelineError: other operators have made it.
+        PipelineError: other operators wrote it.
     """
-    now = {"format": _FORMAT, "spark": ".".join(spark_version.split(".")[:2]), "operators": operators}
+    now = {"format": _OPERATORS_FORMAT, "spark": ".".join(spark_version.split(".")[:2]), "operators": operators}
     earlier = cast("dict[str, Any]", read_json(query / _OPERATORS) or {})
     is_comparable = all(earlier.get(name) == now[name] for name in ("format", "spark"))
-    if is_comparable and _remembers(query) and (changed := stateful_plan.changes(earlier["operators"], operators)):
+    has_state = exists(query) and (last_batch(query) >= 0 or (folder(query) / "state").exists())
+    if is_comparable and has_state and (changed := stateful_plan.changes(earlier["operators"], operators)):
         raise PipelineError(
             f"{declaration.where}: {declaration.name}: its checkpoint holds the state of another version of this "
-            f"query: {'; '.join(changed)}. Write it as it was, or smqrt pipeline reset {declaration.name} forgets it, "
-            "and run --from earliest computes it again."
+            f"query: {'; '.join(changed)}. Restore that version, or smqrt pipeline reset {declaration.name} "
+            "forgets it, and run --from earliest computes it again."
         )
     if earlier != now:
         write_json(query / _OPERATORS, now)
 
 
-def _remembers(query: Path) -> bool:
-    return exists(query) and (last_batch(query) >= 0 or (folder(query) / "state").exists())
-
-
 def start(query: Path, journal: Journal | RemoteJournal, begin: str, quiet: bool) -> QueryStart:
-    """Returns where the query began; the first time that is decided here, and kept.
+    """Return where the query began; the first call decides and records it.
 
     Args:
         query: `<state>/<name>`.
         journal: the journal, opened.
         begin: "latest", "earliest", a duration such as "2h" (so long ago), an ISO time, a seq, or JSON {node: seq}.
-        quiet: whether results of rows that are in the journal by now stay unpublished.
+        quiet: whether results of rows that are already in the journal stay unpublished.
 
     Raises:
-        PipelineError: `begin` is none of these.
+        PipelineError: `begin` is invalid.
     """
     found = saved_start(query)
     if found is None:
@@ -231,7 +237,7 @@ def start(query: Path, journal: Journal | RemoteJournal, begin: str, quiet: bool
 
 
 def saved_start(query: Path) -> QueryStart | None:
-    """Returns where a query began, as it was decided; None when it never ran."""
+    """Return the recorded start of a query; None when it never ran."""
     found = cast("dict[str, Any] | None", read_json(query / _START))
     return None if found is None else QueryStart(found["starting"], found["split"], found.get("pending"))
 
@@ -241,9 +247,7 @@ def _save_start(query: Path, start: QueryStart) -> None:
 
 
 def start_offsets(query: Path) -> Offsets | None:
-    """Returns where a query's stream began, or began to write to the folder that it writes to; None when it never
-    ran.
-    """
+    """Return where a query's stream began, or began to write to its present folder; None when it never ran."""
     moved = read_json(query / _TABLE) or {}
     if (start := moved.get("start")) is not None:
         return cast("Offsets", start)
@@ -252,7 +256,7 @@ def start_offsets(query: Path) -> Offsets | None:
 
 
 def replace_start(query: Path, start: QueryStart | None) -> None:
-    """Changes where a query without a checkpoint begins; with None the next call of `start` decides."""
+    """Change where a query without a checkpoint begins; with None the next call of `start` decides."""
     if start is None:
         (query / _START).unlink(missing_ok=True)
     else:
@@ -261,11 +265,11 @@ def replace_start(query: Path, start: QueryStart | None) -> None:
 
 
 def committed_offsets(query: Path, batch: int | None = None) -> Offsets | None:
-    """Returns where a query is that has done a micro-batch: what the slowest of its sources reads next, per node.
+    """Return the position of a query that has done a micro-batch: the next row of its slowest source, per node.
 
     Args:
         query: `<state>/<name>`.
-        batch: its number; None takes the last that Spark calls done.
+        batch: its number; None means the last one that Spark has completed.
 
     Returns:
         None when Spark's checkpoint doesn't have it.
@@ -279,22 +283,26 @@ def committed_offsets(query: Path, batch: int | None = None) -> Offsets | None:
 
 
 def last_batch(query: Path) -> int:
-    """Returns the number of the last micro-batch that Spark calls done; -1 when there is none."""
-    commits = folder(query) / "commits"
-    names = [path.name for path in commits.iterdir()] if commits.is_dir() else []
-    return max((int(name) for name in names if name.isdecimal()), default=-1)
+    """Return the number of the last micro-batch that Spark has completed; -1 when there is none."""
+    return _last_number(folder(query) / "commits")
 
 
 def last_begun_batch(query: Path) -> int:
-    """Returns the number of the last micro-batch that Spark has begun; -1 when there is none."""
-    begun = folder(query) / "offsets"
-    names = [path.name for path in begun.iterdir()] if begun.is_dir() else []
+    """Return the number of the last micro-batch that Spark has begun; -1 when there is none."""
+    return _last_number(folder(query) / "offsets")
+
+
+def _last_number(log: Path) -> int:
+    names = [path.name for path in log.iterdir()] if log.is_dir() else []
     return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
 def batch_under_way(query: Path) -> tuple[Offsets, Offsets] | None:
-    """Returns the rows of the micro-batch that Spark has begun and not done: the next seq of each node at its beginning
-    and its end; of several sources from the first beginning to the last end. None when there is none.
+    """Return the rows of the micro-batch that Spark has begun and not completed.
+
+    Returns:
+        The next seq of each node at its beginning and at its end; with several sources from the first beginning to the
+        last end. None when there is no such micro-batch.
     """
     batch = last_begun_batch(query)
     if batch <= last_batch(query):
@@ -304,48 +312,48 @@ def batch_under_way(query: Path) -> tuple[Offsets, Offsets] | None:
         starts = list(_ends(query, batch - 1)) if batch else []
     except (OSError, ValueError):
         return None
-    if len(starts) != len(ends):  # a source had nothing yet
+    if len(starts) != len(ends):  # a source had no offset yet
         starts = [start_offsets(query) or {}]
     end = {node: max(one[node] for one in ends if node in one) for one in ends for node in one}
     return {node: min(one.get(node, 0) for one in starts) for node in end}, end
 
 
 def last_commit(query: Path) -> PublishCommit | None:
-    """Returns the last commit of a query that was begun; None when nobody knows."""
+    """Return the last commit of a query that was begun; None when it is unknown."""
     found = cast("dict[str, Any]", read_json(query / _COMMIT) or {})
     return PublishCommit(**found) if found.get("start") is not None and found.get("end") is not None else None
 
 
 def check_position(position: str, option: str) -> None:
-    """Raises PipelineError or ArgumentError, which names the option, when `offsets` could do nothing with it."""
+    """Raise PipelineError or ArgumentError, which names the option, when `offsets` would reject the position."""
     if position.startswith("{"):
-        _given(position)
+        _parse_offsets(position)
     elif not position.isdecimal():
         parse_moment(position, option)
 
 
 def offsets(journal: Journal | RemoteJournal, position: str, end: bool = False) -> Offsets:
-    """Returns the next seq of each node at a position of the journal: a moment, a seq, or offsets.
+    """Return the next seq of each node at a position of the journal: a moment, a seq, or offsets.
 
     Args:
         journal: the journal, opened.
         position: as for `start`.
-        end: it is where a range ends.
+        end: whether it is the end of a range.
 
     Raises:
-        PipelineError: it is none.
+        PipelineError: the position is invalid.
     """
     if position in ("earliest", "latest"):
         return dict(journal.begin() if position == "earliest" else journal.end())
     if position.isdecimal():
         return {node: max(seq, int(position)) for node, seq in journal.begin().items()}
     if position.startswith("{"):
-        return _given(position)
-    look_up = journal.offsets_until if end else journal.offsets_at
-    return dict(look_up(parse_moment(position, "--to" if end else "--from")))
+        return _parse_offsets(position)
+    find = journal.offsets_until if end else journal.offsets_at
+    return dict(find(parse_moment(position, "--to" if end else "--from")))
 
 
-def _given(text: str) -> Offsets:
+def _parse_offsets(text: str) -> Offsets:
     try:
         found = json.loads(text)
     except ValueError:
@@ -356,17 +364,17 @@ def _given(text: str) -> Offsets:
 
 
 class PublishGate:
-    """Tells which micro-batches consist of rows from before the query's first start.
+    """Decides which micro-batches consist of rows from before the query's first start.
+
+    The source never puts rows from both sides of the split into one micro-batch, so a micro-batch is old or new as a
+    whole, also when it is repeated.
 
     Args:
         query: `<state>/<name>`.
-        split, pending: as in `QueryStart`; without a split everything passes.
+        split, pending: as in `QueryStart`; without a split no micro-batch is old.
 
     Attributes:
-        query: as given.
-
-    The source never gives a micro-batch rows from both sides, so a batch is old or new as a whole, each time that it
-    is replayed too.
+        query: the argument.
     """
 
     def __init__(self, query: Path, split: Offsets | None, pending: Offsets | None = None) -> None:
@@ -374,7 +382,7 @@ class PublishGate:
         self._closes_more = pending is not None and pending != split
 
     def save_commit(self, query_id: str, batch: int) -> None:
-        """Notes that a micro-batch is about to be published, so that a lost checkpoint can be replaced."""
+        """Record that a micro-batch is about to be published, so that a lost checkpoint can be replaced."""
         values = {
             "query_id": query_id,
             "batch": batch,
@@ -383,8 +391,8 @@ class PublishGate:
             "stateful": (folder(self.query) / "state").exists(),
             "before": self._start(batch - 1),
         }
-        # Not lasting: after a power failure it's only needed if the checkpoint is lost.
-        write_json(self.query / _COMMIT, values, lasting=False)
+        # Not synced: after a power failure it's only needed if the checkpoint is lost too.
+        write_json(self.query / _COMMIT, values, sync=False)
 
     def _start(self, batch: int) -> Offsets | None:
         if batch > 0:
@@ -392,60 +400,35 @@ class PublishGate:
         return start_offsets(self.query) if batch == 0 else None
 
     def is_old(self, batch: int) -> bool:
-        """Whether the results of micro-batch number `batch` stay unpublished."""
+        """Return whether the results of a micro-batch stay unpublished."""
         if self._split is None:
             return False
-        ends = list(_ends(self.query, batch))
-        if any(map(self._is_beyond, ends)):
+        split, ends = self._split, list(_ends(self.query, batch))
+        if any(seq > split.get(node, 0) for end in ends for node, seq in end.items()):
             self._split = None
             return False
-        return not (self._closes_more and all(map(self._is_at, ends)) and self.rows(batch) == 0)
+        is_at_split = all(end.get(node, 0) >= seq for end in ends for node, seq in split.items())
+        return not (self._closes_more and is_at_split and self.rows(batch) == 0)
 
     def rows(self, batch: int) -> int:
-        """Returns how many rows of the journal a micro-batch has; the first one is counted from the beginning."""
+        """Return how many rows of the journal a micro-batch has; those of the first one count from row 0."""
         before = list(_ends(self.query, batch - 1)) if batch else []
         ends = list(_ends(self.query, batch))
         starts = before if len(before) == len(ends) else [{} for _ in ends]
         pairs = zip(starts, ends, strict=True)
         return sum(seq - start.get(node, 0) for start, end in pairs for node, seq in end.items())
 
-    def _is_at(self, end: Mapping[str, int]) -> bool:
-        return all(end.get(node, 0) >= seq for node, seq in (self._split or {}).items())
-
-    def _is_beyond(self, end: Mapping[str, int]) -> bool:
-        split = self._split or {}
-        return any(seq > split.get(node, 0) for node, seq in end.items())
-
 
 def _ends(query: Path, batch: int) -> Iterator[Offsets]:
-    # Spark's file: a version, its settings, then one line for each source; "-" has had nothing yet.
+    # Spark's file: a version, its settings, then one line for each source; "-" means no offset yet.
     lines = (folder(query) / "offsets" / str(batch)).read_text("utf-8").splitlines()[2:]
     for line in lines:
         if line.startswith("{"):
             yield {node: seq for node, seq in json.loads(line).items() if isinstance(seq, int)}
 
 
-def _identity(declaration: Declaration, sources: list[str]) -> dict[str, Any]:
-    options = declaration.options
-    found = {"kind": declaration.kind, "sources": sources, "mode": options["mode"]}
-    if declaration.kind != "table":
-        return found
-    found |= {"path": options["path"], "format": options["format"]}
-    # Tables with commits say it themselves; folders of plain files in two layouts could not be read any more.
-    return found | ({"partition_by": list(options.get("partition_by", ()))} if options["format"] == "parquet" else {})
-
-
-def _not_ours(query: Path, declaration: Declaration) -> str:
-    remedy = f"rename it, or smqrt pipeline reset {declaration.name} to start anew"
-    return f"the checkpoint in {query} is another query's than {declaration.name} is now; {remedy}:"
-
-
-def _shown(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 def read_json(path: Path) -> dict[str, object] | None:
-    """Returns what a file of the state holds; None when there is none. Raises PipelineError when it is damaged."""
+    """Return the content of a file of the state; None when it doesn't exist. Raise PipelineError when it is damaged."""
     try:
         return dict(json.loads(path.read_text("utf-8")))
     except FileNotFoundError:
@@ -454,23 +437,25 @@ def read_json(path: Path) -> dict[str, object] | None:
         raise PipelineError(f"{path} can't be read ({error}); remove the folder {path.parent} to start anew.") from None
 
 
-def write_json(path: Path, values: Mapping[str, object], lasting: bool = True) -> None:
-    """Replaces the file as a whole, and for good when what follows relies on it."""
+def write_json(path: Path, values: Mapping[str, object], sync: bool = True) -> None:
+    """Replace the file atomically; `sync` makes the change survive a power failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
     with fresh.open("w", encoding="utf-8") as file:
         json.dump(values, file)
         file.flush()
-        if lasting:
+        if sync:
             os.fsync(file.fileno())
     fresh.rename(path)
-    if lasting:
+    if sync:
         sync_folder(path.parent)
 
 
-def keep_batch(query: Path, batch: int) -> None:
-    """Has the disk keep which rows a micro-batch has, before somebody else keeps its number: after a power failure
-    Spark, which syncs nothing, would give the number to other rows, and they would be taken for rows that are known.
+def sync_batch(query: Path, batch: int) -> None:
+    """Sync the offsets of a micro-batch to the disk, before its number is stored with results elsewhere.
+
+    Spark itself syncs nothing: after a power failure it could give the number to other rows, which would then be taken
+    for rows that are already published.
 
     Args:
         query: `<state>/<name>`.
@@ -480,20 +465,20 @@ def keep_batch(query: Path, batch: int) -> None:
         OSError: the disk is full or broken.
     """
     place = folder(query)
-    with suppress(FileNotFoundError):  # of a checkpoint elsewhere
+    with suppress(FileNotFoundError):  # the checkpoint is on another machine
         _sync(place / "offsets" / str(batch))
         sync_folder(place / "offsets")
         identity = place, (place / "metadata").stat().st_ino
-        if identity not in _kept_identities:
+        if identity not in _synced_checkpoints:
             _sync(place / "metadata")
             for above in (place, query, query.parent, query.parent.parent):
                 with suppress(PermissionError):
                     sync_folder(above)
-            _kept_identities.add(identity)
+            _synced_checkpoints.add(identity)
 
 
-_kept_identities: set[tuple[Path, int]] = set()
-"""Checkpoints whose names, and what Spark calls their queries, the disk has."""
+_synced_checkpoints: set[tuple[Path, int]] = set()
+"""Checkpoints whose folders and metadata were synced, with the inode of the metadata."""
 
 
 def _sync(path: Path) -> None:
@@ -501,7 +486,7 @@ def _sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-# ---- folders of a table, and the rows of the journal that each was made of
+# ---- Folders of a table, and the rows of the journal that each was made of
 
 _TABLE, _RANGES = "table.json", "backfills.json"
 
@@ -509,46 +494,46 @@ Ranges = dict[str, tuple[Offsets, Offsets]]
 
 
 def ranges_file(query: Path) -> Path:
-    """Returns the file with the ranges of a query, given `<state>/<name>`."""
+    """Return the path of the file with the ranges of a query, given `<state>/<name>`."""
     return query / _RANGES
 
 
 def table_folder(query: Path) -> str | None:
-    """Returns the folder that a query's stream writes to; None when it never ran."""
+    """Return the folder that a query's stream writes to; None when it never ran."""
     found = read_json(query / _TABLE)
     return None if found is None else str(found["folder"])
 
 
-def keep_table_folder(query: Path, folder: str, start: Offsets | None = None) -> None:
-    """Notes the folder that a query's stream writes to; with `start` the rows of the journal from which on it does."""
+def save_table_folder(query: Path, folder: str, start: Offsets | None = None) -> None:
+    """Record the folder that a query's stream writes to; with `start` also the first rows that it writes there."""
     if table_folder(query) != folder:
         write_json(query / _TABLE, {"folder": folder} | ({} if start is None else {"start": start}))
 
 
 def table_ranges(query: Path) -> Ranges:
-    """Returns by folder where its rows begin and end."""
+    """Return by folder where its rows begin and end."""
     found = cast("dict[str, tuple[Offsets, Offsets]]", read_json(query / _RANGES) or {})
     return {folder: (start, end) for folder, (start, end) in found.items()}
 
 
 def add_table_range(query: Path, folder: str, start: Offsets, end: Offsets) -> None:
-    """Notes the rows of a folder."""
+    """Record the rows of a folder."""
     write_json(query / _RANGES, table_ranges(query) | {folder: (start, end)})
 
 
 def written_ranges(query: Path) -> Ranges:
-    """Returns the ranges of the folders that are still there, as far as this machine can see them."""
-    return {name: both for name, both in table_ranges(query).items() if _is_there(name)}
+    """Return the ranges of the folders that still exist, as far as this machine can see them."""
 
+    def is_there(name: str) -> bool:
+        if files.is_elsewhere(name) or tables.counts(Path(name)):
+            return True
+        return tables.is_lake_table(name.rpartition(tables.BACKFILL)[0])  # its log also has the rows of backfills
 
-def _is_there(name: str) -> bool:
-    if files.is_elsewhere(name) or tables.counts(Path(name)):
-        return True
-    return tables.is_lake_table(name.rpartition(tables.BACKFILL)[0])  # whose log has the rows of backfills too
+    return {name: both for name, both in table_ranges(query).items() if is_there(name)}
 
 
 def table_end(query: Path) -> Offsets | None:
-    """Returns where the rows of a table end: the next of each node; None when nobody knows."""
+    """Return where the rows of a table end: the next row of each node; None when it is unknown."""
     found: Offsets = {}
     for _, ends in written_ranges(query).values():
         found = {node: max(found.get(node, 0), ends.get(node, 0)) for node in {*found, *ends}}
@@ -556,7 +541,7 @@ def table_end(query: Path) -> Offsets | None:
 
 
 def overlap(start: Offsets, end: Offsets, other: Offsets, other_end: Offsets) -> bool:
-    """Whether two ranges have rows in common; a node that an end doesn't name goes on for ever."""
+    """Return whether two ranges have rows in common; a node that an end doesn't name has no end."""
     for node, seq in end.items():
         first, last = max(start.get(node, 0), other.get(node, 0)), min(seq, other_end.get(node, seq))
         if first < last:
@@ -565,7 +550,7 @@ def overlap(start: Offsets, end: Offsets, other: Offsets, other_end: Offsets) ->
 
 
 def covers(start: Offsets, end: Offsets, other: Offsets, other_end: Offsets) -> bool:
-    """Whether the first range has all rows of the other one."""
+    """Return whether the first range includes all rows of the second."""
     return all(
         start.get(node, 0) <= other.get(node, 0) and seq <= end.get(node, 0)
         for node, seq in other_end.items()
@@ -574,5 +559,5 @@ def covers(start: Offsets, end: Offsets, other: Offsets, other_end: Offsets) -> 
 
 
 def offset_text(offset: Mapping[str, int]) -> str:
-    """Returns an offset as `--from` takes it."""
+    """Return an offset in the syntax of `--from`."""
     return json.dumps(dict(sorted(offset.items())))

@@ -1,7 +1,7 @@
-"""Delta tables of pipelines: each micro-batch is one commit, keyed by query and number, so that it comes once.
+"""Delta tables of pipelines: each micro-batch is one commit, with query and number as its key.
 
-Spark's tasks write the files, the driver commits their names with the library `deltalake`. Where Spark has Delta's own
-jar (`--packages`), that writes and commits, with the same keys.
+Spark's tasks write the files; the driver commits their names with the library `deltalake`. Where Spark has Delta's own
+jar (`--packages`), the jar writes and commits, with the same keys.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _KEY = "smqrt"
-"""Of what a commit says about the rows of the journal that it holds."""
+"""The field of a commit with the position of its rows in the journal."""
 _JAR = "io.delta.sql.DeltaSparkSessionExtension"
 _ESCAPED = re.compile("%([0-9A-Fa-f]{2})")
 _HISTORY = 1000
-"""So many commits back somebody looks for one of ours: others are made by compaction and by vacuum."""
+"""The maximum number of commits to search for one of ours; compaction and vacuum make other commits."""
 
 
 class DeltaTable:
     """A table in a folder or an object store.
 
     Args:
-        location: folder, or a URI that deltalake knows, such as s3://bucket/x; keys and the like are in the
-            environment, under the names that deltalake knows (AWS_ACCESS_KEY_ID …).
+        location: folder, or a URI that deltalake supports, such as s3://bucket/x; its keys are environment variables
+            with deltalake's names (AWS_ACCESS_KEY_ID …).
         partition_by: its columns that become folders.
 
     Attributes:
-        location: as given.
+        location: the argument.
 
     Raises:
-        PipelineError: deltalake is missing, or there is something else in the folder.
+        PipelineError: deltalake is missing, or the folder holds something else.
     """
 
     def __init__(self, location: str, partition_by: Sequence[str] = ()) -> None:
@@ -60,103 +60,111 @@ class DeltaTable:
         self._table: Any = self._deltalake.DeltaTable(location) if self.exists() else None
 
     def exists(self) -> bool:
-        """Whether there is a Delta table."""
+        """Return whether there is a Delta table."""
         return bool(self._deltalake.DeltaTable.is_deltatable(self.location))
 
     def has(self, query: str, batch: int) -> bool:
-        """Whether a micro-batch is in the table.
+        """Return whether a micro-batch is in the table.
 
         Args:
-            query: a key of the query, its name and a colon first.
+            query: the key of the query, which begins with its name and a colon.
             batch: number of the micro-batch.
         """
         last = self._fresh().transaction_version(query) if self._table else None
         return last is not None and last >= batch
 
     def end(self, name: str) -> Offsets | None:
-        """Returns where the rows end that a query has read for it, the next of each node; None when its log doesn't
-        say it.
-        """
+        """Return where the rows of a query end, the next row of each node; None when the log does not record it."""
         for entry in self._fresh().history(_HISTORY) if self._table else ():
-            said = entry.get(_KEY) or _user_metadata(entry)
-            if str(said.get("query")).startswith(f"{name}:") and said.get("end") is not None:
-                return dict(said["end"])
+            commit = entry.get(_KEY)
+            if not commit:
+                with suppress(ValueError, TypeError, AttributeError):  # the metadata of another program
+                    commit = json.loads(entry.get("userMetadata") or "{}").get(_KEY)  # of a commit by Delta's jar
+            if (
+                isinstance(commit, dict)
+                and str(commit.get("query")).startswith(f"{name}:")
+                and commit.get("end") is not None
+            ):
+                return dict(commit["end"])
         return None
 
     def append(self, frame: DataFrame, query: str, batch: int, end: Offsets | None) -> int:
-        """Appends the rows of a micro-batch, once, however often it is called.
+        """Append the rows of a micro-batch; repeated calls append them once.
 
         Args:
             frame: the rows.
             query, batch: as for `has`.
-            end: where the rows of the journal end of which it was made; None says nothing of it.
+            end: where its rows of the journal end; None records nothing.
 
         Returns:
-            How many files were written; 0 when the table has them already.
+            How many files were written; 0 when the table already has the micro-batch.
 
         Raises:
-            PipelineError: its columns don't fit those of the table.
+            PipelineError: its columns don't match those of the table.
         """
         if self.has(query, batch):
             return 0
-        said = {"query": query, "batch": batch, "end": end}
+        key = {"query": query, "batch": batch, "end": end}
         if _has_jar(frame.sparkSession):
-            return self._append_by_spark(frame, said)
-        schema = self._fitting(frame)
-        files = lake_files.written(frame, self.location, self._by)
+            return self._append_by_spark(frame, key)
+        schema = self._ensure_schema(frame)
+        files = lake_files.write(frame, self.location, self._by)
         process.crash_at("before_commit", batch)
         if files:
-            self._commit(schema, files, said)
+            self._commit(schema, files, key)
         process.crash_at("after_commit", batch)
         return len(files)
 
     def replace(self, frame: DataFrame, query: str) -> int:
-        """Replaces all rows, in one commit; who reads the table sees the ones or the others.
+        """Replace all rows in one commit; readers see either the old or the new rows.
 
         Args:
-            frame: the new rows, which may be made of the old ones.
-            query: a name for the commit, as of `append`, but none that a query has.
+            frame: the new rows, which may be computed from the old ones.
+            query: the key of the commit, which no query has.
 
         Returns:
             The version of the table.
 
         Raises:
-            PipelineError: its columns don't fit those of the table.
+            PipelineError: its columns don't match those of the table.
         """
-        said = {"query": query, "batch": 0, "end": None}
+        key = {"query": query, "batch": 0, "end": None}
         if _has_jar(frame.sparkSession):
-            self._append_by_spark(frame, said, "overwrite")
+            self._append_by_spark(frame, key, "overwrite")
         else:
-            schema = self._fitting(frame)
-            files = lake_files.written(frame, self.location, self._by)
+            schema = self._ensure_schema(frame)
+            files = lake_files.write(frame, self.location, self._by)
             process.crash_at("before_replace", 0)
-            self._commit(schema, files, said, "overwrite")
+            self._commit(schema, files, key, "overwrite")
         process.crash_at("after_replace", 0)
         self._table.update_incremental()
         return int(self._table.version())
 
-    def _commit(
-        self, schema: Any, files: list[lake_files.LakeFile], said: dict[str, Any], mode: str = "append"
-    ) -> None:
+    def _commit(self, schema: Any, files: list[lake_files.LakeFile], key: dict[str, Any], mode: str = "append") -> None:
         from deltalake.transaction import AddAction
 
-        now_ms = _now_ms()
+        now_ms = time.time_ns() // 1_000_000
         actions = [AddAction(one.path, one.bytes, one.values, now_ms, True, one.statistics()) for one in files]
-        key = self._deltalake.Transaction(said["query"], said["batch"])
-        properties = self._deltalake.CommitProperties(custom_metadata={_KEY: said}, app_transactions=[key])
+        transaction = self._deltalake.Transaction(key["query"], key["batch"])
+        properties = self._deltalake.CommitProperties(custom_metadata={_KEY: key}, app_transactions=[transaction])
         self._table.create_write_transaction(actions, mode, schema, partition_by=self._by, commit_properties=properties)
 
-    def _append_by_spark(self, frame: DataFrame, said: dict[str, Any], mode: str = "append") -> int:
+    def _append_by_spark(self, frame: DataFrame, key: dict[str, Any], mode: str = "append") -> int:
         writer: Any = frame.write.format("delta").mode(mode).option("mergeSchema", "true")
-        writer = writer.option("txnAppId", said["query"]).option("txnVersion", said["batch"])
-        writer = writer.option("userMetadata", json.dumps({_KEY: said}))
+        writer = writer.option("txnAppId", key["query"]).option("txnVersion", key["batch"])
+        writer = writer.option("userMetadata", json.dumps({_KEY: key}))
         (writer.partitionBy(*self._by) if self._by else writer).save(self.location)
         self._table = self._table or self._deltalake.DeltaTable(self.location)
         return 1
 
-    def _fitting(self, frame: DataFrame) -> Any:
-        """Returns the schema of a frame; makes the table, or adds the columns that it doesn't have yet."""
-        schema = _schema(self._deltalake, frame)
+    def _ensure_schema(self, frame: DataFrame) -> Any:
+        """Return the schema of a frame; make the table, or add its missing columns."""
+        # Delta writes schemas in Spark's format. Every column is nullable: later rows may lack one.
+        fields = [json.loads(field.json()) | {"nullable": True} for field in frame.schema]
+        try:
+            schema = self._deltalake.Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
+        except Exception as error:
+            raise PipelineError(f"A Delta table can't have these columns: {error}.") from None
         if self._table is None:
             self._table = self._deltalake.DeltaTable.create(self.location, schema, partition_by=self._by, mode="ignore")
         known = {field.name: field for field in self._table.schema().fields}
@@ -176,10 +184,10 @@ class DeltaTable:
         return schema
 
     def optimize(self, target_bytes: int | None = None) -> lake_files.Joined:
-        """Joins small files to large ones. Rows stay as they are, older versions too.
+        """Join small files into large ones. The rows do not change, and older versions are kept.
 
         Args:
-            target_bytes: about the size of large ones; the library knows one.
+            target_bytes: the approximate size of the large files; by default the library's.
 
         Raises:
             PipelineError: there is no table.
@@ -188,10 +196,10 @@ class DeltaTable:
         return lake_files.Joined(figures["numFilesRemoved"], figures["numFilesAdded"])
 
     def vacuum(self, retain: timedelta) -> int:
-        """Removes files that no version within `retain` reads, also those that were never committed.
+        """Remove files that no version within `retain` reads, also those that were never committed.
 
         Returns:
-            How many.
+            The number of removed files.
         """
         hours = max(0, round(retain.total_seconds() / 3600))
         table = self._fresh()
@@ -201,7 +209,7 @@ class DeltaTable:
         return len(gone)
 
     def check_condition(self, condition: str) -> None:
-        """Says whether it is a condition of SQL for this table; errors as of `delete`."""
+        """Check a SQL condition for this table; errors as of `delete`."""
         table = self._fresh()
         try:
             question = self._deltalake.QueryBuilder().register("t", table)
@@ -210,10 +218,10 @@ class DeltaTable:
             raise PipelineError(f"{condition!r} can't be deleted from {self.location}: {one_line(error)}.") from None
 
     def delete(self, condition: str) -> int:
-        """Deletes the rows that meet a condition of SQL; returns how many.
+        """Delete the rows that meet a SQL condition; return their number.
 
         Raises:
-            PipelineError: it is none.
+            PipelineError: the condition is invalid.
         """
         table = self._fresh()
         try:
@@ -229,14 +237,14 @@ class DeltaTable:
 
 
 def is_table(location: str) -> bool:
-    """Whether a folder or URI is a Delta table, as far as deltalake knows it."""
-    with suppress(Exception):  # it isn't installed, or knows no such URI
+    """Return whether a folder or URI is a Delta table that deltalake can read."""
+    with suppress(Exception):  # it isn't installed, or doesn't support the URI
         return bool(import_deltalake().DeltaTable.is_deltatable(location))
     return False
 
 
 def frame(spark: SparkSession, location: str) -> DataFrame:
-    """Returns the rows of a table: by Delta's jar where Spark has it, else by Spark's own Parquet reader.
+    """Return the rows of a table: by Delta's jar if Spark has it, else by Spark's own Parquet reader.
 
     Raises:
         PipelineError: deltalake is missing.
@@ -250,7 +258,7 @@ def frame(spark: SparkSession, location: str) -> DataFrame:
     paths = table.file_uris()
     if not paths:
         return spark.createDataFrame([], schema)
-    # Values of partitions are in names of folders, and Spark decodes those of texts only.
+    # The values of partitions are in the names of folders, and Spark decodes only those of text columns.
     kinds = {name: schema[name].dataType for name in table.metadata().partition_columns}
     as_texts = StructType([StructField(f.name, StringType() if f.name in kinds else f.dataType) for f in schema])
     found = spark.read.schema(as_texts).option("basePath", location).parquet(*paths)
@@ -259,7 +267,7 @@ def frame(spark: SparkSession, location: str) -> DataFrame:
 
 
 def _decoded(name: str, paths: Sequence[str]) -> Column:
-    """Returns the values of a partition: Spark takes each byte of `%C3%A9` for a letter, where others write UTF-8."""
+    """Return the values of a partition. Spark decodes each byte of `%C3%A9` as a character, other programs UTF-8."""
     from pyspark.sql import functions as F
 
     pairs = (folder.partition("=")[::2] for path in paths if "%" in path for folder in path.split("/"))
@@ -273,7 +281,7 @@ def _decoded(name: str, paths: Sequence[str]) -> Column:
 
 
 def files(location: str) -> list[str]:
-    """Returns the paths or URIs of the Parquet files that a Delta table is made of.
+    """Return the paths or URIs of the Parquet files that a Delta table is made of.
 
     Raises:
         PipelineError: deltalake is missing.
@@ -282,7 +290,7 @@ def files(location: str) -> list[str]:
 
 
 def settings(packages: str) -> dict[str, str]:
-    """Returns the settings that Delta's jar needs, when `packages`, coordinates of Maven between commas, has it."""
+    """Return the settings for Delta's jar if `packages`, a list of Maven coordinates with commas, contains it."""
     if ":delta-spark_" not in packages:
         return {}
     return {
@@ -293,24 +301,3 @@ def settings(packages: str) -> dict[str, str]:
 
 def _has_jar(spark: SparkSession) -> bool:
     return _JAR in str(spark.conf.get("spark.sql.extensions", ""))
-
-
-def _schema(deltalake: Any, frame: DataFrame) -> Any:
-    """Delta writes schemas as Spark does. Every column may be null: what is published today may lack one tomorrow."""
-    fields = [json.loads(field.json()) | {"nullable": True} for field in frame.schema]
-    try:
-        return deltalake.Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
-    except Exception as error:
-        raise PipelineError(f"A Delta table can't have these columns: {error}.") from None
-
-
-def _user_metadata(entry: dict[str, Any]) -> dict[str, Any]:
-    """What a commit of Spark's own writer says."""
-    try:
-        return dict(json.loads(entry.get("userMetadata") or "{}").get(_KEY) or {})
-    except (ValueError, TypeError, AttributeError):  # somebody else's
-        return {}
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""Declarations of a folder of pipelines: `load(folder)` gives its `Catalog`."""
+"""Discovery of the declarations in a folder of pipelines: `load(folder)` returns its `Catalog`."""
 
 from __future__ import annotations
 
@@ -20,67 +20,58 @@ from smqrt.errors import PipelineError
 from smqrt.pipeline import api
 from smqrt.pipeline.api import Declaration
 
-_EARLY = (
+_NEEDS_SPARK = (
     "this needs Spark, which starts when all pipelines have been read: give a function's type as an object, such as "
     "F.udf(IntegerType()) of pyspark.sql.types for F.udf('int'), and do the rest inside of the query."
 )
 
 
 class Catalog:
-    """The declarations of one folder, checked: every input exists, and nothing reads itself.
+    """The declarations of one folder. Every input exists, and no declaration reads itself.
 
     Args:
-        folder: where the files are; paths of references are relative to it.
+        folder: the folder of the files; paths of references are relative to it.
         declarations: in the order of the files and lines.
 
     Raises:
-        PipelineError: two have one name, an input isn't declared, or there is a circle.
+        PipelineError: two declarations have one name, an input isn't declared, or there is a cycle.
     """
 
     def __init__(self, folder: Path, declarations: Iterable[Declaration]) -> None:
         self.folder = folder
         self.declarations: dict[str, Declaration] = {}
         for declaration in declarations:
-            self._add(declaration)
+            earlier = self.declarations.setdefault(declaration.name, declaration)
+            if earlier is not declaration:
+                raise PipelineError(
+                    f"{declaration.where}: {declaration.name} is also declared at {earlier.where}; rename one of them."
+                )
         for declaration in self.declarations.values():
-            self._check_inputs(declaration)
+            start = f"{declaration.where}: {declaration.name} reads"
+            for name in declaration.inputs:
+                found = self.declarations.get(name)
+                if found is None:
+                    raise PipelineError(
+                        f"{start} {name!r}, which no @source, @reference or function declares; {self._hint(name)}"
+                    )
+                if found.kind == "alert":
+                    raise PipelineError(f"{start} the alert {name}; let it read what {name} reads.")
         for declaration in self.declarations.values():
-            self._check_sources(declaration)
-
-    def _add(self, declaration: Declaration) -> None:
-        earlier = self.declarations.get(declaration.name)
-        if earlier is not None:
-            raise PipelineError(
-                f"{declaration.where}: {declaration.name} is also declared at {earlier.where}; rename one of them."
-            )
-        self.declarations[declaration.name] = declaration
-
-    def _check_inputs(self, declaration: Declaration) -> None:
-        for name in declaration.inputs:
-            found = self.declarations.get(name)
-            if found is None:
-                raise PipelineError(f"{declaration.where}: {declaration.name} reads {name!r}, {self._unknown(name)}")
-            if found.kind == "alert":
-                message = f"{declaration.name} reads the alert {name}; let it read what {name} reads."
-                raise PipelineError(f"{declaration.where}: {message}")
-
-    def _check_sources(self, declaration: Declaration) -> None:
-        if not self.sources_of(declaration) and declaration.is_query:
-            raise PipelineError(f"{declaration.where}: {declaration.name} reads no @source: there is nothing to run.")
-
-    def _unknown(self, name: str) -> str:
-        return f"which no @source, @reference or function declares; {self._hint(name)}"
+            if not self.sources_of(declaration) and declaration.is_query:
+                raise PipelineError(
+                    f"{declaration.where}: {declaration.name} reads no @source: there is nothing to run."
+                )
 
     def _hint(self, name: str) -> str:
         near = difflib.get_close_matches(name, self.declarations, 1)
         return f"did you mean {near[0]!r}?" if near else f"declared are {', '.join(self.declarations) or 'none'}."
 
     def queries(self) -> list[Declaration]:
-        """Returns what runs by itself: the declarations of @publish, @table and @alert."""
+        """Return the queries: the declarations of @publish, @table and @alert."""
         return [declaration for declaration in self.declarations.values() if declaration.is_query]
 
     def get(self, name: str) -> Declaration:
-        """Returns a declaration by name.
+        """Return a declaration by name.
 
         Raises:
             PipelineError: there is none.
@@ -90,7 +81,7 @@ class Catalog:
         return self.declarations[name]
 
     def select(self, names: Iterable[str] = ()) -> list[Declaration]:
-        """Returns the queries with these names, or all when none is given.
+        """Return the queries with these names; without names all queries.
 
         Raises:
             PipelineError: a name is unknown or isn't that of a query, or there is no query at all.
@@ -107,7 +98,7 @@ class Catalog:
         return found
 
     def walk(self, declaration: Declaration) -> list[Declaration]:
-        """Returns a declaration after everything that it reads, each once.
+        """Return a declaration after everything that it reads, each once.
 
         Raises:
             PipelineError: it reads itself.
@@ -118,77 +109,69 @@ class Catalog:
 
     def _visit(self, declaration: Declaration, found: dict[str, Declaration], path: list[str]) -> None:
         if declaration.name in path:
-            circle = " reads ".join([*path[path.index(declaration.name) :], declaration.name])
-            raise PipelineError(f"{declaration.where}: {circle}; a pipeline can't read itself.")
+            cycle = " reads ".join([*path[path.index(declaration.name) :], declaration.name])
+            raise PipelineError(f"{declaration.where}: {cycle}; a pipeline can't read itself.")
         for name in declaration.inputs:
             self._visit(self.declarations[name], found, [*path, declaration.name])
         found.setdefault(declaration.name, declaration)
 
     def sources_of(self, declaration: Declaration) -> list[Declaration]:
-        """Returns the sources that a declaration reads, directly or not."""
+        """Return the sources that a declaration reads, directly or not."""
         return [each for each in self.walk(declaration) if each.kind == "source"]
 
 
 def load(folder: Path) -> Catalog:
-    """Reads every `*.py` and `*.sql` of a folder; names that begin with `_` or `test_` are left out.
+    """Read every `*.py` and `*.sql` file of a folder, except names that begin with `_` or `test_`.
 
     Args:
-        folder: usually `<application>/pipelines`; one file may be given too.
+        folder: usually `<application>/pipelines`, or one file.
 
     Returns:
-        What they declare.
+        The declarations.
 
     Raises:
-        PipelineError: there is no such folder, a file can't be run, or what it declares is wrong. The message begins
+        PipelineError: the folder does not exist, a file can't be run, or a declaration is invalid. The message begins
             with file:line.
     """
     if not folder.exists():
         raise PipelineError(f"There is no {folder}: pipelines are its .py and .sql files; see smqrt pipeline init.")
-    home = folder.parent if folder.is_file() else folder
-    return Catalog(home, [found for path in _files(folder) for found in _declared(path)])
-
-
-def _files(folder: Path) -> list[Path]:
     if folder.is_file():
-        return [folder]
-    found = [path for path in folder.iterdir() if path.suffix in (".py", ".sql") and path.is_file()]
-    return sorted(path for path in found if not path.name.startswith(("_", "test_", ".")))
+        home, files = folder.parent, [folder]
+    else:
+        home = folder
+        found = sorted(path for path in folder.iterdir() if path.suffix in (".py", ".sql") and path.is_file())
+        files = [path for path in found if not path.name.startswith(("_", "test_", "."))]
+    return Catalog(home, [each for path in files for each in _declarations(path)])
 
 
-def _declared(path: Path) -> list[Declaration]:
+def _declarations(path: Path) -> list[Declaration]:
     if path.suffix == ".sql":
-        found = load_sql(path)
-        return [found] if found else []
-    module = _imported(path)
-    own = [value for value in vars(module).values() if _is_of(value, path)]
+        declaration = load_sql(path)
+        return [declaration] if declaration else []
+    own = [
+        value
+        for value in vars(_run_file(path)).values()
+        if callable(value) and getattr(getattr(value, "__code__", None), "co_filename", "") == str(path)
+    ]
     declared = {each.name: each for value in own if (each := api.declaration_of(value))}
-    return sorted(_with_views(declared, own), key=lambda each: each.line)
-
-
-def _is_of(value: Any, path: Path) -> bool:
-    return callable(value) and getattr(getattr(value, "__code__", None), "co_filename", "") == str(path)
-
-
-def _with_views(declared: dict[str, Declaration], own: list[Any]) -> Iterator[Declaration]:
-    """A plain function that another one names as an input is a view."""
+    # An undecorated function that another one names as an input is a view.
     plain = {value.__name__: value for value in own if value.__name__ not in declared}
-    waiting = list(declared.values())
+    waiting, found = list(declared.values()), list[Declaration]()
     while waiting:
         each = waiting.pop()
-        yield each
-        for name in each.inputs:
-            if name in plain:
-                waiting.append(api.implied_view(plain.pop(name)))
+        found.append(each)
+        waiting += [api.implied_view(plain.pop(name)) for name in each.inputs if name in plain]
+    return sorted(found, key=lambda each: each.line)
 
 
-def _imported(path: Path) -> ModuleType:
-    """Runs a file as a module that sys.modules does not know: what it defines goes to Spark's workers by value."""
+def _run_file(path: Path) -> ModuleType:
+    """Run a file as a module outside of sys.modules, whose functions Spark then sends to its workers by value."""
     name = f"smqrt_pipelines_{path.stem}"
     loader = _SourceLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    with _modules_of(path.parent):
+    with _importable(path.parent):
         try:
             loader.exec_module(module)
         except PipelineError:
@@ -199,8 +182,10 @@ def _imported(path: Path) -> ModuleType:
 
 
 class _SourceLoader(SourceFileLoader):
-    """Compiles a file each time. Python's bytecode counts as current while the file's size and the second of its change
-    are the same, and an edit may leave both as they were.
+    """Compiles a file each time.
+
+    Python's bytecode counts as current while the file's size and the second of its change are the same. An edit may
+    change neither.
     """
 
     def get_code(self, fullname: str) -> CodeType:
@@ -210,8 +195,8 @@ class _SourceLoader(SourceFileLoader):
 
 
 @contextmanager
-def _modules_of(folder: Path) -> Iterator[None]:
-    """Files may import what lies beside them, which is as it is now, and forgotten afterwards."""
+def _importable(folder: Path) -> Iterator[None]:
+    """Let files import modules beside them, always read again and removed from sys.modules afterwards."""
     loaders = (ExtensionFileLoader, EXTENSION_SUFFIXES), (_SourceLoader, SOURCE_SUFFIXES)
     find = FileFinder.path_hook(*loaders)
 
@@ -223,26 +208,22 @@ def _modules_of(folder: Path) -> Iterator[None]:
     before = set(sys.modules)
     sys.path.insert(0, str(folder))
     sys.path_hooks.insert(0, hook)
-    _forget_finders(folder)
+    _clear_finders(folder)
     try:
         yield
     finally:
         sys.path.remove(str(folder))
         sys.path_hooks.remove(hook)
-        _forget_finders(folder)
-        _forget(folder, set(sys.modules) - before)
+        _clear_finders(folder)
+        for name in set(sys.modules) - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and Path(file).is_relative_to(folder):
+                del sys.modules[name]
 
 
-def _forget_finders(folder: Path) -> None:
+def _clear_finders(folder: Path) -> None:
     for path in [path for path in sys.path_importer_cache if Path(path).is_relative_to(folder)]:
         del sys.path_importer_cache[path]
-
-
-def _forget(folder: Path, names: set[str]) -> None:
-    for name in names:
-        file = getattr(sys.modules[name], "__file__", None)
-        if file and Path(file).is_relative_to(folder):
-            del sys.modules[name]
 
 
 def _error_line(error: Exception, path: Path) -> str:
@@ -252,33 +233,30 @@ def _error_line(error: Exception, path: Path) -> str:
     return f"{path}:{lines[-1] if lines else 1}"
 
 
-def _asks_spark(error: Exception) -> bool:
-    """Whether pyspark says that Spark doesn't run; many of its functions only assert it."""
-    last = traceback.extract_tb(error.__traceback__)[-1].filename
-    return "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error) or (isinstance(error, AssertionError) and "/pyspark/" in last)
-
-
 def _sentence(error: Exception) -> str:
     if isinstance(error, SyntaxError):
         return f"it isn't Python: {error.msg}."
     if isinstance(error, TypeError) and "required positional argument" in str(error):
         return f"{error}; give it to the decorator."
-    if _asks_spark(error):
-        return _EARLY
+    # Many functions of pyspark only assert that Spark runs.
+    last = traceback.extract_tb(error.__traceback__)[-1].filename
+    is_assert = isinstance(error, AssertionError) and "/pyspark/" in last
+    if "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error) or is_assert:
+        return _NEEDS_SPARK
     return f"it can't be loaded: {type(error).__name__}: {error}."
 
 
-# ---- SQL files as parts of a pipeline: what their first comments declare, and which inputs their FROM and JOIN name.
+# ---- SQL files: their first comments declare the query, and its FROM and JOIN name the inputs.
 #
 #     -- @publish to=alerts/{topic} mode=append
 #     -- @expect "temp is not null"
 #     SELECT topic, temp, ts FROM STREAM readings WHERE temp > 80
 #
-# The name is the file's name. `STREAM` before an input is allowed and means nothing: whether an input is a stream is
-# known. Values with spaces are quoted; lists are written with commas.
+# The name is the file's name. `STREAM` before an input is allowed and ignored. Values with spaces are quoted; lists are
+# written with commas.
 
 _DECORATORS = ("source", "view", "publish", "table", "alert", "reference", "expect")
-_BODILESS = ("source", "reference")
+_WITHOUT_QUERY = ("source", "reference")
 _NUMBERS = ("max_rows", "max_bytes", "min_partitions", "rows_per_partition", "bytes_per_partition")
 _LISTS = ("topics", "exclude", "partition_by", "key")
 _HEADER = re.compile(r"\s*--\s*@(\w*)\s*(.*)")
@@ -293,7 +271,7 @@ _NOT_A_NAME = ("LATERAL", "VALUES", "SELECT", "TABLE", "UNNEST", "EXPLODE")
 
 
 def load_sql(path: Path) -> api.Declaration | None:
-    """Reads a SQL file.
+    """Read a SQL file.
 
     Args:
         path: the file; its name without `.sql` is the declaration's name.
@@ -302,10 +280,15 @@ def load_sql(path: Path) -> api.Declaration | None:
         The declaration, or None when the file declares nothing.
 
     Raises:
-        PipelineError: a header is wrong, or the name is none.
+        PipelineError: a header is invalid, or the file's name is not an identifier.
     """
     text = path.read_text("utf-8")
-    headers = list(_headers(path, text))
+    headers: list[tuple[int, str, str]] = []
+    for number, header_line in enumerate(text.splitlines(), 1):
+        if match := _HEADER.fullmatch(header_line):
+            if match[1] not in _DECORATORS:
+                raise PipelineError(f"{path}:{number}: there is no @{match[1]}; there are @{', @'.join(_DECORATORS)}.")
+            headers.append((number, match[1], match[2]))
     if not headers:
         return None
     kinds = [header for header in headers if header[1] != "expect"]
@@ -316,12 +299,17 @@ def load_sql(path: Path) -> api.Declaration | None:
     line, kind, rest = kinds[0]
     found = _declare(path, line, kind, rest, text)
     for number, _, condition in (header for header in headers if header[1] == "expect"):
-        found.expectations.append(_expectation(f"{path}:{number}", condition))
+        where = f"{path}:{number}"
+        positional, options = _arguments(where, condition)
+        try:
+            found.expectations.append(api.expectation(where, *positional, **options))
+        except TypeError as error:
+            raise PipelineError(f"{where}: @expect: {str(error).split('() ', 1)[-1]}.") from None
     return found
 
 
 def inputs(query: str) -> list[str]:
-    """Returns the names that the FROM and JOIN of a query read, in order, without those of its WITH."""
+    """Return the names that a query reads in FROM and JOIN, in order, without the names of its WITH."""
     names, local = [], set(re.findall(r"(?:\bWITH\b|,)\s*(\w+)\s+AS\s*\(", query, re.IGNORECASE))
     for start, end in _spans(query):
         name = query[start:end].strip("`")
@@ -330,19 +318,13 @@ def inputs(query: str) -> list[str]:
     return names
 
 
-def _headers(path: Path, text: str) -> Iterator[tuple[int, str, str]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if match := _HEADER.fullmatch(line):
-            if match[1] not in _DECORATORS:
-                raise PipelineError(f"{path}:{number}: there is no @{match[1]}; there are @{', @'.join(_DECORATORS)}.")
-            yield number, match[1], match[2]
-
-
 def _declare(path: Path, line: int, kind: str, rest: str, text: str) -> api.Declaration:
     where = f"{path}:{line}"
-    query = _without_streams("\n".join("" if _HEADER.fullmatch(row) else row for row in text.splitlines()))
+    query = "\n".join("" if _HEADER.fullmatch(row) else row for row in text.splitlines())
+    query = re.sub(r"\bSTREAM\s*\(\s*(\w+)\s*\)", r"\1", query, flags=re.IGNORECASE)
+    query = re.sub(r"\b(FROM|JOIN|,)(\s+)STREAM\s+(?=\w)", r"\1\2", query, flags=re.IGNORECASE).strip().rstrip(";")
     empty = not re.sub(r"--[^\n]*|/\*.*?\*/|[\s;]", "", query, flags=re.DOTALL)
-    if empty != (kind in _BODILESS):
+    if empty != (kind in _WITHOUT_QUERY):
         raise PipelineError(f"{where}: @{kind} {'needs a query below it' if empty else 'takes no query'}.")
     token = api.DECLARED_AT.set(where)
     try:
@@ -355,16 +337,8 @@ def _declare(path: Path, line: int, kind: str, rest: str, text: str) -> api.Decl
         api.DECLARED_AT.reset(token)
     assert found is not None
     found.name, found.file, found.line = path.stem, str(path), line
-    found.inputs = () if kind in _BODILESS else tuple(inputs(query))
+    found.inputs = () if kind in _WITHOUT_QUERY else tuple(inputs(query))
     return found
-
-
-def _expectation(where: str, rest: str) -> api.Expectation:
-    positional, options = _arguments(where, rest)
-    try:
-        return api.expectation(where, *positional, **options)
-    except TypeError as error:
-        raise PipelineError(f"{where}: @expect: {str(error).split('() ', 1)[-1]}.") from None
 
 
 def _arguments(where: str, rest: str) -> tuple[list[str], dict[str, Any]]:
@@ -386,6 +360,8 @@ def _value(name: str, value: str) -> Any:
 
 
 def _function(query: str, names: Sequence[str]) -> Any:
+    from inspect import Parameter, Signature
+
     def run(frame: Any, *more: Any) -> Any:
         if not names:
             return frame
@@ -398,24 +374,14 @@ def _function(query: str, names: Sequence[str]) -> Any:
             for name in names:
                 session.catalog.dropTempView(name)
 
-    # What a decorator looks at: a SQL file has any number of inputs.
-    run.__signature__ = _signature(names or ("frame",))  # type: ignore[attr-defined]
+    # Decorators read the signature; a SQL file has any number of inputs.
+    parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names or ("frame",)]
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     return run
 
 
-def _signature(names: Sequence[str]) -> Any:
-    from inspect import Parameter, Signature
-
-    return Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])
-
-
-def _without_streams(query: str) -> str:
-    query = re.sub(r"\bSTREAM\s*\(\s*(\w+)\s*\)", r"\1", query, flags=re.IGNORECASE)
-    return re.sub(r"\b(FROM|JOIN|,)(\s+)STREAM\s+(?=\w)", r"\1\2", query, flags=re.IGNORECASE).strip().rstrip(";")
-
-
 def _spans(query: str) -> Iterator[tuple[int, int]]:
-    """Yields where the inputs of a query stand."""
+    """Yield the positions of the inputs in a query."""
     openers: list[str] = [""]
     before = ["", ""]
     expected = False
@@ -429,7 +395,8 @@ def _spans(query: str) -> Iterator[tuple[int, int]]:
             if named:
                 yield match.span()
             listing[-1] = named or (listing[-1] and text not in _ENDS_LIST)
-            expected = _opens(text, before, openers[-1])
+            is_join = text == "JOIN"
+            expected = is_join or (text == "FROM" and before[-1] != "DISTINCT" and openers[-1] not in _FROM_INSIDE)
         elif text == "(":
             openers.append(before[-1])
             listing.append(False)
@@ -441,9 +408,3 @@ def _spans(query: str) -> Iterator[tuple[int, int]]:
         else:
             expected = text == "," and listing[-1]
         before = [before[-1], text]
-
-
-def _opens(word: str, before: Sequence[str], opener: str) -> bool:
-    if word == "JOIN":
-        return True
-    return word == "FROM" and before[-1] != "DISTINCT" and opener not in _FROM_INSIDE

@@ -1,4 +1,4 @@
-"""Whether pipelines can run on this machine: one line for each thing they need, with the remedy where it is missing."""
+"""Check that everything pipelines need is installed: one line each, with the remedy."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from smqrt.pipeline import jvm, stateful_plan
 from smqrt.pipeline.failures import first_line, planning_error
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-    from smqrt.pipeline.api import Declaration
     from smqrt.pipeline.graph import Graph, QueryPlan
 
 EXTRA = "pip install 'smqrt[spark]'"
 PYSPARK = ((4, 2), (5,))
-"""From which version of pyspark on, and before which."""
+"""The first supported version, and the first unsupported one."""
 PYARROW = ((18,), None)
 PANDAS = ((2, 2), (3, 0))
 PROTOBUF = ((6, 33),)
 MEMORY_BYTES = 1536 << 20
-"""What a driver, its JVM and its helpers take for a small pipeline, with some air."""
+"""Memory of a driver, its JVM and its Python workers for a small pipeline, with a reserve."""
 DISK_BYTES = 1 << 30
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -40,13 +39,13 @@ _MEMORY = Path("/proc/meminfo")
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that pipelines need.
+    """The result of one check.
 
     Attributes:
-        name: what was looked at.
-        ok: whether it is there.
+        name: the subject of the check.
+        ok: whether it is fine.
         detail: what was found.
-        remedy: what to do about it; with `ok` a warning, or empty.
+        remedy: how to fix it; with `ok` a warning, or empty.
     """
 
     name: str
@@ -57,15 +56,15 @@ class Check:
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """What to look at.
+    """What to check.
 
     Attributes:
-        app: the application's folder; its pipelines lie in `pipelines`.
+        app: the application's folder; its pipelines are in `pipelines`.
         state: folder of the state of queries.
         journal: path or URL of the journal.
-        token: what the hub wants to see; None takes the one in the journal's folder.
+        token: the hub's token; None uses the one in the journal's folder.
         cafile: as for `open_journal`.
-        spark: also start Spark, and let it plan every query.
+        spark: whether to start Spark and plan every query.
     """
 
     app: Path
@@ -77,12 +76,18 @@ class DoctorOptions:
 
 
 def examine(options: DoctorOptions) -> Generator[Check]:
-    """Looks at everything that pipelines need, the cheap things first.
+    """Check everything that pipelines need, fast checks first.
 
-    Spark is started only where Java and these packages are there and the pipelines could be read.
+    Spark is started only if Java and the packages are installed and the pipelines can be loaded.
     """
+    try:
+        found = jvm.find_java()
+        java = Check("java", True, f"version {found.version}, {found.command}")
+    except SmqrtError as error:
+        what, _, remedy = str(error).rpartition(": ")
+        java = Check("java", False, what, remedy)
     checks = [
-        _java(),
+        java,
         package("pyspark", *PYSPARK),
         package("pyarrow", *PYARROW),
         package("pandas", *PANDAS),
@@ -93,47 +98,48 @@ def examine(options: DoctorOptions) -> Generator[Check]:
         executable(Path(tempfile.gettempdir())),
     ]
     yield from checks
-    yield _guarded("journal", _journal, options)
-    yield _guarded("hub", _hub, options)
-    yield (pipelines := _guarded("pipelines", _pipelines, options))
+    yield _checked("journal", _journal, options)
+    yield _checked("hub", _hub, options)
+    yield (pipelines := _checked("pipelines", _pipelines, options))
     if options.spark and pipelines.ok and all(check.ok for check in checks[:4]):
-        yield from _plans(options)
+        yield from _spark_checks(options)
 
 
 def package(name: str, least: tuple[int, ...], below: tuple[int, ...] | None = None) -> Check:
-    """Whether a distribution is installed in a version that fits.
+    """Check that a package is installed in a supported version.
 
     Args:
-        name: of the distribution.
-        least: the first version that fits; below: the first one that doesn't any more.
+        name: the name of the package.
+        least: the first supported version; below: the first unsupported one.
     """
-    wanted = f"{_dotted(least)} or newer" + (f", before {_dotted(below)}" if below else "")
+    wanted = f"{'.'.join(map(str, least))} or newer" + (f", before {'.'.join(map(str, below))}" if below else "")
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
         return Check(name, False, "not installed", EXTRA)
     numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
     if numbers < least or (below and numbers >= below):
-        return Check(name, False, f"version {version}, and it has to be {wanted}", EXTRA)
+        return Check(name, False, f"version {version}, but {wanted} is needed", EXTRA)
     return Check(name, True, f"version {version}")
 
 
 def memory(meminfo: Path = _MEMORY, cgroup: Path = _CGROUP) -> Check:
-    """Whether there is memory for a driver.
+    """Check that there is memory for a driver.
 
     Args:
-        meminfo, cgroup: where the kernel tells about memory.
+        meminfo, cgroup: the kernel's files about memory.
     """
-    free = min(_available_bytes(meminfo), _allowed_bytes(cgroup))
-    detail = f"{_size(free)} to be had"
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
+    free = min(int(found[1]) << 10 if found else MEMORY_BYTES, _cgroup_bytes(cgroup))
+    detail = f"{_size(free)} available"
     if free >= MEMORY_BYTES:
         return Check("memory", True, detail)
-    remedy = f"{_size(MEMORY_BYTES)} are needed: end something, allow the container more, or submit to a cluster"
+    remedy = f"{_size(MEMORY_BYTES)} are needed: end programs, raise the container's limit, or submit to a cluster"
     return Check("memory", False, detail, remedy)
 
 
 def disk(folder: Path, needed_bytes: int = DISK_BYTES) -> Check:
-    """Whether there is room for checkpoints and tables where `folder` lies or would lie."""
+    """Check that there is space for checkpoints and tables on the disk of `folder`, which need not exist."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
     detail = f"{_size(free)} free in {there}"
@@ -143,7 +149,7 @@ def disk(folder: Path, needed_bytes: int = DISK_BYTES) -> Check:
 
 
 def writable(folder: Path) -> Check:
-    """Whether files can be made in the folder of state, which is made when it isn't there."""
+    """Check that the folder of state can be written; it is created when it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder):
@@ -154,23 +160,14 @@ def writable(folder: Path) -> Check:
 
 
 def executable(folder: Path) -> Check:
-    """Whether Spark may run what it unpacks into the temporary folder: RocksDB, which keeps state, and compression."""
+    """Check that Spark may run the libraries that it unpacks into the temporary folder, such as RocksDB."""
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
         return Check("temp", False, f"{folder} is mounted noexec", "set TMPDIR to a folder that is not")
     return Check("temp", True, f"{folder}")
 
 
-def _java() -> Check:
-    try:
-        found = jvm.find_java()
-    except SmqrtError as error:
-        what, _, remedy = str(error).rpartition(": ")
-        return Check("java", False, what, remedy)
-    return Check("java", True, f"version {found.version}, {found.command}")
-
-
-def _guarded(name: str, check: Callable[[DoctorOptions], Check], options: DoctorOptions) -> Check:
-    """A check whose fault is an error of ours, which names its remedy itself."""
+def _checked(name: str, check: Callable[[DoctorOptions], Check], options: DoctorOptions) -> Check:
+    """Run a check; an error of this package becomes its result, with the remedy from the message."""
     try:
         return check(options)
     except SmqrtError as error:
@@ -207,7 +204,7 @@ def _pipelines(options: DoctorOptions) -> Check:
     return Check("pipelines", True, ", ".join(names))
 
 
-def _plans(options: DoctorOptions) -> Iterator[Check]:
+def _spark_checks(options: DoctorOptions) -> Iterator[Check]:
     from smqrt.pipeline.session import start_spark
 
     began = time.monotonic()
@@ -218,16 +215,16 @@ def _plans(options: DoctorOptions) -> Iterator[Check]:
         return
     yield Check("spark", True, f"started in {time.monotonic() - began:.1f} s")
     try:
-        yield from planned(options, session)
+        yield from check_plans(options, session)
     finally:
         session.stop()
 
 
-def planned(options: DoctorOptions, session: SparkSession) -> Iterator[Check]:
-    """Looks whether Spark can run each query.
+def check_plans(options: DoctorOptions, session: SparkSession) -> Iterator[Check]:
+    """Check that Spark can run each query.
 
     Args:
-        options: what to look at.
+        options: what to check.
         session: the SparkSession.
     """
     from smqrt.pipeline import references
@@ -237,22 +234,32 @@ def planned(options: DoctorOptions, session: SparkSession) -> Iterator[Check]:
 
     catalog, start = load(options.app / "pipelines"), QueryStart({}, None)
     rows = JournalSource(options.journal, options.token, options.cafile)
-    graph = Graph(  # one for all queries: what they share is made once
+    graph = Graph(  # one for all queries, so that shared parts are made once
         catalog,
         lambda source: rows.stream(session, source, start, source.name),
         lambda reference: references.table(session, reference, catalog.folder),
     )
     for plan in plans(catalog, catalog.queries()):
         warnings: list[Check] = []
-        yield _guarded(plan.name, partial(_plan, plan, graph, session, warnings), options)
+        yield _checked(plan.name, partial(_check_plan, plan, graph, session, warnings), options)
         yield from warnings
 
 
-def _plan(plan: QueryPlan, graph: Graph, session: SparkSession, warnings: list[Check], options: DoctorOptions) -> Check:
-    """Whether Spark can run a query as a stream; no row is read for it. Adds what it warns of."""
+def _check_plan(
+    plan: QueryPlan, graph: Graph, session: SparkSession, warnings: list[Check], options: DoctorOptions
+) -> Check:
+    """Check that Spark can run a query as a stream, without reading rows; add its warnings to the list."""
+    from smqrt.pipeline import tables
+    from smqrt.pipeline.sinks import as_messages, partitioned
+
     frame = plan.make(graph)
     try:
-        _check_output(frame, plan.declaration)
+        # The result must have the columns in its topic template, or those of its partitions.
+        if plan.declaration.kind == "table":
+            tables.check_format_installed(plan.declaration)
+            partitioned(frame, plan.declaration)
+        else:
+            as_messages(frame, plan.declaration)
         found = stateful_plan.operators_of(frame, plan.declaration) or []
         jvm.check_streaming(session, frame, plan.declaration.options["mode"])
     except SmqrtError:
@@ -265,25 +272,8 @@ def _plan(plan: QueryPlan, graph: Graph, session: SparkSession, warnings: list[C
     return Check(plan.name, True, "can be run: " + ", ".join(frame.columns))
 
 
-def _check_output(frame: DataFrame, declaration: Declaration) -> None:
-    """Whether the result has the columns that topics, or the folders of a table, are made of."""
-    from smqrt.pipeline import tables
-    from smqrt.pipeline.sinks import as_messages, partitioned
-
-    if declaration.kind == "table":
-        tables.check_format_installed(declaration)
-        partitioned(frame, declaration)
-    else:
-        as_messages(frame, declaration)
-
-
-def _available_bytes(meminfo: Path) -> int:
-    found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(), re.MULTILINE)
-    return int(found[1]) << 10 if found else MEMORY_BYTES
-
-
-def _allowed_bytes(cgroup: Path) -> int:
-    """What the container may still take; without a limit more than any machine has."""
+def _cgroup_bytes(cgroup: Path) -> int:
+    """Return how much memory the container may still use; without a limit more than any machine has."""
     try:
         limit = (cgroup / "memory.max").read_text().strip()
         used = int((cgroup / "memory.current").read_text())
@@ -292,10 +282,6 @@ def _allowed_bytes(cgroup: Path) -> int:
         return 1 << 62
     reclaimed = int(cached[1]) if cached else 0
     return 1 << 62 if limit == "max" else max(0, int(limit) - used + reclaimed)
-
-
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
 
 
 def _size(size_bytes: int) -> str:

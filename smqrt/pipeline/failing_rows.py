@@ -1,10 +1,10 @@
-"""Rows that a query fails with (`on_error=`): looked for in the failed micro-batch, and left out from then on.
+"""Rows that make a query fail (`on_error=`): search in the failed micro-batch, and the rows left out since then.
 
-Spark tells that a function or a UDF has failed, not with which row. So the rows of the micro-batch are computed once
-more as batches, half of them at a time, until each row that fails by itself is known.
+Spark reports that a function or a UDF has failed, but not for which row. The search computes the rows of the
+micro-batch again as batches, half of them at a time, until each row that fails by itself is found.
 
-<state>/<query>/left_out.json    {"rows": {node: [seq]}, "letters": [[topic, text]] that are yet to be published,
-                                 "key", "number": of the commit that they are published with}
+<state>/<query>/left_out.json    {"rows": {node: [seq]}, "letters": [[topic, text]] that are not published yet,
+                                 "key", "number": of the commit that publishes them}
 
 (help: pipeline-rules, decision 0037)
 """
@@ -28,7 +28,7 @@ from smqrt.journal.record import Row
 from smqrt.pipeline import row_checks
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets, read_json, write_json
-from smqrt.pipeline.failures import is_away, is_final, is_full, is_too_large, sentence
+from smqrt.pipeline.failures import is_disk_full, is_final, is_hub_unreachable, is_too_large, sentence
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,43 +37,43 @@ if TYPE_CHECKING:
     from smqrt.journal.remote import RemoteJournal
 
 FILE = "left_out.json"
-MOST_AT_ONCE = 100
-"""So many rows of one micro-batch are left out; a function that fails with more of them is wrong."""
-MOST_KEPT = 10_000
-"""So many rows are remembered, for when a micro-batch is done again; the oldest are forgotten."""
-_SAMPLES, _SAMPLE_PART = 8, 256
-"""So many samples, each a 256th of the rows: by chance a hundred rows are in all of them once in two thousand times."""
+MAX_ROWS = 100
+"""The maximum number of rows of one micro-batch that are left out. A function that fails with more has a bug."""
+MAX_KEPT = 10_000
+"""The maximum number of recorded rows, for repeated micro-batches; the oldest are removed."""
+_SAMPLES, _SAMPLE_DIVISOR = 8, 256
+"""A search begins with 8 samples, each a 256th of the rows. 100 failing rows are in all samples with p = 1/2000."""
 SEARCH_S = 600.0
-"""A search ends after so long."""
+"""The maximum duration of a search."""
 ON_ERROR = "on_error"
-"""How the status calls the rows."""
+"""The name of these rows in the status."""
 
-Numbers = Mapping[str, Sequence[int]]
+RowNumbers = Mapping[str, Sequence[int]]
 """By node the numbers of rows."""
-Compute = Callable[[Offsets, Offsets, Numbers], Exception | None]
-"""Computes the rows of the journal between two offsets, without some; gives the error that it ends with."""
+Compute = Callable[[Offsets, Offsets, RowNumbers], Exception | None]
+"""Computes the rows of the journal between two offsets, without the given rows; returns the error or None."""
 
 
 def is_wanted(declaration: Declaration, error: BaseException) -> bool:
-    """Whether rows are to be looked for that a query has ended with: not for errors that no row can be the cause of."""
-    if not declaration.leaves_out or isinstance(error, SmqrtError):
+    """Return whether to search for failing rows: not for errors that no row can cause."""
+    if not declaration.skips_failing_rows or isinstance(error, SmqrtError):
         return False
-    return not (is_final(error) or is_away(error) or is_full(error) or is_too_large(error))
+    return not (is_final(error) or is_hub_unreachable(error) or is_disk_full(error) or is_too_large(error))
 
 
 Commit = Callable[[str, int, Sequence[OutRow]], object]
-"""Publishes messages under a key and a number, once: `sinks.CommitClient.commit`."""
+"""Publishes messages once under a key and a number: `sinks.CommitClient.commit`."""
 
 
-# ---- which rows are left out
+# ---- Rows that are left out
 
 
 @dataclass(frozen=True)
 class FailingRow:
-    """A row of the journal that a query fails with.
+    """A row of the journal that makes a query fail.
 
     Attributes:
-        node, seq: which; reason: the error, one line.
+        node, seq: the row; reason: the error, one line.
     """
 
     node: str
@@ -82,19 +82,19 @@ class FailingRow:
 
     @property
     def offsets(self) -> tuple[Offsets, Offsets]:
-        """The offsets between which it is."""
+        """The offsets before and after it."""
         return {self.node: self.seq}, {self.node: self.seq + 1}
 
 
-class LeftOut:
-    """The rows that a query leaves out, and the dead letters of them that are not published yet.
+class LeftOutRows:
+    """The rows that a query leaves out, and their dead letters that are not published yet.
 
     Args:
         query: `<state>/<name>`; None keeps them in memory only.
-        key: of the commits of letters; a new one for each state if not given.
+        key: the key of the commits of letters; by default a new one for each state.
 
     Attributes:
-        rows: by node the numbers, ascending.
+        rows: by node the numbers in ascending order.
     """
 
     def __init__(self, query: Path | None = None, key: str = "") -> None:
@@ -106,16 +106,16 @@ class LeftOut:
         self._number = found.get("number", 0)
 
     def add(self, rows: Sequence[FailingRow], topic: str | None, journal: Journal | RemoteJournal) -> None:
-        """Adds rows, and their letters if there is a topic for them; the disk has both then."""
+        """Add rows, and their letters if there is a topic, and write both to the disk."""
         for row in rows:
             known = {*self.rows.get(row.node, []), row.seq}
-            self.rows[row.node] = sorted(known)[-MOST_KEPT:]
+            self.rows[row.node] = sorted(known)[-MAX_KEPT:]
             if topic is not None:
                 self._letters += [(topic, letter(found, row)) for found in journal.rows(*row.offsets)]
         self._save()
 
     def publish(self, commit: Commit) -> None:
-        """Publishes the letters that wait, each once. Raises as `commit`."""
+        """Publish the waiting letters, each once. Raises as `commit`."""
         if self._letters:
             commit(self._key, self._number, [(topic.encode(), None, text.encode()) for topic, text in self._letters])
             self._letters, self._number = [], self._number + 1
@@ -127,8 +127,8 @@ class LeftOut:
             write_json(self._file, values)
 
 
-def without(frame: DataFrame, rows: Numbers) -> DataFrame:
-    """Returns the rows of a journal that are none of these, which are given by node."""
+def without(frame: DataFrame, rows: RowNumbers) -> DataFrame:
+    """Return a frame of the journal without the given rows."""
     from pyspark.sql import functions as F
 
     left_out = [(F.col("node") == node) & F.col("seq").isin(list(seqs)) for node, seqs in rows.items() if seqs]
@@ -136,14 +136,14 @@ def without(frame: DataFrame, rows: Numbers) -> DataFrame:
 
 
 def letter(row: Row, failing: FailingRow) -> str:
-    """Returns the dead letter of a row, as `row_checks.dead_letters` makes it of those that are checked by Spark."""
+    """Return the dead letter of a row, in the format of `row_checks.dead_letters`."""
     at = datetime.fromtimestamp(row.ts_us // 1_000_000, UTC).replace(microsecond=row.ts_us % 1_000_000)
-    told: dict[str, Any] = {"reason": failing.reason, "topic": row.topic, "subtopic": row.subtopic, "uid": row.uid}
-    told |= {"node": failing.node, "seq": row.seq, "ts": at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")}
-    return row_checks.letter_text({name: value for name, value in told.items() if value is not None}, row.payload)
+    fields: dict[str, Any] = {"reason": failing.reason, "topic": row.topic, "subtopic": row.subtopic, "uid": row.uid}
+    fields |= {"node": failing.node, "seq": row.seq, "ts": at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")}
+    return row_checks.letter_text({name: value for name, value in fields.items() if value is not None}, row.payload)
 
 
-# ---- the search
+# ---- The search
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Span:
 
     @classmethod
     def of(cls, range_: tuple[Offsets, Offsets] | None, begin: Offsets) -> Span:
-        """Returns the rows of a range that a journal still has, which begins at `begin`.
+        """Return the rows of a range that a journal still has, given the begin of the journal.
 
         Raises:
             PipelineError: there is no range.
@@ -169,7 +169,7 @@ class Span:
         return sum(max(0, self.end[node] - self.start.get(node, 0)) for node in self.end)
 
     def part(self, first: int, last: int) -> tuple[Offsets, Offsets]:
-        """Returns the offsets between which the rows number `first` up to, without, `last` are."""
+        """Return the offsets before row number `first` and before row number `last`."""
         starts, ends = dict[str, int](), dict[str, int]()
         before = 0
         for node in sorted(self.end):
@@ -181,78 +181,72 @@ class Span:
         return starts, ends
 
     def row(self, number: int) -> tuple[str, int]:
-        """Returns node and seq of a row."""
+        """Return node and seq of a row, given its number."""
         starts, ends = self.part(number, number + 1)
         return next((node, seq) for node, seq in starts.items() if ends[node] > seq)
 
 
 @dataclass
 class Search:
-    """Looks for the rows of a range that a query fails with.
+    """Search for the rows of a range that make a query fail.
 
     Args:
         compute: see `Compute`.
         span: the range.
-        name: of the query, for the reasons.
-        stopped: tells that nobody wants them any more.
-        most: of more rows it finds none.
+        name: the name of the query, for the reasons.
+        stopped: whether the search shall end.
+        most: the maximum number of rows; with more the search fails.
     """
 
     compute: Compute
     span: Span
     name: str
     stopped: Callable[[], bool] = lambda: False
-    most: int = MOST_AT_ONCE
+    most: int = MAX_ROWS
     _found: dict[int, Exception] = field(default_factory=dict)
 
     def rows(self) -> list[FailingRow]:
-        """Returns them in order; none when the query doesn't fail any more.
+        """Return the rows in order; none when the query no longer fails.
 
         Raises:
-            PipelineError: it fails without any row too, or with too many.
-            Exception: what keeps it from being computed, such as a full disk.
+            PipelineError: it fails without any row too, or with too many rows.
+            Exception: the rows can't be computed, for example because the disk is full.
         """
         if (error := self._error(0, 0)) is not None:
             raise PipelineError(f"it fails without any row too: {sentence(self.name, error)}")
-        self._check_samples()
-        while (error := self._error(0, len(self.span))) is not None:
-            self._look(0, len(self.span), error)
+        size = len(self.span)
+        # A function that fails with nearly every row is detected early: row by row that would take a minute. Each
+        # sample has more than one row, since rows of other topics lie between the query's own.
+        rows = max(1, size // _SAMPLE_DIVISOR)
+        samples = (size * number // _SAMPLES for number in range(_SAMPLES))
+        if size > self.most and all(self._error(number, number + rows) for number in samples):
+            raise self._too_many()
+        while (error := self._error(0, size)) is not None:
+            self._bisect(0, size, error)
         return [
             FailingRow(*self.span.row(number), sentence(self.name, error))
             for number, error in sorted(self._found.items())
         ]
 
-    def _check_samples(self) -> None:
-        """Sees soon that a function fails with nearly every row, which would take a minute row by row. Each sample has
-        some rows, since those of other topics lie between the query's own.
-        """
-        size = len(self.span)
-        rows = max(1, size // _SAMPLE_PART)
-        samples = (size * number // _SAMPLES for number in range(_SAMPLES))
-        if size > self.most and all(self._error(number, number + rows) for number in samples):
-            raise self._too_many()
-
-    def _look(self, first: int, last: int, error: Exception) -> None:
-        """Finds at least one row of a part that is known to fail."""
+    def _bisect(self, first: int, last: int, error: Exception) -> None:
+        """Find at least one row of a part that is known to fail."""
         if last - first == 1:
             self._add(first, error)
             return
         middle = (first + last) // 2
-        failing = False
+        is_found = False
         for half in ((first, middle), (middle, last)):
             if (why := self._error(*half)) is not None:
-                failing = True
-                self._look(*half, why)
-        if not failing:
-            self._look_together(first, last, error)
-
-    def _look_together(self, first: int, last: int, error: Exception) -> None:
-        """Finds the row with which those before it fail, where each half of a part is computed."""
-        passes = first
-        while last - passes > 1:
-            middle = (passes + last) // 2
+                is_found = True
+                self._bisect(*half, why)
+        if is_found:
+            return
+        # Each half by itself can be computed: find the first row with which all rows before it fail.
+        passing = first
+        while last - passing > 1:
+            middle = (passing + last) // 2
             if (why := self._error(first, middle)) is None:
-                passes = middle
+                passing = middle
             else:
                 last, error = middle, why
         self._add(last - 1, error)
@@ -273,18 +267,18 @@ class Search:
             node, seq = self.span.row(number)
             left_out.setdefault(node, []).append(seq)
         error = self.compute(*self.span.part(first, last), left_out)
-        if error is not None and (is_away(error) or is_full(error)):
+        if error is not None and (is_hub_unreachable(error) or is_disk_full(error)):
             raise error
         return error
 
 
-def joined(one: Numbers, more: Numbers) -> dict[str, list[int]]:
-    """Returns the rows of both."""
+def merged(one: RowNumbers, more: RowNumbers) -> dict[str, list[int]]:
+    """Return the rows of both mappings."""
     return {node: sorted({*one.get(node, ()), *more.get(node, ())}) for node in {*one, *more}}
 
 
-def told(rows: Sequence[FailingRow]) -> str:
-    """Returns what is to be said of rows that are left out from now on."""
+def summary(rows: Sequence[FailingRow]) -> str:
+    """Return a sentence about rows that are left out from now on."""
     first = rows[0]
     which = (
         f"row {first.seq} of {first.node}"
@@ -295,7 +289,7 @@ def told(rows: Sequence[FailingRow]) -> str:
 
 
 def error_of(frame: Callable[[], DataFrame]) -> Exception | None:
-    """Computes a frame, for nothing but the error that it ends with."""
+    """Compute a frame and return the error, or None."""
     try:
         frame().write.format("noop").mode("overwrite").save()
     except Exception as error:
@@ -304,15 +298,15 @@ def error_of(frame: Callable[[], DataFrame]) -> Exception | None:
 
 
 class SearchThread(threading.Thread):
-    """A search beside other queries.
+    """Thread of a search, while other queries run.
 
     Args:
         spark: the session.
-        name: of the query.
-        search: finds the rows and takes note of them.
+        name: the name of the query.
+        search: finds the rows and stores them.
 
     Attributes:
-        rows: what was found; error: what the search itself has failed with.
+        rows: the rows found; error: the error of the search itself.
     """
 
     def __init__(self, spark: SparkSession, name: str, search: Callable[[], list[FailingRow]]) -> None:
@@ -329,6 +323,6 @@ class SearchThread(threading.Thread):
             self.error = error
 
     def cancel(self) -> None:
-        """Ends what Spark computes for it."""
-        with suppress(Exception):  # the JVM is gone
+        """Cancel the Spark jobs of the search."""
+        with suppress(Exception):  # the JVM has ended
             self._spark.sparkContext.cancelJobGroup(self._group)

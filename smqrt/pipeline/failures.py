@@ -1,4 +1,4 @@
-"""One sentence for whatever Spark throws: the query, where it is written, what happened, what to do."""
+"""Messages for errors of Spark: one sentence with the query, its file and line, the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from smqrt.errors import PipelineError, SmqrtError
 from smqrt.journal.files import Unreachable
 from smqrt.pipeline.api import Declaration
 
-_ANOTHER_STATE = (
+_OTHER_STATE_VERSION = (
     "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
     "STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE",
     "STATE_STORE_SCHEMA_NOT_COMPATIBLE",
@@ -19,42 +19,42 @@ _ANOTHER_STATE = (
     "TRANSFORM_WITH_STATE_SCHEMA",
     "INVALID_SCHEMA_EVOLUTION",
 )
-_AWAY = f"{Unreachable.__module__}.{Unreachable.__name__}"
-"""How a helper of Spark that reads over HTTP tells that the hub is away."""
-_RETIRED = "(retention has removed them)"
+_HUB_UNREACHABLE = f"{Unreachable.__module__}.{Unreachable.__name__}"
+"""Part of the error of a Python worker that can't reach the hub over HTTP."""
+_REMOVED_BY_RETENTION = "(retention has removed them)"
 _JAVA_MEMORY = "java.lang.OutOfMemoryError"
 _TOO_LARGE = "spark.driver.maxResultSize"
-_SMALLER = (
-    "run it with --driver-memory 4g, or give the @source a smaller max_bytes, which helps with the micro-batch under "
-    "way too."
+_MEMORY_REMEDY = (
+    "run it with --driver-memory 4g, or give the @source a smaller max_bytes, which also helps with the micro-batch "
+    "under way."
 )
-_HELPER_DIED = (
-    "a Python helper of Spark died, perhaps ended by the system for want of memory: give the @source a smaller "
-    "max_bytes or bytes_per_partition, or run fewer at a time with --master local[2]."
+_WORKER_DIED = (
+    "a Python worker of Spark died, perhaps for want of memory: give the @source a smaller max_bytes or "
+    "bytes_per_partition, or run fewer at a time with --master local[2]."
 )
 _MEANINGS = {
     "No space left on device": (
         "the disk is full: make room where the state, the tables and spark.local.dir are; nothing is lost, and the "
-        "micro-batch is done again."
+        "micro-batch is repeated."
     ),
     "Disk quota exceeded": (
         "the disk's quota is used up: make room where the state, the tables and spark.local.dir are; nothing is lost, "
-        "and the micro-batch is done again."
+        "and the micro-batch is repeated."
     ),
     "Read-only file system": (
-        "the disk can only be read: mount the one of the state, the tables and spark.local.dir for writing; nothing is "
-        "lost, and the micro-batch is done again."
+        "the disk is read-only: mount the one of the state, the tables and spark.local.dir for writing; nothing is "
+        "lost, and the micro-batch is repeated."
     ),
     "Input/output error": (
-        "the disk is broken: look at the one of the state, the tables and spark.local.dir; what was not written is "
-        "done again."
+        "the disk is broken: check the one of the state, the tables and spark.local.dir; what was not written is "
+        "repeated."
     ),
-    _JAVA_MEMORY: f"Java ran out of memory: {_SMALLER}",
-    _TOO_LARGE: f"a result is larger than Spark's driver takes (spark.driver.maxResultSize): {_SMALLER}",
-    "Python worker exited unexpectedly": _HELPER_DIED,
-    "pyspark.daemon's stdout": _HELPER_DIED,
+    _JAVA_MEMORY: f"Java ran out of memory: {_MEMORY_REMEDY}",
+    _TOO_LARGE: f"a result is larger than Spark's driver accepts (spark.driver.maxResultSize): {_MEMORY_REMEDY}",
+    "Python worker exited unexpectedly": _WORKER_DIED,
+    "pyspark.daemon's stdout": _WORKER_DIED,
     "driver worker exited unexpectedly": (
-        "a Python helper of Spark that looks at the processor of its @stateful or @alert died; .spark/spark.log in the "
+        "a Python worker of Spark that inspects the processor of its @stateful or @alert died; .spark/spark.log in the "
         "folder of state may say why. On a cluster its Python needs pandas and protobuf."
     ),
     "sources in the checkpoint offsets": (
@@ -62,14 +62,14 @@ _MEANINGS = {
         "and run --from earliest computes it again."
     ),
     "CANNOT_LOAD_STATE_STORE": (
-        "what its checkpoint remembers is incomplete, or was made with another number of partitions; smqrt pipeline "
+        "the state in its checkpoint is incomplete, or was made with another number of partitions; smqrt pipeline "
         "reset {name} forgets it, and run --from earliest computes it again."
     ),
 }
-"""What texts of Spark and of the system mean."""
+"""Texts in errors of Spark and of the system, and what they mean."""
 OUT_OF_MEMORY = "out-of-memory"
-_FULL = ("No space left on device", "Disk quota exceeded")
-_HELPER_GONE = (
+_DISK_FULL = ("No space left on device", "Disk quota exceeded")
+_WORKER_GONE = (
     "Python worker failed to connect back",
     "Timed out while waiting for the Python worker",
     "Python worker exited unexpectedly",
@@ -78,40 +78,40 @@ _HELPER_GONE = (
     "java.io.IOException: Stream closed",
     "java.net.SocketException: Connection reset",
 )
-"""Who asks a helper that dies, or its daemon that does, gets one of many errors."""
+"""Texts in errors of a Python worker, or of its daemon, that died; the JVM reports one of several."""
 _NO_WATERMARK = "not supported for streaming aggregations without watermark"
 _OWN_ERROR = re.compile(r"smqrt\.(?:errors|journal\.locations)\.(\w+): (.*)")
 _PYTHON_ERROR = re.compile(r"^(?:[\w.]*\.)?([A-Z]\w*(?:Error|Exception)|StopIteration|KeyboardInterrupt)(: .*)?$", re.M)
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)', re.M)
 _CLASS = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]\s*")
-_MOST_CAUSES = 10
+_MAX_CAUSES = 10
 _CALLING = re.compile(r"^An error occurred while calling [^\n]*\n: (?:[\w$]+\.)*")
-"""Of py4j, and Java's package: before the class of Java's error, and what it says."""
+"""The text that py4j puts before the class of a Java error, and the package of this class."""
 _JAVA_CLASS = re.compile(r"^[\w$]+: ")
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+")
 
 
 def planning_error(declaration: Declaration, error: Exception) -> PipelineError:
-    """Returns the error for a declaration of which Spark, or the function itself, says that it can't be."""
+    """Return the error for a declaration that Spark or the function itself rejects."""
     return PipelineError(f"{_failed_line(declaration, error)}: {declaration.name}: {sentence(declaration.name, error)}")
 
 
 def running_error(declaration: Declaration, error: BaseException) -> str:
-    """Returns the sentence for a query that has failed: where it is written, its name, what happened."""
+    """Return the sentence for a query that has failed: its file and line, its name, the cause."""
     return f"{_failed_line(declaration, error)}: {declaration.name}: {sentence(declaration.name, error)}"
 
 
 def sentence(name: str, error: BaseException) -> str:
-    """Returns what happened in one line, without Java's stack.
+    """Return the cause in one line, without Java's stack.
 
     Args:
-        name: of the query, for the remedy.
-        error: what was thrown, by us, by a function of the pipeline, or by Spark.
+        name: the name of the query, for the remedy.
+        error: an error of this package, of a function of the pipeline, or of Spark.
     """
     if isinstance(error, SmqrtError):
         return str(error)
     text = str(error)
-    if any(word in text for word in _ANOTHER_STATE):
+    if any(word in text for word in _OTHER_STATE_VERSION):
         return (
             "its checkpoint holds the state of another version of this query, whose columns or windows were different; "
             f"smqrt pipeline reset {name} forgets it, and run --from earliest computes it again."
@@ -126,37 +126,39 @@ def sentence(name: str, error: BaseException) -> str:
         if words in whole:
             return meaning.format(name=name)
     if own := _OWN_ERROR.findall(text):
-        return _with_remedy(name, str(own[-1][1]).strip())
+        what, removed, _ = str(own[-1][1]).strip().partition(_REMOVED_BY_RETENTION)
+        if not removed:
+            return what
+        return (
+            f"{what}{removed}: it was away for longer than the journal's reader_timeout_s, hard_bytes or "
+            f"min_free_bytes allow; smqrt pipeline reset {name} (or with --keep-output) and run --from earliest "
+            "continue with the rows that are left."
+        )
     if (python := list(_PYTHON_ERROR.finditer(text))) and _FRAME.search(text):
         return f"{python[-1][1]}{python[-1][2] or ''}"
-    return _first_sentence(error, text)
+    # The first line with a code of Spark in brackets, else the first line, without the codes.
+    message = _CALLING.sub("", text)
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    line = next((line for line in lines if _CLASS.search(line)), lines[0] if lines else type(error).__name__)
+    line = _SQLSTATE.sub("", _CLASS.sub("", line)).split(";\n")[0].strip().rstrip(";")
+    return line if hasattr(error, "getCondition") or message != text else f"{type(error).__name__}: {line}"
 
 
 def _with_causes(error: BaseException | None) -> str:
-    """Returns what an error and those behind it say: of a task that can't write, only Java's last one says why."""
-    said: list[str] = []
-    while error is not None and len(said) < _MOST_CAUSES:
-        said.append(f"{error}\n{getattr(error, '_stackTrace', '')}")
+    """Return the texts of an error and its causes: for a task that can't write, only Java's last cause says why."""
+    texts: list[str] = []
+    while error is not None and len(texts) < _MAX_CAUSES:
+        texts.append(f"{error}\n{getattr(error, '_stackTrace', '')}")
         error = getattr(error, "_cause", None)
-    return "\n".join(said)
-
-
-def _with_remedy(name: str, text: str) -> str:
-    what, retired, _ = text.partition(_RETIRED)
-    if not retired:
-        return text
-    return (
-        f"{what}{retired}: it was away for longer than the journal's reader_timeout_s, hard_bytes or min_free_bytes "
-        f"allow; smqrt pipeline reset {name} (or with --keep-output) and run --from earliest go on with what is there."
-    )
+    return "\n".join(texts)
 
 
 def spark_gone(error: BaseException, log: Path) -> str:
-    """Returns the sentence for a Spark that doesn't answer any more.
+    """Return the sentence for a Spark that no longer responds.
 
     Args:
-        error: of who asked it.
-        log: Spark's, beside which its Java leaves a mark when it ends for want of memory.
+        error: the error of the failed call.
+        log: Spark's log. Its JVM creates a marker file beside it when it runs out of memory.
     """
     if log.with_name(OUT_OF_MEMORY).exists():
         return _MEANINGS[_JAVA_MEMORY]
@@ -164,24 +166,16 @@ def spark_gone(error: BaseException, log: Path) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error as a sentence, without Spark's codes; its class when it says nothing."""
+    """Return the first line of an error as a sentence, without Spark's codes; its class when it has no text."""
     text = str(error).strip()
-    said = _CALLING.sub("", text)
-    lines = (said if said == text else _JAVA_CLASS.sub("", said)).splitlines()
-    clear = _SQLSTATE.split(_CLASS.sub("", lines[0]))[0] if lines else type(error).__name__
-    return clear.rstrip(".;: ") + "."
-
-
-def _first_sentence(error: BaseException, text: str) -> str:
-    said = _CALLING.sub("", text)
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    clear = next((line for line in lines if _CLASS.search(line)), lines[0] if lines else type(error).__name__)
-    clear = _SQLSTATE.sub("", _CLASS.sub("", clear)).split(";\n")[0].strip().rstrip(";")
-    return clear if hasattr(error, "getCondition") or said != text else f"{type(error).__name__}: {clear}"
+    message = _CALLING.sub("", text)
+    lines = (message if message == text else _JAVA_CLASS.sub("", message)).splitlines()
+    line = _SQLSTATE.split(_CLASS.sub("", lines[0]))[0] if lines else type(error).__name__
+    return line.rstrip(".;: ") + "."
 
 
 def _failed_line(declaration: Declaration, error: BaseException) -> str:
-    """The line of the pipeline's own file that failed, when the error tells it."""
+    """Return the line of the pipeline's own file that failed; the declaration's when the error does not have it."""
     traceback, lines = error.__traceback__, []
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == declaration.file:
@@ -192,34 +186,34 @@ def _failed_line(declaration: Declaration, error: BaseException) -> str:
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether trying again can't help: the query and its checkpoint don't fit, or an expectation says to end."""
+    """Return whether a retry can't help: checkpoint and query don't match, or an expectation ends the query."""
     text = str(error)
-    return any(word in text for word in (*_ANOTHER_STATE, _RETIRED, "on_fail='fail'"))
+    return any(word in text for word in (*_OTHER_STATE_VERSION, _REMOVED_BY_RETENTION, "on_fail='fail'"))
 
 
-def is_away(error: BaseException) -> bool:
-    """Whether the hub is away: it is tried for as long as it takes."""
-    return isinstance(error, Unreachable) or _AWAY in f"{error} {error.__cause__}"
+def is_hub_unreachable(error: BaseException) -> bool:
+    """Return whether the hub is away; such a query is retried without a limit."""
+    return isinstance(error, Unreachable) or _HUB_UNREACHABLE in f"{error} {error.__cause__}"
 
 
-def is_full(error: BaseException) -> bool:
-    """Whether a disk is full: it is tried until there is room."""
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether a disk is full; such a query is retried until there is room."""
     causes = (error, error.__cause__)
     if any(isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT) for one in causes):
         return True
-    return any(word in f"{_with_causes(error)} {error.__cause__}" for word in _FULL)
+    return any(word in f"{_with_causes(error)} {error.__cause__}" for word in _DISK_FULL)
 
 
-def is_helper_gone(error: BaseException) -> bool:
-    """Whether one of Spark's Python helpers died, or did not start in time on a busy machine."""
-    return any(word in f"{_with_causes(error)} {error.__cause__}" for word in _HELPER_GONE)
+def is_worker_gone(error: BaseException) -> bool:
+    """Return whether a Python worker of Spark died, or did not start in time on a busy machine."""
+    return any(word in f"{_with_causes(error)} {error.__cause__}" for word in _WORKER_GONE)
 
 
 def is_too_large(error: BaseException) -> bool:
-    """Whether a result is more than Spark's driver takes at once."""
+    """Return whether a result is larger than Spark's driver accepts."""
     return _TOO_LARGE in f"{error} {error.__cause__}"
 
 
-def is_passing(error: BaseException) -> bool:
-    """Whether what kept a query from starting may be over a little later."""
-    return is_away(error) or is_full(error) or is_helper_gone(error)
+def is_transient(error: BaseException) -> bool:
+    """Return whether the cause of a failed start may be over a little later."""
+    return is_hub_unreachable(error) or is_disk_full(error) or is_worker_gone(error)

@@ -1,7 +1,7 @@
-"""Batch reads of a journal: Spark's own Parquet reader for what is compacted, the source `smq` for the rest.
+"""Batch reads of a journal: Spark's own Parquet reader for compacted files, the source `smq` for the rest.
 
-The plan is made at one moment: the files that the manifest lists for a range are held (`journal.retention`), and
-what is in none of them is a range of numbers, which means the same rows wherever they are when they are read.
+The plan is made once. The files that the manifest lists for a range are held (`journal.retention`). Rows in none of
+these files are a range of numbers, which selects the same rows wherever they are when they are read.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import groupby
+from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
@@ -43,34 +44,35 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 
-_CHECKED = {
-    # Spark's reader compares the checksums of pages only when told to.
+_PARQUET_OPTIONS = {
+    # By default Spark's reader does not compare the checksums of pages.
     "parquet.page.verify-checksum.enabled": "true",
-    # A session may be told to pass over what can't be read: rows would be missing without a word.
+    # A session may skip files that can't be read, and rows would be missing silently.
     "ignoreMissingFiles": "false",
     "ignoreCorruptFiles": "false",
 }
 _LATE = (
-    "What read_journal gave is read more than twelve hours after it was planned, and the journal has let go of its "
+    "The result of read_journal is read more than twelve hours after it was planned, and the journal has released its "
     "files: call read_journal again, and keep what is needed for longer with cache() or in a table."
 )
 _TOO_LATE = (
     "select cast(raise_error(:why) as boolean) from values (1) where current_timestamp() >= timestamp_seconds(:until_s)"
 )
 _LISTING = "spark.sql.sources.parallelPartitionDiscovery.threshold"
-_ATTEMPTS = 3
-_MOST_GAPS = 2
-"""So many reads of the source for a node; each makes a process of Python plan it."""
+_MAX_ATTEMPTS = 3
+"""Of a plan, since compaction may remove a file at the same time."""
+_MAX_GAPS = 2
+"""The maximum number of reads by the source for a node; each starts a Python process for its plan."""
 
 
 @dataclass(frozen=True)
 class ReadColumns:
-    """Which columns a read gives.
+    """The columns of a read.
 
     Attributes:
-        columns: those of the journal.
-        json: fields of JSON payloads as DDL: the column `json`; None for none.
-        computes: whether `json` is computed from the payload where no file has it, and null there otherwise.
+        columns: columns of the journal.
+        json: fields of JSON payloads as DDL, for the column `json`; None for no such column.
+        computes: whether `json` is computed from the payload where no file has it; otherwise it is NULL there.
         variant: whether there is a column `variant`.
     """
 
@@ -81,7 +83,7 @@ class ReadColumns:
 
     @property
     def names(self) -> list[str]:
-        """All columns, in their order."""
+        """The names of all columns, in order."""
         return [*self.columns, *[payload_schema.JSON_COLUMN] * (self.json is not None), *[VARIANT] * self.variant]
 
 
@@ -101,106 +103,93 @@ def read_journal(
     token: str | None = None,
     cafile: str | None = None,
 ) -> DataFrame:
-    """Returns the rows of a journal as a DataFrame, the same as `format("smq")` gives, as fast as Spark reads Parquet.
+    """Return the rows of a journal as a DataFrame, like `format("smq")`, but as fast as Spark reads Parquet.
 
-    Filters and the choice of columns, also of fields of `json`, go down into the files. What is read is decided now:
+    Filters and the selection of columns, also of fields of `json`, are applied in the files. The rows are chosen now:
     what is published, compacted, joined or removed later changes nothing, for twelve hours.
 
     Args:
         spark: the session.
         path: the journal's folder (file:///… too), or the http(s) address of one on a hub, which the source reads.
-        topics: MQTT filters; none means every row, also those to one client.
-        exclude: MQTT filters of what is left out.
+        topics: MQTT filters; empty means every row, also those to one client.
+        exclude: MQTT filters of topics to leave out.
         start, end: "earliest", "latest", "2h" (so long ago), an ISO time, a seq, or JSON by node; `end` is exclusive.
-        columns: of the journal; all if not given.
+        columns: columns of the journal; by default all.
         json: fields of JSON payloads as DDL, such as "device string, temp double": adds a column `json`, a struct of
-            these, null where the payload is no JSON object. Compacted with the same fields (`compact --schema`) it is
-            read from the file, else computed.
-        variant: adds a column `variant`, the whole payload where it is JSON. Compacted with `--json variant` it is read
-            from the file, else computed.
-        include_pipeline: with what pipelines have published.
-        fail_on_data_loss: rows of the range that are gone are an error; else they are passed over.
-        token: with an address, what the file `token` in the journal's folder holds.
-        cafile: with an address of https, PEM file with certificates to trust instead of the system's.
+            these fields, NULL where the payload is no JSON object. It is read from files that were compacted with the
+            same fields (`compact --schema`), and computed elsewhere.
+        variant: adds a column `variant`, the whole payload where it is JSON. It is read from files that were compacted
+            with `--json variant`, and computed elsewhere.
+        include_pipeline: whether to include rows that pipelines have published.
+        fail_on_data_loss: whether missing rows of the range are an error; otherwise they are skipped.
+        token: with an address, the content of the file `token` in the journal's folder.
+        cafile: with an https address, PEM file with certificates to trust instead of the system's.
 
     Raises:
-        JournalError: there is no such journal, rows are gone, or a file is damaged.
-        PipelineError: `start` or `end` is none of these.
-        ArgumentError: a filter, a column or the DDL is wrong.
+        JournalError: there is no such journal, rows are missing, or a file is damaged.
+        PipelineError: `start` or `end` is invalid.
+        ArgumentError: a filter, a column or the DDL is invalid.
     """
-    options = _options(path, topics, exclude, include_pipeline, fail_on_data_loss)
+    options = {"url" if locations.is_address(path) else "path": str(path)}
+    for name, value in (("topics", topics), ("exclude", exclude)):
+        if value:
+            options[name] = dumps([value] if isinstance(value, str) else list(value))
+    options["includePipeline"] = str(include_pipeline).lower()
+    options["failOnDataLoss"] = str(fail_on_data_loss).lower()
     options |= {name: value for name, value in (("token", token), ("cafile", cafile)) if value}
-    journal = _opened(ReadOptions.parse(options))
+    journal = _open(ReadOptions.parse(options))
     begin, behind = checkpoint.offsets(journal, start), checkpoint.offsets(journal, end, end=True)
     if json is not None:
         payload_schema.parse_ddl(json)
-    return frame(spark, options, begin, behind, ReadColumns(_known(columns), json, True, variant))
-
-
-def _options(
-    path: Path | str,
-    topics: str | Sequence[str],
-    exclude: str | Sequence[str],
-    include_pipeline: bool,
-    fail_on_data_loss: bool,
-) -> dict[str, str]:
-    found = {"url" if locations.is_address(path) else "path": str(path)}
-    for name, value in (("topics", topics), ("exclude", exclude)):
-        found[name] = json.dumps([value] if isinstance(value, str) else list(value)) if value else ""
-    found["includePipeline"] = str(include_pipeline).lower()
-    found["failOnDataLoss"] = str(fail_on_data_loss).lower()
-    return {name: value for name, value in found.items() if value}
-
-
-def _known(columns: Sequence[str] | None) -> tuple[str, ...]:
     known = ReadColumns().columns
     for name in columns or ():
         if name not in known:
             raise ArgumentError(f'The journal has no column "{name}". It has: {", ".join(known)}.')
-    return known if columns is None else tuple(columns)
+    chosen = known if columns is None else tuple(columns)
+    return frame(spark, options, begin, behind, ReadColumns(chosen, json, True, variant))
 
 
-def _opened(options: ReadOptions) -> Journal | RemoteJournal:
+def _open(options: ReadOptions) -> Journal | RemoteJournal:
     return open_journal(options.journal, options.token, cafile=options.cafile, retry_s=options.retry_s)
 
 
 def frame(
     spark: SparkSession, options: Mapping[str, str], start: Offsets, end: Offsets, wanted: ReadColumns = ReadColumns()
 ) -> DataFrame:
-    """Returns the rows between two offsets; native where the journal is a folder.
+    """Return the rows between two offsets, read by Spark's own reader where the journal is a folder.
 
     Args:
         spark: the session.
-        options: of the source `smq`, without its offsets.
+        options: options of the source `smq`, without its offsets.
         start, end: by node.
-        wanted: which columns.
+        wanted: the columns.
 
     Raises:
-        JournalError: rows are gone, or a file is damaged.
+        JournalError: rows are missing, or a file is damaged.
     """
     read = ReadOptions.parse(options)
     if locations.is_address(read.journal):
         return frame_by_source(spark, options, start, end, wanted)
-    plan, paths = _planned(read, start, end, wanted)
-    made = list(_native(spark, read, plan, paths, wanted))
-    for gap in plan.gaps if made or plan.gaps else [{}]:
+    plan, paths = _make_plan(read, start, end, wanted)
+    frames = list(_native(spark, read, plan, paths, wanted))
+    for gap in plan.gaps if frames or plan.gaps else [{}]:
         first, behind = ({node: range_[at] for node, range_ in gap.items()} for at in (0, 1))
-        made.append(frame_by_source(spark, options, first, behind, wanted))
-    return reduce(lambda one, more: one.unionByName(more), made)
+        frames.append(frame_by_source(spark, options, first, behind, wanted))
+    return reduce(lambda one, more: one.unionByName(more), frames)
 
 
-# ---- what is read how
+# ---- The plan: files for Spark's own reader, and ranges for the source
 
 Range = tuple[int, int]
 
 
 class _Plan(NamedTuple):
-    """What Spark reads by itself, and what the source does.
+    """The files that Spark reads itself, and the ranges that the source reads.
 
     Attributes:
-        files: compacted ones.
-        ranges: by node, the rows that are wanted of them.
-        gaps: what is in no such file, by node (first, behind the last); one read for each.
+        files: compacted files.
+        ranges: by node, the wanted rows.
+        gaps: by node, ranges (first, after the last) in no such file; one read for each element.
     """
 
     files: list[DataFile]
@@ -208,35 +197,45 @@ class _Plan(NamedTuple):
     gaps: list[dict[str, Range]]
 
 
-def _planned(read: ReadOptions, start: Offsets, end: Offsets, wanted: ReadColumns) -> tuple[_Plan, list[Path]]:
-    """Returns the plan, and where each of its files is held."""
-    journal, topics = _opened(read), read.filter()
-    for _ in range(_ATTEMPTS):
+def _make_plan(read: ReadOptions, start: Offsets, end: Offsets, wanted: ReadColumns) -> tuple[_Plan, list[Path]]:
+    """Return the plan, and the held path of each of its files."""
+
+    def is_native(file: DataFile) -> bool:
+        return wanted.json is None or not wanted.computes or has_json(file, topics, wanted.json)
+
+    journal, topics = _open(read), read.filter()
+    for _ in range(_MAX_ATTEMPTS):
         begin, last = journal.begin(start), journal.end()
         start, end = scan.checked(start, end, begin, last, read.fail_on_data_loss)
         files, through = journal.compacted(start, end, topics)
         ranges = {node: (start.get(node, 0), seq) for node, seq in end.items()}
-        plan = _divided(files, through, ranges, lambda file: _is_native(file, topics, wanted))
+        plan = _divide(files, through, ranges, is_native)
         try:
             paths = retention.hold_files(journal.path.absolute(), plan.files)
         except FileNotFoundError as error:
-            gone = str(error.filename)
+            missing = str(error.filename)
             continue
-        _check_footers(plan.files, paths)
+        # Spark compares the checksums of pages; the footer, which has their positions, has its own in the manifest.
+        for file, path in zip(plan.files, paths, strict=True):
+            try:
+                with path.open("rb") as opened:
+                    check_footer(opened, file.footer_crc32)
+            except (OSError, ValueError) as error:
+                raise JournalError(f"{file.path} is damaged: {error}; {REMEDY}.") from None
         return plan, paths
-    raise JournalError(f"{gone} is missing; {REMEDY}.")
+    raise JournalError(f"{missing} is missing; {REMEDY}.")
 
 
-def _divided(
+def _divide(
     files: Iterable[DataFile], through: Offsets, ranges: dict[str, Range], is_native: Callable[[DataFile], bool]
 ) -> _Plan:
     native: list[DataFile] = []
-    gaps: list[dict[str, Range]] = [{} for _ in range(_MOST_GAPS)]
+    gaps: list[dict[str, Range]] = [{} for _ in range(_MAX_GAPS)]
     by_node = {node: list(some) for node, some in groupby(files, lambda file: file.node)}
     for node, (first, behind) in ranges.items():
         some = by_node.get(node, [])
         left = _gaps(some, through[node], behind, is_native)
-        if len(left) > _MOST_GAPS:  # rather a few files more through the source
+        if len(left) > _MAX_GAPS:  # the source then reads some files too
             left = [(left[0][0], left[-2][1]), left[-1]]
         for gap, range_ in zip(gaps, left, strict=False):
             gap[node] = (max(first, range_[0]), min(behind, range_[1]))
@@ -245,7 +244,7 @@ def _divided(
 
 
 def _gaps(files: Iterable[DataFile], through: int, behind: int, is_native: Callable[[DataFile], bool]) -> list[Range]:
-    """Returns the ranges of a node that are not in files which Spark can read by itself."""
+    """Return the ranges of a node that are not in files for Spark's own reader."""
     found: list[Range] = []
     for native, some in groupby(files, is_native):
         if not native:
@@ -257,12 +256,8 @@ def _gaps(files: Iterable[DataFile], through: int, behind: int, is_native: Calla
     return found
 
 
-def _is_native(file: DataFile, topics: Filter | None, wanted: ReadColumns) -> bool:
-    return wanted.json is None or not wanted.computes or has_json(file, topics, wanted.json)
-
-
 def has_json(file: DataFile, topics: Filter | None, fields: str) -> bool:
-    """Says whether the column `json` of a file has all of these fields, for all of these topics."""
+    """Return whether the column `json` of a file has all of these fields, for all of these topics."""
     schemas = file.schemas
     if not schemas or not set(_fields((("#", fields),))) <= set(_fields(schemas)):
         return False
@@ -277,39 +272,34 @@ def _fields(schemas: tuple[tuple[str, str], ...]) -> tuple[tuple[str, payload_sc
     return payload_schema.merge_schemas(dict(schemas)).fields
 
 
-def _check_footers(files: Iterable[DataFile], paths: Iterable[Path]) -> None:
-    """Spark compares the checksums of pages, but what says where they are has its own in the manifest."""
-    for file, path in zip(files, paths, strict=True):
-        try:
-            with path.open("rb") as opened:
-                check_footer(opened, file.footer_crc32)
-        except (OSError, ValueError) as error:
-            raise JournalError(f"{file.path} is damaged: {error}; {REMEDY}.") from None
-
-
 # ---- Spark's own reader
 
 
 def _native(
     spark: SparkSession, read: ReadOptions, plan: _Plan, paths: Sequence[Path], wanted: ReadColumns
 ) -> Iterator[DataFrame]:
-    """Yields a frame for all files that have the same columns."""
+    """Yield one frame for all files with the same columns."""
     groups: dict[tuple[bool, bool], list[str]] = {}
     topics = read.filter()
     for file, path in zip(plan.files, paths, strict=True):
         has = (wanted.json is not None and has_json(file, topics, wanted.json), wanted.variant and file.variant)
         groups.setdefault(has, []).append(str(path))
-    conditions = [*_chosen(read, plan), *_in_time(spark, paths)]
-    for has, some in groups.items():
-        found = _parquet(spark, some, _ddl(wanted, *has))
-        yield _completed(reduce(lambda frame, condition: frame.where(condition), conditions, found), wanted)
+    conditions = [*_row_conditions(read, plan), *_expiry_condition(spark, paths)]
+    for (has_json_column, has_variant), some in groups.items():
+        columns = [f"{column.name} {column.type}" for column in COLUMNS]
+        if has_json_column and wanted.json:
+            columns.append(f"{payload_schema.JSON_COLUMN} {payload_schema.parse_ddl(wanted.json)}")
+        columns += [f"{VARIANT} VARIANT"] * has_variant
+        with _listed_by_driver(spark):
+            found = spark.read.schema(", ".join(columns)).options(**_PARQUET_OPTIONS).parquet(*some)
+        yield _with_columns(reduce(lambda frame, condition: frame.where(condition), conditions, found), wanted)
 
 
-def _in_time(spark: SparkSession, paths: Sequence[Path]) -> Iterator[Column]:
-    """Yields what ends a query with a sentence when it begins after the files may have gone.
+def _expiry_condition(spark: SparkSession, paths: Sequence[Path]) -> Iterator[Column]:
+    """Yield the condition that ends a query with a message when it begins after the files may have been removed.
 
-    Spark's optimizer knows the time: before that it leaves nothing of this, and later it computes the subquery itself,
-    before anybody looks for files.
+    Spark's optimizer knows the time. Before the expiry it removes the condition; later it computes the subquery itself,
+    before it opens any file.
     """
     from pyspark.sql import functions as F
 
@@ -318,22 +308,9 @@ def _in_time(spark: SparkSession, paths: Sequence[Path]) -> Iterator[Column]:
         yield F.when(F.current_timestamp() < F.timestamp_seconds(F.lit(until_s)), F.lit(True)).otherwise(late)
 
 
-def _ddl(wanted: ReadColumns, has_json: bool, has_variant: bool) -> str:
-    """Returns the columns to read of a file; Spark reads those that a query needs of these."""
-    columns = [f"{column.name} {column.type}" for column in COLUMNS]
-    if has_json and wanted.json:
-        columns.append(f"{payload_schema.JSON_COLUMN} {payload_schema.parse_ddl(wanted.json)}")
-    return ", ".join([*columns, *[f"{VARIANT} VARIANT"] * has_variant])
-
-
-def _parquet(spark: SparkSession, paths: Sequence[str], schema: str) -> DataFrame:
-    with _listed_here(spark):
-        return spark.read.schema(schema).options(**_CHECKED).parquet(*paths)
-
-
 @contextmanager
-def _listed_here(spark: SparkSession) -> Iterator[None]:
-    """The driver looks at the files itself: a task of Spark for each takes ten times as long."""
+def _listed_by_driver(spark: SparkSession) -> Iterator[None]:
+    """Let the driver list the files itself; a Spark task for each file takes ten times as long."""
     before = spark.conf.get(_LISTING)
     spark.conf.set(_LISTING, str(2**31 - 1))
     try:
@@ -342,8 +319,8 @@ def _listed_here(spark: SparkSession) -> Iterator[None]:
         spark.conf.set(_LISTING, before or "32")
 
 
-def _completed(found: DataFrame, wanted: ReadColumns) -> DataFrame:
-    """Returns the columns that are wanted; those that are not there yet are computed or null."""
+def _with_columns(found: DataFrame, wanted: ReadColumns) -> DataFrame:
+    """Return the wanted columns; missing ones are computed or NULL."""
     from pyspark.sql import functions as F
 
     if wanted.json is not None and payload_schema.JSON_COLUMN not in found.columns:
@@ -355,21 +332,11 @@ def _completed(found: DataFrame, wanted: ReadColumns) -> DataFrame:
     return found.select(*wanted.names)
 
 
-def _chosen(read: ReadOptions, plan: _Plan) -> Iterator[Column]:
-    """Yields which rows of the files are wanted."""
+def _row_conditions(read: ReadOptions, plan: _Plan) -> Iterator[Column]:
+    """Yield the conditions for the wanted rows of the files."""
     from pyspark.sql import functions as F
 
-    yield from _between(plan)
-    if (topics := read.filter()) is not None:
-        yield matches(topics)
-    if not read.include_pipeline:
-        yield F.col("flags").bitwiseAND(int(Flag.PIPELINE)) == 0
-
-
-def _between(plan: _Plan) -> Iterator[Column]:
-    """Yields what leaves out rows before and behind the range, of nodes where a file has such."""
-    from pyspark.sql import functions as F
-
+    # The first and last file of a node may have rows outside the range.
     for node, some in groupby(plan.files, lambda file: file.node):
         first, behind = plan.ranges[node]
         ones, seq = list(some), F.col("seq")
@@ -378,10 +345,14 @@ def _between(plan: _Plan) -> Iterator[Column]:
             yield others | (seq >= first)
         if ones[-1].last >= behind:
             yield others | (seq < behind)
+    if (topics := read.filter()) is not None:
+        yield matches(topics)
+    if not read.include_pipeline:
+        yield F.col("flags").bitwiseAND(int(Flag.PIPELINE)) == 0
 
 
 def matches(topics: Filter) -> Column:
-    """Returns which rows have topics that a filter chooses, in words that Parquet files can be skipped by."""
+    """Return the condition that a filter selects a topic, in a form with which Parquet files can be skipped."""
     from pyspark.sql import functions as F
 
     names = topics.literal()
@@ -406,33 +377,32 @@ def _matches(pattern: str) -> Column:
     return topic.startswith(f"{fixed}/") & whole if fixed else whole
 
 
-# ---- the source
+# ---- The source
 
 
 def frame_by_source(
     spark: SparkSession, options: Mapping[str, str], start: Offsets, end: Offsets, wanted: ReadColumns = ReadColumns()
 ) -> DataFrame:
-    """Returns the rows between two offsets, all by the source: of each node in the order of their numbers.
+    """Return the rows between two offsets, all read by the source: of each node in the order of their numbers.
 
     Args:
         spark, options, start, end, wanted: as for `frame`.
     """
     has_json = wanted.json is not None and wanted.computes
-    names = {*wanted.columns, *["payload"] * wanted.variant} or {"seq"}  # to be counted
+    names = {*wanted.columns, *["payload"] * wanted.variant} or {"seq"}  # rows without columns could not be counted
     columns = [f"{one.name} {one.type}" for one in COLUMNS if one.name in names]
     columns += (
         [f"{payload_schema.JSON_COLUMN} {payload_schema.parse_ddl(wanted.json)}"] if has_json and wanted.json else []
     )
     ends = {"startingOffsets": json.dumps(start), "endingOffsets": json.dumps(end)}
     found = spark.read.format("smq").schema(", ".join(columns)).options(**options, **ends).load()
-    return _completed(found, wanted)
+    return _with_columns(found, wanted)
 
 
 # ---- Spark for commands of a journal: SQL (`query --spark`) and VARIANT columns (`journal compact --json variant`).
 #
-# Results of a query are of any size: they never pass the driver's memory. Of a file with VARIANT columns a query for
-# one
-# field reads that field only, and so does DuckDB.
+# Results of any size are possible, as they never pass the driver's memory. From a file with VARIANT columns a query for
+# one field reads only that field, and so does DuckDB.
 
 _BATCH_ROWS = 8192
 _LINE_AND_POSITION = re.compile(r"\.?; line \d+ pos \d+;?$")
@@ -440,14 +410,14 @@ _TEXT = "try_validate_utf8(cast(payload as string))"
 
 
 class Spark:
-    """A Spark that knows a journal.
+    """A Spark session with a view of a journal.
 
     Args:
         journal: its folder or address.
         given: `token` and `cafile`, for an address.
-        start, end: from where to where (exclusive), by node.
-        topics: patterns of the topics that the view has; None for all, also messages to one client.
-        spark: one to use, which goes on; None starts one, which takes seconds.
+        start, end: the range (end exclusive), by node.
+        topics: patterns of the topics in the view; None for all, also messages to one client.
+        spark: a session to use, which keeps running; None starts one, which takes seconds.
 
     Raises:
         PipelineError: pyspark or Java is missing.
@@ -467,7 +437,7 @@ class Spark:
         self._own = spark is None
         started = spark or session.start_spark("local[*]", "smqrt query", Path(self._folder.name, "spark"))
         self._spark = started.newSession()
-        self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")  # others read it as UTC
+        self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")  # which others read as UTC
         begin, behind = json.dumps(start), json.dumps(end)
         options: dict[str, Any] = {**given, "topics": topics or (), "start": begin, "end": behind}
         rows = read_journal(self._spark, journal, **options)
@@ -478,26 +448,32 @@ class Spark:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        with suppress(Exception):  # its Java may be gone
+        with suppress(Exception):  # the JVM may have ended
             if self._own:
                 self._spark.stop()
         self._folder.cleanup()
 
     def run(self, sql: str) -> tuple[Schema, Iterator[RecordBatch]]:
-        """Answers a question; arguments and results as of `duckdb_views.DuckDB.run`.
+        """Run a query; arguments and results as of `duckdb_views.DuckDB.run`.
 
-        Spark writes the result to a temporary folder, from where it is read a few rows at a time.
+        Spark writes the result to a temporary folder, from which it is read a few rows at a time.
 
         Raises:
-            PipelineError: Spark can't do it.
+            PipelineError: Spark can't run it.
         """
         from pyarrow import parquet
+        from pyspark.sql import functions as F
+        from pyspark.sql.types import VariantType
 
         folder = Path(self._folder.name, "result")
         context = self._spark.sparkContext
         context.setJobGroup(self._group, "smqrt query")
         try:
-            _plain(self._spark.sql(sql)).write.parquet(folder.as_uri())
+            found = self._spark.sql(sql)
+            # VARIANT becomes the text of its JSON, which every reader supports.
+            names = [field.name for field in found.schema if isinstance(field.dataType, VariantType)]
+            plain = found.withColumns({name: F.to_json(name) for name in names}) if names else found
+            plain.write.parquet(folder.as_uri())
         except Exception as error:
             raise PipelineError(_LINE_AND_POSITION.sub(".", failures.sentence("this query", error))) from None
         finally:
@@ -506,29 +482,20 @@ class Spark:
         return files[0].schema_arrow, (batch for file in files for batch in file.iter_batches(_BATCH_ROWS))
 
     def cancel(self) -> None:
-        """Ends the question under way; its thread gets a PipelineError, and so does one that comes later."""
+        """End the query under way; its thread gets a PipelineError, and so does a later query."""
         with suppress(Exception):  # it has ended meanwhile
             # Also jobs that are not there yet: a question has several, and between two of them there is none to end.
             jvm.cancel_group(self._spark, self._group)
 
     def share(self) -> float:
-        """Returns how much of the stages under way is done: 0 to 1."""
+        """Return the completed share of the stages under way, from 0 to 1."""
         tracker = self._spark.sparkContext.statusTracker()
         stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
         counts = [(stage.numCompletedTasks, stage.numTasks) for stage in stages if stage]
         return sum(done for done, _ in counts) / max(1, sum(tasks for _, tasks in counts))
 
 
-def _plain(frame: DataFrame) -> DataFrame:
-    """VARIANT as the text of its JSON, which everybody reads."""
-    from pyspark.sql import functions as F
-    from pyspark.sql.types import VariantType
-
-    names = [field.name for field in frame.schema if isinstance(field.dataType, VariantType)]
-    return frame.withColumns({name: F.to_json(name) for name in names}) if names else frame
-
-
-# ---- `smqrt journal compact --json variant`: JSON payloads as shredded VARIANT columns, which Spark alone can write
+# ---- `smqrt journal compact --json variant`: JSON payloads as shredded VARIANT columns, which only Spark can write
 
 _SHREDDING_SETTINGS = {
     "spark.sql.variant.writeShredding.enabled": "true",
@@ -541,16 +508,16 @@ _SHREDDED_FILE = {"parquet.block.row.count.limit": str(1 << 16)}
 
 
 class Shredder:
-    """Adds a column `variant` to Parquet files of a journal. Spark starts when the first file comes.
+    """Adds a column `variant` to Parquet files of a journal. Spark starts with the first file.
 
     Use it in a `with` block, which ends Spark.
 
     Args:
-        folder: for what Spark puts aside, such as the journal's.
-        spark: a Spark that runs already, and that others end.
+        folder: for temporary files, such as the journal's folder.
+        spark: a session to use, which keeps running.
 
     Raises:
-        PipelineError: pyspark or Java is missing, when a file comes.
+        PipelineError: with the first file, if pyspark or Java is missing.
     """
 
     def __init__(self, folder: Path, spark: SparkSession | None = None) -> None:
@@ -577,7 +544,7 @@ class Shredder:
         shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(exist_ok=True)
         rows.unlink(missing_ok=True)
-        os.link(source, rows)  # Spark takes no file with a dot in front, and makes columns of folders like hour=12
+        os.link(source, rows)  # Spark ignores files with a dot in front, and reads folders like hour=12 as columns
         try:
             self._write(self._spark, rows, folder)
         except Exception as error:

@@ -1,7 +1,7 @@
-"""Iceberg tables of pipelines: each micro-batch is one snapshot, keyed by query and number, so that it comes once.
+"""Iceberg tables of pipelines: each micro-batch is one snapshot, with query and number as its key.
 
-Spark's tasks write the files, the driver adds their names with the library `pyiceberg`. That expires snapshots, but
-joins no files and removes none; it has the commits of which both are made here.
+Spark's tasks write the files; the driver commits their names with the library `pyiceberg`. The library expires
+snapshots, but does not join or remove files. This module does both with the library's commits.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 NEEDS_ICEBERG = "Iceberg tables need pyiceberg, which is not installed: pip install 'smqrt[iceberg]' brings it."
 CATALOG = "smqrt"
-"""Of pyiceberg's configuration; without it tables on this machine have a catalog in a file."""
+"""The catalog's name in pyiceberg's configuration; without it tables on this machine have a catalog in a file."""
 FILE = "iceberg.db"
-"""Beside the folder of a table."""
+"""The catalog file, in the parent folder of a table."""
 NAMESPACE = "tables"
 _QUERY, _BATCH, _END = "smqrt.query", "smqrt.batch", "smqrt.end"
-"""What a snapshot says of the rows that it adds."""
+"""Properties of a snapshot, about the rows that it adds."""
 _SEQUENCE = "smqrt.sequence"
 _LAST = "smqrt.last."
-"""Before the key of a query, in the properties of the table: what its last snapshot says, as snapshots expire."""
+"""Prefix of properties of the table, before the key of a query: those of its last snapshot, as snapshots expire."""
 _DEFAULTS = {
-    # Of each commit a list of manifests remains, and a description of the table: with a commit every ten seconds both
-    # would have thousands of entries in a day, in files that are written anew each time.
+    # Each commit leaves a list of manifests and a description of the table. With a commit every ten seconds both would
+    # have thousands of entries after a day, in files that each commit rewrites.
     "commit.manifest-merge.enabled": "true",
     "write.metadata.delete-after-commit.enabled": "true",
 }
@@ -49,11 +49,11 @@ class IcebergTable:
     """A table of a catalog: `tables.NAME`, where NAME is the last part of its path.
 
     Args:
-        location: folder, or a URI that pyiceberg and pyarrow know.
-        partition_by: columns whose values have files of their own.
+        location: folder, or a URI that pyiceberg and pyarrow support.
+        partition_by: partition columns.
 
     Attributes:
-        location: as given.
+        location: the argument.
 
     Raises:
         PipelineError: pyiceberg is missing, or there is no catalog.
@@ -64,10 +64,10 @@ class IcebergTable:
         self._name = f"{NAMESPACE}.{location.rstrip('/').rpartition('/')[2]}"
         self._catalog = _catalog(location)
         self._table: Any = None
-        self._fits = False
+        self._has_schema = False
 
     def exists(self) -> bool:
-        """Whether the catalog has the table; one whose folder has gone is taken off."""
+        """Return whether the catalog has the table. A table whose folder is missing is removed from the catalog."""
         from pyiceberg.exceptions import NoSuchTableError
 
         with suppress(NoSuchTableError):
@@ -79,18 +79,18 @@ class IcebergTable:
         return self._table is not None
 
     def has(self, query: str, batch: int) -> bool:
-        """Whether a micro-batch is in the table; arguments as of `DeltaTable.has`."""
-        return any(said[_QUERY] == query and int(said[_BATCH]) >= batch for said in self._said())
+        """Return whether a micro-batch is in the table; arguments as of `DeltaTable.has`."""
+        return any(commit[_QUERY] == query and int(commit[_BATCH]) >= batch for commit in self._commits())
 
     def end(self, name: str) -> Offsets | None:
         """As `DeltaTable.end`."""
-        for said in self._said():
-            if said[_QUERY].startswith(f"{name}:") and (end := json.loads(said[_END])) is not None:
+        for commit in self._commits():
+            if commit[_QUERY].startswith(f"{name}:") and (end := json.loads(commit[_END])) is not None:
                 return dict(end)
         return None
 
-    def _said(self) -> list[dict[str, Any]]:
-        """What the last commit of each query says, and what there is in snapshots; the newest first."""
+    def _commits(self) -> list[dict[str, Any]]:
+        """Return the properties of the last commit of each query and of all snapshots, the newest first."""
         if self._table is None and not self.exists():
             return []
         table = self._table.refresh()
@@ -100,60 +100,56 @@ class IcebergTable:
             for one in table.snapshots()
             if one.summary and _QUERY in one.summary.additional_properties
         ]
-        return sorted([*last, *snapshots], key=lambda said: int(said[_SEQUENCE]), reverse=True)
+        return sorted([*last, *snapshots], key=lambda commit: int(commit[_SEQUENCE]), reverse=True)
 
     def append(self, frame: DataFrame, query: str, batch: int, end: Offsets | None) -> int:
         """As `DeltaTable.append`."""
         if self.has(query, batch):
             return 0
-        self._make_fit(frame)
-        files = lake_files.written(frame, f"{self.location}/data", self._by, keep=True)
+        self._ensure_schema(frame)
+        files = lake_files.write(frame, f"{self.location}/data", self._by, keep=True)
         process.crash_at("before_commit", batch)
         if files:
-            said = {_QUERY: query, _BATCH: str(batch), _END: json.dumps(end)}
-            last = {_SEQUENCE: self._table.metadata.last_sequence_number + 1, **said}
+            properties = {_QUERY: query, _BATCH: str(batch), _END: json.dumps(end)}
+            last = {_SEQUENCE: self._table.metadata.last_sequence_number + 1, **properties}
             paths = [f"{self._table.location()}/data/{one.path}" for one in files]
-            with self._table.transaction() as commit:
-                commit.add_files(paths, snapshot_properties=said, check_duplicate_files=False)
-                commit.set_properties(_kept([last]))
-            if len(self._table.snapshots()) > MOST_SNAPSHOTS:
-                self._limit()
+            with self._table.transaction() as transaction:
+                transaction.add_files(paths, snapshot_properties=properties, check_duplicate_files=False)
+                transaction.set_properties(_table_properties([last]))
+            if len(self._table.snapshots()) > MAX_SNAPSHOTS:
+                from pyiceberg.exceptions import CommitFailedException
+
+                with suppress(PipelineError, CommitFailedException):  # the next micro-batch tries again
+                    limit_snapshots(self._table, self._saved_commits())
         process.crash_at("after_commit", batch)
         return len(files)
 
     def replace(self, frame: DataFrame, query: str) -> int:
-        """As `DeltaTable.replace`; returns the number of the snapshot in their sequence."""
+        """As `DeltaTable.replace`; return the sequence number of the snapshot."""
         from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
-        self._make_fit(frame)
-        files_before = self._undeleted()
-        made = lake_files.written(frame, f"{self.location}/data", self._by, keep=True)
+        self._ensure_schema(frame)
+        tasks = list(self._table.refresh().scan().plan_files())
+        if any(task.delete_files for task in tasks):
+            raise PipelineError(
+                f"{self.location} has rows that another program has deleted: let that program rewrite its files first."
+            )
+        made = lake_files.write(frame, f"{self.location}/data", self._by, keep=True)
         process.crash_at("before_replace", 0)
         table = self._table.refresh()
         paths = [f"{table.location()}/data/{one.path}" for one in made]
         fresh = list(parquet_files_to_data_files(table.io, table.metadata, iter(paths)))
-        if files_before or fresh:
-            attempted(table, lambda change: _replace(change, files_before, fresh))
+        if tasks or fresh:
+            commit_change(table, lambda change: _replace(change, [task.file for task in tasks], fresh))
         process.crash_at("after_replace", 0)
         return int(self._table.refresh().metadata.last_sequence_number)
 
-    def _undeleted(self) -> list[Any]:
-        tasks = list(self._table.refresh().scan().plan_files())
-        if any(task.delete_files for task in tasks):
-            raise PipelineError(
-                f"{self.location} has rows that another program has deleted: let that write its files anew first."
-            )
-        return [task.file for task in tasks]
+    def _saved_commits(self) -> dict[str, str]:
+        return _table_properties(reversed(self._commits()))
 
-    def _limit(self) -> None:
-        from pyiceberg.exceptions import CommitFailedException
-
-        with suppress(PipelineError, CommitFailedException):  # the next micro-batch does it
-            limit_snapshots(self._table, _kept(reversed(self._said())))
-
-    def _make_fit(self, frame: DataFrame) -> None:
-        """Makes the table, or adds the columns that it doesn't have yet; once is enough for a query."""
-        if self._fits:
+    def _ensure_schema(self, frame: DataFrame) -> None:
+        """Make the table, or add its missing columns; the first call of a query is enough."""
+        if self._has_schema:
             return
         import pyarrow
 
@@ -179,48 +175,48 @@ class IcebergTable:
                 f"The table in {self.location} has a column of another type than the result: {error}; give it another "
                 "name, or the table another path."
             ) from None
-        self._fits = True
+        self._has_schema = True
 
     def optimize(self, target_bytes: int | None = None) -> lake_files.Joined:
         """As `DeltaTable.optimize`."""
-        return join_files(self._there(), target_bytes)
+        return join_files(self._existing(), target_bytes)
 
     def vacuum(self, retain: timedelta) -> int:
         """As `DeltaTable.vacuum`, with snapshots instead of versions."""
         before = datetime.now(UTC) - retain
-        return expire_snapshots(self._there(), before, _kept(reversed(self._said())))
+        return expire_snapshots(self._existing(), before, self._saved_commits())
 
     def check_condition(self, condition: str) -> None:
         """As `DeltaTable.check_condition`."""
-        with _condition_told(self._there(), condition):
-            _check_names(self._there(), condition)
-            list(self._there().scan(row_filter=condition, limit=0).plan_files())
+        with _condition_errors(self._existing(), condition):
+            _check_names(self._existing(), condition)
+            list(self._existing().scan(row_filter=condition, limit=0).plan_files())
 
     def delete(self, condition: str) -> int:
         """As `DeltaTable.delete`."""
-        return delete_rows(self._there(), condition)
+        return delete_rows(self._existing(), condition)
 
-    def _there(self) -> Any:
+    def _existing(self) -> Any:
         if self._table is None and not self.exists():
             raise PipelineError(f"There is no Iceberg table in {self.location}: run its query first.")
         return self._table
 
 
-def _kept(said: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """The properties of a table that keep what commits say; the last of each query counts."""
-    return {f"{_LAST}{each[_QUERY]}": json.dumps(each) for each in said}
+def _table_properties(commits: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """Return the properties of a table that save the properties of commits; the last of each query remains."""
+    return {f"{_LAST}{each[_QUERY]}": json.dumps(each) for each in commits}
 
 
 def is_table(location: Path | str) -> bool:
-    """Whether a folder of this machine is an Iceberg table."""
+    """Return whether a folder of this machine is an Iceberg table."""
     return not locations.is_elsewhere(location) and any((Path(location) / "metadata").glob("*.metadata.json"))
 
 
 def files(location: str) -> list[str]:
-    """Returns the paths of the Parquet files that a table is made of.
+    """Return the paths of the Parquet files that a table is made of.
 
     Raises:
-        PipelineError: pyiceberg is missing, or other programs have deleted rows in a way that the files don't show.
+        PipelineError: pyiceberg is missing, or other programs have deleted rows, which the files still contain.
     """
     found = IcebergTable(location)
     tasks = list(found._table.scan().plan_files()) if found.exists() else []
@@ -230,10 +226,10 @@ def files(location: str) -> list[str]:
 
 
 def frame(spark: SparkSession, location: str) -> DataFrame:
-    """Returns the rows of a table, by Spark's own Parquet reader.
+    """Return the rows of a table, read by Spark's own Parquet reader.
 
     Raises:
-        PipelineError: as `files`, or nothing has been written.
+        PipelineError: as `files`, or there is no row yet.
     """
     paths = files(location)
     if not paths:
@@ -242,7 +238,7 @@ def frame(spark: SparkSession, location: str) -> DataFrame:
 
 
 def check_installed() -> None:
-    """Raises PipelineError when pyiceberg or what its catalogs in files need is missing."""
+    """Raise PipelineError when pyiceberg or what its catalogs in files need is missing."""
     try:
         import pyiceberg.catalog.sql  # noqa: F401
     except ImportError:
@@ -250,7 +246,7 @@ def check_installed() -> None:
 
 
 def _store() -> dict[str, str]:
-    """Where an object store is, from the variables that pyarrow and deltalake know; pyiceberg has names of its own."""
+    """Return the address of an object store from the variables of pyarrow and deltalake; pyiceberg has other names."""
     variables = {"s3.endpoint": "AWS_ENDPOINT_URL", "s3.region": "AWS_REGION"}
     return {name: value for name, variable in variables.items() if (value := os.environ.get(variable))}
 
@@ -261,7 +257,7 @@ def _catalog(location: str) -> Any:
     from pyiceberg.catalog.sql import SqlCatalog
     from pyiceberg.utils.config import Config
 
-    if configured := Config().get_catalog_config(CATALOG):  # pyiceberg itself has read it when it was imported
+    if configured := Config().get_catalog_config(CATALOG):  # pyiceberg reads its configuration when it is imported
         return load_catalog(CATALOG, **{**_store(), **cast("dict[str, str]", configured)})
     if locations.is_elsewhere(location):
         raise PipelineError(
@@ -273,64 +269,60 @@ def _catalog(location: str) -> Any:
     return SqlCatalog(CATALOG, uri=f"sqlite:///{root / FILE}", warehouse=root.as_uri())
 
 
-# ---- upkeep: small files are joined, old snapshots expire, and files that nobody refers to go
+# ---- Maintenance: small files are joined, old snapshots expire, and unreferenced files are removed
 
 TARGET_BYTES = 128 << 20
-"""Size of files that others are joined to, where the table's `write.target-file-size-bytes` doesn't say another."""
-MOST_SNAPSHOTS = 2000
+"""Size of joined files, unless the table's `write.target-file-size-bytes` sets another."""
+MAX_SNAPSHOTS = 2000
 _TARGET_PROPERTY = "write.target-file-size-bytes"
-_SMALL = 0.75
-"""So much of the target is large enough to be left alone."""
-_ATTEMPTS = 5
-"""Of a commit: each time a query has appended in the same moment."""
+_SMALL_SHARE = 0.75
+"""A file with this share of the target size is not joined."""
+_MAX_ATTEMPTS = 5
+"""Of a commit; each fails when a query has appended at the same time."""
 _FOLDERS = ("data", "metadata")
 
 
 def join_files(table: Table, target_bytes: int | None) -> Joined:
-    """Joins the small files of each partition, in one snapshot.
+    """Join the small files of each partition, in one snapshot.
 
     Args:
-        table: pyiceberg's.
-        target_bytes: about the size of the large ones, at most.
+        table: pyiceberg's table.
+        target_bytes: the approximate maximum size of the large files.
 
     Raises:
-        PipelineError: others go on changing the table, or have just changed the same files.
+        PipelineError: other programs keep changing the table, or have just changed the same files.
     """
     target_bytes = target_bytes or int(table.properties.get(_TARGET_PROPERTY) or TARGET_BYTES)
     groups = list(_groups(table.refresh(), target_bytes))
     if not groups:
         return Joined(0, 0)
-    large = [made for group in groups for made in _large(table, group)]
+    large = [made for group in groups for made in _join_group(table, group)]
     small = [task.file for group in groups for task in group]
-    attempted(table, lambda change: _replace(change, small, large))
+    commit_change(table, lambda change: _replace(change, small, large))
     return Joined(len(small), len(large))
 
 
 def _groups(table: Table, target_bytes: int) -> Iterator[list[Any]]:
-    """Yields files to be joined; those with deleted rows beside them are left to engines that know all kinds."""
+    """Yield groups of files to be joined. Files with deleted rows are left out: only other engines know all kinds."""
     by_partition: dict[Any, list[Any]] = defaultdict(list)
     for task in table.scan().plan_files():
-        is_small = task.file.file_size_in_bytes < _SMALL * target_bytes
+        is_small = task.file.file_size_in_bytes < _SMALL_SHARE * target_bytes
         if is_small and not task.delete_files and task.file.spec_id == table.spec().spec_id:
             by_partition[task.file.partition].append(task)
     for tasks in by_partition.values():
-        yield from (group for group in _filled(tasks, target_bytes) if len(group) > 1)
+        groups: list[list[Any]] = [[]]
+        size_bytes = 0
+        for task in sorted(tasks, key=lambda task: task.file.file_size_in_bytes):
+            if groups[-1] and size_bytes + task.file.file_size_in_bytes > target_bytes:
+                groups.append([])
+                size_bytes = 0
+            groups[-1].append(task)
+            size_bytes += task.file.file_size_in_bytes
+        yield from (group for group in groups if len(group) > 1)
 
 
-def _filled(tasks: Iterable[Any], target_bytes: int) -> Iterator[list[Any]]:
-    group: list[Any] = []
-    size_bytes = 0
-    for task in sorted(tasks, key=lambda task: task.file.file_size_in_bytes):
-        if group and size_bytes + task.file.file_size_in_bytes > target_bytes:
-            yield group
-            group, size_bytes = [], 0
-        group.append(task)
-        size_bytes += task.file.file_size_in_bytes
-    yield group
-
-
-def _large(table: Table, tasks: list[Any]) -> Iterator[Any]:
-    """Writes the rows of files, one of them at a time in memory, with the columns that the table has now."""
+def _join_group(table: Table, tasks: list[Any]) -> Iterator[Any]:
+    """Write the rows of files into large files, with the present columns; one file at a time is in memory."""
     from pyiceberg.expressions import AlwaysTrue
     from pyiceberg.io.pyarrow import ArrowScan, parquet_files_to_data_files, schema_to_pyarrow
 
@@ -340,7 +332,7 @@ def _large(table: Table, tasks: list[Any]) -> Iterator[Any]:
     rows = sum(task.file.record_count for task in tasks)
     size_bytes = sum(task.file.file_size_in_bytes for task in tasks)
     folder = f"{table.location()}/data"
-    files = lake_files.stored(batches, schema, folder, group_rows=lake_files.group_rows(rows, size_bytes))
+    files = lake_files.write_batches(batches, schema, folder, group_rows=lake_files.group_rows(rows, size_bytes))
     paths = [f"{folder}/{file.path}" for file in files]
     return parquet_files_to_data_files(table.io, table.metadata, iter(paths))
 
@@ -353,41 +345,41 @@ def _replace(change: Transaction, small: Iterable[Any], large: Iterable[Any]) ->
             snapshot.append_data_file(file)
 
 
-def attempted(table: Table, change: Callable[[Transaction], object]) -> None:
-    """Commits a change of a table, again where somebody else was quicker.
+def commit_change(table: Table, change: Callable[[Transaction], object]) -> None:
+    """Commit a change of a table; retry when another program committed first.
 
     Raises:
-        PipelineError: that went on, or what is to be changed is there no more.
+        PipelineError: every attempt failed, or the rows to be changed no longer exist.
     """
     from pyiceberg.exceptions import CommitFailedException, ValidationException
 
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(_MAX_ATTEMPTS):
         try:
             with table.refresh().transaction() as transaction:
                 change(transaction)
             return
         except (CommitFailedException, ValidationException) as error:
-            if attempt == _ATTEMPTS - 1:
+            if attempt == _MAX_ATTEMPTS - 1:
                 raise PipelineError(
-                    f"{table.location()} was changed by others in the same moment, {_ATTEMPTS} times: {error}. Nothing "
-                    "is lost; run it again."
+                    f"{table.location()} was changed by other programs at the same time, {_MAX_ATTEMPTS} times: "
+                    f"{error}. Nothing is lost; run it again."
                 ) from None
 
 
 @contextmanager
-def _condition_told(table: Table, condition: str) -> Iterator[None]:
+def _condition_errors(table: Table, condition: str) -> Iterator[None]:
     from pyparsing import ParseBaseException
 
     try:
         yield
-    except ParseBaseException:  # it tells its whole grammar
+    except ParseBaseException:  # its text is the whole grammar
         raise PipelineError(f"""{condition!r} is no condition: write it like "n < 5 and k = 'a'".""") from None
     except Exception as error:  # of its parser, of types, of columns
         raise PipelineError(f"{condition!r} can't be deleted from {table.location()}: {error}.") from None
 
 
 def _check_names(table: Table, condition: str) -> None:
-    """Refuses columns with a dot in their names: pyiceberg finds rows by them, but deletes none, and says nothing."""
+    """Reject columns with a dot in their names: pyiceberg finds rows by them, but silently deletes none."""
     from pyiceberg.expressions.parser import parse
     from pyiceberg.expressions.visitors import bind, extract_field_ids
 
@@ -398,13 +390,13 @@ def _check_names(table: Table, condition: str) -> None:
 
 
 def delete_rows(table: Table, condition: str) -> int:
-    """Deletes the rows that meet a condition, in SQL as pyiceberg knows it; returns how many.
+    """Delete the rows that meet a condition, in pyiceberg's SQL; return their number.
 
     Raises:
-        PipelineError: it is none.
+        PipelineError: the condition is invalid.
     """
     known = {one.snapshot_id for one in table.refresh().snapshots()}
-    with _condition_told(table, condition):
+    with _condition_errors(table, condition):
         _check_names(table, condition)
         table.delete(condition)
     new = [one.summary for one in table.refresh().snapshots() if one.snapshot_id not in known and one.summary]
@@ -413,28 +405,28 @@ def delete_rows(table: Table, condition: str) -> int:
 
 
 def expire_snapshots(table: Table, before: datetime, properties: Mapping[str, str]) -> int:
-    """Forgets the snapshots from before a time, except the last one and those that have names; then removes files
-    from before that time which nobody refers to, also those that were never committed.
+    """Remove the snapshots from before a time, except the last one and named ones; then remove unreferenced files from
+    before that time, also those that were never committed.
 
     Args:
-        table: pyiceberg's.
+        table: pyiceberg's table.
         before: the time, with its zone.
-        properties: what is known from snapshots only and shall stay known.
+        properties: the properties of snapshots to save in the table.
 
     Returns:
-        How many files were removed.
+        The number of removed files.
 
     Raises:
-        PipelineError: others go on changing the table.
+        PipelineError: other programs keep changing the table.
     """
     before_ms = before.timestamp() * 1000
-    _forget(table, properties, lambda snapshot: snapshot.timestamp_ms < before_ms)
-    return sum(1 for _ in _removed(table.refresh(), before))
+    _expire(table, properties, lambda snapshot: snapshot.timestamp_ms < before_ms)
+    return _remove_unreferenced(table.refresh(), before)
 
 
 def limit_snapshots(table: Table, properties: Mapping[str, str]) -> None:
-    """Forgets the older half of the snapshots when there are more than `MOST_SNAPSHOTS`: each commit writes and reads a
-    description of all. Their files go with the next `expire_snapshots`.
+    """Remove the older half of the snapshots when there are more than `MAX_SNAPSHOTS`: each commit reads and writes a
+    description of all of them. The next `expire_snapshots` removes their files.
 
     Args:
         table, properties: as for `expire_snapshots`.
@@ -443,34 +435,35 @@ def limit_snapshots(table: Table, properties: Mapping[str, str]) -> None:
         PipelineError: as `expire_snapshots`.
     """
     numbers = sorted(snapshot.sequence_number or 0 for snapshot in table.snapshots())
-    if len(numbers) > MOST_SNAPSHOTS:
-        _forget(table, properties, lambda snapshot: (snapshot.sequence_number or 0) < numbers[len(numbers) // 2])
+    if len(numbers) > MAX_SNAPSHOTS:
+        _expire(table, properties, lambda snapshot: (snapshot.sequence_number or 0) < numbers[len(numbers) // 2])
 
 
-def _forget(table: Table, properties: Mapping[str, str], is_old: Callable[[Any], bool]) -> None:
+def _expire(table: Table, properties: Mapping[str, str], is_old: Callable[[Any], bool]) -> None:
     if properties:
-        attempted(table, lambda change: change.set_properties(dict(properties)))
+        commit_change(table, lambda change: change.set_properties(dict(properties)))
     heads = {ref.snapshot_id for ref in table.refresh().metadata.refs.values()}
     old = [one.snapshot_id for one in table.snapshots() if is_old(one) and one.snapshot_id not in heads]
     if old:
         table.maintenance.expire_snapshots().by_ids(old).commit()
 
 
-def _removed(table: Table, before: datetime) -> Iterator[str]:
+def _remove_unreferenced(table: Table, before: datetime) -> int:
     from pyarrow import fs
 
     system, root = locations.filesystem(table.location())
-    # Listed before anybody asks what is referred to: what is committed in between was not there, or is in the answer.
+    # Listed before the references are read: a file that is committed in between is not listed, or is referenced.
     folders = [fs.FileSelector(f"{root}/{name}", allow_not_found=True, recursive=True) for name in _FOLDERS]
     found = [one for folder in folders for one in system.get_file_info(folder) if one.is_file]
     old = {one.path for one in found if one.mtime < before.astimezone(UTC)}
-    for path in sorted(old - {locations.filesystem(uri)[1] for uri in set(_referred(table.refresh()))}):
+    unreferenced = old - {locations.filesystem(uri)[1] for uri in set(_references(table.refresh()))}
+    for path in sorted(unreferenced):
         system.delete_file(path)
-        yield path
+    return len(unreferenced)
 
 
-def _referred(table: Table) -> Iterator[str]:
-    """Yields the URIs of all files that a snapshot, or the table itself, refers to."""
+def _references(table: Table) -> Iterator[str]:
+    """Yield the URIs of all files that the table or one of its snapshots refers to."""
     metadata = table.metadata
     yield table.metadata_location
     yield from (entry.metadata_file for entry in metadata.metadata_log)

@@ -1,8 +1,8 @@
-"""Spark's JVM: the Java it runs on, what PySpark has no public name for, and the time that it spends on garbage.
+"""Spark's JVM: the Java it runs on, private names of PySpark, and its time for garbage collection.
 
-Every private name of PySpark is used here. They are those of 4.2 and 4.3; when a later one lacks one of them, this is
-the file to look at. Under Spark Connect there is no JVM in this process, and no py4j: `jvm_of` says so in one sentence.
-`format("smq")` works there, as it needs nothing of this.
+All private names of PySpark are used in this file. They exist in 4.2 and 4.3; check this file when a later version
+lacks one of them. Under Spark Connect there is no JVM in this process, and no py4j: `jvm_of` raises PipelineError.
+`format("smq")` works there, since it needs nothing of this module.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# ---- Java: found where Spark looks for it, else where Debian puts it
+# ---- Java: first where Spark looks for it, then in Debian's folder
 
 JAVA_VERSIONS = (17, 21)
-"""Major versions that Spark 4 is made for."""
+"""Major versions that Spark 4 supports."""
 
 INSTALL_JAVA = "apt-get install openjdk-17-jre-headless"
-"""What brings one on Debian and Ubuntu."""
+"""The command that installs one on Debian and Ubuntu."""
 
 _DEBIAN = Path("/usr/lib/jvm")
-_VERSION_S = 30
+_VERSION_TIMEOUT_S = 30
 _VERSION = re.compile(r'(?:version "|JAVA_VERSION=")(?:1\.)?(\d+)([^"]*)"')
 
 
 @dataclass(frozen=True)
 class Java:
-    """A Java that was found.
+    """An installed Java.
 
     Attributes:
         command: its `bin/java`.
-        version: as it says of itself, such as "17.0.15".
-        major: the first number of it.
+        version: such as "17.0.15".
+        major: the first number of the version.
     """
 
     command: Path
@@ -58,85 +58,73 @@ class Java:
 
     @property
     def home(self) -> Path:
-        """The folder that JAVA_HOME names."""
+        """The folder for JAVA_HOME."""
         return self.command.resolve().parent.parent
 
 
 def find_java(environment: Mapping[str, str] | None = None, debian: Path = _DEBIAN) -> Java:
-    """Finds a Java that Spark runs on: JAVA_HOME, else the one on the path, else the newest supported one of Debian's.
+    """Find a Java for Spark: JAVA_HOME, else the one in PATH, else the newest supported one in Debian's folder.
 
     Args:
-        environment: variables to look at; those of the process when not given.
-        debian: folder with one folder for each Java installed.
+        environment: variables; by default those of the process.
+        debian: folder with one folder for each installed Java.
 
     Raises:
-        PipelineError: there is none, or JAVA_HOME names something else.
+        PipelineError: there is none, or JAVA_HOME names another folder or version.
     """
     variables = os.environ if environment is None else environment
     if home := variables.get("JAVA_HOME"):
-        return _of_home(Path(home))
-    found = [java for command in _candidates(variables, debian) if (java := _inspected(command))]
-    for java in found:
-        if java.major in JAVA_VERSIONS:
-            return java
-    there = f"; found only Java {found[0].version} ({found[0].command})" if found else ""
+        command = Path(home) / "bin" / "java"
+        if not os.access(command, os.X_OK):
+            raise PipelineError(f"JAVA_HOME is {home}, where there is no bin/java: unset it, or name Java 17 or 21.")
+        java = _inspect(command)
+        if java is None:
+            raise PipelineError(f"JAVA_HOME is {home}, whose bin/java doesn't tell its version: name Java 17 or 21.")
+        if java.major not in JAVA_VERSIONS:
+            wrong = f"JAVA_HOME is {home}, which is Java {java.version}, and Spark needs 17 or 21"
+            raise PipelineError(f"{wrong}: unset it, or type as root: {INSTALL_JAVA}")
+        return java
+    commands = [Path(found)] if (found := shutil.which("java", path=variables.get("PATH", ""))) else []
+    for major in reversed(JAVA_VERSIONS):
+        commands += sorted(debian.glob(f"java-{major}-*/bin/java"))
+    others: list[Java] = []
+    for command in commands:
+        if java := _inspect(command):
+            if java.major in JAVA_VERSIONS:
+                return java
+            others.append(java)
+    there = f"; found only Java {others[0].version} ({others[0].command})" if others else ""
     raise PipelineError(f"Java 17 or 21 is needed{there}. As root, type: {INSTALL_JAVA}")
 
 
 def use_java(java: Java) -> None:
-    """Lets the Spark that this process starts run on `java`."""
+    """Make the Spark that this process starts run on `java`."""
     os.environ["JAVA_HOME"] = str(java.home)
 
 
-def _of_home(home: Path) -> Java:
-    command = home / "bin" / "java"
-    if not os.access(command, os.X_OK):
-        raise PipelineError(f"JAVA_HOME is {home}, where there is no bin/java: unset it, or name Java 17 or 21.")
-    java = _inspected(command)
-    if java is None:
-        raise PipelineError(f"JAVA_HOME is {home}, whose bin/java doesn't tell its version: name Java 17 or 21.")
-    if java.major not in JAVA_VERSIONS:
-        wrong = f"JAVA_HOME is {home}, which is Java {java.version}, and Spark needs 17 or 21"
-        raise PipelineError(f"{wrong}: unset it, or type as root: {INSTALL_JAVA}")
-    return java
-
-
-def _candidates(variables: Mapping[str, str], debian: Path) -> Iterator[Path]:
-    if command := shutil.which("java", path=variables.get("PATH", "")):
-        yield Path(command)
-    for major in reversed(JAVA_VERSIONS):
-        yield from sorted(debian.glob(f"java-{major}-*/bin/java"))
-
-
-def _inspected(command: Path) -> Java | None:
-    match = _VERSION.search(_release(command)) or _VERSION.search(_spoken(command))
+def _inspect(command: Path) -> Java | None:
+    text = ""
+    with suppress(OSError):
+        # Every Java since 9 has this file; reading it is a hundred times faster than starting Java.
+        text = (command.resolve().parent.parent / "release").read_text("utf-8", "replace")
+    match = _VERSION.search(text)
+    if match is None:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            answer = subprocess.run(
+                [command, "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False
+            )
+            match = _VERSION.search(answer.stderr + answer.stdout)
     return Java(command, match[1] + match[2], int(match[1])) if match else None
 
 
-def _release(command: Path) -> str:
-    """What lies beside every Java since 9; reading it is a hundred times faster than starting it."""
-    try:
-        return (command.resolve().parent.parent / "release").read_text("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-def _spoken(command: Path) -> str:
-    try:
-        answer = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=_VERSION_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return answer.stderr + answer.stdout
-
-
-# ---- what PySpark has no public name for
+# ---- Private names of PySpark
 
 
 def jvm_of(spark: SparkSession) -> JVMView:
-    """Returns the JVM of a session, through which py4j reaches its classes.
+    """Return the JVM of a session, for access to its classes through py4j.
 
     Raises:
-        PipelineError: it is a session of Spark Connect, whose JVM is elsewhere.
+        PipelineError: it is a session of Spark Connect, whose JVM is in another process.
     """
     session = cast(Any, spark)
     if not hasattr(session, "_jvm"):
@@ -148,10 +136,10 @@ def jvm_of(spark: SparkSession) -> JVMView:
 
 
 def start(conf: SparkConf | None = None) -> None:
-    """Starts the JVM without a session, or takes that of spark-submit.
+    """Start the JVM without a session, or connect to that of spark-submit.
 
-    `SparkContext` itself would begin to work in it at once: a signal that comes then ends it in the middle. And
-    `SparkConf` only knows what spark-submit was given when there is a JVM to ask.
+    `SparkContext` itself would begin to work in it at once, and a signal at that time would interrupt it. And
+    `SparkConf` knows the options of spark-submit only when there is a JVM to ask.
     """
     from pyspark import SparkContext
 
@@ -159,25 +147,31 @@ def start(conf: SparkConf | None = None) -> None:
 
 
 def handle_signals() -> None:
-    """Lets the JVM leave signals to this process: service managers send SIGTERM to it too, and terminals Ctrl-C to it
-    and its helpers, which inherit what it ignores. It would end in the middle of a micro-batch, and it ends with its
-    driver anyway, as its stdin does. That of spark-submit, which is the process that others know, hands SIGTERM on.
+    """Make the JVM ignore signals, which this process handles.
+
+    Service managers send SIGTERM to the JVM too, and terminals send Ctrl-C to it and its Python workers, which inherit
+    the ignored signals. The JVM would end in the middle of a micro-batch; it ends with its driver anyway, because its
+    stdin is closed. The JVM of spark-submit, the process that other programs know, forwards SIGTERM.
     """
     from pyspark import SparkContext
 
     jvm: Any = SparkContext._jvm  # there is no session yet
-    ignore = told = jvm.sun.misc.SignalHandler.SIG_IGN
+    ignore = forward = jvm.sun.misc.SignalHandler.SIG_IGN
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        _take_calls(SparkContext)
-        told = _ToDriver()
-    _handle(jvm, {"INT": ignore, "TERM": told, "HUP": told})  # Java takes no other handler after SIG_IGN
+        _enable_callbacks(SparkContext)
+        forward = _ForwardToDriver()
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+
+    for name, handler in (("INT", ignore), ("TERM", forward), ("HUP", forward)):
+        with suppress(Py4JJavaError):  # a Java with -Xrs, or one that was started with an ignored signal
+            jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal(name), handler)
 
 
 def ended_by(error: BaseException | None) -> int | None:
-    """Returns the signal that ended the JVM while it started; None when none did, or that isn't known.
+    """Return the signal that ended the JVM while it started; None without one, or when it is unknown.
 
     Args:
-        error: what starting it raised. Until it answers, only the frames of PySpark have its process.
+        error: the exception of the start. Until the JVM responds, only PySpark's frames have its process.
     """
     from pyspark import SparkContext
 
@@ -187,25 +181,26 @@ def ended_by(error: BaseException | None) -> int | None:
         process = traceback.tb_frame.f_locals.get("proc", process)
         traceback = traceback.tb_next
     code = process.poll() if isinstance(process, subprocess.Popen) else None
-    number = -code if code is not None and code < 0 else (code or 0) - 128  # Java and shells give 128 and the signal
+    number = -code if code is not None and code < 0 else (code or 0) - 128  # Java and shells return 128 + signal
     return number if number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM) else None
 
 
 def listen(spark: SparkSession, listener: object) -> Callable[[], None]:
-    """Lets Spark tell a listener about its queries.
+    """Send Spark's events about queries to a listener.
 
-    `spark.streams.addListener` asks the JVM for every field of an event by itself: 80 to 450 ms a micro-batch were
-    measured beside a busy query, where one that takes the event's JSON needs 1 to 3 ms.
+    `spark.streams.addListener` requests every field of an event separately from the JVM. That took 80 to 450 ms a
+    micro-batch beside a busy query; a listener that reads the event's JSON needs 1 to 3 ms.
 
     Args:
         spark: the session.
-        listener: has the methods of a PythonStreamingQueryListener, which get Java's events, and says so to py4j.
+        listener: an object with the methods of a PythonStreamingQueryListener and a class `Java` for py4j.
 
     Returns:
+        A function that removes the listener.
         A function that ends it.
     """
     java = jvm_of(spark)
-    _take_calls(spark.sparkContext)
+    _enable_callbacks(spark.sparkContext)
     streams = cast(Any, spark)._jsparkSession.streams()
     wrapper = java.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper(listener)
     streams.addListener(wrapper)
@@ -213,7 +208,7 @@ def listen(spark: SparkSession, listener: object) -> Callable[[], None]:
 
 
 def check_streaming(spark: SparkSession, frame: DataFrame, mode: str) -> None:
-    """Makes Spark's own check of a stream, which otherwise it makes when the stream starts.
+    """Run Spark's own check of a stream, which Spark otherwise runs when the stream starts.
 
     Args:
         spark: the session.
@@ -231,21 +226,21 @@ def check_streaming(spark: SparkSession, frame: DataFrame, mode: str) -> None:
 
 
 def is_of_gateway(error: Exception) -> bool:
-    """Whether an error says that an object of Java has no such method, or the like."""
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    """Return whether an error means that a Java object has no such method, or the like."""
+    from py4j.protocol import Py4JError
 
     return isinstance(error, Py4JError)
 
 
 def analysed_plan(frame: DataFrame) -> Any:
-    """Returns Spark's analysed plan of a frame, an object of Scala."""
+    """Return Spark's analysed plan of a frame, a Scala object."""
     return cast(Any, frame)._jdf.queryExecution().analyzed()
 
 
 def glob(spark: SparkSession, pattern: str) -> list[str]:
-    """Returns what there is in a file system of Hadoop's; nothing where a folder is missing.
+    """Return the matching paths in a file system of Hadoop; empty when a folder is missing.
 
-    Spark's readers pass over names that begin with an underscore, as those do that say that a table is whole.
+    Spark's readers skip names that begin with an underscore, such as those of the logs of tables.
     """
     path = jvm_of(spark).org.apache.hadoop.fs.Path(pattern)
     found = path.getFileSystem(cast(Any, spark)._jsc.hadoopConfiguration()).globStatus(path)
@@ -253,56 +248,48 @@ def glob(spark: SparkSession, pattern: str) -> list[str]:
 
 
 def cancel_group(spark: SparkSession, group: str) -> None:
-    """End the jobs of a group, and each that begins later; `SparkContext.cancelJobGroup` ends those of the moment."""
+    """Cancel the jobs of a group, also later ones; `SparkContext.cancelJobGroup` cancels current jobs only."""
     cast(Any, spark.sparkContext)._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
 
-def _take_calls(context: Any) -> None:
-    """Python objects that are handed to the JVM are called from there."""
+def _enable_callbacks(context: Any) -> None:
+    """Start the server through which the JVM calls Python objects."""
     from pyspark.java_gateway import ensure_callback_server_started
 
     ensure_callback_server_started(context._gateway)  # type: ignore[no-untyped-call]
 
 
-def _handle(jvm: Any, handlers: Mapping[str, Any]) -> None:
-    from py4j.protocol import Py4JJavaError
-
-    for name, handler in handlers.items():
-        with suppress(Py4JJavaError):  # a Java that was told to leave signals alone (-Xrs)
-            jvm.sun.misc.Signal.handle(jvm.sun.misc.Signal(name), handler)
-
-
-class _ToDriver:
-    """A handler of signals for the JVM of spark-submit."""
+class _ForwardToDriver:
+    """Signal handler for the JVM of spark-submit."""
 
     def handle(self, number: Any) -> None:
-        """Is called by Java."""
+        """Send SIGTERM to this process; called by Java."""
         os.kill(os.getpid(), signal.SIGTERM)
 
     class Java:
         implements: ClassVar = ["sun.misc.SignalHandler"]
 
 
-# ---- garbage: a Java that has no memory left answers nobody, but HotSpot's counters in a file can be read.
-# The file is that of `jstat`: a head, then entries, each with a name and where its value is (`perfMemory.hpp` of
-# OpenJDK, version 2.0). A Java that keeps none (-XX:-UsePerfData, or another than HotSpot) tells nothing.
+# ---- Garbage collection. A JVM without free memory does not respond, but HotSpot's counters in a file can be read.
+# The file is that of `jstat`: a header, then entries, each with a name and the position of its value (`perfMemory.hpp`
+# of OpenJDK, version 2.0). A JVM without such a file (-XX:-UsePerfData, or not HotSpot) can't be measured.
 
 COUNTER_FOLDERS = "/tmp"
-"""Where HotSpot has the files on Linux, whatever TMPDIR says: hsperfdata_USER/PID."""
+"""The folder of HotSpot's files on Linux, whatever TMPDIR is: hsperfdata_USER/PID."""
 WINDOW_S = 30.0
 _HEAD = struct.Struct("<IBBBBiiqii")
 _ENTRY = struct.Struct("<iiibbbbi")
-_MAGIC = 0xC0C0FECA  # 0xcafec0c0, big-endian in any case
+_MAGIC = 0xC0C0FECA  # 0xcafec0c0 in big-endian order on all machines
 _LONG = ord("J")
 _TIME = re.compile(r"sun\.gc\.collector\.\d+\.time")
 _FREQUENCY = "sun.os.hrt.frequency"
 
 
 class GarbageTime:
-    """Watches a Java.
+    """Measures the garbage collection of a JVM.
 
     Args:
-        path: of its counters.
+        path: the file of its counters.
     """
 
     def __init__(self, path: Path) -> None:
@@ -310,14 +297,15 @@ class GarbageTime:
         self._seen: deque[tuple[float, float]] = deque()
 
     def share(self, now_s: float | None = None) -> float | None:
-        """Returns which share of the last `WINDOW_S` went into collecting garbage, from 0 to 1; to be called every
-        second or so.
+        """Return the share of the last `WINDOW_S` seconds that garbage collection took, from 0 to 1.
+
+        To be called about once a second.
 
         Args:
-            now_s: of a clock that is never set; that of this moment if not given.
+            now_s: time of a monotonic clock; by default the present time.
 
         Returns:
-            None when nothing tells, or it has not been watched for half of that time.
+            None when the JVM can't be measured, or has been measured for less than half of that time.
         """
         now_s = time.monotonic() if now_s is None else now_s
         try:
@@ -332,29 +320,23 @@ class GarbageTime:
 
 
 def find_garbage_time() -> GarbageTime | None:
-    """Returns what watches the Java of this process, its child or, under spark-submit, its parent; None without one."""
-    for process in (*_children(), os.getppid()):
+    """Return the meter for the JVM of this process: its child or, under spark-submit, its parent; None without one."""
+    processes = [os.getppid()]
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # the thread has ended
+            processes[:0] = map(int, (thread / "children").read_text().split())
+    for process in processes:
         for path in Path(COUNTER_FOLDERS).glob(f"hsperfdata_*/{process}"):
             return GarbageTime(path)
     return None
 
 
-def _children() -> list[int]:
-    found: list[int] = []
-    for thread in Path("/proc/self/task").iterdir():
-        try:
-            found += map(int, (thread / "children").read_text().split())
-        except OSError:  # it has ended
-            continue
-    return found
-
-
 def collecting_s(path: Path) -> float:
-    """Returns for how many seconds a Java has collected garbage since it began.
+    """Return how many seconds a JVM has spent on garbage collection since its start.
 
     Raises:
-        OSError: it has ended, or keeps no counters.
-        ValueError: the file is none of these.
+        OSError: it has ended, or has no counters.
+        ValueError: the file has another format.
     """
     counters = dict(_counters(path.read_bytes()))
     ticks = sum(value for name, value in counters.items() if _TIME.fullmatch(name))
@@ -370,7 +352,7 @@ def _counters(data: bytes) -> Iterator[tuple[str, int]]:
     for _ in range(count):
         size, name_at, _, kind, _, _, _, value_at = _ENTRY.unpack_from(data, at)
         if size <= 0:
-            raise ValueError("an entry without an end")
+            raise ValueError("an entry without a size")
         if kind == _LONG:
             name = data[at + name_at : data.index(b"\0", at + name_at)].decode("ascii", "replace")
             yield name, struct.unpack_from("<q", data, at + value_at)[0]

@@ -1,7 +1,7 @@
-"""Warm-up of Spark's JVM: an archive of its classes (AppCDS), which Java maps instead of loading 15,000 of them anew.
+"""Warm-up of Spark's JVM: a class archive (AppCDS), which Java maps instead of loading 15,000 classes.
 
-The archive lies in the cache folder and is taken by itself as long as Java and pyspark are those it was made with.
-A child process that uses a little of everything makes it, and prints the seconds of a first job as JSON:
+The archive is in the cache folder, and is used as long as Java and pyspark are those with which it was made. A child
+process that uses most features makes it, and prints the seconds of a first job as JSON:
 
     python -m smqrt.pipeline.jvm_warmup "JVM OPTIONS" [everything]
 """
@@ -27,18 +27,18 @@ from smqrt.pipeline import jvm
 from smqrt.process.environment import cache_folder
 
 _QUIET = "-Xlog:disable"
-"""Java says nothing when an archive doesn't fit; it goes on without."""
-_CHILD_S = 600
-_SMALLEST_BYTES = 1 << 20
+"""Java continues without an archive that does not match; this option suppresses its warning."""
+_TIMEOUT_S = 600
+_MIN_ARCHIVE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class WarmupResult:
-    """What was won.
+    """The archive and what it saves.
 
     Attributes:
         path: the archive; size_bytes: its size.
-        before_s, after_s: from nothing to the end of a first small job, without and with it, in seconds.
+        before_s, after_s: seconds from the start to the end of a first small job, without and with it.
     """
 
     path: Path
@@ -48,7 +48,7 @@ class WarmupResult:
 
 
 def archive(found: jvm.Java) -> Path:
-    """Where the archive for this Java and the installed pyspark lies, whether it was made or not.
+    """Return the path of the archive for this Java and the installed pyspark, whether it exists or not.
 
     Args:
         found: the Java that Spark runs on.
@@ -56,42 +56,44 @@ def archive(found: jvm.Java) -> Path:
     Raises:
         PipelineError: pyspark isn't installed.
     """
-    key = hashlib.sha256(f"{found.home} {found.version} {_jars()}".encode()).hexdigest()[:12]
+    spec = util.find_spec("pyspark")
+    if spec is None or not spec.submodule_search_locations:
+        raise PipelineError("pyspark is not installed; type: pip install 'smqrt[spark]'")
+    home = Path(os.environ.get("SPARK_HOME") or spec.submodule_search_locations[0])
+    # The files of the class path, which Java itself compares with the archive.
+    stats = ((entry.name, entry.stat()) for entry in os.scandir(home / "jars"))
+    jars = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+    key = hashlib.sha256(f"{found.home} {found.version} {home} {jars}".encode()).hexdigest()[:12]
     return cache_folder() / f"spark-{metadata.version('pyspark')}-java-{found.major}-{key}.jsa"
 
 
 def archive_options(found: jvm.Java) -> list[str]:
-    """Options for the JVM of a driver: those that name the archive when there is a fitting one, else none.
+    """Return the JVM options for a driver that name the archive; empty without an archive that matches.
 
     Args:
         found: the Java that Spark runs on.
     """
     try:
         path = archive(found)
-        usable = path.stat().st_size >= _SMALLEST_BYTES and not any(map(str.isspace, str(path)))
+        is_usable = path.stat().st_size >= _MIN_ARCHIVE_BYTES and not any(map(str.isspace, str(path)))
     except (OSError, PipelineError):
         return []
-    return [f"-XX:SharedArchiveFile={path}", "-Xshare:auto", _QUIET] if usable else []
+    return [f"-XX:SharedArchiveFile={path}", "-Xshare:auto", _QUIET] if is_usable else []
 
 
 def build() -> WarmupResult:
-    """Makes the archive, in place of an older one, and measures what it brings. Takes about a minute.
+    """Make the archive, or replace an older one, and measure what it saves. This takes about a minute.
 
     Raises:
         PipelineError: Java or pyspark is missing, the folder can't be written, or Java makes no archive.
     """
     found = jvm.find_java()
     path = archive(found)
-    size_bytes = _make(found, path)  # first, so that the files of Spark are in memory for both measurements
-    return WarmupResult(path, size_bytes, _train(found, []), _train(found, archive_options(found)))
-
-
-def _make(found: jvm.Java, path: Path) -> int:
     fresh = path.with_suffix(f".{os.getpid()}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _train(found, [f"-XX:ArchiveClassesAtExit={fresh}", _QUIET], "everything")
-        if not fresh.exists() or fresh.stat().st_size < _SMALLEST_BYTES:
+        if not fresh.exists() or fresh.stat().st_size < _MIN_ARCHIVE_BYTES:
             raise PipelineError(
                 f"Java made no archive; perhaps its own is missing, then type: {found.command} -Xshare:dump"
             )
@@ -100,21 +102,22 @@ def _make(found: jvm.Java, path: Path) -> int:
         raise PipelineError(f"{path.parent} can't be written: {error.strerror}; name another XDG_CACHE_HOME.") from None
     finally:
         fresh.unlink(missing_ok=True)
-    return path.stat().st_size
+    # Measured after the archive was made, so that the files of Spark are in the page cache for both measurements.
+    return WarmupResult(path, path.stat().st_size, _train(found, []), _train(found, archive_options(found)))
 
 
 def _train(found: jvm.Java, jvm: list[str], *words: str) -> float:
-    """Runs Spark in a process of its own; returns how long it took until a first job was done, in seconds."""
+    """Run Spark in a child process; return the seconds until its first job was done."""
     command = [sys.executable, "-m", "smqrt.pipeline.jvm_warmup", " ".join(jvm), *words]
     environment = os.environ | {"JAVA_HOME": str(found.home)}
-    # A session of its own, for Java outlives the process that started it when it is busy with the archive.
+    # In its own session: Java outlives its parent process while it writes the archive.
     child = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        output, errors = child.communicate(timeout=_CHILD_S)
+        output, errors = child.communicate(timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise PipelineError(f"Spark did not finish within {_CHILD_S} s; try again when less runs here.") from None
+        raise PipelineError(f"Spark did not finish within {_TIMEOUT_S} s; try again when less runs here.") from None
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -125,22 +128,7 @@ def _train(found: jvm.Java, jvm: list[str], *words: str) -> float:
     return float(json.loads(output.splitlines()[-1])["seconds"])
 
 
-def _jars() -> str:
-    """What Java compares with the archive: the files of its class path. Nothing is imported for it."""
-    spec = util.find_spec("pyspark")
-    if spec is None or not spec.submodule_search_locations:
-        raise PipelineError("pyspark is not installed; type: pip install 'smqrt[spark]'")
-    home = Path(os.environ.get("SPARK_HOME") or spec.submodule_search_locations[0])
-    files = sorted((entry.name, *_stamp(entry)) for entry in os.scandir(home / "jars"))
-    return f"{home} {files}"
-
-
-def _stamp(entry: os.DirEntry[str]) -> tuple[int, int]:
-    found = entry.stat()
-    return found.st_size, found.st_mtime_ns
-
-
-# ---- the child process
+# ---- The child process
 
 _STREAM_S = 4.0
 _CONF = {
@@ -159,15 +147,21 @@ _CONF = {
 
 
 def main(jvm: str, everything: bool) -> None:
-    """Starts Spark and does one job or everything. Java writes the archive after this process has ended.
+    """Start Spark and run one job or everything. Java writes the archive after this process has ended.
 
     Args:
         jvm: options for Java.
-        everything: whether to run what pipelines run, too.
+        everything: whether to use all features that pipelines use.
     """
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        session = _spark(jvm, folder)
+        from pyspark.sql import SparkSession
+
+        builder = SparkSession.builder.master("local[2]").appName("smqrt warm").config("spark.local.dir", folder)
+        for name, value in _CONF.items():
+            builder = builder.config(name, value)
+        session = builder.config("spark.driver.extraJavaOptions", jvm).getOrCreate()
+        session.sparkContext.setLogLevel("OFF")
         session.range(10).groupBy("id").count().collect()
         seconds = time.perf_counter() - began
         if everything:
@@ -175,17 +169,6 @@ def main(jvm: str, everything: bool) -> None:
             _use_stream(session, folder)
         session.stop()
     print(json.dumps({"seconds": round(seconds, 2)}))
-
-
-def _spark(jvm: str, folder: str) -> Any:
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master("local[2]").appName("smqrt warm").config("spark.local.dir", folder)
-    for name, value in _CONF.items():
-        builder = builder.config(name, value)
-    session = builder.config("spark.driver.extraJavaOptions", jvm).getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
-    return session
 
 
 def _use_files(session: Any, folder: str) -> None:

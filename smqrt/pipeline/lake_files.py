@@ -1,4 +1,4 @@
-"""Parquet files of a micro-batch: written by Spark's tasks, of which the driver learns the names."""
+"""Parquet files of lake tables: Spark's tasks write them, the driver collects their descriptions."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
     from pyspark.sql import DataFrame
 
-_TWIN = "_"
-"""Before the name of a column that only gives a folder its name: those that name folders are not in the files."""
+_KEY_PREFIX = "_"
+"""Prefix of a copy of a partition column. The columns that name folders are not stored in the files."""
 _NULL = "__HIVE_DEFAULT_PARTITION__"
-_OPEN_FILES = 64
-"""Of a task at a time: each holds a group of rows."""
-_MOST_GROUP_ROWS = 1 << 20
+_MAX_OPEN_FILES = 64
+"""Of one task; each open file holds a group of rows in memory."""
+_MAX_GROUP_ROWS = 1 << 20
 _GROUP_ROWS, _GROUP_BYTES = 128 * 1024, 32 << 20
-"""About the most of a group of rows of a file that is made of others."""
-_LONGEST_STATISTIC = 64
-_KEYS = ("AWS_", "AZURE_", "GOOGLE_")
-"""Variables that say how an object store is reached: workers take those of the driver, as its log of commits does."""
+"""Approximate maximum of a row group in a file that joins other files."""
+_MAX_STATISTIC_LENGTH = 64
+_STORE_VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
+"""Environment variables with the access to object stores, which workers get from the driver."""
 _MILLISECOND = timedelta(milliseconds=1)
 
 
@@ -42,10 +42,10 @@ class LakeFile:
     Attributes:
         path: relative to the table.
         bytes: its size.
-        rows: how many it has.
-        values: of the columns that the table is partitioned by, as texts.
-        least, greatest: of columns whose statistics say it, as JSON has them.
-        nulls: how many, by column.
+        rows: the number of its rows.
+        values: the values of the partition columns, as texts.
+        least, greatest: minimum and maximum of columns with such statistics, as JSON values.
+        nulls: the number of NULLs by column.
     """
 
     path: str
@@ -57,60 +57,61 @@ class LakeFile:
     nulls: dict[str, int]
 
     def statistics(self) -> str:
-        """Returns what the log of a Delta table says of the rows."""
+        """Return the statistics in the format of a Delta table's log."""
         values = {"minValues": self.least, "maxValues": self.greatest, "nullCount": self.nulls}
         return json.dumps({"numRecords": self.rows, **values})
 
 
 class Joined(NamedTuple):
-    """What joining files has done: so many small ones to so many large ones."""
+    """The numbers of small files that were joined, and of large files that replace them."""
 
     small: int
     large: int
 
 
-def written(frame: DataFrame, table: str, partition_by: Sequence[str], keep: bool = False) -> list[LakeFile]:
-    """Writes the rows of a frame into files of a table, which nobody reads until they are committed.
+def write(frame: DataFrame, table: str, partition_by: Sequence[str], keep: bool = False) -> list[LakeFile]:
+    """Write the rows of a frame into files of a table, which are not visible until they are committed.
 
-    A task that is done again writes other files; those of the first time are never committed, and vacuum removes them.
+    A repeated task writes other files. Those of the first attempt are never committed, and vacuum removes them.
 
     Args:
         frame: the rows.
-        table: its folder, or a URI that pyarrow knows.
+        table: its folder, or a URI that pyarrow supports.
         partition_by: columns that become folders.
-        keep: have these columns in the files too.
+        keep: whether the files contain these columns too.
     """
     from pyspark.sql import functions as F
 
     if keep:
-        twins = [f"{_TWIN}{name}" for name in partition_by]
-        frame = frame.withColumns(dict(zip(twins, map(column, partition_by), strict=True))) if twins else frame
-        partition_by = twins
-    # A folder needs a name: readers, and Spark in its own tables, take an empty text for NULL.
+        copies = [f"{_KEY_PREFIX}{name}" for name in partition_by]
+        frame = frame.withColumns(dict(zip(copies, map(column, partition_by), strict=True))) if copies else frame
+        partition_by = copies
+    # Spark and other readers treat an empty folder name as NULL.
     texts = [name for name in partition_by if frame.schema[name].dataType.typeName() == "string"]
     frame = frame.withColumns({name: F.nullif(column(name), F.lit("")) for name in texts}) if texts else frame
-    keys = {name: value for name, value in os.environ.items() if name.startswith(_KEYS) and files.scheme(table)}
+    is_remote = files.scheme(table)
+    keys = {name: value for name, value in os.environ.items() if name.startswith(_STORE_VARIABLES) and is_remote}
     names = frame.columns
-    write = partial(_write, table=table, partition_by=tuple(partition_by), keys=keys, names=names)
-    plain = frame.toDF(*(f"c{number}" for number in range(len(names))))  # mapInArrow takes a dot for a struct's
-    rows = plain.mapInArrow(write, "file string")
+    task = partial(_write_task, table=table, partition_by=tuple(partition_by), keys=keys, names=names)
+    plain = frame.toDF(*(f"c{number}" for number in range(len(names))))  # for mapInArrow a dot means a struct's field
+    rows = plain.mapInArrow(task, "file string")
     return [LakeFile(**json.loads(row.file)) for row in rows.collect()]
 
 
 def group_rows(rows: int, size_bytes: int) -> int:
-    """Returns how many rows a group of a large file has, where files of `size_bytes` have `rows` together."""
+    """Return the number of rows in a group of a large file, made of files with `rows` and `size_bytes` together."""
     return max(1, min(_GROUP_ROWS, rows * _GROUP_BYTES // max(1, size_bytes)))
 
 
-def stored(
+def write_batches(
     batches: Iterator[RecordBatch], schema: Schema, table: str, partition_by: Sequence[str] = (), group_rows: int = 0
 ) -> list[LakeFile]:
-    """Writes batches of Arrow into files of a table; nobody reads them until they are committed.
+    """Write batches of Arrow into files of a table, which are not visible until they are committed.
 
     Args:
-        batches, schema: what, a batch at a time.
-        table, partition_by: as for `written`.
-        group_rows: the fewest rows of a group; without it each batch is one.
+        batches, schema: the rows.
+        table, partition_by: as for `write`.
+        group_rows: the minimum number of rows in a group; 0 makes each batch a group.
     """
     import pyarrow as pa
     from pyarrow import dataset
@@ -127,16 +128,16 @@ def stored(
         partitioning=by,
         basename_template=f"part-{uuid.uuid4().hex}-{{i}}.parquet",
         existing_data_behavior="overwrite_or_ignore",
-        max_open_files=_OPEN_FILES,
+        max_open_files=_MAX_OPEN_FILES,
         min_rows_per_group=group_rows,
-        max_rows_per_group=group_rows or _MOST_GROUP_ROWS,
-        create_dir=not files.is_elsewhere(table),  # in an object store that would leave files without a byte
-        file_visitor=lambda file: found.append(_described(file, root)),
+        max_rows_per_group=group_rows or _MAX_GROUP_ROWS,
+        create_dir=not files.is_elsewhere(table),  # in an object store this would create empty objects
+        file_visitor=lambda file: found.append(_describe(file, root)),
     )
     return found
 
 
-def _write(
+def _write_task(
     batches: Iterator[RecordBatch],
     table: str,
     partition_by: Sequence[str],
@@ -150,20 +151,20 @@ def _write(
     if first is None:
         return
     os.environ.update(keys)
-    found = stored(chain([first], rows), first.schema, table, partition_by)
+    found = write_batches(chain([first], rows), first.schema, table, partition_by)
     yield pa.RecordBatch.from_pydict({"file": [json.dumps(asdict(file)) for file in found]})
 
 
-def _described(file: Any, root: str) -> LakeFile:
+def _describe(file: Any, root: str) -> LakeFile:
     path = file.path.removeprefix(root.rstrip("/") + "/")
     pairs = (folder.split("=", 1) for folder in path.split("/")[:-1])
     values = {unquote(name): None if value == _NULL else unquote(value) for name, value in pairs}
-    least, greatest, nulls = _measured(file.metadata)
+    least, greatest, nulls = _statistics(file.metadata)
     return LakeFile(path, file.size, file.metadata.num_rows, values, least, greatest, nulls)
 
 
-def _measured(metadata: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
-    """The statistics of the columns without parts, of all row groups together."""
+def _statistics(metadata: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
+    """Return minima, maxima and numbers of NULLs of the columns that are not nested, over all row groups."""
     least, greatest, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
     groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
     for at in range(metadata.num_columns):
@@ -174,25 +175,24 @@ def _measured(metadata: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, 
         if all(one.has_null_count for one in found):
             nulls[name] = sum(one.null_count for one in found)
         filled = [group for group, one in zip(groups, found, strict=True) if one.null_count != group.num_rows]
-        with suppress(OverflowError, ValueError):  # a time that Python doesn't know: the column has no bounds then
+        with suppress(OverflowError, ValueError):  # a time outside Python's range: the column gets no bounds
             bounds = [(one.min, one.max) for one in found if one.has_min_max]
             if len(bounds) == len(filled) and bounds:
                 low, high = min(low for low, _ in bounds), max(high for _, high in bounds)
-                if _is_told(low) and _is_told(high):
-                    shown = _shown(low, up=False), _shown(high, up=True)
-                    least[name], greatest[name] = shown
+                if _is_bound(low) and _is_bound(high):
+                    least[name], greatest[name] = _bound(low, up=False), _bound(high, up=True)
     return least, greatest, nulls
 
 
-def _is_told(value: Any) -> bool:
+def _is_bound(value: Any) -> bool:
     if isinstance(value, str):
-        return len(value) <= _LONGEST_STATISTIC
-    # Statistics of Parquet leave out NaN, which is the greatest of all for those who filter.
+        return len(value) <= _MAX_STATISTIC_LENGTH
+    # Not for floats: Parquet's statistics omit NaN, which filters treat as the largest value.
     return isinstance(value, int | date) and not isinstance(value, bool)
 
 
-def _shown(value: Any, up: bool) -> Any:
-    """As Delta has it: times in milliseconds, rounded away from the others."""
+def _bound(value: Any, up: bool) -> Any:
+    """Return a bound in Delta's format: times in milliseconds, rounded outwards."""
     if isinstance(value, datetime):
         whole = value.replace(microsecond=value.microsecond // 1000 * 1000)
         value = whole + _MILLISECOND if up and whole != value else whole

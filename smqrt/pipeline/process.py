@@ -1,8 +1,8 @@
-"""Process that runs a query: a file with its number, a file that asks it to stop, and crash points for tests.
+"""Process of a query: its pid file, its stop file, and crash points for tests.
 
-<state>/<query>/pid     "4711 83541": the process and when the kernel started it, so that a number that
-                        was given to somebody else is never taken for a pipeline
-<state>/<query>/stop    somebody asks for the query to stop; its runner removes it
+<state>/<query>/pid     "4711 83541 HOST": the process, when the kernel started it, and its machine. The start
+                        time distinguishes it from a later process with the same number.
+<state>/<query>/stop    a request to stop the query; its runner removes it
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import signal
 from pathlib import Path
 
 _PID, _STOP = "pid", "stop"
-_STARTED = 19
-"""Field of /proc/N/stat behind the name in parentheses: when the process started, in clock ticks since boot."""
+_START_TIME_FIELD = 19
+"""Index in /proc/N/stat, after the name in parentheses, of the start time in clock ticks since boot."""
 
 
 def claim(query: Path) -> None:
-    """Writes down that this process runs the query.
+    """Register this process as the one that runs the query.
 
     Args:
         query: the folder of the query's state, `<state>/<name>`.
@@ -31,7 +31,7 @@ def claim(query: Path) -> None:
 
 
 def release(query: Path) -> None:
-    """Writes down that nobody runs the query; does nothing when another process has claimed it."""
+    """Remove the registration of this process; do nothing when another process has claimed the query."""
     words = _read(query)
     if words[:1] == [str(os.getpid())] and words[2:] == [_host()]:
         (query / _PID).unlink(missing_ok=True)
@@ -39,7 +39,7 @@ def release(query: Path) -> None:
 
 
 def running(query: Path) -> int | None:
-    """Returns the process of this machine that runs the query; None when there is none, or it died."""
+    """Return the process of this machine that runs the query; None when there is none, or it has ended."""
     words = _read(query)
     if len(words) != 3 or words[2] != _host() or not words[0].isdigit():
         return None
@@ -47,18 +47,18 @@ def running(query: Path) -> int | None:
 
 
 def elsewhere(query: Path) -> str | None:
-    """Returns the other machine on which the query runs, or died without a word; None when it isn't on another one."""
+    """Return the name of the other machine on which the query runs, or ran until a crash; else None."""
     words = _read(query)
     return words[2] if len(words) == 3 and words[2] != _host() else None
 
 
 def request_stop(query: Path) -> None:
-    """Asks the process that runs the query to stop it, and only it."""
+    """Ask the process that runs the query to stop this query, and no other."""
     (query / _STOP).touch()
 
 
 def stop_requested(query: Path) -> bool:
-    """Whether somebody asked for the query to stop."""
+    """Return whether a stop of the query was requested."""
     return (query / _STOP).exists()
 
 
@@ -74,37 +74,34 @@ def _read(query: Path) -> list[str]:
 
 
 def _started(pid: int) -> str:
-    """Returns when the process started; empty when it is gone or only waits for its parent."""
+    """Return when the process started; empty when it has ended or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
-    return "" if fields[0] in "ZX" else fields[_STARTED]
+    return "" if fields[0] in "ZX" else fields[_START_TIME_FIELD]
 
 
-# ---- points at which tests let a pipeline die, to see that nothing is lost and nothing is doubled
+# ---- Crash points, at which tests end a pipeline to check that no result is lost or duplicated
 
 CRASH_VARIABLE = "SMQRT_FAULT"
-"""POINT or POINT:NUMBER, such as "after_commit:3"; without a number any will do."""
+"""POINT or POINT:NUMBER, such as "after_commit:3"; without a number every number matches."""
 
 
 def crash_at(name: str, number: int, of_worker: bool = False) -> None:
-    """Kills the pipeline's process and its helpers at once when the environment asks for it here.
+    """Kill the pipeline's process and its child processes if the environment names this crash point.
 
     Args:
-        name: "before_commit" or "after_commit": the hub has not or has the results, Spark doesn't know it yet;
-            "before_part": it has those parts of them that come before.
-        number: of the micro-batch; of the part.
-        of_worker: this is a helper of Spark, whose group isn't the pipeline's.
+        name: "before_commit" or "after_commit": before or after the hub stores the results, which Spark does not know
+            yet; "before_part": after the preceding parts of the results.
+        number: the number of the micro-batch or of the part.
+        of_worker: whether this is a Python worker of Spark, whose process group isn't the pipeline's.
     """
     wanted, _, of = os.environ.get(CRASH_VARIABLE, "").partition(":")
     if wanted == name and of in ("", str(number)):
         group = os.getpgrp()
         if of_worker:
-            os.killpg(os.getpgid(_parent(group)), signal.SIGKILL)
+            # The parent of the first process of the workers' group is the JVM.
+            parent = Path(f"/proc/{group}/stat").read_text().rpartition(")")[2].split()[1]
+            os.killpg(os.getpgid(int(parent)), signal.SIGKILL)
         os.killpg(group, signal.SIGKILL)
-
-
-def _parent(process: int) -> int:
-    """Returns the parent: of the first process of the helpers' group, the JVM."""
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,10 +1,10 @@
-"""Processors of Spark's `transformWithState`: `@stateful`, and what `@alert` is made of.
+"""Processors of Spark's `transformWithState`: `@stateful`, and the base of `@alert`.
 
-Spark hands over all rows of a micro-batch before it fires a timer, and fires none in a batch. What a processor gives
-would depend on where micro-batches begin and end, and a backfill would give something else. So timers by event time are
-fired between the rows that they lie between (`ByRows`): a stream, a backfill and a test give the same. Timers by
-processing time have the clock of the computer in a stream; a backfill and a test go by the times when the hub got the
-rows.
+Spark passes all rows of a micro-batch before it fires a timer, and fires none in a batch. The result of a processor
+would depend on the bounds of micro-batches, and a backfill would have another result. Timers by event time are
+therefore fired between the rows, by their times (`ByRows`): a stream, a backfill and a test have the same result.
+Timers by processing time use the computer's clock in a stream; a backfill and a test use the times when the hub
+received the rows.
 
 (help: pipeline-state)
 """
@@ -37,34 +37,34 @@ if TYPE_CHECKING:
 
 
 NEEDED = {"pandas": "pandas", "google.protobuf.descriptor": "protobuf"}
-"""What pyspark asks for before it keeps state for Python, although rows pass by without pandas: module, package."""
+"""Modules, and their packages, that pyspark needs for Python state, although rows do not use pandas."""
 
 NO_TIMERS, PROCESSING_TIME, EVENT_TIME = "None", "ProcessingTime", "EventTime"
-"""What timers go by, as Spark calls it."""
+"""The clocks of timers, by Spark's names."""
 
 _MODES = {None: NO_TIMERS, "processing": PROCESSING_TIME, "event": EVENT_TIME}
 _DELAY = "spark.watermarkDelayMs"
-"""What Spark notes on the column that a watermark is on."""
+"""Spark's metadata of a column with a watermark."""
 
 
 Watermark = tuple[str, int]
-"""The column that a watermark is on, and by how many milliseconds it is behind the latest time."""
+"""The column with a watermark, and its delay behind the latest time in milliseconds."""
 
 
 def transform(
     grouped: GroupedData, processor: StatefulProcessor, schema: StructType, output_mode: str, time_mode: str
 ) -> DataFrame:
-    """Returns what a processor makes of each group.
+    """Return the result of a processor for each group.
 
     Args:
         grouped: rows by key.
         processor: gets the rows of a key and keeps its state.
-        schema: of the rows that it returns.
+        schema: the schema of its result.
         output_mode: of the query: "Append" or "Update".
-        time_mode: what its timers go by: "None", "ProcessingTime" or "EventTime".
+        time_mode: the clock of its timers: "None", "ProcessingTime" or "EventTime".
 
     Raises:
-        PipelineError: pandas or protobuf, without which Spark keeps no state for Python, is missing.
+        PipelineError: pandas or protobuf is missing, without which Spark keeps no state for Python.
     """
     for module, package in NEEDED.items():
         try:
@@ -77,78 +77,76 @@ def transform(
 
 
 def apply(frame: DataFrame, declaration: Declaration, watermarks: Iterable[Watermark] = ()) -> DataFrame:
-    """Returns what the processor of a @stateful makes of a frame.
+    """Return the result of the processor of a @stateful for a frame.
 
     Args:
-        frame: what the function returned, batch or stream. Rows without a key are left out.
-        declaration: with its `state`.
-        watermarks: those that its sources declare; Spark forgets them in a batch.
+        frame: the result of the function, batch or stream. Rows with a NULL in the key are left out.
+        declaration: the declaration with its `state`.
+        watermarks: the watermarks of its sources, which Spark ignores in a batch.
 
     Raises:
-        PipelineError: a column is missing, the schema can't be read, or timers by event time have no watermark.
+        PipelineError: a column is missing, the schema is invalid, or timers by event time have no watermark.
     """
     state = declaration.state
     assert state is not None
-    begins = f"{declaration.where}: @stateful {declaration.name}"
-    _check_columns(frame, state, begins)
-    schema = _schema(state, begins)
-    made = _made(state, begins)
+    prefix = f"{declaration.where}: @stateful {declaration.name}"
+    for name in (*state.key, *(("ts",) if state.time == "processing" else ())):
+        if name not in frame.columns:
+            raise PipelineError(
+                f"{prefix} needs the column {name!r}, which its function must return; it has "
+                f"{', '.join(frame.columns)}."
+            )
+    schema = _schema(state, prefix)
+    processor = state.processor() if isinstance(state.processor, type) else state.processor
+    # `init` is tried here: for an error in it, Spark only reports that a Python worker crashed.
+    with_ttl = states_with_ttl(processor)
+    if with_ttl and state.time != "processing":
+        raise PipelineError(
+            f"{prefix}: the state {with_ttl[0]!r} has a time to live, which uses the computer's clock: say "
+            "time='processing', or clear it when a timer is due."
+        )
     frame = frame.dropna(subset=[quoted(name) for name in state.key])
     if state.time == "event":
-        return _by_rows(frame, state, made, schema, *_event_clock(frame, watermarks, begins))
+        return _by_rows(frame, state, processor, schema, *_event_clock(frame, watermarks, prefix))
     if state.time == "processing" and (state.recorded or not frame.isStreaming):
-        return _by_rows(frame, state, made, schema, "ts", 0)
-    return _sparks(frame, state, made, schema)
+        return _by_rows(frame, state, processor, schema, "ts", 0)
+    in_order = InOrder(processor, _positions(frame, "ts", "seq"), _names(frame))
+    return transform(_by_key(frame, state.key), in_order, schema, "Update", _MODES[state.time])
 
 
 def watermark(frame: DataFrame) -> Watermark | None:
-    """Returns the watermark of a stream's column; None when there is none, as in every batch."""
+    """Return the watermark of a stream's column; None when there is none, as in every batch."""
     marks = ((field.name, field.metadata) for field in frame.schema)
     return next(((name, int(metadata[_DELAY])) for name, metadata in marks if _DELAY in (metadata or {})), None)
 
 
 def endless(declaration: Declaration) -> bool:
-    """Whether a stream of it has micro-batches without rows, for its timers: see `alerts.endless`."""
+    """Return whether a stream of this query has micro-batches without rows, for its timers: see `alerts.endless`."""
     state = declaration.state
     return state is not None and state.time == "processing" and not state.recorded
 
 
-def _made(state: StatefulOptions, begins: str) -> StatefulProcessor:
-    """The processor, after its `init` was tried: of an error in it Spark only tells that a helper crashed."""
-
-    made = state.processor() if isinstance(state.processor, type) else state.processor
-    forgotten = states_with_ttl(made)
-    if forgotten and state.time != "processing":
-        raise PipelineError(
-            f"{begins}: the state {forgotten[0]!r} has a time to live, which goes by the clock of the computer: say "
-            "time='processing', or clear it when a timer is due."
-        )
-    return made
-
-
-def _sparks(frame: DataFrame, state: StatefulOptions, made: StatefulProcessor, schema: StructType) -> DataFrame:
-    """With Spark's own clock."""
-
-    processor = InOrder(made, _positions(frame, "ts", "seq"), _names(frame))
-    return transform(_by_key(frame, state.key), processor, schema, "Update", _MODES[state.time])
-
-
 def _by_rows(
-    frame: DataFrame, state: StatefulOptions, made: StatefulProcessor, schema: StructType, column: str, delay_ms: int
+    frame: DataFrame,
+    state: StatefulOptions,
+    processor: StatefulProcessor,
+    schema: StructType,
+    column: str,
+    delay_ms: int,
 ) -> DataFrame:
-    """With a column of milliseconds, as the times of rows come to Python without their zone."""
+    """Run the processor with the times of the rows; a column of milliseconds is added for them."""
     from pyspark.sql import functions as F
 
     if frame.isStreaming and _DELAY not in (frame.schema[column].metadata or {}):
         frame = frame.withWatermark(quoted(column), "0 seconds")
     timed = frame.withColumn(MILLISECONDS, F.unix_millis(F.col(quoted(column))))
-    processor = ByRows(made, _positions(timed, column, "seq"), delay_ms, frame.isStreaming, _names(timed))
+    by_rows = ByRows(processor, _positions(timed, column, "seq"), delay_ms, frame.isStreaming, _names(timed))
     mode = EVENT_TIME if frame.isStreaming else NO_TIMERS
-    return transform(_by_key(timed, state.key), processor, schema, "Update", mode)
+    return transform(_by_key(timed, state.key), by_rows, schema, "Update", mode)
 
 
 def _names(frame: DataFrame) -> tuple[str, ...]:
-    """Returns the names of the columns when they must be other ones for Spark, which takes a dot for a struct's."""
+    """Return the names of the columns if Spark needs others: it treats a dot as access to a struct's field."""
     return tuple(frame.columns) if any(mark in name for name in frame.columns for mark in ".`") else ()
 
 
@@ -162,28 +160,18 @@ def _positions(frame: DataFrame, *names: str) -> list[int]:
     return [frame.columns.index(name) for name in names if name in frame.columns]
 
 
-def _event_clock(frame: DataFrame, declared: Iterable[Watermark], begins: str) -> Watermark:
-    here = (each for each in declared if each[0] in frame.columns and not frame.isStreaming)
-    found = watermark(frame) or next(here, None)
+def _event_clock(frame: DataFrame, declared: Iterable[Watermark], prefix: str) -> Watermark:
+    in_batch = (each for each in declared if each[0] in frame.columns and not frame.isStreaming)
+    found = watermark(frame) or next(in_batch, None)
     if found is None:
         raise PipelineError(
-            f"{begins} has time='event', whose clock is the watermark: give the @source a watermark=, and let the "
-            f"function return the column that it is on; it returns {', '.join(frame.columns)}."
+            f"{prefix} has time='event', whose clock is the watermark: give the @source a watermark=, and let the "
+            f"function return its column; it returns {', '.join(frame.columns)}."
         )
     return found
 
 
-def _check_columns(frame: DataFrame, state: StatefulOptions, begins: str) -> None:
-    needed = (*state.key, *(("ts",) if state.time == "processing" else ()))
-    for name in needed:
-        if name not in frame.columns:
-            raise PipelineError(
-                f"{begins} needs the column {name!r}, which its function must return; it has "
-                f"{', '.join(frame.columns)}."
-            )
-
-
-def _schema(state: StatefulOptions, begins: str) -> StructType:
+def _schema(state: StatefulOptions, prefix: str) -> StructType:
     from pyspark.errors import ParseException
     from pyspark.sql.types import StructType
 
@@ -192,22 +180,22 @@ def _schema(state: StatefulOptions, begins: str) -> StructType:
     try:
         return cast(StructType, StructType.fromDDL(state.schema))
     except ParseException as error:
-        raise PipelineError(f"{begins}: schema={state.schema!r} can't be read: {first_line(error)}") from None
+        raise PipelineError(f"{prefix}: schema={state.schema!r} can't be read: {first_line(error)}") from None
 
 
-# ---- what Spark calls, around the processor of the user
+# ---- Processors that Spark calls, around the processor of the user
 
 MILLISECONDS = "_smqrt_ms"
-"""The last column of the rows of `ByRows`: their time since 1970, which the processor doesn't see."""
+"""The last column of the rows of `ByRows`: their time since 1970, hidden from the processor."""
 
 
 class InOrder(StatefulProcessor):
-    """Hands the rows of a key on in order: Spark's exchange leaves them in none.
+    """Passes the rows of a key in order; after Spark's exchange they have none.
 
     Args:
-        processor: gets them.
-        order: positions of the columns that they are sorted by, NULL first; none leaves them as they come.
-        names: of the columns, where Spark has others.
+        processor: the processor of the user.
+        order: positions of the columns to sort by, NULL first; empty keeps the present order.
+        names: the names of the columns, if Spark has others.
     """
 
     def __init__(self, processor: StatefulProcessor, order: Sequence[int], names: Sequence[str] = ()) -> None:
@@ -215,21 +203,21 @@ class InOrder(StatefulProcessor):
         self._named = Row(*names) if names else None
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Is called by Spark in each task."""
+        """Open the state; called by Spark in each task."""
         self._processor.init(handle)
 
     def handleInputRows(self, key: tuple[object, ...], rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
-        """Takes the rows of a key in a micro-batch; called by Spark."""
+        """Process the rows of a key in a micro-batch; called by Spark."""
         yield from self._processor.handleInputRows(key, iter(self._sorted(rows)), timerValues)
 
     def handleExpiredTimer(
         self, key: tuple[object, ...], timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
-        """Takes a timer that is due; called by Spark."""
+        """Process a timer that is due; called by Spark."""
         yield from self._processor.handleExpiredTimer(key, timerValues, expiredTimerInfo)
 
     def close(self) -> None:
-        """Is called by Spark at the end of each task."""
+        """Close the processor; called by Spark at the end of each task."""
         self._processor.close()
 
     def _sorted(self, rows: Iterator[Row]) -> Iterable[Row]:
@@ -242,14 +230,13 @@ class InOrder(StatefulProcessor):
 
 
 class ByRows(InOrder):
-    """A processor whose clock is the times of the rows, each of which is a micro-batch of its own.
+    """Runs a processor with the times of the rows as its clock; each row is a separate call.
 
     Args:
-        processor: gets them.
+        processor: the processor of the user.
         order: as of `InOrder`; the last column of each row is `MILLISECONDS`.
-        delay_ms: by so much the clock is behind the rows, as a watermark is.
-        is_stream: timers that are still to come are left to Spark, whose clock is the watermark; in a batch nothing
-            comes any more.
+        delay_ms: the delay of the clock behind the rows, like that of a watermark.
+        is_stream: whether later timers are left to Spark, whose clock is the watermark; in a batch they never fire.
         names: as of `InOrder`.
     """
 
@@ -265,24 +252,24 @@ class ByRows(InOrder):
         self._delay_ms, self._is_stream = delay_ms, is_stream
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Is called by Spark in each task."""
+        """Open the state; called by Spark in each task."""
         self._clock = _Clock(handle, self._is_stream)
         self._processor.init(self._clock)
 
     def handleInputRows(self, key: tuple[object, ...], rows: Iterator[Row], timerValues: TimerValues) -> Iterator[Row]:
-        """Takes the rows of a key in a micro-batch; called by Spark."""
+        """Process the rows of a key in a micro-batch; called by Spark."""
         self._clock.begin(timerValues)
         for row in self._sorted(rows):
             if row[-1] is not None:
                 yield from self._until(key, row[-1] - self._delay_ms)
-            told = Row(*row.__fields__[:-1])(*row[:-1])
-            yield from self._processor.handleInputRows(key, iter([told]), self._clock.values())
+            visible = Row(*row.__fields__[:-1])(*row[:-1])
+            yield from self._processor.handleInputRows(key, iter([visible]), self._clock.values())
         self._clock.end()
 
     def handleExpiredTimer(
         self, key: tuple[object, ...], timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
     ) -> Iterator[Row]:
-        """Takes a timer that was left to Spark, and those that it leads to; called by Spark."""
+        """Process a timer that was left to Spark, and timers that it sets; called by Spark."""
         self._clock.begin(timerValues)
         until_ms, due_ms = self._clock.now_ms, expiredTimerInfo.getExpiryTimeInMs()
         self._clock.leave_to_spark(until_ms)
@@ -302,47 +289,47 @@ class ByRows(InOrder):
 
 
 class _Clock(StatefulProcessorHandle):
-    """Spark's handle for one key at a time, with timers that go by the rows.
+    """Spark's handle for one key at a time, with timers by the times of the rows.
 
-    A time to live is left out: it goes by the clock of the computer, which stands still here.
+    It ignores a time to live, which uses the computer's clock.
     """
 
     def __init__(self, handle: StatefulProcessorHandle, is_stream: bool) -> None:
         self._handle, self._is_stream = handle, is_stream
         self.now_ms = 0
         self._timers: set[int] = set()
-        self._sparks: set[int] = set()
-        self._left: set[int] = set()
+        self._spark_timers: set[int] = set()
+        self._fired_by_spark: set[int] = set()
 
     def begin(self, values: TimerValues) -> None:
-        """Another key has its turn."""
+        """Begin the calls for another key."""
         self.now_ms = max(0, values.getCurrentWatermarkInMs())
-        self._sparks = set(self._handle.listTimers()) if self._is_stream else set()
-        self._timers, self._left = set(self._sparks), set()
+        self._spark_timers = set(self._handle.listTimers()) if self._is_stream else set()
+        self._timers, self._fired_by_spark = set(self._spark_timers), set()
 
     def leave_to_spark(self, until_ms: int) -> None:
-        """Spark itself fires its timers up to this time, one after the other, and forgets them."""
-        self._left = {due_ms for due_ms in self._sparks if due_ms <= until_ms}
+        """Ignore the timers up to this time that Spark itself fires and removes."""
+        self._fired_by_spark = {due_ms for due_ms in self._spark_timers if due_ms <= until_ms}
 
     def end(self) -> None:
-        """Leaves to Spark what is still to come."""
+        """Pass the remaining timers to Spark."""
         if self._is_stream:
-            for due_ms in sorted(self._timers - self._sparks):
+            for due_ms in sorted(self._timers - self._spark_timers):
                 self._handle.registerTimer(due_ms)
-            for due_ms in sorted(self._sparks - self._timers):
+            for due_ms in sorted(self._spark_timers - self._timers):
                 self._handle.deleteTimer(due_ms)
 
     def values(self) -> TimerValues:
-        """Both clocks say the same."""
+        """Return the present time; both clocks have the same."""
         return TimerValues(self.now_ms, self.now_ms)
 
     def next_due(self, until_ms: int) -> int | None:
-        """Returns the first timer up to a time."""
-        first = min(self._timers - self._left, default=until_ms + 1)
+        """Return the first timer up to a time."""
+        first = min(self._timers - self._fired_by_spark, default=until_ms + 1)
         return first if first <= until_ms else None
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """One in the past is fired as soon as can be."""
+        """Set a timer; a time in the past means the next possible time."""
         self._timers.add(max(expiryTimestampMs, self.now_ms + 1))
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
@@ -366,38 +353,38 @@ class _Clock(StatefulProcessorHandle):
         self._handle.deleteIfExists(stateName)
 
 
-# ---- `init`, tried before Spark calls it
+# ---- A trial of `init` before Spark calls it
 
 
 def states_with_ttl(processor: StatefulProcessor) -> list[str]:
-    """Returns the names of a processor's states that have a time to live; raises what its `init` raises."""
+    """Return the names of a processor's states with a time to live; raise the errors of its `init`."""
     handle = _TryHandle()
     copy(processor).init(handle)
     return handle.with_ttl
 
 
 class _TryHandle(StatefulProcessorHandle):
-    """One without Spark behind it."""
+    """A handle without Spark."""
 
     def __init__(self) -> None:
         self.with_ttl: list[str] = []
 
     def getValueState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> ValueState:
         self._note(stateName, ttlDurationMs)
-        return ValueState(_NOBODY, stateName)
+        return ValueState(_NO_CLIENT, stateName)
 
     def getListState(self, stateName: str, schema: Any, ttlDurationMs: int | None = None) -> ListState:
         self._note(stateName, ttlDurationMs)
-        return ListState(_NOBODY, stateName)
+        return ListState(_NO_CLIENT, stateName)
 
     def getMapState(
         self, stateName: str, userKeySchema: Any, valueSchema: Any, ttlDurationMs: int | None = None
     ) -> MapState:
         self._note(stateName, ttlDurationMs)
-        return MapState(_NOBODY, stateName)
+        return MapState(_NO_CLIENT, stateName)
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        raise RuntimeError("init() has no key, whose timer it could set; set it in handleInputRows().")
+        raise RuntimeError("init() has no key, for which it could set a timer; set it in handleInputRows().")
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
         self.registerTimer(expiryTimestampMs)
@@ -406,11 +393,11 @@ class _TryHandle(StatefulProcessorHandle):
         return iter(())
 
     def deleteIfExists(self, stateName: str) -> None:
-        """There is none yet."""
+        """Do nothing: no state exists."""
 
     def _note(self, name: str, ttl_ms: int | None) -> None:
         if ttl_ms is not None:
             self.with_ttl.append(name)
 
 
-_NOBODY: Any = None
+_NO_CLIENT: Any = None

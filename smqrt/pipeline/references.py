@@ -1,8 +1,8 @@
-"""Tables that streams are joined with: small files beside the pipelines, read by the driver, sent along with the plan.
+"""Reference tables that streams are joined with: small files beside the pipelines.
 
-So workers on other machines need no access to the file, and a micro-batch reads nothing. When a file changes,
-`ReferenceWatch` tells so, and the queries that use it start anew from their checkpoints: that takes about a second and
-loses nothing.
+The driver reads them and sends them with the query plan, so workers on other machines need no access to the files, and
+a micro-batch reads nothing. When a file changes, `ReferenceWatch` reports a new version, and the queries that use it
+are restarted from their checkpoints. That takes about a second and loses nothing.
 
 (help: pipeline-rules)
 """
@@ -25,106 +25,109 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 
-# ---- Names of columns as Spark wants them: `service.name` without quotes is a field of a struct to it.
+# ---- Names of columns as Spark needs them. Without quotes `service.name` is a field of a struct.
 
 
 def quoted(name: str) -> str:
-    """Returns the name of one column in backquotes, so that dots, blanks and backquotes in it are only characters."""
+    """Return the name of one column in backquotes, so that dots, blanks and backquotes in it are plain characters."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def column(name: str) -> Column:
-    """Returns the column of exactly this name."""
+    """Return the column of exactly this name."""
     from pyspark.sql import functions as F
 
     return F.col(quoted(name))
 
 
-KINDS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
-LOOK_S = 1.0
+FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet"}
+CHECK_INTERVAL_S = 1.0
 
-Stamp = tuple[tuple[str, int, int, int], ...]
-"""Name, inode, time of change and size of each file: different when the table may be."""
+Fingerprint = tuple[tuple[str, int, int, int], ...]
+"""Name, inode, time of change and size of each file. It changes when the table may have changed."""
 
 
 def table(spark: SparkSession, declaration: Declaration, folder: Path) -> DataFrame:
-    """Reads a reference.
+    """Read a reference.
 
     Args:
         spark: the session.
-        declaration: a @reference; its path is a CSV file with a head line, a JSON file (one object a line, or a list
-            of them), a Parquet file, or a folder of such files; a URI such as s3a://… is read by Spark.
-        folder: of the pipelines, which the path is relative to.
+        declaration: a @reference; its path is a CSV file with a header, a JSON file (one object a line, or a list of
+            objects), a Parquet file, or a folder of such files; Spark reads a URI such as s3a://…
+        folder: the folder of pipelines, which the path is relative to.
 
     Returns:
         A DataFrame of its columns, or of those in the option "schema" with these types.
 
     Raises:
-        PipelineError: there is no such file, a column is missing, or a value is of another type.
+        PipelineError: the file does not exist, a column is missing, or a value has another type.
     """
     path = str(declaration.options["path"])
-    if locations.is_elsewhere(path):
-        return _remote(spark, path, declaration)
-    return spark.createDataFrame(_read(declaration, folder))
+    if not locations.is_elsewhere(path):
+        return spark.createDataFrame(_read(declaration, folder))
+    suffix = Path(path).suffix.lower()
+    if suffix not in FORMATS:
+        raise PipelineError(f"{_prefix(declaration)}: {path} must be called {', '.join(FORMATS)}.")
+    reader = spark.read.format(FORMATS[suffix]).option("header", True)
+    ddl = declaration.options["schema"]
+    return reader.schema(ddl).load(path) if ddl else reader.option("inferSchema", True).load(path)
 
 
 class ReferenceWatch:
-    """Tells when references have changed.
+    """Detects changes of references.
 
     Args:
         declarations: the references.
-        folder: of the pipelines.
-        report: is told, once for each change, of a file that can't be read; the rows read before stay in use.
+        folder: the folder of pipelines.
+        report: called once for each change that can't be read; the rows read before stay in use.
     """
 
     def __init__(self, declarations: Iterable[Declaration], folder: Path, report: Callable[[str], None]) -> None:
         here = [each for each in declarations if not locations.is_elsewhere(each.options["path"])]
         self._files = {each.name: _File(each, folder) for each in here}
         self._report = report
-        self._next_s = time.monotonic() + LOOK_S
+        self._next_check_s = time.monotonic() + CHECK_INTERVAL_S
 
     def versions(self, names: Iterable[str]) -> list[int]:
-        """Returns a number for each of these references, another one when it should be read again.
+        """Return a version number for each of these references; a new number means that it must be read again.
 
-        It looks at most once a second, and waits until a file has been left alone for as long, so that it is whole.
+        Files are checked at most once a second. A change counts when the next check finds no further change, so that
+        the file is complete.
         """
-        if self._files and time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + LOOK_S
+        if self._files and time.monotonic() >= self._next_check_s:
+            self._next_check_s = time.monotonic() + CHECK_INTERVAL_S
             for file in self._files.values():
-                self._look(file)
+                try:
+                    file.check()
+                except PipelineError as error:
+                    self._report(f"{error} The rows read before stay in use.")
         return [self._files[name].version for name in names if name in self._files]
-
-    def _look(self, file: _File) -> None:
-        try:
-            file.look()
-        except PipelineError as error:
-            self._report(f"{error} The rows read before stay in use.")
 
 
 class _File:
-    """A reference that is watched, and how often it has changed."""
+    """A watched reference and its version."""
 
     def __init__(self, declaration: Declaration, folder: Path) -> None:
         self._declaration, self._folder = declaration, folder
-        self._used = self._seen = stamp(declaration, folder)
+        self._used = self._seen = fingerprint(declaration, folder)
         self.version = 0
 
-    def look(self) -> None:
-        """Counts a change that has settled.
+    def check(self) -> None:
+        """Increase the version after a change that is complete.
 
         Raises:
-            PipelineError: what is there now can't be read.
+            PipelineError: the new content can't be read.
         """
-        now = stamp(self._declaration, self._folder)
-        settled, self._seen = now == self._seen, now
-        if settled and now != self._used:
+        now = fingerprint(self._declaration, self._folder)
+        is_settled, self._seen = now == self._seen, now
+        if is_settled and now != self._used:
             self._used = now
             _read(self._declaration, self._folder)
             self.version += 1
 
 
-def stamp(declaration: Declaration, folder: Path) -> Stamp | None:
-    """Returns what changes when the files of a reference do; None when there are none."""
+def fingerprint(declaration: Declaration, folder: Path) -> Fingerprint | None:
+    """Return a value that changes when the files of a reference change; None when there are none."""
     try:
         stats = [(path, path.stat()) for path in _files(declaration, folder)]
     except (OSError, PipelineError):
@@ -135,32 +138,38 @@ def stamp(declaration: Declaration, folder: Path) -> Stamp | None:
 def _read(declaration: Declaration, folder: Path) -> Table:
     import pyarrow
 
-    schema = _schema(declaration)
+    prefix, schema = _prefix(declaration), _schema(declaration)
     files = _files(declaration, folder)
     tables = []
     for path in files:
         try:
-            tables.append(_typed(_READERS[KINDS[path.suffix.lower()]](path, schema), schema, path))
+            found = _READERS[FORMATS[path.suffix.lower()]](path, schema)
+            if schema is not None:
+                for name in schema.names:
+                    if name not in found.column_names:
+                        raise ValueError(f"it has no column {name!r}; it has {', '.join(found.column_names)}.")
+                found = found.select(schema.names).cast(schema)
+            tables.append(found)
         except (pyarrow.ArrowException, OSError, ValueError) as error:
-            raise PipelineError(f"{_begins(declaration)}: {path} can't be read: {first_line(error)}") from None
+            raise PipelineError(f"{prefix}: {path} can't be read: {first_line(error)}") from None
     try:
         return pyarrow.concat_tables(tables)
     except pyarrow.ArrowException as error:
-        raise PipelineError(
-            f"{_begins(declaration)}: the files in {files[0].parent} don't fit together: {first_line(error)}"
-        ) from None
+        why = f"the files in {files[0].parent} don't fit together: {first_line(error)}"
+        raise PipelineError(f"{prefix}: {why}") from None
 
 
 def _files(declaration: Declaration, folder: Path) -> list[Path]:
-    path = folder / locations.local_folder(declaration.options["path"], _begins(declaration), "Spark reads it")
-    files = sorted(each for each in path.iterdir() if each.suffix.lower() in KINDS) if path.is_dir() else [path]
+    prefix = _prefix(declaration)
+    path = folder / locations.local_folder(declaration.options["path"], prefix, "Spark reads it")
+    files = sorted(each for each in path.iterdir() if each.suffix.lower() in FORMATS) if path.is_dir() else [path]
     if not files or not files[0].is_file():
         raise PipelineError(
-            f"{_begins(declaration)}: there is {'nothing in' if path.is_dir() else 'no'} {path}; "
+            f"{prefix}: there is {'nothing in' if path.is_dir() else 'no'} {path}; "
             "a path is relative to the folder of pipelines."
         )
-    if files[0].suffix.lower() not in KINDS:
-        raise PipelineError(f"{_begins(declaration)}: {path} must be called {', '.join(KINDS)}.")
+    if files[0].suffix.lower() not in FORMATS:
+        raise PipelineError(f"{prefix}: {path} must be called {', '.join(FORMATS)}.")
     return files
 
 
@@ -175,7 +184,7 @@ def _schema(declaration: Declaration) -> Schema | None:
     try:
         return to_arrow_schema(cast(StructType, StructType.fromDDL(ddl)), timezone="UTC")
     except ParseException as error:
-        raise PipelineError(f"{_begins(declaration)}: schema={ddl!r} can't be read: {first_line(error)}") from None
+        raise PipelineError(f"{_prefix(declaration)}: schema={ddl!r} can't be read: {first_line(error)}") from None
 
 
 def _csv(path: Path, schema: Schema | None) -> Table:
@@ -185,7 +194,7 @@ def _csv(path: Path, schema: Schema | None) -> Table:
     options = csv.ConvertOptions(
         column_types=types, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
     )
-    # One thread, as only then it says in which row a value is wrong.
+    # One thread: with several the error does not name the row of an invalid value.
     return csv.read_csv(path, csv.ReadOptions(use_threads=False), convert_options=options)
 
 
@@ -212,23 +221,5 @@ def _parquet(path: Path, schema: Schema | None) -> Table:
 _READERS: dict[str, Callable[[Path, Any], Any]] = {"csv": _csv, "json": _json, "parquet": _parquet}
 
 
-def _typed(found: Table, schema: Schema | None, path: Path) -> Table:
-    if schema is None:
-        return found
-    for name in schema.names:
-        if name not in found.column_names:
-            raise ValueError(f"it has no column {name!r}; it has {', '.join(found.column_names)}.")
-    return found.select(schema.names).cast(schema)
-
-
-def _remote(spark: SparkSession, path: str, declaration: Declaration) -> DataFrame:
-    suffix = Path(path).suffix.lower()
-    if suffix not in KINDS:
-        raise PipelineError(f"{_begins(declaration)}: {path} must be called {', '.join(KINDS)}.")
-    reader = spark.read.format(KINDS[suffix]).option("header", True)
-    ddl = declaration.options["schema"]
-    return reader.schema(ddl).load(path) if ddl else reader.option("inferSchema", True).load(path)
-
-
-def _begins(declaration: Declaration) -> str:
+def _prefix(declaration: Declaration) -> str:
     return f"{declaration.where}: @reference {declaration.name}"

@@ -1,4 +1,4 @@
-"""Resumption of a query whose checkpoint is gone or was reset: nothing is left out, nothing comes twice."""
+"""Resumption of a query without its checkpoint, and its reset: no result is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from smqrt.errors import PipelineError
 from smqrt.journal import files
 from smqrt.pipeline import checkpoint, process, status, tables
-from smqrt.pipeline.checkpoint import Offsets, PublishCommit, QueryStart
+from smqrt.pipeline.checkpoint import Offsets, QueryStart
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from smqrt.pipeline.tables import LakeTable
 
 
-_REMOVED = " Rows behind it that retention has removed are missing."
-_REMEMBERED = (
-    " What windows and joins remembered is gone: smqrt pipeline reset {} and run --from earliest compute all anew."
+_REMOVED = " Later rows that retention has removed are missing."
+_STATE_LOST = (
+    " The state of windows and joins is lost: smqrt pipeline reset {} and run --from earliest compute all anew."
 )
 
 
 def resume_table(
     query: Path, location: str, spark: SparkSession, journal: Journal | RemoteJournal
 ) -> tuple[str, Offsets | None, str]:
-    """Finds the folder that the stream of a table writes to.
+    """Find the folder that the stream of a table writes to.
 
-    Spark's file sink leaves out micro-batches whose numbers its folder has. So a stream that begins anew gets a folder
-    of its own beside the table's, which `tables.files` and `tables.frame` read with it.
+    Spark's file sink skips micro-batches whose numbers its folder already has. A stream without a checkpoint therefore
+    gets its own folder beside the table's; `tables.files` and `tables.frame` read both.
 
     Args:
         query: `<state>/<name>`.
@@ -45,29 +45,28 @@ def resume_table(
         journal: the journal, opened.
 
     Returns:
-        The folder or URI; where the stream begins, if it is a new one and what there is tells it; and a sentence for
-        the user, or nothing.
+        The folder or URI; where the stream begins, if it is new and this is known; and a sentence for the user, which
+        may be empty.
 
     Raises:
-        PipelineError: the checkpoint is gone, and nobody knows which rows the table has.
+        PipelineError: the checkpoint is missing, and the rows of the table are unknown.
     """
-    folder, told = checkpoint.table_folder(query) or location, ""
-    if not checkpoint.exists(query):
-        if tables.is_streamed(spark, folder):
-            told = _left(query, location, folder)
-            checkpoint.replace_start(query, None)
-            folder = f"{location}{tables.BACKFILL}{secrets.token_hex(6)}"
-        checkpoint.keep_table_folder(query, folder)
-        end = checkpoint.table_end(query)
-        begin = _most(end, journal.begin(end)) if end else None
-        missing = _REMOVED if told and begin != end else ""
-        return folder, begin, told + missing
-    checkpoint.keep_table_folder(query, folder)
-    return folder, None, ""
+    folder, notice = checkpoint.table_folder(query) or location, ""
+    if checkpoint.exists(query):
+        checkpoint.save_table_folder(query, folder)
+        return folder, None, ""
+    if tables.is_streamed(spark, folder):
+        notice = _describe_table(query, location, folder)
+        checkpoint.replace_start(query, None)
+        folder = f"{location}{tables.BACKFILL}{secrets.token_hex(6)}"
+    checkpoint.save_table_folder(query, folder)
+    end = checkpoint.table_end(query)
+    begin = _later(end, journal.begin(end)) if end else None
+    return folder, begin, notice + (_REMOVED if notice and begin != end else "")
 
 
 def resume_lake_table(query: Path, table: LakeTable, journal: Journal | RemoteJournal) -> tuple[Offsets | None, str]:
-    """Finds where the stream of a table with commits begins: they say which rows it has.
+    """Find where the stream of a table with commits begins: the commits record which rows the table has.
 
     Args:
         query: `<state>/<name>`.
@@ -79,128 +78,132 @@ def resume_lake_table(query: Path, table: LakeTable, journal: Journal | RemoteJo
     """
     if checkpoint.exists(query) or not table.exists():
         return None, ""
-    end, lost = table.end(query.name), checkpoint.saved_start(query) is not None
+    end, is_lost = table.end(query.name), checkpoint.saved_start(query) is not None
     checkpoint.replace_start(query, None)
     if end is None:
         return None, (
-            f"adds to the table in {table.location}, whose commits don't say which rows of the journal it has; "
-            "rows that it has come again where --from is before its end."
+            f"appends to the table in {table.location}, whose commits don't record which rows of the journal it has; "
+            "rows are written twice where --from is before its end."
         )
-    begin = _most(end, journal.begin(end))
-    told = f"goes on where its table in {table.location} ends, at {checkpoint.offset_text(end)}."
-    told = f"the checkpoint in {query} is gone. It {told}{_REMEMBERED.format(query.name)}" if lost else told
-    return begin, told + (_REMOVED if begin != end else "")
+    begin = _later(end, journal.begin(end))
+    notice = f"continues where its table in {table.location} ends, at {checkpoint.offset_text(end)}."
+    if is_lost:
+        notice = f"the checkpoint in {query} is missing. It {notice}{_STATE_LOST.format(query.name)}"
+    return begin, notice + (_REMOVED if begin != end else "")
 
 
-def _left(query: Path, location: str, folder: str) -> str:
-    """Says what there is of a table that is to be gone on with, and notes its rows."""
+def _describe_table(query: Path, location: str, folder: str) -> str:
+    """Describe an existing table that is continued; record its rows."""
+
+    def position() -> str:
+        end = checkpoint.table_end(query)
+        return f", at {checkpoint.offset_text(end)}" if end else ""
+
     if folder in checkpoint.table_ranges(query):
-        return f"goes on where its table in {location} ends{_at(query)}; what comes now is in a folder beside it."
+        return f"continues where its table in {location} ends{position()}; new rows are in a folder beside it."
     if checkpoint.start_offsets(query) is None:
         return (
-            f"adds to the table in {location} of an earlier run, whose state is gone; rows that it has come again "
+            f"appends to the table in {location} of an earlier run, whose state is lost; rows are written twice "
             "where --from is before its end."
         )
-    again = save_written_range(query)
+    repetition = save_written_range(query)
     return (
-        f"the checkpoint in {query} is gone. It goes on where its table ends{_at(query)}{again}; what windows and "
-        f"joins remembered is gone too: smqrt pipeline reset {query.name} and run --from earliest compute all anew."
+        f"the checkpoint in {query} is missing. It continues where its table ends{position()}{repetition}; the "
+        f"state of windows and joins is lost too: smqrt pipeline reset {query.name} and run --from earliest compute "
+        "all anew."
     )
 
 
-def _at(query: Path) -> str:
-    end = checkpoint.table_end(query)
-    return f", at {checkpoint.offset_text(end)}" if end else ""
-
-
 def save_written_range(query: Path) -> str:
-    """Notes which rows the stream of a table has written, before its checkpoint is forgotten.
+    """Record which rows the stream of a table has written, before its checkpoint is removed.
 
     Args:
         query: `<state>/<name>`.
 
     Returns:
-        What is to be said about it, or nothing.
+        A part of a sentence for the user, which may be empty.
 
     Raises:
-        PipelineError: nobody knows.
+        PipelineError: the rows are unknown.
     """
     folder, start, last = checkpoint.table_folder(query), checkpoint.start_offsets(query), status.read(query)
     batch = tables.last_batch(folder) if folder else -1
     end = checkpoint.committed_offsets(query, batch if batch >= 0 else None) or (last.offset if last else None)
     if not folder or start is None or not end:
         raise PipelineError(
-            f"The checkpoint in {query} is gone, and nobody knows which rows its table has: smqrt pipeline reset "
-            f"{query.name} forgets both; with --keep-output the table stays, and rows come again from --from on."
+            f"The checkpoint in {query} is missing, and it is unknown which rows its table has: smqrt pipeline reset "
+            f"{query.name} removes both; with --keep-output the table stays, and rows from --from on are written again."
         )
     checkpoint.add_table_range(query, folder, start, end)
-    certain = checkpoint.exists(query) or (last and batch <= last.batch)
-    return "" if certain else "; its last micro-batch may be in it twice"
+    is_certain = checkpoint.exists(query) or (last and batch <= last.batch)
+    return "" if is_certain else "; its last micro-batch may be in it twice"
 
 
 def resume_published(query: Path, journal: Journal | RemoteJournal, hub: CommitClient) -> str:
-    """Decides where a query that publishes goes on when its checkpoint is gone: after what the hub has of it.
+    """Decide where a publishing query without a checkpoint continues: after what the hub has of it.
 
-    What it remembered (windows, joins, alarms) is computed anew, without publishing anything, from where it began.
+    Its state (windows, joins, alarms) is computed again from where it began, without publishing.
 
     Args:
         query: `<state>/<name>`.
         journal: the journal, opened.
-        hub: knows what was published.
+        hub: the client that can ask what was published.
 
     Returns:
-        A sentence for the user; nothing when all is well.
+        A sentence for the user, which may be empty.
 
     Raises:
         Unreachable: the hub is away.
-        JournalError: it can't tell.
+        JournalError: the hub's list of commits can't be read.
     """
     before, commit = checkpoint.saved_start(query), checkpoint.last_commit(query)
     if checkpoint.exists(query) or before is None:
         return ""
     if commit is None:
         last = status.read(query)
-        unknown = last is not None and last.batch >= 0 and before.split is None
-        return f"the checkpoint in {query} is gone; it begins anew, and results may come again." if unknown else ""
-    is_there = hub.has(commit.query_id, commit.batch)
-    begun, ended = (commit.start, commit.end) if is_there else (commit.before, commit.start)
-    done = _most(before.split or {}, ended)
-    starting = _most(before.starting, journal.begin(before.starting)) if commit.stateful else done
-    pending = _most(before.split or {}, begun) if commit.stateful and begun else None
+        is_unknown = last is not None and last.batch >= 0 and before.split is None
+        return f"the checkpoint in {query} is missing; it begins anew, and may publish again." if is_unknown else ""
+    is_published = hub.has(commit.query_id, commit.batch)
+    begun, ended = (commit.start, commit.end) if is_published else (commit.before, commit.start)
+    done = _later(before.split or {}, ended)
+    starting = _later(before.starting, journal.begin(before.starting)) if commit.stateful else done
+    pending = _later(before.split or {}, begun) if commit.stateful and begun else None
     checkpoint.replace_start(query, QueryStart(starting, None if starting == done else done, pending))
-    return f"the checkpoint in {query} is gone. {_goes_on(commit, done)}"
+    subject = "Its state is computed again from the rows in the journal, and it" if commit.stateful else "It"
+    return (
+        f"the checkpoint in {query} is missing. {subject} publishes the results after {checkpoint.offset_text(done)}, "
+        "where the hub's list of commits ends."
+    )
 
 
-def _goes_on(commit: PublishCommit, done: Offsets) -> str:
-    anew = "What it remembered is computed anew from what the journal has, and it" if commit.stateful else "It"
-    return f"{anew} publishes what comes after {checkpoint.offset_text(done)}, where the hub's list of commits ends."
-
-
-def _most(one: Mapping[str, int], other: Mapping[str, int]) -> Offsets:
+def _later(one: Mapping[str, int], other: Mapping[str, int]) -> Offsets:
     return {node: max(one.get(node, 0), other.get(node, 0)) for node in {*one, *other}}
+
+
+# ---- `smqrt pipeline reset`: removes the position of a query, so that its next run is its first
 
 
 # ---- `smqrt pipeline reset`: a query forgets how far it is, so that its next run is its first
 
-_LETTERS = ".dead_letters"
+_DEAD_LETTERS = ".dead_letters"
 _NAME = re.compile(r"[^./][^/]*")
 
 
 def reset(state: Path, name: str, journal: str, table: str | None) -> Iterator[str]:
-    """Removes what a query remembers.
+    """Remove the state of a query.
 
     Args:
         state: folder of the state of queries.
-        name: of the query.
+        name: the name of the query.
         journal: path of the journal, which keeps rows that the query has not read; a URL is left alone.
-        table: folder or URI of its table, which is removed too, backfills included; None keeps it or there is none.
-            A run that follows goes on where a table ends that was kept.
+        table: folder or URI of its table, which is removed too, backfills included; None keeps it. The next run
+            continues where a kept table ends.
 
     Yields:
-        What was removed.
+        The paths that were removed.
 
     Raises:
-        PipelineError: it runs, never ran, or something can't be removed.
+        PipelineError: it runs, never ran, or a file can't be removed.
     """
     query = state / name
     if not _NAME.fullmatch(name) or not query.is_dir():
@@ -211,37 +214,28 @@ def reset(state: Path, name: str, journal: str, table: str | None) -> Iterator[s
     if table and files.is_elsewhere(table):
         raise PipelineError(f"{table} is not on this machine: remove it there, then reset with --keep-output.")
     if not table:
-        with suppress(PipelineError):  # nobody knows which rows its table has, or it has none
+        with suppress(PipelineError):  # it is unknown which rows its table has, or it has no table
             save_written_range(query)
-    # The checkpoint goes last: after a failure in between, the same command does the rest.
+    ranges = checkpoint.ranges_file(query)
+    is_kept = not table and ranges.exists()
+    # The checkpoint goes last: after a failure in between, the same command removes the rest.
     for path in [
         *([*tables.folders(Path(table)), tables.versions_file(Path(table))] if table else []),
-        *_marks(journal, name),
-        *_state_files(query, not table),
+        *_reader_files(journal, name),
+        *(sorted(set(query.iterdir()) - {ranges}) if is_kept else [query]),
     ]:
         if path.exists():
-            _remove(path)
+            try:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            except OSError as error:
+                raise PipelineError(f"{error.filename or path} can't be removed: {error.strerror}.") from None
             yield str(path)
 
 
-def _state_files(query: Path, keep: bool) -> list[Path]:
-    """What a query remembers; `keep` leaves what is known of the table that is kept."""
-    ranges = checkpoint.ranges_file(query)
-    return sorted(set(query.iterdir()) - {ranges}) if keep and ranges.exists() else [query]
-
-
-def _marks(journal: str, name: str) -> list[Path]:
-    """What keeps the journal from removing rows that the query has not read."""
+def _reader_files(journal: str, name: str) -> list[Path]:
+    """Return the files that keep the journal from removing rows that the query has not read."""
     if files.is_address(journal):
         return []
     readers = files.journal_folder(journal) / "readers"
-    others = f"{name}{_LETTERS}"
     found = [readers / f"{name}.json", *sorted(readers.glob(f"{name}.*.json"))]
-    return [path for path in found if not path.name.startswith(others)]
-
-
-def _remove(path: Path) -> None:
-    try:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    except OSError as error:
-        raise PipelineError(f"{error.filename or path} can't be removed: {error.strerror}.") from None
+    return [path for path in found if not path.name.startswith(f"{name}{_DEAD_LETTERS}")]

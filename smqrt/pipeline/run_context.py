@@ -1,4 +1,4 @@
-"""Context of a run: how pipelines are run, and what their queries share."""
+"""Options of a run, and the objects that its queries share."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from smqrt.pipeline import api, checkpoint, references, session, sinks
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.checkpoint import Offsets, QueryStart
 from smqrt.pipeline.discover import Catalog
-from smqrt.pipeline.failing_rows import Numbers, without
-from smqrt.pipeline.graph import Frames, JournalSource, QueryPlan
+from smqrt.pipeline.failing_rows import RowNumbers, without
+from smqrt.pipeline.graph import FrameFactory, JournalSource, QueryPlan
 from smqrt.pipeline.status import LagRows, LagSeconds, StatusWriter
 from smqrt.printable import printable
 
@@ -37,29 +37,29 @@ def _to_stderr(message: str) -> None:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How pipelines are run.
+    """Options of a run.
 
     Attributes:
         journal: path or URL of the journal.
-        app: the application's folder; tables are kept in it.
-        state: folder of checkpoints and status, one folder in it for each query.
-        master: Spark's; empty takes what spark-submit has given.
-        start: where a query begins that has no checkpoint: "latest", "earliest", a duration such as "2h" (so long
-            ago), an ISO time, a seq, or JSON {node: seq}.
-        until: where a backfill ends, written as `start`; a stream has no end.
-        once: work off what there is, then end.
-        republish: also publish results of what was in the journal before a query's first start.
-        replace: a backfill replaces what there is of the range.
-        trigger: the shortest time between micro-batches, instead of what the pipelines say.
-        token: what the hub asks for; None takes the one in the journal's folder.
-        cafile: PEM file with certificates to trust instead of the system's, for an address of TLS.
-        tables: folder or URI that tables with a relative path are below; None takes `.tables` of the application.
-        settings: settings of Spark that win over all others.
-        hub_retry_s: seconds that a micro-batch waits for a hub that is away.
-        report: is told, in one sentence each, what fails.
+        app: the application's folder, which holds its tables.
+        state: folder of checkpoints and status, with one folder for each query.
+        master: Spark's master; empty uses that of spark-submit.
+        start: where a query without a checkpoint begins: "latest", "earliest", a duration such as "2h" (so long ago),
+            an ISO time, a seq, or JSON {node: seq}.
+        until: where a backfill ends, written like `start`; a stream has no end.
+        once: process the rows that are there, then end.
+        republish: also publish results of rows that were in the journal before a query's first start.
+        replace: a backfill replaces the results of the range.
+        trigger: the shortest time between micro-batches, instead of the pipelines' own.
+        token: the hub's token; None uses the one in the journal's folder.
+        cafile: PEM file with certificates to trust instead of the system's, for a TLS address.
+        tables: folder or URI for tables with a relative path; None uses `.tables` of the application.
+        settings: settings of Spark, which override all others.
+        hub_retry_s: how many seconds a micro-batch waits for a hub that is away.
+        report: called with one sentence for each failure.
 
     Raises:
-        PipelineError, ArgumentError: one of these is not what it must be, which is said before Spark starts.
+        PipelineError, ArgumentError: an option is invalid; this is checked before Spark starts.
     """
 
     journal: str
@@ -89,13 +89,13 @@ class RunOptions:
 
 
 class RunContext:
-    """What the queries of one run share.
+    """The objects that the queries of one run share.
 
     Attributes:
-        catalog, options: as given; pid: of this process.
-        spark: the session; journal: the journal, opened.
-        status: keeps the status files; report: is told what fails.
-        watch: tells when references have changed.
+        catalog, options: the arguments; pid: of this process.
+        spark: the session; journal: the opened journal.
+        status: writes the status files; report: called with one sentence for each failure.
+        watch: detects changes of references.
     """
 
     def __init__(self, catalog: Catalog, options: RunOptions) -> None:
@@ -107,73 +107,73 @@ class RunContext:
             options.state, lag_seconds(*self._address, ignores=self._ignores_results), self.lag_rows()
         )
         self._rows = JournalSource(*self._address)
-        tables = [each for each in catalog.declarations.values() if each.kind == "reference"]
+        tables = (each for each in catalog.declarations.values() if each.kind == "reference")
         self.watch = references.ReferenceWatch(tables, catalog.folder, options.report)
         self.spark: SparkSession
 
     def lag_rows(self) -> LagRows:
-        """Returns what tells how many rows wait for a query; to be asked by one thread."""
+        """Return a function that counts the rows that wait for a query. Only one thread may call it."""
         return lag_rows(*self._address, ignores=self._ignores_results)
 
     def _ignores_results(self, name: str) -> bool:
-        """Whether a query reads nothing that pipelines have published."""
+        """Return whether a query reads nothing that pipelines have published."""
         declaration = self.catalog.declarations.get(name)
         read = self.catalog.walk(declaration) if declaration else []
         return bool(read) and not any(one.options["include_pipeline"] for one in read if one.kind == "source")
 
     def commit_client(
-        self, plan: QueryPlan, stopping: threading.Event, away: Callable[[str], None]
+        self, plan: QueryPlan, stopping: threading.Event, on_unreachable: Callable[[str], None]
     ) -> sinks.CommitClient:
-        """Returns where results go; `stopping` ends the waiting for it, of which `away` is told."""
+        """Return the client that publishes results. It stops waiting for the hub when `stopping` is set."""
         options = self.options
         return sinks.CommitClient(
             options.journal,
             options.token,
             options.hub_retry_s,
             stopping,
-            away,
+            on_unreachable,
             options.cafile,
             plan.declaration.error_topic,
-            lambda rows: self.status.left_out(plan.name, sinks.FITS_MESSAGE, rows),
+            lambda rows: self.status.add_left_out(plan.name, sinks.FITS_MESSAGE, rows),
         )
 
-    def sources(self, plan: QueryPlan, start: QueryStart, left_out: Numbers) -> Frames:
-        """Returns what gives the streams of a query's sources, without some rows."""
+    def sources(self, plan: QueryPlan, start: QueryStart, left_out: RowNumbers) -> FrameFactory:
+        """Return a function that returns the stream of a source of this query, without the rows in `left_out`."""
         names = plan.reader_names
         return lambda source: without(self._rows.stream(self.spark, source, start, names[source.name]), left_out)
 
-    def rows_between(self, start: Offsets, end: Offsets, left_out: Numbers) -> Frames:
-        """Returns what gives the rows of sources between two offsets, without some."""
+    def rows_between(self, start: Offsets, end: Offsets, left_out: RowNumbers) -> FrameFactory:
+        """Return a function that returns the rows of a source between two offsets, without those in `left_out`."""
         return lambda source: without(self._rows.batch(self.spark, source, start, end), left_out)
 
     def report_progress(self, plan: QueryPlan, offset: Mapping[str, int], retry_s: float) -> None:
-        """Tells the journal how far a query is, so that retention keeps what comes after it."""
+        """Report to the journal which rows a query has processed, so that retention keeps the rows after them."""
         try:
             address = files.HubAddress.of(*self._address)
             for source, name in plan.reader_names.items():
                 results = bool(self.catalog.declarations[source].options["include_pipeline"])
                 commit.report_progress(address, name, name, offset, retry_s=retry_s, results=results)
         except JournalError as error:
-            self.report(f"{plan.name}: the journal's retention doesn't know how far it is: {error}")
+            self.report(f"{plan.name}: its progress did not reach the journal's retention: {error}")
 
     def reference(self, declaration: Declaration) -> DataFrame:
-        """Returns the table of a reference."""
+        """Return the table of a reference."""
         return references.table(self.spark, declaration, self.catalog.folder)
 
 
-def _reads_all(name: str) -> bool:
-    return False
-
-
 def lag_seconds(
-    location: str, token: str | None = None, cafile: str | None = None, *, ignores: Callable[[str], bool] = _reads_all
+    location: str,
+    token: str | None = None,
+    cafile: str | None = None,
+    *,
+    ignores: Callable[[str], bool] = lambda name: False,
 ) -> LagSeconds:
-    """Returns what tells a `StatusWriter` how far a query is behind, in seconds.
+    """Return a function for `StatusWriter` that measures how many seconds a query is behind.
 
     Args:
-        location: path or URL of the journal, of which for each question the next row of each node is read.
-        token: what its hub wants to see; cafile: as for `open_journal`.
-        ignores: whether a query leaves out what pipelines have published, such as its own results: that does not wait.
+        location: path or URL of the journal; each call reads the next row of each node.
+        token: the hub's token; cafile: as for `open_journal`.
+        ignores: whether a query ignores the rows that pipelines have published, which then do not count.
 
     Raises:
         JournalError: there is no such journal.
@@ -188,7 +188,7 @@ def lag_seconds(
             )
             times_us = [_time_us(journal, node, seq) for node, seq in firsts.items()]
         except (SmqrtError, OSError):
-            return None  # a hub that is away, a segment that was just removed: the next question is soon
+            return None  # the hub is away, or a segment was just removed; the next call is soon
         waiting_us = [time_us for time_us in times_us if time_us is not None]
         return max(0.0, time.time() - min(waiting_us) / 1e6) if waiting_us else 0.0
 
@@ -198,7 +198,7 @@ def lag_seconds(
 def lag_rows(
     location: str, token: str | None = None, cafile: str | None = None, *, ignores: Callable[[str], bool]
 ) -> LagRows:
-    """Returns what tells a `StatusWriter` how many rows wait for a query between two offsets.
+    """Return a function for `StatusWriter` that counts the rows between two offsets that wait for a query.
 
     Args:
         location, token, cafile, ignores: as for `lag_seconds`.
@@ -218,5 +218,5 @@ def lag_rows(
 
 
 def _time_us(journal: Journal | RemoteJournal, node: str, seq: int) -> int | None:
-    """The time of arrival of the row `seq`; None when it isn't there yet."""
+    """Return the time of arrival of a row; None when the row is not there yet."""
     return next((row.ts_us for row in journal.rows({node: seq}, {node: seq + 1})), None)

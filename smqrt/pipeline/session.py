@@ -1,4 +1,4 @@
-"""SparkSession with settings that fit one machine or a cluster, and work that Ctrl-C ends."""
+"""SparkSession for one machine or a cluster, and interruptible work."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import sys
 import threading
 import zipfile
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from smqrt.errors import PipelineError
 from smqrt.pipeline import jvm, jvm_warmup
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 _sessions: list[SparkSession] = []
-"""The one that this process has started, if it has."""
+"""The session that this process has started, if any."""
 HERE = Path(__file__).parent
 LOG = ".spark/spark.log"
-"""What Spark tells, in the folder of state."""
+"""Spark's log, in the folder of state."""
 
 MEMORY, DEFAULT_MEMORY = "spark.driver.memory", "1g"
 _MASTER = re.compile(r"local(\[(\*|[1-9]\d*)( *, *\d+)?\])?|local-cluster\[.+\]|(spark|k8s|sc)://.+|yarn")
-_SPARKS_OWN = ("pyspark", "py4j")
+_PYSPARK_ARCHIVES = ("pyspark", "py4j")
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _STATE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -45,9 +45,9 @@ EVERYWHERE = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.sql.python.filterPushdown.enabled": "true",
-    # The last value of a key that is there twice, as everywhere else, instead of no VARIANT at all.
+    # Of a repeated key the last value counts, as in other JSON parsers; by default there is no VARIANT at all.
     "spark.sql.variant.allowDuplicateKeys": "true",
-    # With Arrow a function's result of another type than declared is converted or fails instead of being NULL.
+    # With Arrow, a function's result of another type than declared is converted or fails instead of becoming NULL.
     "spark.sql.execution.pythonUDF.arrow.enabled": "false",
 }
 LOCAL = {
@@ -56,81 +56,85 @@ LOCAL = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
-    # Spark's default forks a process for every file of a checkpoint: 80 ms a micro-batch.
+    # Spark's default starts a process for every file of a checkpoint: 80 ms a micro-batch.
     "spark.sql.streaming.checkpointFileManagerClass": _FILES,
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
 }
-"""Only where one machine does it all: on HDFS and object stores Spark's own way is the safe one."""
+"""For one machine only: on HDFS and object stores Spark's own checkpoint files are the safe ones."""
 
 
 def start_spark(master: str, app_name: str, state: Path, extra: Mapping[str, str] | None = None) -> SparkSession:
-    """Starts Spark.
+    """Start Spark.
 
     Args:
-        master: "local[*]" or a cluster's, such as "spark://host:7077"; empty takes what spark-submit has given.
-        app_name: as the cluster shows it.
-        state: folder of the state of pipelines; what Spark spills goes there too.
-        extra: settings that win over these.
+        master: "local[*]" or a cluster's, such as "spark://host:7077"; empty uses that of spark-submit.
+        app_name: the name that the cluster shows.
+        state: folder of the state of pipelines, also for Spark's temporary files.
+        extra: settings that override these.
 
     Returns:
         The session; `stop()` ends Spark.
 
     Raises:
-        PipelineError: pyspark or Java is missing or doesn't start, or it would be one of Spark Connect.
+        PipelineError: pyspark or Java is missing or doesn't start, or Spark Connect is configured.
     """
     _check_pyspark()
-    _check_is_own(master)
+    remote = master if master.startswith("sc://") else os.environ.get("SPARK_REMOTE")
+    if remote:
+        raise PipelineError(
+            f"{remote} is a server of Spark Connect, and pipelines run in a Spark of their own: name another --master, "
+            'and unset SPARK_REMOTE. Programs for Spark Connect use format("smq").'
+        )
     found = jvm.find_java()
     jvm.use_java(found)
-    named = {"spark.app.name": app_name} | ({"spark.master": master} if master else {})
-    _environment(is_local(master))
-    _quiet()
+    settings = {"spark.app.name": app_name} | ({"spark.master": master} if master else {})
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if is_local(master):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # pyspark.zip, which Spark puts first, has no compiled files: each Python worker would compile them again.
+        paths = [str(HERE / "helper"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    _silence_pyspark()
     try:
-        session = _started(named | _settings(master, state, found, dict(extra or {})))
+        from pyspark import SparkConf
+        from pyspark.sql import SparkSession
+
+        conf = SparkConf().setAll(list((settings | _settings(master, state, found, dict(extra or {}))).items()))
+        jvm.start(conf)  # before the session, which would begin to work in the JVM at once
+        jvm.handle_signals()
+        session = SparkSession.builder.config(conf=conf).getOrCreate()
+        _sessions[:] = [session]
     except Exception as error:
         raise PipelineError(f"Spark doesn't start: {first_line(error)} smqrt pipeline doctor looks for why.") from error
     if not is_local(master):
         from smqrt.pipeline.smq_source import register
 
         register(session)
-        session.sparkContext.environment["PYTHONPATH"] = os.pathsep.join(_archives())
-    return session
-
-
-def _archives() -> list[str]:
-    """Returns what --py-files has brought to the driver: the helper that looks there at the processor of a @stateful or
-    @alert gets none of it from Spark.
-    """
-    return [path for path in sys.path if zipfile.is_zipfile(path) and not Path(path).name.startswith(_SPARKS_OWN)]
-
-
-def _started(settings: Mapping[str, str]) -> SparkSession:
-    from pyspark import SparkConf
-    from pyspark.sql import SparkSession
-
-    conf = SparkConf().setAll(list(settings.items()))
-    jvm.start(conf)  # as the session itself would do, after which its work begins
-    jvm.handle_signals()
-    session = SparkSession.builder.config(conf=conf).getOrCreate()
-    _sessions[:] = [session]
+        # The archives of --py-files: Spark does not pass them to the Python worker that inspects the processor of a
+        # @stateful or @alert on the driver.
+        archives = [path for path in sys.path if zipfile.is_zipfile(path)]
+        archives = [path for path in archives if not Path(path).name.startswith(_PYSPARK_ARCHIVES)]
+        session.sparkContext.environment["PYTHONPATH"] = os.pathsep.join(archives)
     return session
 
 
 def cancel_jobs() -> None:
-    """Cancels what the session computes that this process has started, from any thread; pyspark knows the active one of
-    a thread only. Does nothing when there is none, or it has ended meanwhile.
+    """Cancel the jobs of the session that this process has started, from any thread; do nothing without a session.
+
+    pyspark itself knows only the active session of a thread.
     """
     with suppress(Exception):
         for session in _sessions:
             session.sparkContext.cancelAllJobs()
 
 
-def _quiet() -> None:
-    """pyspark prints whole stacks of errors, of which the runner tells what there is to know in one sentence."""
+def _silence_pyspark() -> None:
+    """Switch off pyspark's logs, which have whole stacks; the runner reports an error in one sentence."""
     from pyspark.logger import PySparkLogger
 
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    logging.getLogger().addFilter(_is_not_of_py4j)  # which tells the root logger of a JVM that is gone
+    # py4j logs the end of a JVM with the root logger.
+    logging.getLogger().addFilter(_is_not_of_py4j)
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
@@ -140,7 +144,7 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
 
 
 def is_local(master: str) -> bool:
-    """Whether everything runs in this process and its helpers."""
+    """Return whether Spark runs in this process and its child processes only."""
     return master.startswith("local") and not master.startswith("local-cluster")
 
 
@@ -149,11 +153,16 @@ def _settings(master: str, state: Path, found: jvm.Java, extra: Mapping[str, str
         return EVERYWHERE | dict(extra)
     scratch = state.absolute() / ".spark"
     scratch.mkdir(parents=True, exist_ok=True)
-    options = _java_options(scratch, found)
+    log = [f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}", f"-Dsmqrt.log={scratch.parent / LOG}"]
+    # Out of memory, one thread of Spark would end alone, and others would wait for it for ever: the JVM ends instead.
+    marker = scratch / OUT_OF_MEMORY
+    marker.unlink(missing_ok=True)
+    memory = [f'"-XX:OnOutOfMemoryError=touch {shlex.quote(str(marker))}"', "-XX:+ExitOnOutOfMemoryError"]
+    options = [*log, "-Duser.timezone=UTC", *memory, *jvm_warmup.archive_options(found)]
     own = {
         "spark.local.dir": str(scratch),
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        # Otherwise 1 GiB, which is all the memory that a driver has by default.
+        # The default is 1 GiB, the whole memory of a driver by default.
         "spark.driver.maxResultSize": str(memory_bytes(extra.get(MEMORY, DEFAULT_MEMORY)) // 8),
     }
     given = dict(extra)
@@ -162,52 +171,33 @@ def _settings(master: str, state: Path, found: jvm.Java, extra: Mapping[str, str
 
 
 def driver_bytes(spark: SparkSession) -> int:
-    """Returns how much memory Spark's driver has."""
+    """Return the memory of Spark's driver in bytes."""
     return memory_bytes(spark.sparkContext.getConf().get(MEMORY) or DEFAULT_MEMORY)
 
 
 def check_master(master: str) -> None:
-    """Raises PipelineError for what Spark would end on with a stack of Java's."""
+    """Raise PipelineError for a master that Spark would reject with a Java stack."""
     if master and not _MASTER.fullmatch(master):
         raise PipelineError(
-            f"--master {master!r} is none of Spark's: write local[*] for all cores, local[2] for two; clusters are "
+            f"--master {master!r} is not one of Spark's: write local[*] for all cores, local[2] for two; clusters are "
             "spark://HOST:PORT, k8s://https://HOST:PORT or yarn."
         )
 
 
 def memory_bytes(text: str, name: str = "") -> int:
-    """Returns the bytes of a size as Spark writes it: "512m", "4g", "4gb", bytes without a letter.
+    """Return the bytes of a size in Spark's syntax: "512m", "4g", "4gb", or bytes without a letter.
 
     Args:
         text: the size.
-        name: what the error begins with, such as "--driver-memory ".
+        name: prefix of the error message, such as "--driver-memory ".
 
     Raises:
-        PipelineError: it is none.
+        PipelineError: it is not a size.
     """
     found = re.fullmatch(r"([0-9]{1,15})([kmgtp]?)b?", text.strip().lower())
     if not found:
         raise PipelineError(f"{name}{text!r} is no size of memory; write it as Spark does, such as 512m or 4g.")
     return int(found[1]) << 10 * " kmgtp".index(found[2] or " ")
-
-
-def _java_options(scratch: Path, found: jvm.Java) -> list[str]:
-    log = [f"-Dlog4j2.configurationFile={HERE / 'log4j2.properties'}", f"-Dsmqrt.log={scratch.parent / LOG}"]
-    # Without memory a thread of Spark ends alone, and the others wait for it for ever: better all of it ends.
-    mark = scratch / OUT_OF_MEMORY
-    mark.unlink(missing_ok=True)
-    dying = [f'"-XX:OnOutOfMemoryError=touch {shlex.quote(str(mark))}"', "-XX:+ExitOnOutOfMemoryError"]
-    return [*log, "-Duser.timezone=UTC", *dying, *jvm_warmup.archive_options(found)]
-
-
-def _environment(local: bool) -> None:
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if not local:
-        return
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # pyspark.zip, which Spark puts first, holds no compiled files: each helper would compile them again.
-    paths = [str(HERE / "helper"), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
 
 
 def _check_pyspark() -> None:
@@ -217,58 +207,45 @@ def _check_pyspark() -> None:
         raise PipelineError("pyspark isn't installed: pip install 'smqrt[spark]' brings it.") from None
     version = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
     if not (4, 2) <= version < (5, 0):
-        raise PipelineError(f"pyspark {pyspark.__version__} doesn't fit: 4.2 or newer, below 5, is needed; {_INSTALL}.")
-
-
-def _check_is_own(master: str) -> None:
-    remote = master if master.startswith("sc://") else os.environ.get("SPARK_REMOTE")
-    if remote:
         raise PipelineError(
-            f"{remote} is a server of Spark Connect, and pipelines run in a Spark of their own: name another --master, "
-            'and unset SPARK_REMOTE. Programs for Spark Connect use format("smq").'
+            f"pyspark {pyspark.__version__} is not supported: 4.2 or newer, below 5, is needed; "
+            "pip install 'smqrt[spark]' brings it."
         )
 
 
-_INSTALL = "pip install 'smqrt[spark]' brings it"
-
-
-# ---- work that Ctrl-C ends: its jobs are cancelled, and what it has opened is closed
+# ---- Interruptible work: Ctrl-C cancels its jobs and closes what it has opened
 
 _Result = TypeVar("_Result")
-_CANCEL_EVERY_S = 0.1
+_CANCEL_INTERVAL_S = 0.1
 
 
 def interruptible(work: Callable[[threading.Event], _Result], cancel: Callable[[], object] = cancel_jobs) -> _Result:
-    """Runs work until it is done or KeyboardInterrupt comes, after which a second one ends the process at once.
+    """Run work until it is done or KeyboardInterrupt is raised; a second Ctrl-C then ends the process at once.
 
     Args:
-        work: is called with an event that is set when it is to end, in a thread of its own: in the main thread pyspark
-            would put its own handler of SIGINT in the place of ours.
-        cancel: ends what it waits for, again and again until it is done; without it Spark's jobs are cancelled.
+        work: called in its own thread, with an event that is set to end it. In the main thread pyspark would replace
+            our handler of SIGINT by its own.
+        cancel: cancels the work; called repeatedly until it is done. By default it cancels Spark's jobs.
 
     Returns:
-        What `work` returns.
+        The result of `work`.
 
     Raises:
-        KeyboardInterrupt: it came, and `work` has ended.
+        KeyboardInterrupt: it was interrupted, and `work` has ended.
     """
     stopping = threading.Event()
     with ThreadPoolExecutor(1, "spark") as thread:
         running = thread.submit(work, stopping)
         try:
             while not running.done():
-                wait([running], _CANCEL_EVERY_S)  # a signal that comes just before a wait doesn't end it
+                wait([running], _CANCEL_INTERVAL_S)  # a signal just before a wait doesn't interrupt it
             return running.result()
         except KeyboardInterrupt:
             stopping.set()
-            _cancel_until_done(running, cancel)
+            try:
+                while not running.done():
+                    cancel()  # repeatedly: after a cancelled job the next one may begin
+                    wait([running], _CANCEL_INTERVAL_S)
+            except KeyboardInterrupt:
+                os._exit(128 + signal.SIGINT)
             raise
-
-
-def _cancel_until_done(running: Future[Any], cancel: Callable[[], object]) -> None:
-    try:
-        while not running.done():
-            cancel()  # again and again: when one has been cancelled the next may begin
-            wait([running], _CANCEL_EVERY_S)
-    except KeyboardInterrupt:
-        os._exit(128 + signal.SIGINT)

@@ -1,7 +1,8 @@
-"""Sinks of queries: rows become messages, in one idempotent commit for each micro-batch, or rows of a table.
+"""Sinks of queries: idempotent commits of messages, and rows of tables.
 
-The hub keeps (query, number of the micro-batch) in the same write as the rows. When a pipeline dies between that and
-Spark's own note of it, Spark does the micro-batch again, and the hub sees that it has it already.
+A micro-batch of messages is one commit. The hub stores (query, number of the micro-batch) in the same write as the
+rows. When a pipeline ends between that write and Spark's own record of it, Spark repeats the micro-batch, and the hub
+recognises it.
 
 (help: exactly-once)
 """
@@ -34,19 +35,19 @@ if TYPE_CHECKING:
     from smqrt.pipeline.tables import LakeTable
 
 
-_KEPT = ("topic", "ts", "payload")
-BOOKKEEPING = frozenset(column.name for column in COLUMNS) - set(_KEPT)
-"""Columns of the journal that say nothing to who receives the message."""
+_PUBLISHED_COLUMNS = ("topic", "ts", "payload")
+JOURNAL_COLUMNS = frozenset(column.name for column in COLUMNS) - set(_PUBLISHED_COLUMNS)
+"""Columns of the journal that a message does not need."""
 
 JSON_TIMES = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSXXX"}
 
 
 def as_messages(frame: DataFrame, declaration: Declaration) -> DataFrame:
-    """Returns the columns `topic`, `subtopic` and `payload` (binary) of what a query publishes.
+    """Return the columns `topic`, `subtopic` and `payload` (binary) of what a query publishes.
 
     Args:
         frame: its result.
-        declaration: says where to: "to" and "subtopic".
+        declaration: the query, with the options "to" and "subtopic".
 
     Raises:
         PipelineError: the template names a column that the result doesn't have.
@@ -55,23 +56,21 @@ def as_messages(frame: DataFrame, declaration: Declaration) -> DataFrame:
 
     options = declaration.options
     subtopic = options.get("subtopic")
+    topic = F.nullif(_filled_template(frame, declaration, options["to"]), F.lit(""))
     return frame.select(
-        # A topic needs a name, and a row without one shall not end the query.
-        F.coalesce(F.nullif(_filled_template(frame, declaration, options["to"]), F.lit("")), F.lit("null")).alias(
-            "topic"
-        ),
+        F.coalesce(topic, F.lit("null")).alias("topic"),  # a row without a topic must not end the query
         (_filled_template(frame, declaration, subtopic) if subtopic else F.lit(None).cast("string")).alias("subtopic"),
         _payload(frame).alias("payload"),
     )
 
 
-def outgoing(frame: DataFrame, declaration: Declaration) -> DataFrame:
-    """Returns what a query gives to its sink. Raises as `as_messages` and `partitioned`."""
+def sink_frame(frame: DataFrame, declaration: Declaration) -> DataFrame:
+    """Return the rows that a query passes to its sink. Raises as `as_messages` and `partitioned`."""
     return partitioned(frame, declaration) if declaration.kind == "table" else as_messages(frame, declaration)
 
 
-def collected_messages(frame: DataFrame) -> Iterator[OutRow]:
-    """Yields the messages of what `as_messages` returned, through Arrow."""
+def collect_messages(frame: DataFrame) -> Iterator[OutRow]:
+    """Yield the messages of what `as_messages` returned, through Arrow."""
     for batch in frame.toArrow().to_batches():
         for topic, subtopic, payload in zip(*(each.to_pylist() for each in batch.columns), strict=True):
             yield topic.encode(), None if subtopic is None else subtopic.encode(), payload or b""
@@ -86,14 +85,11 @@ def _payload(frame: DataFrame) -> Column:
             return F.col("payload").cast("binary")
         nested = kind.startswith(("struct", "array", "map", "variant"))
         return (F.to_json("payload", JSON_TIMES) if nested else F.col("payload").cast("string")).cast("binary")
-    return F.to_json(F.struct(*(column(name) for name in _payload_columns(frame.columns))), JSON_TIMES).cast("binary")
-
-
-def _payload_columns(columns: list[str]) -> list[str]:
-    """A result that still has all of the journal's columns never asked for them; one that has some, did."""
-    if set(columns) >= BOOKKEEPING:
-        return [name for name in columns if name not in BOOKKEEPING] or columns
-    return columns
+    columns = frame.columns
+    # A result with all columns of the journal did not select them; one with some of them did.
+    if set(columns) >= JOURNAL_COLUMNS:
+        columns = [name for name in columns if name not in JOURNAL_COLUMNS] or columns
+    return F.to_json(F.struct(*map(column, columns)), JSON_TIMES).cast("binary")
 
 
 def _filled_template(frame: DataFrame, declaration: Declaration, text: str) -> Column:
@@ -111,70 +107,70 @@ def _filled_template(frame: DataFrame, declaration: Declaration, text: str) -> C
         F.coalesce(columns[piece].cast("string"), F.lit("null")) if is_column else F.lit(piece)
         for is_column, piece in template.parts
     ]
-    return F.make_valid_utf8(F.concat(*pieces))  # a column may be made of any bytes
+    return F.make_valid_utf8(F.concat(*pieces))  # a column may hold arbitrary bytes
 
 
 _QUERY_ID = "sql.streaming.queryId"
-_PAUSE_S = 0.5
-MANY_ROWS = 50_000
-"""A micro-batch of more isn't collected on the driver."""
+_RETRY_INTERVAL_S = 0.5
+MAX_COLLECTED_ROWS = 50_000
+"""A larger micro-batch isn't collected on the driver."""
 _NULLABLE = (("subtopic", "string"), ("payload", "binary"))
 RETRY_S = 60.0
-"""So long a micro-batch waits for a hub that is away before the query is started anew."""
+"""A micro-batch waits so long for a hub that is away before the query is started again."""
 
 
 class Stopped(PipelineError):
-    """What is waited for isn't wanted any more: the query is to stop."""
+    """The query was stopped while it waited."""
 
 
 @dataclass
 class CommitClient:
-    """The hub that results are given to.
+    """Client that publishes results to a hub.
 
     Attributes:
         journal: path or URL of its journal.
-        token: what it asks for; None takes the one in the journal's folder.
-        retry_s: seconds to wait for it when it is away.
-        stopping: set when nobody shall wait any longer.
-        away: is told why, while the hub is waited for.
+        token: the hub's token; None uses the one in the journal's folder.
+        retry_s: how many seconds to wait for a hub that is away.
+        stopping: set to end the waiting.
+        on_unreachable: called with the reason while the hub is away.
         cafile: as for `HubAddress.of`.
-        letters: topic for rows that are too long for a message; None when they are only left out.
-        left_out: is told how many rows these are.
+        dead_letter_topic: topic for rows that are too long for a message; None when they are only left out.
+        on_left_out: called with the number of these rows.
     """
 
     journal: str
     token: str | None
     retry_s: float
     stopping: threading.Event
-    away: Callable[[str], None] = lambda why: None
+    on_unreachable: Callable[[str], None] = lambda why: None
     cafile: str | None = None
-    letters: str | None = None
-    left_out: Callable[[int], None] = lambda rows: None
+    dead_letter_topic: str | None = None
+    on_left_out: Callable[[int], None] = lambda rows: None
 
     def fitting(self, rows: Sequence[OutRow]) -> Sequence[OutRow]:
-        """Returns the rows, with letters in place of those that are too long for a message, or without them."""
+        """Return the rows, with those that are too long for a message left out or replaced by dead letters."""
         if not (unfit := sum(map(is_too_long, rows))):
             return rows
-        self.left_out(unfit)
-        if self.letters is None:
+        self.on_left_out(unfit)
+        if self.dead_letter_topic is None:
             return [row for row in rows if not is_too_long(row)]
-        return [_too_long_letter(self.letters, row) if is_too_long(row) else row for row in rows]
+        return [_too_long_letter(self.dead_letter_topic, row) if is_too_long(row) else row for row in rows]
 
     def commit(self, query: str, batch: int, rows: Sequence[OutRow]) -> int:
-        """Publishes the results of a micro-batch once, however often it is called.
+        """Publish the results of a micro-batch; repeated calls publish them once.
 
         Args:
-            query: Spark's id of the query, which lasts as long as its checkpoint.
+            query: Spark's id of the query, which is kept as long as its checkpoint.
             batch: number of the micro-batch.
             rows: the messages.
 
         Returns:
-            How many the hub didn't have already.
+            How many of them were new to the hub.
 
         Raises:
-            Unreachable: the hub is away, for longer than `retry_s`.
+            Unreachable: the hub is away for longer than `retry_s`.
             Stopped: `stopping` was set meanwhile.
-            JournalError: the hub refuses them.
+            JournalError: the hub rejects them.
         """
         deadline, stored = time.monotonic() + self.retry_s, 0
         for name, part in commit.parts(query, rows):
@@ -184,7 +180,7 @@ class CommitClient:
         return stored
 
     def has(self, query: str, batch: int) -> bool:
-        """Whether a micro-batch was published; arguments as for `commit`.
+        """Return whether a micro-batch is published; arguments as for `commit`.
 
         Raises:
             Unreachable: the hub is away.
@@ -198,27 +194,27 @@ class CommitClient:
 
     def _once(self, query: str, batch: int, rows: Sequence[OutRow], deadline: float) -> bool | None:
         try:
-            # The address each time: a hub that comes back may have another port.
+            # The address is looked up each time: a restarted hub may have another port.
             return commit.commit(self._address, query, batch, rows, retry_s=0)
         except Unreachable as error:
             if time.monotonic() > deadline:
                 raise Unreachable(f"{error} What is to be published waits in the journal.") from error
-            self.away(str(error))
-            if self.stopping.wait(_PAUSE_S):
+            self.on_unreachable(str(error))
+            if self.stopping.wait(_RETRY_INTERVAL_S):
                 raise Stopped("It was stopped while the hub was away.") from error
             return None
 
 
 class PublishSink:
-    """Publishes micro-batches of what `as_messages` returned: what `foreachBatch` calls.
+    """Function for `foreachBatch` that publishes micro-batches of what `as_messages` returned.
 
     Args:
-        hub: where to.
-        gate: which micro-batches are old.
-        published: is told how many rows the hub has taken.
+        hub: the client.
+        gate: decides which micro-batches are old.
+        published: called with the number of rows that the hub accepted.
 
     Attributes:
-        error: what went wrong in the last call; Spark is only told that something did.
+        error: the exception of the last call, of which Spark gets only the type.
     """
 
     def __init__(
@@ -228,7 +224,7 @@ class PublishSink:
         self.error: Exception | None = None
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
-        """Publishes one micro-batch, or only computes it (for windows and the like) when it is old."""
+        """Publish one micro-batch. An old one is only computed, for the state of windows and the like."""
         try:
             if self._gate.is_old(batch):
                 frame.write.format("noop").mode("overwrite").save()
@@ -236,66 +232,65 @@ class PublishSink:
                 self._publish(frame, batch)
         except Exception as error:
             self.error = error
-            # Spark looks through this text with a regular expression that overflows its stack when it is long.
+            # Spark applies a regular expression to this text, which overflows the stack when the text is long.
             raise RuntimeError(type(error).__name__) from None
 
     def _publish(self, frame: DataFrame, batch: int) -> None:
         query = str(frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID))
         self._gate.save_commit(query, batch)
-        checkpoint.keep_batch(self._gate.query, batch)
-        many = self._many or self._gate.rows(batch) > MANY_ROWS
+        checkpoint.sync_batch(self._gate.query, batch)
+        many = self._many or self._gate.rows(batch) > MAX_COLLECTED_ROWS
         stored = publish(frame, self._hub, query, batch, many)
-        self._many = stored > MANY_ROWS
+        self._many = stored > MAX_COLLECTED_ROWS
         self._published(stored)
 
 
 def publish(frame: DataFrame, hub: CommitClient, query: str, batch: int, many: bool) -> int:
-    """Publishes the rows of what `as_messages` returned, once, however often it is called.
+    """Publish the rows of what `as_messages` returned; repeated calls publish them once.
 
-    Few rows come to the driver, which is quick; many are sorted by Spark and published by one of its tasks, so that
-    nobody ever has all of them in memory. Either way they come in the same parts.
+    Few rows are collected on the driver, which is fast. Many rows are sorted by Spark and published by one of its
+    tasks, so that no process holds all of them in memory. Both ways publish the same parts.
 
     Args:
-        frame, query, batch: what, and its name, as for `CommitClient.commit`.
-        hub: where to.
+        frame, query, batch: the rows and their key, as for `CommitClient.commit`.
+        hub: the client.
         many: whether many rows are expected.
 
     Returns:
-        How many the hub didn't have already; of many, how many there are.
+        How many of few rows were new to the hub; the number of many rows.
 
     Raises:
         JournalError, Stopped: as `CommitClient.commit`.
     """
     if not many:
         try:
-            rows = list(collected_messages(frame))
+            rows = hub.fitting(list(collect_messages(frame)))
         except Exception as error:
             if not is_too_large(error):
                 raise
         else:
-            return _commit(hub, query, batch, hub.fitting(rows))
-    return _by_task(frame, hub, query, batch)
+            if not rows:
+                return 0
+            process.crash_at("before_commit", batch)
+            stored = hub.commit(query, batch, rows)
+            process.crash_at("after_commit", batch)
+            return stored
+    return _publish_by_task(frame, hub, query, batch)
 
 
-def _commit(hub: CommitClient, query: str, batch: int, rows: Sequence[OutRow]) -> int:
-    if not rows:
-        return 0
-    process.crash_at("before_commit", batch)
-    stored = hub.commit(query, batch, rows)
-    process.crash_at("after_commit", batch)
-    return stored
-
-
-def _by_task(frame: DataFrame, hub: CommitClient, query: str, batch: int) -> int:
+def _publish_by_task(frame: DataFrame, hub: CommitClient, query: str, batch: int) -> int:
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
-    # Without nulls, which Spark would sort apart from the empty ones that they are published as.
+    # NULL is published as empty. Replaced here, because Spark sorts NULL apart from empty values.
     whole = frame.select("topic", *(F.coalesce(name, F.lit("").cast(kind)).alias(name) for name, kind in _NULLABLE))
-    counted, unfit = Observation(), _is_too_long_column()
-    # Counted before they are left out: Spark would else compute each payload twice, as it filters as early as it can.
+    names = F.greatest(F.octet_length("topic"), F.octet_length("subtopic"))
+    unfit = (F.octet_length("payload") > MOST_PAYLOAD_BYTES) | (names > MOST_NAME_BYTES)  # as `is_too_long`
+    # Counted before the filter: Spark moves filters forward, and would compute each payload twice.
+    counted = Observation()
     kept = whole.observe(counted, F.count(F.lit(1)).alias("rows"), F.count_if(unfit).alias("unfit"))
-    kept = kept.where(~unfit) if hub.letters is None else kept.select(*_with_letters(hub.letters, unfit))
+    letters = hub.dead_letter_topic
+    kept = kept.where(~unfit) if letters is None else kept.select(*_with_letters(letters, unfit))
     ordered = kept.repartition(1).sortWithinPartitions("topic", "subtopic", "payload")
     writer = ordered.write.format("smq").mode("append")
     writer = writer.option("txnAppId", query).option("txnVersion", batch).option("retry", f"{hub.retry_s}s")
@@ -303,14 +298,16 @@ def _by_task(frame: DataFrame, hub: CommitClient, query: str, batch: int) -> int
     writer.options(**{name: value for name, value in given.items() if value}).save(hub.journal)
     found = counted.get
     if found["unfit"]:
-        hub.left_out(int(found["unfit"]))
-    return int(found["rows"]) - (int(found["unfit"]) if hub.letters is None else 0)
+        hub.on_left_out(int(found["unfit"]))
+    return int(found["rows"]) - (int(found["unfit"]) if letters is None else 0)
 
 
-# ---- rows that no message can carry
+# ---- Rows that do not fit into a message
 
 FITS_MESSAGE = "fits a message"
-"""How the status calls what each row that is published must meet."""
+"""The name in the status of the rule that published rows must meet."""
+
+
 _SHOWN_CHARACTERS = 100
 _TOO_LONG = (
     f'{{"reason":"a message carries at most {MOST_PAYLOAD_BYTES} bytes, and a name {MOST_NAME_BYTES}",'
@@ -320,7 +317,7 @@ _NOT_IN_JSON = r'[\x00-\x1f"\\]'
 
 
 def is_too_long(row: OutRow) -> bool:
-    """Whether a row is too long for a message."""
+    """Return whether a row is too long for a message."""
     topic, subtopic, payload = row
     names = max(len(topic), len(subtopic or b""))
     return len(payload) > MOST_PAYLOAD_BYTES or names > MOST_NAME_BYTES
@@ -331,16 +328,10 @@ def _too_long_letter(topic: str, row: OutRow) -> OutRow:
     return topic.encode(), None, (_TOO_LONG % (shown, len(row[0]), len(row[2]))).encode()
 
 
-def _is_too_long_column() -> Column:
-    """The same as `is_too_long`, of the columns of messages."""
-    from pyspark.sql import functions as F
-
-    names = F.greatest(F.octet_length("topic"), F.octet_length("subtopic"))
-    return (F.octet_length("payload") > MOST_PAYLOAD_BYTES) | (names > MOST_NAME_BYTES)
-
-
 def _with_letters(topic: str, unfit: Column) -> list[Column]:
-    """The same as `_too_long_letter`, byte by byte: a micro-batch that is done again may go the other way."""
+    """Return the columns with letters like those of `_too_long_letter`, byte by byte: a repeated micro-batch may be
+    published the other way.
+    """
     from pyspark.sql import functions as F
 
     shown = F.regexp_replace(F.substring("topic", 1, _SHOWN_CHARACTERS), F.lit(_NOT_IN_JSON), F.lit("?"))
@@ -353,14 +344,14 @@ def _with_letters(topic: str, unfit: Column) -> list[Column]:
 
 
 class TableSink:
-    """Appends micro-batches to a table that has commits: what `foreachBatch` calls.
+    """Function for `foreachBatch` that appends micro-batches to a table with commits.
 
     Args:
-        table: what it is.
+        table: the table.
         query: `<state>/<name>` of the query.
 
     Attributes:
-        error: as of `PublishSink`.
+        error: the exception of the last call, as for `PublishSink`.
     """
 
     def __init__(self, table: LakeTable, query: Path) -> None:
@@ -368,10 +359,10 @@ class TableSink:
         self.error: Exception | None = None
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
-        """Appends one micro-batch, or does nothing when the table has it already."""
+        """Append one micro-batch, or do nothing when the table already has it."""
         try:
             key = f"{self._query.name}:{frame.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)}"
-            checkpoint.keep_batch(self._query, batch)
+            checkpoint.sync_batch(self._query, batch)
             self._table.append(frame, key, batch, checkpoint.committed_offsets(self._query, batch))
         except Exception as error:
             self.error = error
@@ -379,7 +370,7 @@ class TableSink:
 
 
 def table_writer(frame: DataFrame, declaration: Declaration, location: str) -> DataStreamWriter:
-    """Returns the writer of a table's stream: Spark's own file sink, which is exactly once.
+    """Return the writer of a table's stream: Spark's own file sink, which is exactly-once.
 
     Args:
         frame: the result.
@@ -387,7 +378,7 @@ def table_writer(frame: DataFrame, declaration: Declaration, location: str) -> D
         location: folder or URI of the table.
 
     Raises:
-        PipelineError: it is to be partitioned by a column that isn't there.
+        PipelineError: a partition column is missing.
     """
     writer: Any = partitioned(frame, declaration).writeStream.format("parquet").option("path", location)
     by = declaration.options["partition_by"]
@@ -395,10 +386,10 @@ def table_writer(frame: DataFrame, declaration: Declaration, location: str) -> D
 
 
 def partitioned(frame: DataFrame, declaration: Declaration) -> DataFrame:
-    """Returns the frame with what it is partitioned by: `date` and `hour` are made of `ts` when they aren't columns.
+    """Return the frame with its partition columns: `date` and `hour` are derived from `ts` when they are missing.
 
     Raises:
-        PipelineError: another column isn't there.
+        PipelineError: another column is missing.
     """
     from pyspark.sql import functions as F
 

@@ -1,8 +1,8 @@
-"""The stateful operators of a query, read from Spark's analysed plan: what its checkpoint remembers, and for how long.
+"""Stateful operators of a query, read from Spark's analysed plan: what its checkpoint holds, and for how long.
 
-Spark compares the types of what a checkpoint holds, not what it means: `count` and `max`, or windows of three and of
-five seconds, have the same types. So a description of the operators is kept beside the checkpoint (see `changes`).
-It is made of names of source columns, without Spark's numbers of expressions and without the names of result columns.
+Spark compares the types of a checkpoint's state, but not its meaning: `count` and `max`, or windows of three and of
+five seconds, have the same types. A description of the operators is therefore stored beside the checkpoint (see
+`changes`). It uses names of source columns, without Spark's expression ids and without the names of result columns.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SOURCE_ALIAS = "_smqrt_source_"
-"""`Graph` gives the frame of a source this alias and the source's name: below it is how this version parses messages,
-which may change with another one."""
+"""`Graph` gives the frame of a source this alias and the source's name. Below it is how this version parses messages,
+which another version may change."""
 
 GROUP, DISTINCT, DISTINCT_WITHIN, JOIN, CUSTOM, LIMIT = "groupBy", "dropDuplicates", "dedupe", "join", "state", "limit"
 _KINDS = {
@@ -42,10 +42,10 @@ _KINDS = {
 _SHOWN = {DISTINCT_WITHIN: "dropDuplicatesWithinWatermark", CUSTOM: "a state by key"}
 _WATERMARK = "spark.watermarkDelayMs"
 _TIME_WINDOW, _SESSION_WINDOW = "spark.timeWindow", "spark.sessionWindow"
-_LONGEST = 200
-"""Characters of a description; longer ones keep their beginning and a hash of all."""
-_NOT_KEPT = re.compile(r"#\d+L?(?:-T\d+ms)?|, Some\([\w/+:-]*\)")
-"""Spark's numbers of expressions, and the time zone of the session."""
+_MAX_LENGTH = 200
+"""Characters of a description; longer ones are cut, and get a hash of the whole."""
+_IGNORED = re.compile(r"#\d+L?(?:-T\d+ms)?|, Some\([\w/+:-]*\)")
+"""Spark's expression ids, and the time zone of the session."""
 _SLIDE, _LENGTH, _SHIFT = (
     re.compile(r"% (\d+)\)"),
     re.compile(r"\+ (\d+)\), LongType"),
@@ -70,12 +70,12 @@ class Operator:
 
     Attributes:
         kind: GROUP and the like.
-        keys: what state is kept by, in order, as functions of source columns.
-        values: what is kept of each key: aggregates, the condition of a join, what timers go by.
-        watermark: names of the source columns that have a watermark below it; its length may change.
-        unbounded: keys of which none lets Spark forget; None where state has an end, or has one of its own.
+        keys: the keys of the state, in order, as functions of source columns.
+        values: what is stored for each key: aggregates, the condition of a join, the clock of timers.
+        watermark: names of the source columns with a watermark below it; the delay of a watermark may change.
+        unbounded: keys with which Spark never removes state; None where it does, or where the state is limited.
         lost: those of `unbounded` that are computed from a column with a watermark, by the name of the column.
-        rate: of an @alert, the value whose latest ones are remembered.
+        rate: of an @alert, the expression whose latest values are stored.
     """
 
     kind: str
@@ -87,30 +87,30 @@ class Operator:
     rate: str = ""
 
     def description(self) -> dict[str, Any]:
-        """Returns what is kept beside a checkpoint, as JSON."""
+        """Return the description beside a checkpoint, as JSON."""
         found: dict[str, Any] = {"kind": self.kind, "keys": [*self.keys], "values": [*self.values]}
         return found | {"watermark": [*self.watermark], "rate": self.rate}
 
 
 def operators(frame: DataFrame) -> list[Operator]:
-    """Returns the stateful operators of a streaming frame, those that are nearest to its sources last."""
+    """Return the stateful operators of a streaming frame, those nearest to its sources last."""
     return list(_Plan(jvm.analysed_plan(frame)).operators())
 
 
 def operators_of(frame: DataFrame, declaration: Declaration) -> list[Operator] | None:
-    """Returns the operators of a query's frame; None when this Spark doesn't tell them.
+    """Return the operators of a query's frame; None when this version of Spark does not show them.
 
     Args:
         frame: the result of the query.
         declaration: the query.
 
     Raises:
-        PipelineError: it publishes what is final, and nothing ever is, although its source has a watermark.
+        PipelineError: it publishes final rows, and no row is ever final, although its source has a watermark.
     """
     try:
         found = operators(frame)
     except Exception as error:
-        if jvm.is_of_gateway(error):  # a plan of another version of Spark
+        if jvm.is_of_gateway(error):  # the plan of another version of Spark
             return None
         raise
     if declaration.options["mode"] == "append" and (why := never_final(found)):
@@ -120,16 +120,21 @@ def operators_of(frame: DataFrame, declaration: Declaration) -> list[Operator] |
 
 
 def changes(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> list[str]:
-    """Returns what has changed between two lists of `Operator.description`, "old → new"; nothing when state fits.
+    """Return the changes between two lists of `Operator.description`, "old → new"; empty when the state is compatible.
 
-    The length of a watermark may change, and one may be added or removed: what is remembered means the same.
+    The delay of a watermark may change, and a watermark may be added or removed: the state means the same.
     """
     if [one["kind"] for one in before] != [one["kind"] for one in now]:
-        return [f"{_listed(before)} → {_listed(now)}"]
+        old_kinds, new_kinds = (
+            " and ".join(f"{_SHOWN.get(one['kind'], one['kind'])}({', '.join(one['keys'])})" for one in descriptions)
+            or "no state"
+            for descriptions in (before, now)
+        )
+        return [f"{old_kinds} → {new_kinds}"]
     found: list[str] = []
     for old, new in zip(before, now, strict=True):
         for part in ("keys", "values"):
-            found += _differing(old[part], new[part])
+            found += _differences(old[part], new[part])
         if old.get("rate") and new.get("rate") and old["rate"] != new["rate"]:
             found.append(f"rate of {old['rate']} → rate of {new['rate']}")
         if old["watermark"] and new["watermark"] and old["watermark"] != new["watermark"]:
@@ -137,32 +142,27 @@ def changes(before: Sequence[dict[str, Any]], now: Sequence[dict[str, Any]]) -> 
     return found
 
 
-def _differing(old: Sequence[str], new: Sequence[str]) -> list[str]:
+def _differences(old: Sequence[str], new: Sequence[str]) -> list[str]:
     if sorted(old) == sorted(new) or len(old) != len(new):
         return [] if list(old) == list(new) else [f"{', '.join(old) or 'nothing'} → {', '.join(new) or 'nothing'}"]
     return [f"{one} → {other}" for one, other in zip(old, new, strict=True) if one != other]
 
 
-def _listed(descriptions: Sequence[dict[str, Any]]) -> str:
-    shown = [f"{_SHOWN.get(one['kind'], one['kind'])}({', '.join(one['keys'])})" for one in descriptions]
-    return " and ".join(shown) or "no state"
-
-
 def endless(found: Sequence[Operator], mode: str) -> str:
-    """Returns a warning when state grows for ever; nothing when it doesn't, or the output mode needs all of it.
+    """Return a warning when state grows without bound; empty when it doesn't, or the output mode needs all of it.
 
     Args:
         found: the operators.
         mode: "append", "update" or "complete".
     """
     for each in found if mode != "complete" else ():
-        if each.unbounded is not None and not (mode == "append" and each.kind == GROUP):  # which Spark refuses
+        if each.unbounded is not None and not (mode == "append" and each.kind == GROUP):  # which Spark rejects
             return f"what it remembers grows for ever: {_without_watermark(each)}"
     return ""
 
 
 def never_final(found: Sequence[Operator]) -> str:
-    """Returns why groups are never final, as mode "append" needs them; nothing when they are, or Spark says it."""
+    """Return why groups are never final, as mode "append" needs it; empty when they are, or Spark reports it."""
     for each in found:
         if each.kind == GROUP and each.watermark and (each.unbounded is not None or not each.keys):
             return f"mode='append' publishes what is final, and nothing ever is: {_without_watermark(each)}"
@@ -199,12 +199,12 @@ def _remedy(operator: Operator) -> str:
 
 
 def _column(operator: Operator) -> str:
-    """A column with the watermark; the time of arrival where there is none."""
+    """Return a column with the watermark; the time of arrival if there is none."""
     return operator.watermark[0].rpartition(".")[2] if operator.watermark else "ts"
 
 
 class _Plan:
-    """One plan of Spark's, through py4j.
+    """A plan of Spark, accessed through py4j.
 
     Args:
         root: its LogicalPlan.
@@ -272,12 +272,12 @@ class _Plan:
         return Operator(JOIN, texts, (kind,), watermark, None if bounded else texts)
 
     def _lost(self, keys: Sequence[Any], names: dict[str, str] | None = None) -> dict[str, str]:
-        """The keys that are made of a column with a watermark, which they have not got themselves."""
+        """Return the keys that are computed from a column with a watermark, but have none themselves."""
         texts = {self._text(one): one for one in keys if self._watermarks(one)}
         named = {text: (names or {}).get(text) or str(one.sql()).replace("`", "") for text, one in texts.items()}
         return {named[text]: text for text in texts}
 
-    # ---- expressions as functions of source columns
+    # ---- Expressions as functions of source columns
 
     def _define(self, node: Any) -> None:
         if name := _source_of(node):
@@ -286,8 +286,8 @@ class _Plan:
                 self._texts[_id(one)] = f"{name}.{own}" if len(self._sources) > 1 else own
                 self._marked[_id(one)] = frozenset([self._texts[_id(one)]] if _is_marked(one) else [])
             return
-        for number, made in _definitions(node):
-            self._defined.setdefault(number, made)
+        for number, expression in _definitions(node):
+            self._defined.setdefault(number, expression)
 
     def _texts_of(self, expressions: Sequence[Any]) -> tuple[str, ...]:
         return tuple(self._typed(one) for one in expressions)
@@ -301,14 +301,17 @@ class _Plan:
             return self._text_of_attribute(expression)
         text = str(expression.toString())
         for one in _references(expression):
-            shown, is_made_of = str(one.toString()), self._text_of_attribute(one)
-            text = is_made_of.join(re.split(re.escape(shown) + r"(?!\d)", text))
-        return _short(_NOT_KEPT.sub("", text))
+            shown, definition = str(one.toString()), self._text_of_attribute(one)
+            text = definition.join(re.split(re.escape(shown) + r"(?!\d)", text))
+        text = _IGNORED.sub("", text)
+        if len(text) <= _MAX_LENGTH:
+            return text
+        return f"{text[: _MAX_LENGTH // 2]}…{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
     def _text_of_attribute(self, attribute: Any) -> str:
         number = _id(attribute)
         if number not in self._texts:
-            self._texts[number] = str(attribute.name())  # should it be defined by itself
+            self._texts[number] = str(attribute.name())  # in case its definition refers to itself
             made = self._defined.get(number)
             if made is not None:
                 self._texts[number] = self._window(attribute, made) or self._text(made)
@@ -335,7 +338,7 @@ class _Plan:
         return f"window({', '.join(parts)})"
 
     def _watermarks(self, expression: Any) -> frozenset[str]:
-        """The source columns with a watermark of which an expression is made."""
+        """Return the source columns with a watermark from which an expression is computed."""
         references = [expression] if _is_attribute(expression) else _references(expression)
         return reduce(frozenset.union, map(self._watermarks_of_attribute, references), frozenset())
 
@@ -350,7 +353,7 @@ class _Plan:
         return self._marked[number]
 
 
-# ---- Scala's objects
+# ---- Access to Scala's objects
 
 
 def _list(sequence: Any) -> list[Any]:
@@ -358,7 +361,7 @@ def _list(sequence: Any) -> list[Any]:
 
 
 def _nodes(root: Any) -> Iterator[Any]:
-    """Yields the nodes of a plan, down to the frames of sources."""
+    """Yield the nodes of a plan, down to the frames of sources."""
     yield root
     if not _source_of(root):
         for child in _list(root.children()):
@@ -366,7 +369,7 @@ def _nodes(root: Any) -> Iterator[Any]:
 
 
 def _marked_below(node: Any) -> Iterator[Any]:
-    """Yields the columns with a watermark where it is declared."""
+    """Yield the columns with a watermark, where it is declared."""
     for each in _nodes(node):
         if each.nodeName() == "EventTimeWatermark" or _source_of(each):
             yield from filter(_is_marked, _list(each.output()))
@@ -419,12 +422,12 @@ def _aggregates(expression: Any) -> Iterator[Any]:
 
 
 def _definitions(node: Any) -> Iterator[tuple[int, Any]]:
-    """Yields the numbers of what a node computes, each with the expression."""
+    """Yield the ids of the columns that a node computes, each with its expression."""
     name = node.nodeName()
     if name in ("Project", "Aggregate"):
         named = _list(node.projectList() if name == "Project" else node.aggregateExpressions())
         yield from ((_id(one), one.child()) for one in named if _is_alias(one))
-    elif name == "Expand":  # of windows that overlap; all of its projections are the same but for the shift
+    elif name == "Expand":  # of overlapping windows; its projections differ only in the shift
         for one, made in zip(_list(node.output()), _list(node.projections().apply(0)), strict=True):
             if not (_is_attribute(made) and _id(made) == _id(one)):
                 yield _id(one), made
@@ -438,7 +441,7 @@ def _definitions(node: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _used(node: Any, needed: set[int]) -> set[int]:
-    """Returns what a node reads, as far as its results are needed: Spark drops the others, aggregates too."""
+    """Return the columns that a node reads for its needed results. Spark drops other results, also aggregates."""
     if node.nodeName() == "Project":
         made = [one for one in _list(node.projectList()) if _id(one) in needed]
     elif node.nodeName() == "Aggregate":
@@ -457,7 +460,7 @@ def _state_keys(node: Any) -> list[Any]:
 
 
 def _state_clock(node: Any) -> Iterator[str]:
-    """What timers go by, and the columns of a state that Spark knows."""
+    """Yield the clock of timers, and the type of a state that Spark knows."""
     is_older = node.nodeName().startswith("FlatMapGroups")
     yield f"timers: {(node.timeout() if is_older else node.timeMode()).toString()}"
     if node.nodeName() == "FlatMapGroupsInPandasWithState":
@@ -468,9 +471,3 @@ def _duration(micros: str) -> str:
     unit_us, unit = next((us, name) for us, name in _UNITS_US if int(micros) % us == 0)
     count = int(micros) // unit_us
     return f"{count} {unit}{'' if count == 1 else 's'}"
-
-
-def _short(text: str) -> str:
-    if len(text) <= _LONGEST:
-        return text
-    return f"{text[: _LONGEST // 2]}…{hashlib.sha256(text.encode()).hexdigest()[:12]}"

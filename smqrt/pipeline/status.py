@@ -1,6 +1,6 @@
-"""Status of queries: `<state>/<query>/status.json`, written by the process that runs the query, read by everybody.
+"""Status of queries: `<state>/<query>/status.json`, written by the process that runs the query.
 
-The file is replaced as a whole, so a reader never sees half of it. Nobody needs Spark to read it.
+The file is replaced atomically, so readers always see a complete file. Reading it does not need Spark.
 """
 
 from __future__ import annotations
@@ -29,45 +29,47 @@ if TYPE_CHECKING:
 FILE = "status.json"
 DISK_FULL = "disk full"
 LIVE = ("starting", "running", "waiting", "stuck", DISK_FULL)
-"""The states in which a process works on the query; the others are finished, stopped, failed and dead."""
+"""The states in which a process runs the query; the others are finished, stopped, failed and dead."""
 
-_LAG_EVERY_S = 1.0
-_UNTROUBLED: dict[str, Any] = {"trouble": "", "stuck_since": 0.0}
+_EPOCH = "1970-01-01T00:00:00"
+"""The watermark of Spark before the first row."""
+_LAG_INTERVAL_S = 1.0
+_NO_TROUBLE: dict[str, Any] = {"trouble": "", "stuck_since": 0.0}
 
 LagSeconds = Callable[[str, dict[str, int]], float | None]
-"""Tells for a query and the next sequence number per node how many seconds the oldest waiting row has waited."""
+"""Takes a query and the next row number per node; returns how many seconds the oldest waiting row has waited."""
 LagRows = Callable[[str, dict[str, int], dict[str, int]], int | None]
-"""Tells for a query how many rows wait from one offset up to another."""
+"""Takes a query and two offsets; returns how many rows between them wait for the query."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """The last that is known of a query.
+    """The last known status of a query.
 
     Attributes:
-        name, kind: the query and what it is: publish, table or alert.
-        state: starting, running, waiting (for rows), stuck (there are rows, and it makes no progress), disk full (it
-            waits for room), finished, stopped, failed, or dead: its process is gone without a word.
+        name, kind: the query and its kind: publish, table or alert.
+        state: starting, running, waiting (for rows), stuck (rows wait, but it makes no progress), disk full (it waits
+            for disk space), finished, stopped, failed, or dead (its process ended without setting a state).
         pid: the process.
-        since, updated: when the process took the query on, and when it last told something, in Unix seconds.
-        query_id: Spark's identity of the query, the key of its commits.
+        since, updated: when the process started the query, and when the status last changed, in Unix seconds.
+        query_id: Spark's id of the query, the key of its commits.
         batch: number of the last micro-batch; batch_ms: how long it took.
         offset: the next sequence number of each node that it reads.
-        rows: rows read since `since`; rows_per_s: rows that came a second before the last micro-batch.
-        processed_rows_per_s: rows that the last micro-batch worked off a second.
+        rows: rows read since `since`; rows_per_s: rows that arrived per second before the last micro-batch.
+        processed_rows_per_s: rows that the last micro-batch processed per second.
         lag_rows: rows in the journal that wait to be read; lag_s: for how many seconds the oldest of them has waited.
-        state_rows, state_bytes: what windows, joins and the like keep.
+        state_rows, state_bytes: the state of windows, joins and the like.
         watermark: ISO time before which rows are too late; empty without one.
         dropped_by_watermark: rows, or groups of them, that were too late for a window or a join since `since`.
         future: rows that were left out since `since` because their time was in the future.
         published: rows published since `since`.
         bad_json: payloads that were no JSON object since `since`; wrong_type: rows with a JSON field of another type.
-        expectations: rows that failed one since `since`, by its name; "on_error" are those that a function fails with,
-            "fits the table" and "fits a message" those that can't be kept or published.
+        expectations: rows that failed one since `since`, by its name. "on_error" counts rows that make a function fail,
+            "fits the table" and "fits a message" those that can't be stored or published.
         ui: address of Spark's own user interface; empty when it is off.
         error: why it failed, one sentence.
-        warning: what is wrong with it although it runs, one sentence: state that grows for ever.
-        trouble: what keeps it from going on, one sentence; stuck_since: since when it is stuck, Unix seconds, else 0.
+        warning: a problem of a running query, one sentence: state that grows without bound.
+        trouble: what prevents progress, one sentence; stuck_since: since when it is stuck, Unix seconds, else 0.
     """
 
     name: str
@@ -102,14 +104,14 @@ class Status:
 
 
 def read(query: Path) -> Status | None:
-    """Reads the status of one query.
+    """Read the status of one query.
 
     Args:
         query: the folder of its state, `<state>/<name>`.
 
     Returns:
-        Its status, "dead" when its process is gone without having said so, which only its own machine can tell; None
-        when it never ran.
+        Its status; "dead" when its process has ended without setting a state, which only its own machine can detect;
+        None when it never ran.
     """
     try:
         values = dict(json.loads((query / FILE).read_text("utf-8")))
@@ -121,18 +123,18 @@ def read(query: Path) -> Status | None:
 
 
 def read_all(state: Path) -> list[Status]:
-    """Reads the status of every query that ever ran with this folder of state, by name."""
+    """Read the status of every query that ever ran with this folder of state, by name."""
     folders = sorted(path for path in state.iterdir() if path.is_dir()) if state.is_dir() else []
     return [status for folder in folders if (status := read(folder))]
 
 
 class StatusWriter:
-    """Keeps the status files of the queries that this process runs.
+    """Writes the status files of the queries that this process runs.
 
     Args:
         state: folder with one folder for each query.
-        lag_seconds: how long the oldest waiting row of a query has waited; asked at most once a second for each.
-        lag_rows: how many rows wait; without it all numbers that Spark has not read count.
+        lag_seconds: measures how long the oldest waiting row has waited; called at most once a second for each query.
+        lag_rows: counts the waiting rows; without it every number that Spark has not read counts.
     """
 
     def __init__(self, state: Path, lag_seconds: LagSeconds | None = None, lag_rows: LagRows | None = None) -> None:
@@ -140,90 +142,94 @@ class StatusWriter:
         self._lock = threading.Lock()
         self._statuses: dict[str, Status] = {}
         self._names: dict[str, str] = {}
-        self._lag_asked_s: dict[str, float] = {}
+        self._lag_measured_s: dict[str, float] = {}
         self._ui = ""
-        self._heard_s: dict[str, float] = {}
-        self._pace_s: dict[str, float] = {}
+        self._last_event_s: dict[str, float] = {}
+        self._trigger_s: dict[str, float] = {}
 
-    def starting(self, name: str, kind: str, pace_s: float = 0.0) -> None:
-        """A query is about to start in this process, which is written down in its folder.
+    def starting(self, name: str, kind: str, trigger_s: float = 0.0) -> None:
+        """Register a query that is about to start in this process.
 
         Args:
-            pace_s: the shortest time between its micro-batches.
+            trigger_s: the shortest time between its micro-batches.
         """
         process.claim(self._state / name)
-        before = read(self._state / name) or Status(name)  # how far it is stays known if this process gets no further
+        before = read(self._state / name) or Status(name)  # its position stays visible if this process fails early
         now = Status(name, kind, pid=os.getpid(), since=time.time(), ui=self._ui)
         with self._lock:
-            self._heard_s[name], self._pace_s[name] = time.monotonic(), pace_s
+            self._last_event_s[name], self._trigger_s[name] = time.monotonic(), trigger_s
             self._put(replace(now, query_id=before.query_id, batch=before.batch, offset=before.offset))
 
-    def reached(self, name: str, batch: int, offset: dict[str, int]) -> None:
-        """A query has ended behind this micro-batch; Spark may not have told of it yet."""
+    def set_position(self, name: str, batch: int, offset: dict[str, int]) -> None:
+        """Set the last micro-batch of a query that has ended; Spark may not have reported it yet."""
         with self._lock:
             if now := self._statuses.get(name):
                 self._put(replace(now, batch=batch, offset=offset))
 
-    def count(self, name: str, published: int) -> None:
-        """Adds to the published rows of a query; they reach the file with the next thing that Spark tells."""
+    def add_published(self, name: str, published: int) -> None:
+        """Add to the published rows of a query. The file has them after the next event of Spark."""
         with self._lock:
             if now := self._statuses.get(name):
                 self._statuses[name] = replace(now, published=now.published + published)
 
-    def left_out(self, name: str, why: str, rows: int) -> None:
-        """Adds to the rows that a query has left out; as for `count`."""
+    def add_left_out(self, name: str, why: str, rows: int) -> None:
+        """Add to the rows that a query has left out. The file has them after the next event of Spark."""
         with self._lock:
             if now := self._statuses.get(name):
                 self._statuses[name] = replace(now, expectations=_sums(now.expectations, {why: rows}))
 
     def ended(self, name: str, state: str, error: str = "") -> None:
-        """A query is over in this process.
+        """Set the final state of a query.
 
         Args:
-            state: "finished" (all there was is done), "stopped" or "failed".
-            error: with "failed", why.
+            state: "finished" (all rows are processed), "stopped" or "failed".
+            error: why it failed.
         """
         with self._lock:
             if now := self._statuses.get(name):
                 self._put(replace(now, state=state, error=error, rows_per_s=0.0))
         process.release(self._state / name)
 
-    def waits_behind(self, name: str) -> int | None:
-        """The number of the micro-batch behind which a query waits for rows; None when it doesn't wait."""
+    def idle_batch(self, name: str) -> int | None:
+        """Return the last micro-batch of a query that waits for rows; None when it does not wait."""
         now = self._statuses.get(name)
         return now.batch if now and now.state == "waiting" else None
 
-    def troubled(self, name: str, trouble: str) -> None:
-        """Notes what keeps a query from going on, until the next micro-batch is done."""
+    def set_trouble(self, name: str, trouble: str) -> None:
+        """Set what prevents the progress of a query; the next completed micro-batch clears it."""
         with self._lock:
             if (now := self._statuses.get(name)) and now.trouble != trouble:
                 self._put(replace(now, trouble=trouble))
 
-    def without_room(self, name: str, trouble: str) -> None:
-        """A query waits until a disk that is full has room."""
+    def set_disk_full(self, name: str, trouble: str) -> None:
+        """Set that a query waits for space on a full disk."""
         with self._lock:
             if now := self._statuses.get(name):
                 since = now.stuck_since or time.time()
                 self._put(replace(now, state=DISK_FULL, rows_per_s=0.0, trouble=trouble, stuck_since=since))
 
-    def warned(self, name: str, warning: str) -> None:
-        """Notes what is wrong with a query although it runs; empty for nothing."""
+    def set_warning(self, name: str, warning: str) -> None:
+        """Set a problem of a running query; an empty text clears it."""
         with self._lock:
             if (now := self._statuses.get(name)) and now.warning != warning:
                 self._put(replace(now, warning=warning))
 
-    def quiet(self, least_s: float) -> list[tuple[Status, float]]:
-        """Returns the queries of which nothing has been heard, though they might, for so long, and for how long."""
+    def silent(self, least_s: float) -> list[tuple[Status, float]]:
+        """Return the live queries without an event of Spark for `least_s` seconds beyond their trigger, and for how
+        long they have been silent.
+        """
         with self._lock:
             now_s = time.monotonic()
-            heard = [(now, now_s - self._heard_s[name] - self._pace_s[name]) for name, now in self._statuses.items()]
-        return [(now, quiet_s) for now, quiet_s in heard if now.state in LIVE and quiet_s >= least_s]
+            silences = [
+                (now, now_s - self._last_event_s[name] - self._trigger_s[name]) for name, now in self._statuses.items()
+            ]
+        return [(now, silent_s) for now, silent_s in silences if now.state in LIVE and silent_s >= least_s]
 
-    def under_way(self, name: str, lag_rows: int, trouble: str) -> None:
-        """Somebody has seen that rows wait for a micro-batch to end.
+    def set_batch_running(self, name: str, lag_rows: int, trouble: str) -> None:
+        """Set that rows wait while a micro-batch is under way.
 
         Args:
-            trouble: why it takes too long; empty when it doesn't yet.
+            trouble: why it takes too long; empty while it does not.
         """
         with self._lock:
             now = self._statuses[name]
@@ -236,70 +242,72 @@ class StatusWriter:
                 self._put(replace(now, state="running", lag_rows=lag_rows))
 
     def statuses(self) -> list[Status]:
-        """The queries of this process, in the order in which they started."""
+        """Return the queries of this process, in the order in which they started."""
         with self._lock:
             return list(self._statuses.values())
 
     def watch(self, spark: SparkSession) -> Callable[[], None]:
-        """Lets Spark tell about its queries, whose names are those given to `starting`.
+        """Receive Spark's events about its queries, whose names are those given to `starting`.
 
         Args:
             spark: the session.
 
         Returns:
-            A function that ends it.
+            A function that ends this.
         """
         self._ui = spark.sparkContext.uiWebUrl or ""
         return jvm.listen(spark, _Listener(self))
 
     def started(self, query_id: str, name: str) -> None:
-        """Spark has started a query."""
+        """Handle that Spark has started a query."""
         with self._lock:
             if now := self._statuses.get(name):
                 self._names[query_id] = name
-                self._heard_s[name] = time.monotonic()
-                state = DISK_FULL if now.state == DISK_FULL else "waiting"  # until a micro-batch is done
+                self._last_event_s[name] = time.monotonic()
+                state = DISK_FULL if now.state == DISK_FULL else "waiting"  # until a micro-batch is completed
                 self._put(replace(now, state=state, query_id=query_id))
 
     def progressed(self, progress: Mapping[str, object]) -> None:
-        """Spark has done a micro-batch, or looked and found nothing.
+        """Handle that Spark has completed a micro-batch, or has found no rows.
 
         Args:
             progress: the JSON of a StreamingQueryProgress.
         """
         name = str(progress.get("name"))
         ends = _ends(progress)
-        lag = self._lag_rows(name, progress)
-        lag_s = self._lag_s(name, ends) if lag else 0.0
+        lag_rows = self._lag_rows(name, progress)
+        lag_s: float | None = 0.0
+        if lag_rows:
+            now_s, lag_s = time.monotonic(), None  # None: the last measurement stays
+            if self._lag_seconds and now_s - self._lag_measured_s.get(name, -_LAG_INTERVAL_S) >= _LAG_INTERVAL_S:
+                self._lag_measured_s[name] = now_s
+                lag_s = self._lag_seconds(name, ends)
         with self._lock:
             if now := self._statuses.get(name):
-                self._heard_s[name] = time.monotonic()
-                after = _after(now, progress, lag, now.lag_s if lag_s is None else lag_s)
-                # Spark tells of the last micro-batch when the query is over already.
+                self._last_event_s[name] = time.monotonic()
+                after = _after(now, progress, lag_rows, now.lag_s if lag_s is None else lag_s)
+                # Spark reports the last micro-batch after the query has ended.
                 self._put(after if now.state in LIVE else replace(after, state=now.state, rows_per_s=0.0))
 
     def idle(self, query_id: str) -> None:
-        """Spark has found nothing to do for a while."""
+        """Handle that Spark has found no rows for a while."""
         with self._lock:
             now = self._statuses.get(self._names.get(query_id, ""))
             if now and now.state in LIVE:
-                self._heard_s[now.name] = time.monotonic()
-                self._put(replace(now, state="waiting", rows_per_s=0.0, lag_rows=0, lag_s=0.0, **_UNTROUBLED))
+                self._last_event_s[now.name] = time.monotonic()
+                self._put(replace(now, state="waiting", rows_per_s=0.0, lag_rows=0, lag_s=0.0, **_NO_TROUBLE))
 
     def _lag_rows(self, name: str, progress: Mapping[str, Any]) -> int:
-        lag = _lag_rows(progress)
+        lag = sum(
+            max(0, latest - _offsets(source.get("endOffset")).get(node, 0))
+            for source in progress.get("sources") or []
+            for node, latest in _offsets(source.get("latestOffset")).items()
+        )
         if not lag or self._rows_between is None:
             return lag
         ranges = [(_offsets(one.get("endOffset")), _offsets(one.get("latestOffset"))) for one in progress["sources"]]
         found = [self._rows_between(name, *each) for each in ranges]
         return lag if None in found else sum(filter(None, found))
-
-    def _lag_s(self, name: str, ends: dict[str, int]) -> float | None:
-        now = time.monotonic()
-        if self._lag_seconds is None or now - self._lag_asked_s.get(name, -_LAG_EVERY_S) < _LAG_EVERY_S:
-            return None
-        self._lag_asked_s[name] = now
-        return self._lag_seconds(name, ends)
 
     def _put(self, status: Status) -> None:
         self._statuses[status.name] = status = replace(status, updated=time.time())
@@ -309,20 +317,17 @@ class StatusWriter:
             temporary.write_text(text, "utf-8")
             temporary.rename(folder / FILE)
         except OSError:
-            with suppress(OSError):  # a full disk must end no query that could go on
-                _overwrite(folder / FILE, text.encode())
-
-
-def _overwrite(path: Path, text: bytes) -> None:
-    """Replaces what is in a file on a disk that is full, as far as its blocks have room for it."""
-    with path.open("r+b", buffering=0) as file:
-        found = os.fstat(file.fileno())
-        if len(text) <= found.st_blocks * 512:
-            file.write(text.ljust(found.st_size))
+            with suppress(OSError):  # a full disk must not end a query that could continue
+                # Without space for a second file, the first is overwritten as far as its blocks reach.
+                data = text.encode()
+                with (folder / FILE).open("r+b", buffering=0) as file:
+                    found = os.fstat(file.fileno())
+                    if len(data) <= found.st_blocks * 512:  # st_blocks counts units of 512 bytes on every file system
+                        file.write(data.ljust(found.st_size))
 
 
 class _Listener:
-    """A listener that takes progress as JSON: see `jvm.listen`."""
+    """Listener that receives progress as JSON: see `jvm.listen`."""
 
     def __init__(self, status: StatusWriter) -> None:
         self._status = status
@@ -337,7 +342,7 @@ class _Listener:
         self._status.idle(event.id().toString())
 
     def onQueryTerminated(self, event: Any) -> None:
-        """The runner, which has the exception, tells how a query ended."""
+        """Do nothing: the runner, which has the exception, sets how a query ended."""
 
     class Java:
         implements = ["org.apache.spark.sql.streaming.PythonStreamingQueryListener"]
@@ -347,6 +352,9 @@ def _after(now: Status, progress: Mapping[str, Any], lag_rows: int, lag_s: float
     rows = int(progress.get("numInputRows") or 0)
     operators = progress.get("stateOperators") or []
     observed = progress.get("observedMetrics") or {}
+    watermark = str((progress.get("eventTime") or {}).get("watermark", ""))
+    # Before the first micro-batch there is no time in which rows could have arrived.
+    rows_per_s = progress.get("inputRowsPerSecond") or progress.get("processedRowsPerSecond") or 0.0
     return replace(
         now,
         state="running" if rows or lag_rows else "waiting",
@@ -354,19 +362,19 @@ def _after(now: Status, progress: Mapping[str, Any], lag_rows: int, lag_s: float
         batch_ms=int(progress.get("batchDuration") or 0),
         offset=_ends(progress) or now.offset,
         rows=now.rows + rows,
-        rows_per_s=_rate(progress),
+        rows_per_s=round(float(rows_per_s), 1),
         processed_rows_per_s=round(float(progress.get("processedRowsPerSecond") or 0.0), 1),
         lag_rows=lag_rows,
         lag_s=round(lag_s, 3),
         state_rows=_sum(operators, "numRowsTotal"),
         state_bytes=_sum(operators, "memoryUsedBytes"),
-        watermark=_watermark(progress) or now.watermark,
+        watermark=watermark if watermark and not watermark.startswith(_EPOCH) else now.watermark,
         dropped_by_watermark=now.dropped_by_watermark + _sum(operators, "numRowsDroppedByWatermark"),
         future=now.future + _observed(observed, row_checks.future_observation(""), row_checks.FUTURE),
         bad_json=now.bad_json + _observed(observed, row_checks.json_observation(""), row_checks.BAD_JSON),
         wrong_type=now.wrong_type + _observed(observed, row_checks.json_observation(""), row_checks.WRONG_TYPE),
         expectations=_sums(now.expectations, row_checks.failed_counts(observed)),
-        **_UNTROUBLED,
+        **_NO_TROUBLE,
     )
 
 
@@ -374,35 +382,16 @@ def _sum(operators: Iterable[Mapping[str, Any]], field: str) -> int:
     return sum(int(operator.get(field) or 0) for operator in operators)
 
 
-def _observed(observed: Mapping[str, Any], own: str, column: str) -> int:
-    return sum(int(values.get(column) or 0) for name, values in observed.items() if name.startswith(own))
+def _observed(observed: Mapping[str, Any], prefix: str, column: str) -> int:
+    return sum(int(values.get(column) or 0) for name, values in observed.items() if name.startswith(prefix))
 
 
 def _sums(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}
 
 
-def _rate(progress: Mapping[str, Any]) -> float:
-    """Rows that came a second; for a first batch, which has no time before it, rows that were worked off a second."""
-    rate = progress.get("inputRowsPerSecond") or progress.get("processedRowsPerSecond") or 0.0
-    return round(float(rate), 1)
-
-
-def _watermark(progress: Mapping[str, Any]) -> str:
-    watermark = str((progress.get("eventTime") or {}).get("watermark", ""))
-    return "" if watermark.startswith("1970-01-01T00:00:00") else watermark
-
-
-def _lag_rows(progress: Mapping[str, Any]) -> int:
-    return sum(
-        max(0, latest - _offsets(source.get("endOffset")).get(node, 0))
-        for source in progress.get("sources") or []
-        for node, latest in _offsets(source.get("latestOffset")).items()
-    )
-
-
 def _ends(progress: Mapping[str, Any]) -> dict[str, int]:
-    """Where the query is: what the slowest of its sources will read next, per node."""
+    """Return the position of the query: for each node the next row of its slowest source."""
     ends: dict[str, int] = {}
     for source in progress.get("sources") or []:
         for node, end in _offsets(source.get("endOffset")).items():
@@ -411,7 +400,7 @@ def _ends(progress: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _offsets(value: Any) -> dict[str, int]:
-    """Offsets of our own source, which Spark hands on as an object or as its text; of other sources none."""
+    """Return the offsets of our own source, which Spark passes as an object or as text; empty for other sources."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -421,19 +410,19 @@ def _offsets(value: Any) -> dict[str, int]:
     return {str(node): seq for node, seq in numbers if isinstance(seq, int) and not isinstance(seq, bool)}
 
 
-# ---- Metrics of running queries for Prometheus: `smqrt pipeline run --metrics PORT` answers on /metrics.
+# ---- Metrics of running queries for Prometheus: `smqrt pipeline run --metrics PORT` serves /metrics.
 #
-# The figures are those of the status files, read anew with every request.
+# Each request reads the status files.
 
 _GAUGES = {
-    "rows_per_s": ("smqrt_pipeline_rows_per_second", "Rows that came a second before the last micro-batch."),
+    "rows_per_s": ("smqrt_pipeline_rows_per_second", "Rows that arrived per second before the last micro-batch."),
     "processed_rows_per_s": (
         "smqrt_pipeline_processed_rows_per_second",
-        "Rows that the last micro-batch worked off a second.",
+        "Rows that the last micro-batch processed per second.",
     ),
     "lag_rows": ("smqrt_pipeline_lag_rows", "Rows in the journal that wait to be read."),
     "lag_s": ("smqrt_pipeline_lag_seconds", "How long the oldest of them has waited."),
-    "state_rows": ("smqrt_pipeline_state_rows", "Rows that windows, joins and the like keep."),
+    "state_rows": ("smqrt_pipeline_state_rows", "Rows in the state of windows, joins and the like."),
     "state_bytes": ("smqrt_pipeline_state_bytes", "Memory of these rows."),
     "batch": ("smqrt_pipeline_batch", "Number of the last micro-batch."),
 }
@@ -451,91 +440,82 @@ _COUNTERS = {
 
 
 class PipelineMetrics:
-    """The metrics of the queries of one folder of state, in the form that prometheus-client asks for.
+    """Metrics of the queries of one folder of state, as a collector of prometheus-client.
 
     Args:
         state: the folder.
-        names: only these queries; none means all.
-        journal: folder or URL of the journal, of whose readers it tells too, where it is a folder.
+        names: only these queries; empty means all.
+        journal: folder or URL of the journal; the readers of a folder have metrics too.
     """
 
     def __init__(self, state: Path, names: Iterable[str] = (), journal: str = "") -> None:
         self._state, self._names, self._journal = state, set(names), journal
 
     def collect(self) -> Iterator[Metric]:
-        """Yields every metric with one value for each query."""
+        """Yield every metric with one value for each query."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         statuses = [each for each in read_all(self._state) if not self._names or each.name in self._names]
+        failures = CounterMetricFamily(
+            "smqrt_pipeline_expectation_failures",
+            "Rows that failed an expectation.",
+            labels=["query", "expectation"],
+        )
+        watermark_lag = GaugeMetricFamily(
+            "smqrt_pipeline_watermark_lag_seconds",
+            "How far the watermark is behind now, of queries that have one.",
+            labels=["query"],
+        )
         up = GaugeMetricFamily("smqrt_pipeline_up", "1 while the query runs.", labels=["query"])
         took = GaugeMetricFamily("smqrt_pipeline_batch_seconds", "Time of the last micro-batch.", labels=["query"])
         stuck = GaugeMetricFamily(
             "smqrt_pipeline_stuck_seconds",
-            "For how long it has made no progress, although rows wait.",
+            "For how long it has made no progress although rows wait.",
             labels=["query"],
         )
         for each in statuses:
             stuck.add_metric([each.name], max(0.0, time.time() - each.stuck_since) if each.stuck_since else 0.0)
             up.add_metric([each.name], float(each.state in LIVE))
             took.add_metric([each.name], each.batch_ms / 1000)
+            if each.watermark:
+                lag_s = time.time() - datetime.fromisoformat(each.watermark).timestamp()
+                watermark_lag.add_metric([each.name], lag_s)
+            for name, rows in each.expectations.items():
+                failures.add_metric([each.name, name], rows)
         yield from (up, took, stuck)
         for family, kinds in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
-            yield from (_filled(family(*kinds[field], labels=["query"]), field, statuses) for field in kinds)
-        yield _watermark_lag(statuses)
-        yield _failed_expectations(statuses)
+            for field_name, (metric_name, text) in kinds.items():
+                metric = family(metric_name, text, labels=["query"])
+                for each in statuses:
+                    metric.add_metric([each.name], float(getattr(each, field_name)))
+                yield metric
+        yield watermark_lag
+        yield failures
         if self._journal and "://" not in self._journal:
             yield from _readers(Path(self._journal))
 
 
-def _filled(metric: Any, field: str, statuses: list[Status]) -> Metric:
-    for each in statuses:
-        metric.add_metric([each.name], float(getattr(each, field)))
-    return metric  # type: ignore[no-any-return]
-
-
-def _watermark_lag(statuses: list[Status]) -> Metric:
-    from prometheus_client.core import GaugeMetricFamily
-
-    text = "How far the watermark is behind now, of queries that have one."
-    metric = GaugeMetricFamily("smqrt_pipeline_watermark_lag_seconds", text, labels=["query"])
-    for each in statuses:
-        if each.watermark:
-            metric.add_metric([each.name], time.time() - datetime.fromisoformat(each.watermark).timestamp())
-    return metric
-
-
 def _readers(journal: Path) -> Iterator[Metric]:
-    """Whoever reads the journal, also when it doesn't run: rows are kept for it."""
+    """Yield the metrics of every reader of the journal. The journal keeps rows for a reader that is not running."""
     from prometheus_client.core import GaugeMetricFamily
 
     lag = GaugeMetricFamily("smqrt_journal_reader_lag_rows", "Rows that wait for a reader.", labels=["reader"])
-    text = "For how long a reader has not told how far it is."
+    text = "For how long a reader has not reported its progress."
     silent = GaugeMetricFamily("smqrt_journal_reader_silent_seconds", text, labels=["reader"])
-    with suppress(JournalError):  # the figures of the queries are not worse for it
+    with suppress(JournalError):  # the metrics of the queries are valid without these
         for reader, behind in readers.waiting(journal):
             lag.add_metric([reader.name], behind)
             silent.add_metric([reader.name], reader.silent_s(time.time_ns() // 1000))
     yield from (lag, silent)
 
 
-def _failed_expectations(statuses: list[Status]) -> Metric:
-    from prometheus_client.core import CounterMetricFamily
-
-    text = "Rows that failed an expectation."
-    metric = CounterMetricFamily("smqrt_pipeline_expectation_failures", text, labels=["query", "expectation"])
-    for each in statuses:
-        for name, rows in each.expectations.items():
-            metric.add_metric([each.name, name], rows)
-    return metric
-
-
 def serve(state: Path, names: Iterable[str], port: int, journal: str = "") -> int:
-    """Answers Prometheus on http://127.0.0.1:port/metrics from a thread, until the process ends.
+    """Serve Prometheus metrics on http://127.0.0.1:port/metrics from a thread, until the process ends.
 
     Args:
         state: the folder of state.
-        names: only these queries; none means all.
-        port: 0 picks a free one.
+        names: only these queries; empty means all.
+        port: 0 selects a free port.
         journal: as for `PipelineMetrics`.
 
     Returns:

@@ -1,8 +1,8 @@
-"""Pipelines on a cluster: the command for spark-submit, what other machines lack, and the driver that runs there.
+"""Pipelines on a cluster: the command for spark-submit, the archive of files, and the driver.
 
 <app>/.pipelines/submit/smqrt.zip      smqrt, pyspark_smq and the application's pipelines, for --py-files
-<app>/.pipelines/submit/driver.py      what the cluster runs; `main` is behind it
-<app>/.pipelines/submit/token.conf     with a token: readable by its owner only, so that no list of processes shows it
+<app>/.pipelines/submit/driver.py      the program that the cluster runs; it calls `main`
+<app>/.pipelines/submit/token.conf     with a token: readable by its owner only, so that process lists don't show it
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shlex
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
@@ -25,34 +25,34 @@ from smqrt.journal.files import HubAddress
 from smqrt.pipeline import checkpoint, jvm
 
 TOKEN_CONF = "spark.smqrt.token"
-"""Spark shows values of settings whose name holds "token" to nobody."""
+"""Spark hides the values of settings whose name contains "token"."""
 
 _CLUSTERS = ("spark://", "k8s://", "yarn", "local")
-_OURS = ("smqrt", "pyspark_smq")
-_SHIPPED = (".py", ".properties")
+_OWN_PACKAGES = ("smqrt", "pyspark_smq")
+_OWN_SUFFIXES = (".py", ".properties")
 _APP = "smqrt_app"
 _PIPELINES = f"{_APP}/pipelines"
 CAFILE = "cafile.pem"
-"""In the application's folder of a driver in the cluster."""
-_HERE = ("127.0.0.1", "localhost", "::1")
+"""The file's name in the application's folder of a driver in the cluster."""
+_LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 _DRIVER = "from smqrt.pipeline.submit import main\n\nmain()\n"
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What is submitted.
+    """The options of a submission.
 
     Attributes:
-        names: of the queries; all when empty.
+        names: the names of the queries; empty means all.
         master: spark://host:port, k8s://https://host:port, yarn, or local….
-        app: the application's folder; its pipelines lie in `pipelines`.
-        journal: path that every machine sees, or http(s) URL.
-        state: folder of checkpoints and status, which every machine sees under this path.
-        tables: folder or URI that tables with a relative path are below; None takes `.tables` of the application.
-        deploy_mode: "client", the driver runs here, or "cluster", somewhere in the cluster.
-        token: what the hub wants to see; None takes the one in the journal's folder.
-        cafile: PEM file with certificates to trust instead of the system's; it travels in the archive.
-        python: of the workers; None takes the path of the one that runs here, in a cluster what the image has.
+        app: the application's folder; its pipelines are in `pipelines`.
+        journal: a path that every machine can read, or an http(s) URL.
+        state: folder of checkpoints and status, which every machine can access under this path.
+        tables: folder or URI for tables with a relative path; None uses `.tables` of the application.
+        deploy_mode: "client" runs the driver here, "cluster" somewhere in the cluster.
+        token: the hub's token; None uses the one in the journal's folder.
+        cafile: PEM file with certificates to trust instead of the system's; the archive contains it.
+        python: the path of the workers' Python; None uses the path of the present one, in a cluster that of the image.
         start, once, republish: as for `smqrt pipeline run`.
         extra: further arguments for spark-submit.
     """
@@ -78,7 +78,7 @@ class Command:
     """A command that is ready to run.
 
     Attributes:
-        words: the command; environment: variables that it needs beside those of this process.
+        words: the command; environment: further environment variables.
     """
 
     words: list[str]
@@ -89,16 +89,16 @@ class Command:
         return " ".join([*variables, shlex.join(self.words)])
 
     def execute(self) -> None:
-        """Becomes the command; doesn't return."""
+        """Replace this process by the command; does not return."""
         sys.stdout.flush()
         os.execvpe(self.words[0], self.words, os.environ | self.environment)
 
 
 def prepare(submission: Submission) -> Command:
-    """Writes the files and returns the command.
+    """Write the files and return the command.
 
     Args:
-        submission: what to submit.
+        submission: the options.
 
     Raises:
         PipelineError: the cluster can't run it this way, Java or pyspark is missing, or a file can't be written.
@@ -116,11 +116,11 @@ def prepare(submission: Submission) -> Command:
 
 
 def pack(path: Path, pipelines: Path, cafile: str | None = None) -> Path:
-    """Writes the archive for --py-files, in place of an older one.
+    """Write the archive for --py-files, or replace an older one.
 
     Args:
-        path: where to.
-        pipelines: the folder of pipeline files; what lies in its folder `tests` stays here.
+        path: the path of the archive.
+        pipelines: the folder of pipeline files; its folder `tests` is left out.
         cafile: of `Submission`.
 
     Returns:
@@ -128,8 +128,16 @@ def pack(path: Path, pipelines: Path, cafile: str | None = None) -> Path:
     """
     fresh = path.with_suffix(f".{os.getpid()}.new")
     with zipfile.ZipFile(fresh, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, file in [*_own_files(), *_application_files(pipelines)]:
-            archive.write(file, name)
+        for name in _OWN_PACKAGES:
+            spec = util.find_spec(name)
+            assert spec is not None
+            assert spec.submodule_search_locations
+            root = Path(spec.submodule_search_locations[0])
+            for file in _files(root, _OWN_SUFFIXES):
+                archive.write(file, Path(name) / file.relative_to(root))
+        for file in _files(pipelines, ("",)):  # also the tables of references, and modules that pipelines import
+            if file.relative_to(pipelines).parts[0] != "tests":
+                archive.write(file, f"{_PIPELINES}/{file.relative_to(pipelines)}")
         if cafile:
             archive.write(cafile, f"{_APP}/{CAFILE}")
     fresh.rename(path)
@@ -141,42 +149,42 @@ def _check(submission: Submission) -> None:
     master, mode = submission.master, submission.deploy_mode
     if not master.startswith(_CLUSTERS):
         raise PipelineError(
-            f"--master {master} is no cluster: name spark://HOST:PORT, k8s://https://HOST:PORT or yarn."
+            f"--master {master} is not a cluster: name spark://HOST:PORT, k8s://https://HOST:PORT or yarn."
         )
     if mode == "cluster" and not master.startswith(("k8s://", "yarn")):
         raise PipelineError(
             f"--deploy-mode cluster: {master} runs Python drivers only where you submit; use --deploy-mode client."
         )
     if mode == "cluster" and submission.tables and not files.is_elsewhere(submission.tables):
-        _absolute("--tables", submission.tables, "or a URI")
+        _check_absolute("--tables", submission.tables, "or a URI")
     if mode == "cluster" and not files.is_address(submission.journal):
-        _absolute("--journal", submission.journal, "or an http(s) URL of the hub")
+        _check_absolute("--journal", submission.journal, "or an http(s) URL of the hub")
     if "--properties-file" in submission.extra and submission.token:
         raise PipelineError(
-            f"--token travels in a properties file, and Spark takes only one: write {TOKEN_CONF} into yours instead."
+            f"--token is passed in a properties file, and Spark takes only one: write {TOKEN_CONF} into yours instead."
         )
-    if urlsplit(submission.journal).hostname in _HERE and mode == "cluster":
+    if urlsplit(submission.journal).hostname in _LOCAL_HOSTS and mode == "cluster":
         raise PipelineError(
             f"--journal {submission.journal} is another machine there: name the hub as the cluster reaches it."
         )
 
 
 def unreachable_hub(journal: str, master: str) -> str | None:
-    """Says that machines of a cluster don't find the hub that the folder of a journal names.
+    """Return a warning when the machines of a cluster can't reach the hub that the folder of a journal names.
 
     Args:
         journal: path or URL; master: of `Submission`.
 
     Returns:
-        A sentence; None when they do, or no hub runs that could be asked.
+        A sentence; None when they can, or no hub runs that could be asked.
     """
-    if files.is_address(journal) or master.startswith("local") or urlsplit(master).hostname in _HERE:
+    if files.is_address(journal) or master.startswith("local") or urlsplit(master).hostname in _LOCAL_HOSTS:
         return None
     try:
         url = HubAddress.of(journal).url
     except JournalError:
         return None
-    if urlsplit(url).hostname not in _HERE:
+    if urlsplit(url).hostname not in _LOCAL_HOSTS:
         return None
     return (
         f"the journal {journal} names its hub as {url}, which is another machine in the cluster: what is published "
@@ -185,36 +193,37 @@ def unreachable_hub(journal: str, master: str) -> str | None:
     )
 
 
-def _absolute(option: str, path: str, otherwise: str) -> None:
+def _check_absolute(option: str, path: str, otherwise: str) -> None:
     if not Path(path).is_absolute():
-        raise PipelineError(f"{option} {path}: with --deploy-mode cluster give a path every machine sees, {otherwise}.")
+        raise PipelineError(
+            f"{option} {path}: with --deploy-mode cluster give a path that every machine can access, {otherwise}."
+        )
 
 
 def _spark_words(submission: Submission, package: Path) -> list[str]:
-    words = [str(_spark_home() / "bin" / "spark-submit"), "--master", submission.master]
+    home = os.environ.get("SPARK_HOME")
+    if not home:
+        spec = util.find_spec("pyspark")
+        if spec is None or not spec.submodule_search_locations:
+            raise PipelineError("pyspark is not installed; type: pip install 'smqrt[spark]'")
+        home = spec.submodule_search_locations[0]
+    words = [str(Path(home) / "bin" / "spark-submit"), "--master", submission.master]
     words += ["--deploy-mode", submission.deploy_mode, "--name", "smqrt " + (" ".join(submission.names) or "pipelines")]
     words += ["--py-files", str(package)]
     words += ["--conf", f"spark.pyspark.python={python}"] if (python := _python(submission)) else []
     if submission.deploy_mode == "client":
+        # Spark's log is written where `smqrt pipeline run` writes it; workers keep their cluster's settings.
+        logging = Path(__file__).parent / "log4j2.properties"
+        java = [f"-Dlog4j2.configurationFile={logging}", f"-Dsmqrt.log={submission.state}/.spark/spark.log"]
         words += ["--conf", f"spark.pyspark.driver.python={sys.executable}"]
-        words += ["--driver-java-options", " ".join(_java_options(submission.state))]
+        words += ["--driver-java-options", " ".join([*java, "-Duser.timezone=UTC"])]
     if submission.token:
-        words += ["--load-spark-defaults", "--properties-file", str(_token_file(package.parent, submission.token))]
+        path = package.parent / "token.conf"
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(f"{TOKEN_CONF} {submission.token}\n")
+        words += ["--load-spark-defaults", "--properties-file", str(path)]
     return words
-
-
-def _java_options(state: Path) -> list[str]:
-    """Spark's log goes where `smqrt pipeline run` has it; workers keep theirs where their cluster does."""
-    logging = Path(__file__).parent / "log4j2.properties"
-    return [f"-Dlog4j2.configurationFile={logging}", f"-Dsmqrt.log={state}/.spark/spark.log", "-Duser.timezone=UTC"]
-
-
-def _token_file(folder: Path, token: str) -> Path:
-    path = folder / "token.conf"
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(f"{TOKEN_CONF} {token}\n")
-    return path
 
 
 def _driver_words(submission: Submission) -> list[str]:
@@ -231,7 +240,7 @@ def _driver_words(submission: Submission) -> list[str]:
 
 def _environment(submission: Submission) -> dict[str, str]:
     variables = {"JAVA_HOME": str(jvm.find_java().home)}
-    # Spark looks for data sources with this one, before it knows of any setting.
+    # Spark searches for data sources with this Python, before it reads any setting.
     return variables | ({"PYSPARK_PYTHON": python} if (python := _python(submission)) else {})
 
 
@@ -239,51 +248,34 @@ def _python(submission: Submission) -> str | None:
     return submission.python or (sys.executable if submission.deploy_mode == "client" else None)
 
 
-def _spark_home() -> Path:
-    if home := os.environ.get("SPARK_HOME"):
-        return Path(home)
-    spec = util.find_spec("pyspark")
-    if spec is None or not spec.submodule_search_locations:
-        raise PipelineError("pyspark is not installed; type: pip install 'smqrt[spark]'")
-    return Path(spec.submodule_search_locations[0])
-
-
-def _own_files() -> Iterator[tuple[str, Path]]:
-    for name in _OURS:
-        spec = util.find_spec(name)
-        assert spec is not None
-        assert spec.submodule_search_locations
-        root = Path(spec.submodule_search_locations[0])
-        for file in _files(root, _SHIPPED):
-            yield str(Path(name) / file.relative_to(root)), file
-
-
-def _application_files(pipelines: Path) -> Iterator[tuple[str, Path]]:
-    """Everything in the folder of pipelines: also the tables of references and modules that pipelines import."""
-    for file in _files(pipelines, ("",)):
-        if file.relative_to(pipelines).parts[0] != "tests":
-            yield f"{_PIPELINES}/{file.relative_to(pipelines)}", file
-
-
 def _files(root: Path, suffixes: Sequence[str]) -> list[Path]:
     found = [path for path in root.rglob("*") if path.is_file() and path.name.endswith(tuple(suffixes))]
-    return sorted(path for path in found if not any(_hidden(part) for part in path.relative_to(root).parts))
+    relative = ((path, path.relative_to(root).parts) for path in found)
+    return sorted(
+        path for path, parts in relative if not any(part.startswith(".") or part == "__pycache__" for part in parts)
+    )
 
 
-def _hidden(part: str) -> bool:
-    return part.startswith(".") or part == "__pycache__"
-
-
-# ---- the driver: the same arguments again, and the pipelines out of the archive
+# ---- The driver: takes the same arguments, and unpacks the pipelines from the archive
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the pipelines under spark-submit, and ends the process with the exit code.
+    """Run the pipelines under spark-submit, and end the process with the exit code.
 
     Args:
-        arguments: those of `driver.py`; the process's own when not given.
+        arguments: those of `driver.py`; by default those of the process.
     """
-    given = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser("driver.py")
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--app")
+    parser.add_argument("--journal", required=True)
+    parser.add_argument("--state", required=True)
+    parser.add_argument("--cafile")
+    parser.add_argument("--tables")
+    parser.add_argument("--from", dest="start", default="latest")
+    parser.add_argument("--once", action="store_true")
+    parser.add_argument("--republish", action="store_true")
+    given = parser.parse_args(arguments)
     try:
         with tempfile.TemporaryDirectory() as folder:
             sys.exit(_run_packed(given, Path(given.app) if given.app else unpack(sys.path, Path(folder))))
@@ -292,11 +284,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def unpack(path: list[str], folder: Path) -> Path:
-    """Takes the application's pipelines out of the archive that spark-submit has put on the path.
+    """Extract the application's pipelines from the archive that spark-submit has put on the path.
 
     Args:
-        path: where modules are looked for.
-        folder: where the pipelines go.
+        path: the search path of modules.
+        folder: the folder to extract to.
 
     Returns:
         The application's folder.
@@ -309,10 +301,13 @@ def unpack(path: list[str], folder: Path) -> Path:
 
 
 def _run_packed(given: argparse.Namespace, app: Path) -> int:
+    from pyspark import SparkConf
+
     from smqrt.pipeline.discover import load
     from smqrt.pipeline.run_context import RunOptions
     from smqrt.pipeline.runner import run
 
+    jvm.start()  # SparkConf needs it to read the settings of spark-submit
     options = RunOptions(
         journal=given.journal,
         app=app,
@@ -321,31 +316,8 @@ def _run_packed(given: argparse.Namespace, app: Path) -> int:
         start=given.start,
         once=given.once,
         republish=given.republish,
-        token=_conf_token(),
+        token=SparkConf().get(TOKEN_CONF, None),
         cafile=str(app / given.cafile) if given.cafile else None,
         tables=given.tables,
     )
     return run(load(app / "pipelines"), given.names, options)
-
-
-def _conf_token() -> str | None:
-    from pyspark import SparkConf
-
-    from smqrt.pipeline import jvm
-
-    jvm.start()
-    return SparkConf().get(TOKEN_CONF, None)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("driver.py")
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--app")
-    parser.add_argument("--journal", required=True)
-    parser.add_argument("--state", required=True)
-    parser.add_argument("--cafile")
-    parser.add_argument("--tables")
-    parser.add_argument("--from", dest="start", default="latest")
-    parser.add_argument("--once", action="store_true")
-    parser.add_argument("--republish", action="store_true")
-    return parser

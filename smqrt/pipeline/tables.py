@@ -1,4 +1,4 @@
-"""Tables of queries: their folders, the files that count, Delta and Iceberg behind one interface, and upkeep."""
+"""Tables of queries: folders, committed files, one interface for Delta and Iceberg, and maintenance."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
 
 
 FOLDER = ".tables"
-"""In the application's folder. Its name keeps it from being served."""
+"""The name in the application's folder. Because of the dot it isn't served."""
 
 BACKFILL = "@"
 """Between the name of a table's folder and the key of a backfill, or of a later stream: `silver/readings@3f2a…`."""
 
 VERSION = "@v."
-"""Between the name of a table's folder and the key of a backfill that replaces rows. Such a folder counts when
-`VERSIONS_FILE` says so."""
+"""Between the name of a table's folder and the key of a backfill that replaces rows. `VERSIONS_FILE` lists the folders
+whose rows are shown."""
 
 VERSIONS_FILE = "@versions.json"
-"""Behind the name of a table's folder: {"version": 3, "shown": [folders with VERSION], "hidden": [other folders]}."""
+"""After the name of a table's folder: {"version": 3, "shown": [folders with VERSION], "hidden": [other folders]}."""
 
 _LOG = "_spark_metadata"
 _EMPTY_ENTRY = "v1"
 """An entry of `_LOG` without files: the version of its format."""
-_WHOLE = "_SUCCESS"
-"""Spark writes it at last."""
+_SUCCESS = "_SUCCESS"
+"""Spark writes it after all other files."""
 
 
 def location(declaration: Declaration, app: Path, root: str | None = None) -> str:
-    """Returns the folder or URI of a table.
+    """Return the folder or URI of a table.
 
     Args:
-        declaration: of the table.
+        declaration: the query of the table.
         app: the application's folder.
-        root: folder or URI that a relative path is below; `.tables` of the application without it.
+        root: folder or URI for relative paths; by default `.tables` of the application.
     """
     path = str(declaration.options["path"])
     if is_relative(declaration):
@@ -61,20 +61,20 @@ def location(declaration: Declaration, app: Path, root: str | None = None) -> st
 
 
 def is_relative(declaration: Declaration) -> bool:
-    """Whether the path of a table leaves open what it is relative to."""
+    """Return whether the path of a table is a relative one."""
     path = str(declaration.options["path"])
     return not locations.scheme(path) and not path.startswith("/")
 
 
 def frame(spark: SparkSession, path: Path | str) -> DataFrame:
-    """Returns the rows of a table, those of backfills included.
+    """Return the rows of a table, those of backfills included.
 
     Args:
-        spark: the session, which knows the file systems.
+        spark: the session, which can access the file systems.
         path: the table's folder or URI.
 
     Raises:
-        PipelineError: nothing has been written.
+        PipelineError: there is no table yet.
     """
     if is_lake_table(path):
         return lake_frame(spark, str(path))
@@ -85,8 +85,9 @@ def frame(spark: SparkSession, path: Path | str) -> DataFrame:
 
 
 def _read_files(spark: SparkSession, folder: str) -> DataFrame:
-    """A column that came later is null in files of before; Spark by itself looks at one file only, and takes a column
-    that is never null there for one that every file has.
+    """Read one folder with the columns of all its files; files without a newer column have NULL there.
+
+    Spark alone takes the schema of one file, and treats a column without NULL in that file as one of all files.
     """
     from pyspark.sql.types import StructField, StructType
 
@@ -95,10 +96,10 @@ def _read_files(spark: SparkSession, folder: str) -> DataFrame:
 
 
 def make_parent(location: str) -> None:
-    """Makes the folder that a table is to be in, unless it is one that only Spark sees.
+    """Make the parent folder of a table, unless only Spark can access it.
 
     Raises:
-        PipelineError: it can't be made or written.
+        PipelineError: the folder can't be made or written.
     """
     if locations.is_elsewhere(location):
         return
@@ -113,60 +114,55 @@ def make_parent(location: str) -> None:
 
 
 def check_types(frame: DataFrame, path: str, partition_by: Sequence[str]) -> None:
-    """Compares the columns of a result with those of a table of Parquet files: nobody could read one of two types.
+    """Compare the columns of a result with those of a table of Parquet files, which can't be read with two types.
 
     Args:
         frame: the result.
         path: folder or URI of the table.
-        partition_by: columns that are names of folders, whose types Spark guesses.
+        partition_by: columns that become names of folders, whose types Spark infers.
 
     Raises:
         PipelineError: a column has another type.
     """
+    from pyspark.errors import AnalysisException
+
     for folder in _readable(frame.sparkSession, path):
-        known = _types(frame.sparkSession, folder)
+        try:
+            known = dict(frame.sparkSession.read.parquet(folder).dtypes)
+        except AnalysisException:  # there is no file yet
+            known = {}
         for name, kind in frame.dtypes:
-            is_kept = name not in partition_by and "variant" not in kind  # which Parquet has as a struct
-            if is_kept and known.get(name, kind) != kind:
+            is_compared = name not in partition_by and "variant" not in kind  # which Parquet stores as a struct
+            if is_compared and known.get(name, kind) != kind:
                 raise PipelineError(
                     f"The table in {path} has the column {name} as {known[name]}, and the result has it as {kind}: "
                     "give it another name, or the table another path."
                 )
 
 
-def _types(spark: SparkSession, folder: str) -> dict[str, str]:
-    from pyspark.errors import AnalysisException
-
-    try:
-        return dict(spark.read.parquet(folder).dtypes)
-    except AnalysisException:  # there is no file yet
-        return {}
-
-
 def folders(path: Path | str) -> list[Path]:
-    """Returns the folders that make up a table: its stream's, those of streams that went on after a reset, and one for
-    each backfill, also if it was interrupted.
+    """Return the folders of a table: its stream's, those of later streams, and those of backfills, also interrupted.
 
     Args:
         path: the table's folder.
 
     Raises:
-        ArgumentError: it is a URI of something that only Spark sees.
+        ArgumentError: it is a URI that only Spark can access.
     """
     path = _local(path)
     return [folder for folder in (path, *sorted(path.parent.glob(f"{path.name}{BACKFILL}*"))) if folder.is_dir()]
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether what is in a folder counts: that of a stream, or of a backfill that was written to its end."""
-    return (folder / _WHOLE).exists() or (folder / _LOG).is_dir()
+    """Return whether the rows in a folder are valid: those of a stream, or of a backfill that was completed."""
+    return (folder / _SUCCESS).exists() or (folder / _LOG).is_dir()
 
 
 def is_streamed(spark: SparkSession, location: str) -> bool:
-    """Whether a stream has written to a folder: Spark would leave out the first micro-batches of another one.
+    """Return whether a stream has written to a folder; Spark would skip the first micro-batches of another stream.
 
     Args:
-        spark: the session, which knows the file systems.
+        spark: the session, which can access the file systems.
         location: folder or URI.
     """
     if not locations.is_elsewhere(location):
@@ -175,7 +171,7 @@ def is_streamed(spark: SparkSession, location: str) -> bool:
 
 
 def last_batch(location: str) -> int:
-    """Returns the number of the last micro-batch that a stream has written to a folder; -1 when it isn't known."""
+    """Return the number of the last micro-batch that a stream has written to a folder; -1 when it is unknown."""
     if locations.is_elsewhere(location):
         return -1
     log = Path(location) / _LOG
@@ -184,24 +180,24 @@ def last_batch(location: str) -> int:
 
 
 def files(path: Path | str) -> list[Path]:
-    """Returns the Parquet files of a table that are committed, those of backfills included.
+    """Return the committed Parquet files of a table, those of backfills included.
 
-    Spark itself reads no others. Other programs should take this list: after a crash, files of a micro-batch that was
-    done again may lie beside them.
+    Spark itself reads no others. Other programs should use this list: after a crash, files of a repeated micro-batch
+    may exist beside them.
 
     Args:
         path: the table's folder.
 
     Raises:
-        ArgumentError: it is a URI of something that only Spark sees.
+        ArgumentError: it is a URI that only Spark can access.
     """
     if is_lake_table(_local(path)):
         return [Path(file) for file in lake_table_files(str(_local(path)))]
-    return sorted(file for folder in _read(path) for file in _files(folder))
+    return sorted(file for folder in _local_folders(path) for file in _files(folder))
 
 
 def counts(folder: Path) -> bool:
-    """Whether the rows in a folder of a table are rows of the table: they are whole, and not replaced."""
+    """Return whether the rows in a folder are rows of the table: they are complete, and not replaced."""
     shown, hidden = set[str](), set[str]()
     for file in folder.parent.glob(f"*{VERSIONS_FILE}"):
         found = _versions(file)
@@ -214,48 +210,40 @@ def _local(path: Path | str) -> Path:
     return locations.local_folder(path, "The table", "smqrt.pipeline.tables.frame(spark, URI) reads it with Spark")
 
 
-def _read(path: Path | str) -> list[Path]:
+def _local_folders(path: Path | str) -> list[Path]:
     replaced = versions_file(_local(path)).exists()
     return [folder for folder in folders(path) if counts(folder) or (folder == _local(path) and not replaced)]
 
 
 def _readable(spark: SparkSession, path: Path | str) -> list[str]:
-    """The folders that have rows which count; those that only Spark sees count as they do here."""
+    """Return the folders with valid rows."""
     if not locations.is_elsewhere(path):
-        return [str(folder) for folder in _read(path) if any(_files(folder))]
-    marks = (f"{path}{end}/{name}" for end in ("", f"{BACKFILL}*") for name in (_WHOLE, _LOG))
+        return [str(folder) for folder in _local_folders(path) if any(_files(folder))]
+    marks = (f"{path}{end}/{name}" for end in ("", f"{BACKFILL}*") for name in (_SUCCESS, _LOG))
     return sorted({mark.rpartition("/")[0] for pattern in marks for mark in jvm.glob(spark, pattern)})
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    if (folder / _LOG).is_dir():
-        return _logged(folder)
-    return (file for file in folder.rglob("*.parquet") if file.is_file())
-
-
-def _logged(path: Path) -> Iterator[Path]:
-    for entry in _entries(path / _LOG):
-        for line in entry.read_text("utf-8").splitlines()[1:]:
+    log = folder / _LOG
+    if not log.is_dir():
+        yield from (file for file in folder.rglob("*.parquet") if file.is_file())
+        return
+    # The newest compacted entry includes all entries before it.
+    newest = max((int(entry.stem) for entry in log.glob("*.compact") if entry.stem.isdecimal()), default=-1)
+    plain = sorted(int(entry.name) for entry in log.iterdir() if entry.name.isdecimal())
+    entries = [log / f"{newest}.compact"] if newest >= 0 else []
+    for entry in [*entries, *(log / str(number) for number in plain if number > newest)]:
+        for line in entry.read_text("utf-8").splitlines()[1:]:  # after the version of the format
             status = json.loads(line)
             if status["action"] == "add":
                 yield Path(unquote(urlsplit(status["path"]).path))
 
 
-def _entries(log: Path) -> Iterator[Path]:
-    """The newest compacted entry stands for all before it."""
-    compacted = [int(entry.stem) for entry in log.glob("*.compact") if entry.stem.isdecimal()]
-    newest = max(compacted, default=-1)
-    if newest >= 0:
-        yield log / f"{newest}.compact"
-    plain = [int(entry.name) for entry in log.iterdir() if entry.name.isdecimal()]
-    yield from (log / str(number) for number in sorted(plain) if number > newest)
-
-
-# ---- versions: rows of plain files that were replaced. One file says which folders count, and is replaced as a whole
+# ---- Versions of tables of plain files. One file lists the folders that are shown, and is replaced atomically.
 
 
 def versions_file(path: Path) -> Path:
-    """Returns the file that says which folders of a table count, which needn't be there."""
+    """Return the path of the file that lists the shown folders of a table; it need not exist."""
     return path.with_name(path.name + VERSIONS_FILE)
 
 
@@ -265,25 +253,25 @@ def _versions(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {"version": 0, "shown": [], "hidden": []}
     except (OSError, ValueError) as error:
-        raise PipelineError(f"{file} can't be read ({error}): nobody knows which folders of the table count.") from None
+        raise PipelineError(f"{file} can't be read ({error}): the valid folders of the table are unknown.") from None
 
 
 def show_version(location: str, folder: str, replaced: Iterable[str]) -> int:
-    """Lets a folder count instead of others, from one moment to the next.
+    """Show a folder instead of others, atomically.
 
     Args:
         location: folder of the table.
-        folder: one with `VERSION` in its name.
-        replaced: those whose rows it replaces. They stay until the next replacement, for who reads them.
+        folder: a folder with `VERSION` in its name.
+        replaced: the folders whose rows it replaces. They are kept until the next replacement, for present readers.
 
     Returns:
         The number of the version.
     """
-    file, gone = versions_file(Path(location)), {Path(one).name for one in replaced}
+    file, replaced_names = versions_file(Path(location)), {Path(one).name for one in replaced}
     now = _versions(file)
     now["version"] += 1
-    now["shown"] = [*(name for name in now["shown"] if name not in gone), Path(folder).name]
-    now["hidden"] = sorted({*now["hidden"], *gone})
+    now["shown"] = [*(name for name in now["shown"] if name not in replaced_names), Path(folder).name]
+    now["hidden"] = sorted({*now["hidden"], *replaced_names})
     fresh = file.with_name(file.name + ".new")
     with fresh.open("w", encoding="utf-8") as opened:
         json.dump(now, opened)
@@ -294,7 +282,7 @@ def show_version(location: str, folder: str, replaced: Iterable[str]) -> int:
 
 
 def remove_hidden(location: str) -> None:
-    """Removes the folders that the version before last was made of, and what interrupted replacements have left."""
+    """Remove the folders of the version before last, and the remains of interrupted replacements."""
     found = _versions(versions_file(Path(location)))
     for folder in folders(location):
         is_leftover = VERSION in folder.name and folder.name not in found["shown"]
@@ -303,12 +291,13 @@ def remove_hidden(location: str) -> None:
 
 
 def continue_log(folder: str, fresh: str) -> None:
-    """Makes a folder where the stream of another one can go on: Spark's sink looks for the numbers of all its
-    micro-batches in its log, whose entries here are empty.
+    """Make a folder in which the stream of another folder can continue.
+
+    Spark's sink expects the numbers of all its micro-batches in its log; the entries here are empty.
 
     Args:
-        folder: where it has written.
-        fresh: where it goes on.
+        folder: the folder that it has written to.
+        fresh: the new folder.
     """
     log = Path(fresh) / _LOG
     log.mkdir(parents=True)
@@ -318,11 +307,11 @@ def continue_log(folder: str, fresh: str) -> None:
 
 
 def folder_frame(spark: SparkSession, folder: str) -> DataFrame:
-    """Returns the rows of one folder of a table of plain files."""
+    """Return the rows of one folder of a table of plain files."""
     return _read_files(spark, folder)
 
 
-# ---- tables with commits of their own: Delta's and Iceberg's
+# ---- Tables with commits: Delta and Iceberg
 
 LAKE_FORMATS: dict[str, type[delta.DeltaTable | iceberg.IcebergTable]] = {
     "delta": delta.DeltaTable,
@@ -331,7 +320,7 @@ LAKE_FORMATS: dict[str, type[delta.DeltaTable | iceberg.IcebergTable]] = {
 
 
 class LakeTable(Protocol):
-    """What a pipeline needs of a table; `delta.DeltaTable` says what each method does."""
+    """Interface of a table with commits; `delta.DeltaTable` documents the methods."""
 
     location: str
 
@@ -346,21 +335,21 @@ class LakeTable(Protocol):
 
 
 def open_lake_table(declaration: Declaration, location: str) -> LakeTable | None:
-    """Returns the table of a query; None when it is one of plain Parquet files.
+    """Return the table of a query; None when it is one of plain Parquet files.
 
     Args:
-        declaration: of a table.
+        declaration: the query of the table.
         location: its folder or URI.
 
     Raises:
-        PipelineError: a library is missing, or there is something else in the folder.
+        PipelineError: a library is missing, or the folder holds something else.
     """
-    made = LAKE_FORMATS.get(declaration.options["format"])
-    return made(location, declaration.options["partition_by"]) if made else None
+    table_class = LAKE_FORMATS.get(declaration.options["format"])
+    return table_class(location, declaration.options["partition_by"]) if table_class else None
 
 
 def check_format_installed(declaration: Declaration) -> None:
-    """Raises PipelineError or JournalError when the library is missing that the table of a query needs."""
+    """Raise PipelineError or JournalError when the library for the table of a query is missing."""
     if declaration.options["format"] == "delta":
         import_deltalake()
     elif declaration.options["format"] == "iceberg":
@@ -368,19 +357,19 @@ def check_format_installed(declaration: Declaration) -> None:
 
 
 def is_lake_table(location: Path | str) -> bool:
-    """Whether a folder or URI is such a table."""
+    """Return whether a folder or URI is a table with commits."""
     return is_delta(location) or iceberg.is_table(location)
 
 
 def is_delta(location: Path | str) -> bool:
-    """Whether a folder or URI is a Delta table."""
+    """Return whether a folder or URI is a Delta table."""
     if not locations.is_elsewhere(location):
         return (Path(location) / "_delta_log").is_dir()
     return delta.is_table(str(location))
 
 
 def lake_frame(spark: SparkSession, location: str) -> DataFrame:
-    """Returns the rows of such a table.
+    """Return the rows of a table with commits.
 
     Raises:
         PipelineError: a library is missing, or rows can't be read without the format's own jar.
@@ -389,7 +378,7 @@ def lake_frame(spark: SparkSession, location: str) -> DataFrame:
 
 
 def lake_table_files(location: str) -> list[str]:
-    """Returns the Parquet files that such a table is made of.
+    """Return the Parquet files of a table with commits.
 
     Raises:
         PipelineError: as `lake_frame`.
@@ -397,30 +386,30 @@ def lake_table_files(location: str) -> list[str]:
     return delta.files(location) if is_delta(location) else iceberg.files(location)
 
 
-# ---- upkeep: few large files for many small ones, and an end for what nobody reads
+# ---- Maintenance: small files are joined, and unused files are removed
 
-LEAST_RETENTION = timedelta(hours=1)
-"""Of what a vacuum leaves alone: a micro-batch under way has written files that no commit names yet."""
+MIN_RETENTION = timedelta(hours=1)
+"""A vacuum keeps files that are younger: a micro-batch under way has written files that no commit names yet."""
 
 
 def retention(text: str) -> timedelta:
-    """Returns the time that files are kept after they have been replaced.
+    """Return the time that files are kept after they have been replaced.
 
     Raises:
-        ArgumentError: it is no duration.
-        PipelineError: it is shorter than `LEAST_RETENTION`.
+        ArgumentError: it is not a duration.
+        PipelineError: it is shorter than `MIN_RETENTION`.
     """
     found = timedelta(seconds=parse_duration(text))
-    if found < LEAST_RETENTION:
+    if found < MIN_RETENTION:
         raise PipelineError(f"--vacuum {text}: give 1h or more, since a query may be writing files that are newer.")
     return found
 
 
 def chosen_lake_tables(queries: Sequence[Declaration], app: Path, root: str | None) -> Iterator[tuple[str, LakeTable]]:
-    """Yields the Delta and Iceberg tables among queries, each with the name of its query.
+    """Yield the Delta and Iceberg tables among queries, each with the name of its query.
 
     Args:
-        queries: what was asked for.
+        queries: the selected queries.
         app, root: as for `tables.location`.
 
     Raises:
@@ -433,35 +422,40 @@ def chosen_lake_tables(queries: Sequence[Declaration], app: Path, root: str | No
         )
     for query in chosen:
         path = location(query, app, root)
-        with _one_sentence(path):
+        with _as_pipeline_errors(path):
             found = open_lake_table(query, path)
         if found is not None:
             yield query.name, found
 
 
 def check_condition(table: LakeTable, condition: str) -> None:
-    """Says whether rows can be deleted by a condition, without deleting any.
+    """Check whether rows can be deleted by a condition, without deleting any.
 
     Raises:
-        PipelineError: the table is not there, or it is no condition of it.
+        PipelineError: the table does not exist, or the condition is invalid for it.
     """
-    with _one_sentence(table.location):
+    with _as_pipeline_errors(table.location):
         table.check_condition(condition)
 
 
 def optimized(table: LakeTable, condition: str | None, retain: timedelta | None) -> str:
-    """Deletes rows, joins files and removes old ones, as far as it is wanted; returns what was done.
+    """Delete rows, join files and remove old files, as requested; return a sentence with the numbers.
 
     Raises:
-        PipelineError: something can't be done.
+        PipelineError: a step fails.
     """
-    with _one_sentence(table.location):
-        return _upkeep(table, condition, retain)
+    with _as_pipeline_errors(table.location):
+        done = [f"rows deleted: {table.delete(condition):,}"] if condition else []
+        joined = table.optimize()
+        done.append(f"small files joined: {joined.small:,} to {joined.large:,}")
+        if retain is not None:
+            done.append(f"old files removed: {table.vacuum(retain):,}")
+        return "; ".join(done)
 
 
 @contextmanager
-def _one_sentence(location: str) -> Iterator[None]:
-    """The libraries raise errors of many classes: of their own, of the system, of object stores."""
+def _as_pipeline_errors(location: str) -> Iterator[None]:
+    """Convert errors to PipelineError; the libraries raise their own, the system's and those of object stores."""
     try:
         yield
     except SmqrtError:
@@ -469,12 +463,3 @@ def _one_sentence(location: str) -> Iterator[None]:
     except Exception as error:
         why = one_line(error)
         raise PipelineError(f"The table in {location} can't be opened or written: {why}. It stays as it was.") from None
-
-
-def _upkeep(table: LakeTable, condition: str | None, retain: timedelta | None) -> str:
-    told = [f"rows deleted: {table.delete(condition):,}"] if condition else []
-    joined = table.optimize()
-    told.append(f"small files joined: {joined.small:,} to {joined.large:,}")
-    if retain is not None:
-        told.append(f"old files removed: {table.vacuum(retain):,}")
-    return "; ".join(told)

@@ -1,8 +1,8 @@
-"""`smqrt pipeline test`: every query on a recorded slice, compared with what it is expected to give. No hub, one Spark.
+"""`smqrt pipeline test`: runs queries on recorded messages and compares the results with golden files.
 
-Each query runs as the stream that it is, in one micro-batch over the whole slice. So what it gives depends on the slice
-alone: an update tells each group once, and the silence that an alert waits for goes by the times of the messages.
-
+It needs no hub and one Spark. Each query runs as a stream, in one micro-batch over all recorded messages, so its
+results depend on these messages only: an update publishes each group once, and the silence that an alert waits for is
+measured by the times of the messages.
 (help: pipeline-rules)
 """
 
@@ -29,7 +29,7 @@ from smqrt.pipeline.checkpoint import Offsets
 from smqrt.pipeline.discover import Catalog, load
 from smqrt.pipeline.failing_rows import FailingRow
 from smqrt.pipeline.failures import running_error
-from smqrt.pipeline.graph import Frames, Graph, JournalSource, QueryPlan, plans
+from smqrt.pipeline.graph import FrameFactory, Graph, JournalSource, QueryPlan, plans
 from smqrt.pipeline.references import column
 from smqrt.pipeline.sinks import as_messages
 
@@ -37,29 +37,27 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-# ---- Files of `smqrt pipeline init` and `test`: a pipeline to start from, recorded rows, and the results to expect.
+# ---- Files of `smqrt pipeline init` and `test`: a pipeline to start from, recorded messages, and expected results.
 #
-# Golden files have one JSON object a line in a list, so that diffs are short. Rows have no order, and numbers that
-# differ
-# by rounding are equal.
+# Golden files are a list with one JSON object a line, for short diffs. Rows have no order, and numbers that differ by
+# rounding are equal.
 
 FOLDER = "tests"
-"""In the folder of pipelines: the slice, and one golden file for each query."""
+"""In the folder of pipelines: the recorded messages, and one golden file for each query."""
 
 
-# ---- golden files
+# ---- Golden files
 
 TOLERANCE = 1e-9
-"""By how much of itself a number may differ; sums in another order round differently."""
-
-_SHOWN = 10
+"""Relative tolerance of numbers; sums in another order round differently."""
+_MAX_SHOWN = 10
 
 
 def load_golden(file: Path) -> list[object]:
-    """Reads a golden file.
+    """Read a golden file.
 
     Raises:
-        PipelineError: it is no JSON list.
+        PipelineError: it is not a JSON list.
     """
     try:
         rows = json.loads(file.read_text("utf-8"))
@@ -71,31 +69,36 @@ def load_golden(file: Path) -> list[object]:
 
 
 def save_golden(file: Path, rows: Sequence[object]) -> None:
-    """Writes a golden file: rows sorted, one a line."""
+    """Write a golden file: rows sorted, one a line."""
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = sorted(_text(row) for row in rows)
     file.write_text("[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n", "utf-8")
 
 
 def differences(expected: Sequence[object], found: Sequence[object]) -> tuple[list[object], list[object]]:
-    """Returns the expected rows that were not found, and the rows found that were not expected."""
-    extra: dict[str, list[object]] = {}
+    """Return the expected rows that were not found, and the rows found that were not expected."""
+    unexpected: dict[str, list[object]] = {}
     for row in found:
-        extra.setdefault(_text(row), []).append(row)
-    missing = [row for row in expected if not _taken(extra, _text(row))]
-    rest = [row for rows in extra.values() for row in rows]
-    still = []
-    for row in missing:
-        near = next((number for number, other in enumerate(rest) if equal(row, other)), None)
-        if near is None:
-            still.append(row)
+        unexpected.setdefault(_text(row), []).append(row)
+    missing = []
+    for row in expected:
+        if same := unexpected.get(_text(row)):
+            same.pop()
         else:
-            del rest[near]
-    return sorted(still, key=_text), sorted(rest, key=_text)
+            missing.append(row)
+    extra = [row for rows in unexpected.values() for row in rows]
+    still_missing = []
+    for row in missing:  # compared one by one, since numbers may differ by rounding
+        match = next((number for number, other in enumerate(extra) if equal(row, other)), None)
+        if match is None:
+            still_missing.append(row)
+        else:
+            del extra[match]
+    return sorted(still_missing, key=_text), sorted(extra, key=_text)
 
 
 def equal(one: object, other: object) -> bool:
-    """Whether two JSON values are equal but for rounding."""
+    """Return whether two JSON values are equal but for rounding."""
     if isinstance(one, float) or isinstance(other, float):
         return _is_number(one) and _is_number(other) and math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=1e-12)
     if isinstance(one, dict) and isinstance(other, dict):
@@ -106,37 +109,34 @@ def equal(one: object, other: object) -> bool:
 
 
 def explain(missing: Sequence[object], extra: Sequence[object]) -> Iterator[str]:
-    """Yields lines that tell differences: "-" was expected, "+" was found; rows that are alike stand together."""
-    pairs = list(_pairs(list(missing), list(extra)))
-    for expected, found in pairs[:_SHOWN]:
+    """Yield lines about differences: "-" was expected, "+" was found. Similar rows are listed together."""
+    unpaired, pairs = list(extra), list[tuple[object, object]]()
+    for row in missing:
+        similarities = [_similarity(row, other) for other in unpaired]
+        best = max(similarities, default=0.0)
+        pairs.append((row, unpaired.pop(similarities.index(best)) if best >= 0.5 else None))
+    pairs += [(None, row) for row in unpaired]
+    for expected, found in pairs[:_MAX_SHOWN]:
         if expected is not None:
             yield f"  - {_text(expected)}"
         if found is not None:
             yield f"  + {_text(found)}"
         if expected is not None and found is not None:
-            yield from (f"      {line}" for line in _fields("", expected, found))
-    if len(pairs) > _SHOWN:
-        yield f"  ... and {len(pairs) - _SHOWN} more"
+            yield from (f"      {line}" for line in _field_differences(expected, found))
+    if len(pairs) > _MAX_SHOWN:
+        yield f"  ... and {len(pairs) - _MAX_SHOWN} more"
 
 
-def _pairs(missing: list[object], extra: list[object]) -> Iterator[tuple[object, object]]:
-    for row in missing:
-        likeness = [_alike(row, other) for other in extra]
-        best = max(likeness, default=0.0)
-        yield row, extra.pop(likeness.index(best)) if best >= 0.5 else None
-    yield from ((None, row) for row in extra)
-
-
-def _alike(one: object, other: object) -> float:
-    """Returns which part of two rows is equal."""
+def _similarity(one: object, other: object) -> float:
+    """Return the share of equal fields, from 0 to 1."""
     left, right = dict(_leaves("", one)), dict(_leaves("", other))
     names = left.keys() | right.keys()
     same = sum(1 for name in names if name in left and name in right and equal(left[name], right[name]))
     return same / len(names) if names else 0.0
 
 
-def _fields(path: str, expected: object, found: object) -> Iterator[str]:
-    left, right = dict(_leaves(path, expected)), dict(_leaves(path, found))
+def _field_differences(expected: object, found: object) -> Iterator[str]:
+    left, right = dict(_leaves("", expected)), dict(_leaves("", found))
     for name in sorted(left.keys() | right.keys()):
         if name not in right:
             yield f"{name}: expected {_text(left[name])}, it is missing"
@@ -154,13 +154,6 @@ def _leaves(path: str, value: object) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _taken(rows: dict[str, list[object]], text: str) -> bool:
-    if not rows.get(text):
-        return False
-    rows[text].pop()
-    return True
-
-
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -169,30 +162,41 @@ def _text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
 
 
-# ---- recorded rows: what `smqrt journal export FILE.jsonl` writes, one JSON object a line; by hand, these are enough:
+# ---- Recorded messages, as written by `smqrt journal export FILE.jsonl`: one JSON object a line. The minimum is:
 #     {"topic": "site1/a", "ts": "2026-11-21T12:00:00Z", "payload": {"device": "a", "temp": 21.5}}
 
 NODE = "n1"
 
 _BATCH_ROWS = 4096
-_KNOWN = ("topic", "ts", "payload", "payload_hex", "subtopic", "uid", "flags")
-_IGNORED = ("node", "seq", "tid", "stid", "ptid", "txn", "broker", "json")
+_FIELDS = ("topic", "ts", "payload", "payload_hex", "subtopic", "uid", "flags")
+_IGNORED_FIELDS = ("node", "seq", "tid", "stid", "ptid", "txn", "broker", "json")
+"""Fields that are valid for one connection or one start of a broker only."""
 
 
 def write_journal(file: Path, to: Path) -> int:
-    """Writes a journal with the messages of a file, in their order.
+    """Write a journal with the messages of a file, in their order.
 
     Args:
-        file: with one JSON object a line; empty lines don't count.
-        to: folder of the journal; made.
+        file: a file with one JSON object a line; empty lines are ignored.
+        to: folder of the journal, which is created.
 
     Returns:
-        How many messages it has.
+        The number of messages.
 
     Raises:
-        PipelineError: the file can't be read, or a line isn't a message; the sentence begins with file:line.
+        PipelineError: the file can't be read, or a line isn't a message; the message begins with file:line.
     """
-    rows = list(_journal_rows(file))
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PipelineError(f"{file} can't be read: {getattr(error, 'strerror', None) or error}.") from None
+    rows: list[Row] = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                rows.append(_journal_row(len(rows), json.loads(line)))
+            except ValueError as error:
+                raise PipelineError(f"{file}:{number}: {error}; a line is like {_EXAMPLE}") from None
     if not rows:
         raise PipelineError(f"{file} holds no message; write one JSON object a line: {_EXAMPLE}")
     written = segment.SegmentFile.open(to / "wal" / NODE, 0, NODE, "recorded")
@@ -209,33 +213,24 @@ def write_journal(file: Path, to: Path) -> int:
 _EXAMPLE = '{"topic": "site1/a", "ts": "2026-11-21T12:00:00Z", "payload": {"temp": 21.5}}'
 
 
-def _journal_rows(file: Path) -> Iterator[Row]:
-    try:
-        text = file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PipelineError(f"{file} can't be read: {getattr(error, 'strerror', None) or error}.") from None
-    lines = ((number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
-    for seq, (number, line) in enumerate(lines):
-        try:
-            yield _journal_row(seq, json.loads(line))
-        except ValueError as error:
-            raise PipelineError(f"{file}:{number}: {error}; a line is like {_EXAMPLE}") from None
-
-
 def _journal_row(seq: int, values: Any) -> Row:
     if not isinstance(values, dict):
         raise ValueError("it isn't a JSON object")
     for name in values:
-        if name not in _KNOWN and name not in _IGNORED:
-            raise ValueError(f"there is no {name!r} in a message; it has {', '.join(_KNOWN)}")
+        if name not in _FIELDS and name not in _IGNORED_FIELDS:
+            raise ValueError(f"there is no {name!r} in a message; it has {', '.join(_FIELDS)}")
     topic, flags = values.get("topic"), _flags(values.get("flags"))
     if topic is None:
         flags |= Flag.DIRECT
-    # What lasts only as long as a connection or a broker says nothing in a test.
-    subtopic, uid = values.get("subtopic"), values.get("uid")
-    return Row(
-        seq, _time_us(values.get("ts")), topic, None, subtopic, None, None, uid, flags, _payload_bytes(values), None
-    )
+    if "payload_hex" in values:
+        payload = bytes.fromhex(values["payload_hex"])
+    elif "payload" in values:
+        found = values["payload"]
+        payload = (found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)).encode()
+    else:
+        raise ValueError("there is no payload")
+    ts_us, subtopic, uid = _time_us(values.get("ts")), values.get("subtopic"), values.get("uid")
+    return Row(seq, ts_us, topic, None, subtopic, None, None, uid, flags, payload, None)
 
 
 def _time_us(value: Any) -> int:
@@ -250,15 +245,6 @@ def _time_us(value: Any) -> int:
     return whole * 1_000_000 + moment.microsecond
 
 
-def _payload_bytes(values: dict[str, Any]) -> bytes:
-    if "payload_hex" in values:
-        return bytes.fromhex(values["payload_hex"])
-    if "payload" not in values:
-        raise ValueError("there is no payload")
-    payload = values["payload"]
-    return (payload if isinstance(payload, str) else json.dumps(payload, ensure_ascii=False)).encode()
-
-
 def _flags(value: Any) -> int:
     if value is None or isinstance(value, int):
         return value or 0
@@ -270,7 +256,7 @@ def _flags(value: Any) -> int:
         ) from None
 
 
-# ---- a pipeline to start from
+# ---- A pipeline to start from
 
 _PIPELINE_TEXT = '''"""The mean temperature of each device and minute.
 
@@ -309,28 +295,37 @@ _DAY = "2026-11-21T"
 
 
 def make_pipeline(folder: Path, name: str) -> list[Path]:
-    """Makes a pipeline file, and the rows and the expected results of its test.
+    """Make a pipeline file, and the messages and the expected results of its test.
 
-    Rows that are there already are kept: then the results are yours to look at, and to keep with `--update`.
+    Existing messages are kept: then check the results yourself, and save them with `--update`.
 
     Args:
-        folder: where pipelines lie, usually `<application>/pipelines`; made when it isn't there.
-        name: of the file, and of the query in it.
+        folder: the folder of pipelines, usually `<application>/pipelines`; created when it is missing.
+        name: the name of the file and of its query.
 
     Returns:
         The files that were made.
 
     Raises:
-        PipelineError: `name` can't be a function's name, the file is there already, or one can't be written.
+        PipelineError: `name` is not a valid function name, the file exists already, or a file can't be written.
     """
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith(("_", "test_")):
-        raise PipelineError(f"{name!r} names a Python function too: take letters, digits and '_', as in per_minute.")
+        raise PipelineError(f"{name!r} names a Python function too: use letters, digits and '_', as in per_minute.")
     files = {folder / f"{name}.py": _PIPELINE_TEXT.replace("NAME", name)}
     if not list((folder / FOLDER).glob("*.jsonl")):
-        files |= {folder / FOLDER / "messages.jsonl": _messages(), folder / FOLDER / f"{name}.json": _means(name)}
+        rows = ({"topic": topic, "ts": f"{_DAY}{time}Z", "payload": payload} for time, topic, payload in _EXAMPLE_ROWS)
+        means = (  # in the format of `smqrt pipeline test --update`
+            {
+                "topic": f"{name}/{device}",
+                "payload": {"device": device, "minute": f"{_DAY}{minute}:00.000Z", "mean": mean, "n": n},
+            }
+            for device, minute, mean, n in _MEANS
+        )
+        files[folder / FOLDER / "messages.jsonl"] = "".join(json.dumps(row) + "\n" for row in rows)
+        files[folder / FOLDER / f"{name}.json"] = "[\n" + ",\n".join(map(json.dumps, means)) + "\n]\n"
     for path in files:
         if path.exists():
-            raise PipelineError(f"{path} is there already: choose another name.")
+            raise PipelineError(f"{path} exists already: choose another name.")
     try:
         for path, text in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -340,25 +335,9 @@ def make_pipeline(folder: Path, name: str) -> list[Path]:
     return list(files)
 
 
-def _messages() -> str:
-    rows = ({"topic": topic, "ts": f"{_DAY}{time}Z", "payload": payload} for time, topic, payload in _EXAMPLE_ROWS)
-    return "".join(json.dumps(row) + "\n" for row in rows)
-
-
-def _means(name: str) -> str:
-    """As `smqrt pipeline test --update` writes it."""
-    rows = (
-        {
-            "topic": f"{name}/{device}",
-            "payload": {"device": device, "minute": f"{_DAY}{minute}:00.000Z", "mean": mean, "n": n},
-        }
-        for device, minute, mean, n in _MEANS
-    )
-    return "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"
-
-
-_QUICK = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+_FAST_JVM = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 _ALL_ROWS, _ALL_BYTES = 2**31 - 1, 2**62
+"""One micro-batch takes all recorded messages."""
 
 
 def run(
@@ -370,63 +349,72 @@ def run(
     spark: SparkSession | None = None,
     stopping: threading.Event | None = None,
 ) -> int:
-    """Runs the queries of a folder on a recorded slice, and compares what they give with golden files.
+    """Run the queries of a folder on recorded messages, and compare their results with golden files.
 
     Args:
-        folder: of the pipelines, or one file of it.
-        journal: the slice: a journal's folder, or a .jsonl file (see `fixtures`); the .jsonl file in the
-            folder `tests` if not given.
+        folder: the folder of pipelines, or one of its files.
+        journal: the recorded messages: a journal's folder, or a .jsonl file (see `write_journal`); by default the
+            .jsonl file in the folder `tests`.
         update: write the golden files instead of comparing.
-        names: which queries, such as "hot" or "readings.dead_letters"; none means all.
-        say: is told the lines to print.
-        spark: a session to use, which is left running; None starts one and stops it at the end.
-        stopping: once it is set, no other query is run and nothing is said.
+        names: the queries, such as "hot" or "readings.dead_letters"; empty means all.
+        say: prints a line.
+        spark: a session to use, which keeps running; None starts one and stops it at the end.
+        stopping: set to end the test before the next query, without further output.
 
     Returns:
-        0, or 1 when a query fails or gives something else.
+        0, or 1 when a query fails or has other results.
 
     Raises:
-        PipelineError: the pipelines or the slice can't be read, or Spark doesn't start.
+        PipelineError: the pipelines or the messages can't be read, or Spark doesn't start.
     """
-    stopping = stopping or threading.Event()
-    say = _unless(stopping, say)
-    catalog = _tested(load(folder))
-    wanted = _wanted(catalog, names)
+    stopping, folder_catalog = stopping or threading.Event(), load(folder)
+    printer = say
+
+    def say_unless_stopped(line: str) -> None:
+        if not stopping.is_set():
+            printer(line)
+
+    catalog = _test_catalog(folder_catalog)
+    found = plans(catalog, catalog.select())
+    letters = [plan.name for plan in found if plan.shared]
+    catalog.select([name for name in names if name not in letters])  # raises for an unknown name
+    wanted = [plan for plan in found if plan.name in names] if names else found
+    golden = catalog.folder / FOLDER
     with tempfile.TemporaryDirectory(prefix="smqrt-test-") as scratch:
         recorded = _recorded_journal(catalog.folder, journal, Path(scratch))
-        own = spark or session.start_spark("local[2]", "smqrt pipeline test", Path(scratch), _QUICK)
+        own = spark or session.start_spark("local[2]", "smqrt pipeline test", Path(scratch), _FAST_JVM)
         try:
             test = _Test(own, catalog, JournalSource(str(recorded)), Path(scratch))
-            wanted_still = takewhile(lambda _: not stopping.is_set(), wanted)
-            passed = [_one(test, plan, catalog.folder / FOLDER, update, say) for plan in wanted_still]
+            passed = [
+                _test_query(test, plan, golden, update, say_unless_stopped)
+                for plan in takewhile(lambda _: not stopping.is_set(), wanted)
+            ]
         finally:
             if spark is None:
                 own.stop()
     if not names:
-        _tell_unused(catalog.folder / FOLDER, [plan.name for plan in wanted], say)
+        for file in sorted(golden.glob("*.json")):
+            if file.stem not in [plan.name for plan in wanted]:
+                say_unless_stopped(f"unused   {file}: there is no query of that name")
     return 0 if all(passed) else 1
 
 
-def _unless(stopping: threading.Event, say: Callable[[str], None]) -> Callable[[str], None]:
-    return lambda line: None if stopping.is_set() else say(line)
-
-
 class _Test:
-    """The slice, and Spark to run queries on it."""
+    """Runs queries on recorded messages."""
 
     def __init__(self, spark: SparkSession, catalog: Catalog, journal: JournalSource, scratch: Path) -> None:
         self._spark, self._catalog, self._journal, self._scratch = spark, catalog, journal, scratch
 
     def rows(self, plan: QueryPlan, say: Callable[[str], None]) -> list[dict[str, object]]:
-        """Returns what a query gives, as golden files have it; `say` is told which rows of the slice are left out.
+        """Return the results of a query in the format of golden files; `say` reports the rows that are left out.
 
-        For a table its rows; else its messages: `topic`, `subtopic` if there is one, and `payload`, which is what JSON
-        it holds, or text; `payload_hex` when it is neither.
+        The result of a table is its rows. Otherwise it is messages: `topic`, `subtopic` if there is one, and `payload`
+        as JSON or text, or `payload_hex` when it is neither.
         """
-        left_out = failing_rows.LeftOut()
+        left_out = failing_rows.LeftOutRows()
         while True:
             try:
-                return self._collected(self._frame(plan, left_out.rows), plan)
+                return self._run(self._frame(plan, left_out.rows), plan)
             except PipelineError:
                 raise
             except Exception as error:
@@ -434,32 +422,32 @@ class _Test:
                 if not more:
                     raise PipelineError(running_error(plan.declaration, error)) from None
                 left_out.add(more, None, open_journal(self._journal.location))
-                say(f"         {plan.name}: {failing_rows.told(more)}")
+                say(f"         {plan.name}: {failing_rows.summary(more)}")
 
-    def _failing_rows(self, plan: QueryPlan, error: Exception, known: failing_rows.Numbers) -> list[FailingRow]:
-        """Returns the rows that a query fails with, which `on_error` lets it leave out."""
+    def _failing_rows(self, plan: QueryPlan, error: Exception, known: failing_rows.RowNumbers) -> list[FailingRow]:
+        """Return the rows that make a query fail and that `on_error` leaves out."""
         if not failing_rows.is_wanted(plan.declaration, error):
             return []
 
-        def compute(start: Offsets, end: Offsets, found: failing_rows.Numbers) -> Exception | None:
-            without = failing_rows.joined(known, found)
+        def compute(start: Offsets, end: Offsets, found: failing_rows.RowNumbers) -> Exception | None:
+            without = failing_rows.merged(known, found)
             graph = self._graph(
                 lambda one: failing_rows.without(self._journal.batch(self._spark, one, start, end), without)
             )
-            return failing_rows.error_of(lambda: sinks.outgoing(plan.make(graph), plan.declaration))
+            return failing_rows.error_of(lambda: sinks.sink_frame(plan.make(graph), plan.declaration))
 
         journal = open_journal(self._journal.location)
         span = failing_rows.Span(dict(journal.begin()), dict(journal.end()))
         return failing_rows.Search(compute, span, plan.name).rows()
 
-    def _graph(self, sources: Frames) -> Graph:
+    def _graph(self, sources: FrameFactory) -> Graph:
         return Graph(
             self._catalog,
             sources,
             lambda reference: references.table(self._spark, reference, self._catalog.folder),
         )
 
-    def _frame(self, plan: QueryPlan, left_out: failing_rows.Numbers) -> DataFrame:
+    def _frame(self, plan: QueryPlan, left_out: failing_rows.RowNumbers) -> DataFrame:
         start = checkpoint.QueryStart({}, None)
         graph = self._graph(
             lambda source: failing_rows.without(
@@ -469,8 +457,8 @@ class _Test:
         frame = plan.make(graph)
         return frame if plan.declaration.kind == "table" else as_messages(frame, plan.declaration)
 
-    def _collected(self, frame: DataFrame, plan: QueryPlan) -> list[dict[str, object]]:
-        table = plan.declaration.kind == "table"
+    def _run(self, frame: DataFrame, plan: QueryPlan) -> list[dict[str, object]]:
+        is_table = plan.declaration.kind == "table"
         found: list[dict[str, object]] = []
         raised: list[Exception] = []
 
@@ -478,14 +466,14 @@ class _Test:
             if plan.declaration.options["mode"] == "complete":
                 found.clear()
             try:
-                found.extend(_table_rows(batch) if table else message_rows(batch))
+                found.extend(_table_rows(batch) if is_table else message_rows(batch))
             except Exception as error:
                 raised.append(error)
-                # Spark looks through this text with a regular expression that overflows its stack when it is long.
+                # Spark applies a regular expression to this text, which overflows the stack when the text is long.
                 raise RuntimeError(type(error).__name__) from None
 
         writer = frame.writeStream.outputMode(plan.declaration.options["mode"]).foreachBatch(take)
-        # A new one each time: an earlier try may have failed inside its only micro-batch.
+        # Each time another folder: an earlier attempt may have failed inside its only micro-batch.
         writer = writer.option("checkpointLocation", tempfile.mkdtemp(dir=self._scratch))
         query = writer.trigger(availableNow=True).start()
         try:
@@ -497,15 +485,8 @@ class _Test:
         return found
 
 
-def _wanted(catalog: Catalog, names: Sequence[str]) -> list[QueryPlan]:
-    found = plans(catalog, catalog.select())
-    letters = [plan.name for plan in found if plan.shared]
-    catalog.select([name for name in names if name not in letters])  # says which name is unknown
-    return [plan for plan in found if plan.name in names] if names else found
-
-
-def _tested(catalog: Catalog) -> Catalog:
-    """One micro-batch takes the whole slice, and nothing waits for the clock on the wall."""
+def _test_catalog(catalog: Catalog) -> Catalog:
+    """Change the options for a test: one micro-batch for all messages, whose times replace the clock."""
     changed: dict[str, dict[str, Any]] = {
         "source": {"max_rows": _ALL_ROWS, "max_bytes": _ALL_BYTES, "recorded": True},
         "alert": {"clock": alerts.EVENT},
@@ -524,7 +505,16 @@ def _tested(catalog: Catalog) -> Catalog:
 
 
 def _recorded_journal(folder: Path, journal: Path | None, scratch: Path) -> Path:
-    recorded = journal or _slice(folder / FOLDER)
+    recorded = journal
+    if recorded is None:
+        found = sorted((folder / FOLDER).glob("*.jsonl"))
+        if len(found) != 1:
+            there = f"There are {len(found)} .jsonl files" if found else "There is no .jsonl file"
+            raise PipelineError(
+                f"{there} in {folder / FOLDER}; say with --journal on which rows to test. "
+                f"smqrt journal export --to {folder / FOLDER}/messages.jsonl records some."
+            )
+        [recorded] = found
     if not recorded.exists():
         raise PipelineError(f"There is no {recorded}; give --journal a journal's folder or a .jsonl file.")
     if recorded.is_dir():
@@ -533,18 +523,7 @@ def _recorded_journal(folder: Path, journal: Path | None, scratch: Path) -> Path
     return scratch / "journal"
 
 
-def _slice(folder: Path) -> Path:
-    found = sorted(folder.glob("*.jsonl"))
-    if len(found) == 1:
-        return found[0]
-    there = f"There are {len(found)} .jsonl files" if found else "There is no .jsonl file"
-    raise PipelineError(
-        f"{there} in {folder}; say with --journal on which rows to test. "
-        f"smqrt journal export --to {folder}/messages.jsonl records some."
-    )
-
-
-def _one(test: _Test, plan: QueryPlan, folder: Path, update: bool, say: Callable[[str], None]) -> bool:
+def _test_query(test: _Test, plan: QueryPlan, folder: Path, update: bool, say: Callable[[str], None]) -> bool:
     file = folder / f"{plan.name}.json"
     try:
         rows = test.rows(plan, say)
@@ -553,47 +532,23 @@ def _one(test: _Test, plan: QueryPlan, folder: Path, update: bool, say: Callable
         say(f"FAILED   {plan.name}: {error}")
         return False
     if update:
-        return _updated(plan, file, rows, say)
-    if expected is None:
-        say(f"FAILED   {plan.name}: there is no {file}; look at its {_count(rows)}, then keep them with --update:")
-        _say_all(explain([], rows), say)
-        return False
-    return _compared(plan, file, differences(expected, rows), rows, say)
-
-
-def _updated(plan: QueryPlan, file: Path, rows: Sequence[object], say: Callable[[str], None]) -> bool:
-    same = file.exists() and file.read_text("utf-8").strip() and differences(load_golden(file), rows) == ([], [])
-    if not same:
-        save_golden(file, rows)
-    say(f"{'the same' if same else 'written '} {plan.name}: {_count(rows)} in {file}")
-    return True
-
-
-def _compared(
-    plan: QueryPlan,
-    file: Path,
-    different: tuple[list[object], list[object]],
-    rows: Sequence[object],
-    say: Callable[[str], None],
-) -> bool:
-    missing, extra = different
-    if not missing and not extra:
-        say(f"ok       {plan.name}: {_count(rows)}")
+        same = file.exists() and file.read_text("utf-8").strip() and differences(load_golden(file), rows) == ([], [])
+        if not same:
+            save_golden(file, rows)
+        say(f"{'the same' if same else 'written '} {plan.name}: {_count(rows)} in {file}")
         return True
-    say(f"FAILED   {plan.name}: {_count(missing)} of {file} missing (-), {_count(extra)} not expected (+)")
-    _say_all(explain(missing, extra), say)
-    return False
-
-
-def _tell_unused(folder: Path, names: Sequence[str], say: Callable[[str], None]) -> None:
-    for file in sorted(folder.glob("*.json")):
-        if file.stem not in names:
-            say(f"unused   {file}: there is no query of that name")
-
-
-def _say_all(lines: Iterator[str], say: Callable[[str], None]) -> None:
-    for line in lines:
+    if expected is None:
+        say(f"FAILED   {plan.name}: there is no {file}; check its {_count(rows)}, then save them with --update:")
+        missing, extra = list[object](), list[object](rows)
+    else:
+        missing, extra = differences(expected, rows)
+        if not missing and not extra:
+            say(f"ok       {plan.name}: {_count(rows)}")
+            return True
+        say(f"FAILED   {plan.name}: {_count(missing)} of {file} missing (-), {_count(extra)} not expected (+)")
+    for line in explain(missing, extra):
         say(line)
+    return False
 
 
 def _count(rows: Sequence[object]) -> str:
@@ -609,18 +564,19 @@ def _table_rows(batch: DataFrame) -> list[dict[str, object]]:
 
 
 def message_rows(batch: DataFrame) -> Iterator[dict[str, object]]:
-    """Yields the messages of what `sinks.as_messages` returned, as golden files have them."""
+    """Yield the messages that `sinks.as_messages` returned, in the format of golden files."""
     for row in batch.collect():
-        told = {"topic": row.topic} if row.subtopic is None else {"topic": row.topic, "subtopic": row.subtopic}
-        yield told | _payload(bytes(row.payload or b""))
-
-
-def _payload(payload: bytes) -> dict[str, object]:
-    try:
-        text = payload.decode()
-    except UnicodeDecodeError:
-        return {"payload_hex": payload.hex()}
-    try:
-        return {"payload": json.loads(text)}
-    except ValueError:
-        return {"payload": text}
+        message: dict[str, object] = {"topic": row.topic}
+        if row.subtopic is not None:
+            message["subtopic"] = row.subtopic
+        payload = bytes(row.payload or b"")
+        try:
+            text = payload.decode()
+        except UnicodeDecodeError:
+            yield message | {"payload_hex": payload.hex()}
+            continue
+        try:
+            message["payload"] = json.loads(text)
+        except ValueError:
+            message["payload"] = text
+        yield message

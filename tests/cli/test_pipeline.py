@@ -390,14 +390,14 @@ def test_a_second_one_shares_the_rows(smqrt: Callable[..., Result], app: Path) -
 def test_init_with_a_name_that_no_function_can_have(smqrt: Callable[..., Result], app: Path, name: str) -> None:
     result = smqrt("init", name)
     assert result.exit_code == 1
-    assert f"{name!r} names a Python function too: take letters, digits and '_'" in result.output
+    assert f"{name!r} names a Python function too: use letters, digits and '_'" in result.output
     assert [path.name for path in (app / "pipelines").iterdir()] == ["plant.py"]
 
 
 def test_init_overwrites_nothing(smqrt: Callable[..., Result], app: Path) -> None:
     result = smqrt("init", "plant")
     assert result.exit_code == 1
-    assert f"{app}/pipelines/plant.py is there already: choose another name." in result.output
+    assert f"{app}/pipelines/plant.py exists already: choose another name." in result.output
     assert (app / "pipelines" / "plant.py").read_text() == PIPELINES
     assert not (app / "pipelines" / "tests").exists()
 
@@ -475,8 +475,8 @@ def test_no_folder_is_named_like_a_scheme(
     ("words", "sentence"),
     [
         (("nonsense", "--master", "yarn"), "There is no pipeline 'nonsense'"),
-        (("--master", "nonsense"), "--master nonsense is no cluster"),
-        (("--master", "yarn", "--deploy-mode", "cluster"), "name a folder that every machine of the cluster sees"),
+        (("--master", "nonsense"), "--master nonsense is not a cluster"),
+        (("--master", "yarn", "--deploy-mode", "cluster"), "name a folder that every machine can access"),
         (("--master", "yarn", "--state", "abfss://c@h/s"), "--state abfss://c@h/s is not a folder of this machine"),
         (("--master", "yarn", "--journal", "s3a://b/j"), "The journal s3a://b/j is not a folder of this machine"),
         ((*YARN, "--state", "/mnt/s"), "kept: there is no folder for its table 'silver/readings' in a cluster: name"),
@@ -513,7 +513,7 @@ def test_backfill_publishes_nothing_unasked(smqrt: Callable[..., Result], app: P
     Recorded(app / ".journal").add(10).seal()
     result = smqrt("backfill", "means", "--from", "earliest")
     assert result.exit_code == 1
-    assert "old results aren't published again unasked; say --republish" in result.output
+    assert "a backfill publishes only on request: add --republish" in result.output
 
 
 def test_test_without_rows(smqrt: Callable[..., Result], app: Path) -> None:
@@ -723,8 +723,8 @@ def test_optimize_without_room(smqrt: Callable[..., Result], app: Path, no_room:
         (["--from", "yesterday"], "--from 'yesterday' must be a duration such as 2h"),
         (["--from", '{"n1": "x"}'], "is no offset: write JSON"),
         (["--trigger", "5parsecs"], "--trigger '5parsecs' is no duration; it's a number and a unit"),
-        (["--master", "foo"], "--master 'foo' is none of Spark's: write local[*]"),
-        (["--master", "local[0]"], "--master 'local[0]' is none of Spark's"),
+        (["--master", "foo"], "--master 'foo' is not one of Spark's: write local[*]"),
+        (["--master", "local[0]"], "--master 'local[0]' is not one of Spark's"),
         (["--driver-memory", "lots"], "--driver-memory 'lots' is no size of memory"),
         (["--metrics", "99999"], "'--metrics': 99999 is not in the range 0<=x<=65535"),
         (["--hub-retry", "-1"], "'--hub-retry': -1.0 is not in the range x>=0"),
@@ -743,6 +743,6 @@ def test_wrong_options_are_told_before_spark_starts(
 
 
 def test_wrong_options_of_submit(smqrt: Callable[..., Result]) -> None:
-    assert "--master foo is no cluster" in smqrt("submit", "--master", "foo", "--dry-run").stderr
+    assert "--master foo is not a cluster" in smqrt("submit", "--master", "foo", "--dry-run").stderr
     refused = smqrt("submit", "--master", "yarn", "--from", "yesterday", "--dry-run").stderr
     assert refused.startswith("Error: --from 'yesterday' must be")

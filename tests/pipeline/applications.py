@@ -49,7 +49,7 @@ class Application:
         return f"topics='{self.topic}/in/#', include_pipeline=True"
 
     def write(self, text: str, name: str = "p.py") -> None:
-        """Makes a file of pipelines, in which OUT stands for the topic of results."""
+        """Make a file of pipelines, in which OUT stands for the topic of results."""
         (self.folder / "pipelines" / name).write_text((HEAD + text).replace("OUT", f"{self.topic}/out"))
 
     @property
@@ -66,7 +66,7 @@ class Application:
         return runner.run(names)
 
     def send(self, *payloads: Any, below: str = "x") -> None:
-        """Publishes messages; what isn't bytes becomes JSON."""
+        """Publish messages; what isn't bytes becomes JSON."""
         bodies = [each if isinstance(each, bytes) else json.dumps(each).encode() for each in payloads]
         topic = f"{self.topic}/in/{below}".encode()
         commit.publish(files.HubAddress.of(self.hub.journal), [(topic, None, body) for body in bodies])
@@ -77,7 +77,7 @@ class Application:
         return Journal(self.journal).end().get("n1", 0)
 
     def results(self, below: str = "#") -> list[Any]:
-        """Returns what was published, as JSON, in order."""
+        """Return what was published, as JSON, in order."""
         rows = self.hub.rows(f"{self.topic}/out/{below}")
         return [json.loads(row.payload) for row in rows]
 

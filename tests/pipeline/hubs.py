@@ -36,7 +36,7 @@ class JournalingHub:
         self.port = self.served.port
 
     def restart(self) -> None:
-        """Stops the hub and starts it where it was."""
+        """Stop the hub and starts it where it was."""
         self.stop()
         self._start(self.port)
 
@@ -50,16 +50,16 @@ class JournalingHub:
         return found
 
     def publish(self, topic: str, first: int, count: int) -> None:
-        """Publishes messages whose payloads are the numbers from `first` on; returns when the journal has them."""
+        """Publish messages whose payloads are the numbers from `first` on; returns when the journal has them."""
         rows = [(topic.encode(), None, str(number).encode()) for number in range(first, first + count)]
         commit.publish(files.HubAddress.of(self.journal), rows)
         wait_until(lambda: (first + count - 1) in self.numbers(topic), "what was published is in the journal")
 
     def rows(self, *topics: str) -> list[Any]:
-        """Returns what the journal has, or what it has of some topics."""
+        """Return what the journal has, or what it has of some topics."""
         journal = Journal(self.journal)
         return list(journal.rows(journal.begin(), journal.end(), topics or None))
 
     def numbers(self, topic: str) -> list[int]:
-        """Returns the payloads of a topic as numbers, sorted."""
+        """Return the payloads of a topic as numbers, sorted."""
         return sorted(int(row.payload) for row in self.rows(topic))

@@ -39,7 +39,7 @@ class LakeApplication(Application):
         self.write(self._text)
 
     def change(self, before: str = "", after: str = "") -> None:
-        """Writes the file of pipelines with something else in it, or as it was."""
+        """Write the file of pipelines with something else in it, or as it was."""
         assert before in self._text
         self.write(self._text.replace(before, after))
 
@@ -54,11 +54,11 @@ class LakeApplication(Application):
         return self.folder / ".pipelines" / "kept"
 
     def numbers(self, *numbers: int) -> None:
-        """Publishes messages with these."""
+        """Publish messages with these."""
         self.send(*({"n": n, "k": ["a b/c%", "ü", None][n % 3]} for n in numbers))
 
     def keep(self, *numbers: int, **options: Any) -> None:
-        """Publishes them, and lets the query work them off."""
+        """Publish them, and lets the query work them off."""
         self.numbers(*numbers)
         assert self.run(**options) == 0, self.told
 
@@ -70,7 +70,7 @@ class LakeApplication(Application):
             path.unlink(missing_ok=True)
 
     def killed(self, point: str) -> None:
-        """Runs the query in a process of its own, which is killed with its helpers at a point of the first batch."""
+        """Run the query in a process of its own, which is killed with its helpers at a point of the first batch."""
         command = [sys.executable, "-m", "smqrt", "pipeline", "run", "--once", "--from", "earliest"]
         command += ["--app", str(self.folder), "--journal", self.journal]
         env = os.environ | {"SMQRT_FAULT": f"{point}:0"}

@@ -32,7 +32,7 @@ Message = tuple[bytes, bytes | None, bytes]
 
 
 def message(publisher: str, number: int) -> Message:
-    """Returns a message that is told from all others."""
+    """Return a message that is told from all others."""
     key = number % KEYS
     return f"in/{key}".encode(), None, json.dumps({"id": f"{publisher}-{number}", "key": key}).encode()
 
@@ -73,7 +73,7 @@ class Publisher(threading.Thread):
             first += self._count
 
     def finish(self) -> None:
-        """Lets it end with the messages that are under way."""
+        """Let it end with the messages that are under way."""
         self._over.set()
         self.join(_LAST_S)
         assert not self.is_alive(), "a message was never confirmed"
@@ -97,7 +97,7 @@ class Client(Publisher):
         self._thread.spawn(self._publish)
 
     def finish(self) -> None:
-        """Lets it end."""
+        """Let it end."""
         self._over.set()
 
     def _publish(self) -> None:
@@ -147,7 +147,7 @@ class Recorded:
     results: dict[str, list[Result]] = field(default_factory=dict)
 
     def add(self, node: str, row: Any) -> None:
-        """Takes the next row of a node."""
+        """Take the next row of a node."""
         if row.txn:
             self.commits.add(row.txn)
             self.results.setdefault(row.topic, []).append(Result(node, row.seq, row.payload, row.txn))
@@ -163,7 +163,7 @@ class Recorded:
             self.out.setdefault(row.topic, Counter())[json.loads(row.payload)["id"]] += 1
 
     def in_order(self) -> dict[str, list[Result]]:
-        """Returns, by topic, the results in the order of their commits, whichever of several hubs has stored them."""
+        """Return, by topic, the results in the order of their commits, whichever of several hubs has stored them."""
         return {topic: _in_order(some) for topic, some in self.results.items()}
 
 
@@ -231,7 +231,7 @@ class Collector(threading.Thread):
         return self.recorded
 
     def finish(self) -> None:
-        """Ends it."""
+        """End it."""
         self._over.set()
         self.join(_LAST_S)
 
@@ -285,7 +285,7 @@ Window = tuple[int, int]
 def figures(
     recorded: Recorded, acknowledged: Iterable[str], kept: Iterable[str], deliveries: dict[str, Delivery]
 ) -> Figures:
-    """Compares what came in with what went out.
+    """Compare what came in with what went out.
 
     Args:
         recorded: what the journal had.
@@ -321,7 +321,7 @@ def _timed(recorded: Recorded) -> Iterator[Sent]:
 
 
 def _bounds(recorded: Recorded) -> tuple[Counter[Window], Counter[Window]]:
-    """Returns how many messages each window has at least, and at most: one that came when the watermark may have been
+    """Return how many messages each window has at least, and at most: one that came when the watermark may have been
     past its window counts or not, as micro-batches fell.
     """
     least, most = Counter[Window](), Counter[Window]()
@@ -335,6 +335,6 @@ def _bounds(recorded: Recorded) -> tuple[Counter[Window], Counter[Window]]:
 
 
 def _final(recorded: Recorded, least: Counter[Window]) -> Iterator[Window]:
-    """Yields the windows that ought to have been published."""
+    """Yield the windows that ought to have been published."""
     watermark_us = max(one.ts_us for one in _timed(recorded)) - LATE_US
     return (window for window, n in least.items() if n and (window[0] + 1) * WINDOW_US < watermark_us)

@@ -13,7 +13,7 @@ JAVA = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerial
 
 
 def main(state: Path, journal: str) -> int:
-    """Runs it until SIGTERM."""
+    """Run it until SIGTERM."""
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     from pyspark.sql import functions as F

@@ -42,7 +42,7 @@ class Result(NamedTuple):
     txn: str
 
     def is_before(self, moment: Moment) -> bool:
-        """Whether it was stored before a moment."""
+        """Return whether it was stored before a moment."""
         return self.seq < moment.ends.get(self.node, 0)
 
 
@@ -54,7 +54,7 @@ class Moment(NamedTuple):
 
 
 def moment(journal: Path, at_s: float) -> Moment:
-    """Returns what the journal's next numbers are, as soon as it can be read."""
+    """Return what the journal's next numbers are, as soon as it can be read."""
     while True:
         with suppress(JournalError, OSError):  # its folder is away
             return Moment(at_s, Journal(journal).end())
@@ -80,7 +80,7 @@ class ClientThread(threading.Thread):
         self._calls.put(function)
 
     def finish(self) -> None:
-        """Ends it, and whatever runs there."""
+        """End it, and whatever runs there."""
         self._over.set()
         self.join(_LAST_S)
 
@@ -130,7 +130,7 @@ class Receiver:
         assert self._ready.wait(_LAST_S), f"{self.name} has not subscribed"
 
     def finish(self) -> None:
-        """Ends it."""
+        """End it."""
         self._over.set()
 
 
@@ -164,7 +164,7 @@ def delivery(
     kills: Sequence[Moment],
     ways: Sequence[Sequence[Moment]],
 ) -> Delivery:
-    """Compares what a subscriber received with what the journal has.
+    """Compare what a subscriber received with what the journal has.
 
     Args:
         results: those of each topic, in the order of their commits.
@@ -193,7 +193,7 @@ def delivery(
 
 
 def _by_node(results: Sequence[Result], reached: set[int]) -> Iterable[tuple[list[Result], set[int]]]:
-    """Yields the results that each node has stored, and which of them came: links to one node may be there again
+    """Yield the results that each node has stored, and which of them came: links to one node may be there again
     before those to another one.
     """
     for node in {one.node for one in results}:
@@ -223,7 +223,7 @@ class _Reasons:
         self._commit = [0, *accumulate(new)]
 
     def all(self) -> Iterable[str]:
-        """Yields the reason for each missed one; "" is none."""
+        """Yield the reason for each missed one; "" is none."""
         first = min(self._reached, default=len(self._results))
         for number, result in enumerate(self._results):
             if number in self._reached:
@@ -236,7 +236,7 @@ class _Reasons:
                 yield KILLED if self._is_cut_off(number) else ""
 
     def _is_away(self, number: int, result: Result) -> bool:
-        """Whether nothing came between the last kill and this one, and the way to it was not there again."""
+        """Return whether nothing came between the last kill and this one, and the way to it was not there again."""
         kill, first = next((one for one in reversed(self._kills) if one[1] <= number), (None, 0))
         if kill is None or not self._are_missed(first, number):
             return False
@@ -244,7 +244,7 @@ class _Reasons:
         return any(one is not None and result.is_before(one) for one in back)
 
     def _is_cut_off(self, number: int) -> bool:
-        """Whether nothing came between this one and the next kill, and it is of the last commits before that."""
+        """Return whether nothing came between this one and the next kill, and it is of the last commits before that."""
         end = next((end for _, end in self._kills if end > number), 0)
         if not end:
             return False

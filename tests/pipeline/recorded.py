@@ -15,7 +15,7 @@ STEP_US = 1000
 
 
 def message(seq: int, topic: str | None = None, payload: bytes | None = None, flags: int = 0) -> Row:
-    """Returns row `seq`, which comes `seq` ms after 15:00: of one of ten devices, with a temperature in JSON."""
+    """Return row `seq`, which comes `seq` ms after 15:00: of one of ten devices, with a temperature in JSON."""
     device = f"d{seq % 10}"
     body = payload if payload is not None else json.dumps({"device": device, "temp": seq % 100}).encode()
     name = topic or f"site1/{device}"
@@ -24,7 +24,7 @@ def message(seq: int, topic: str | None = None, payload: bytes | None = None, fl
 
 
 def direct(seq: int) -> Row:
-    """Returns a row that is addressed to one client: it has no topic."""
+    """Return a row that is addressed to one client: it has no topic."""
     return message(seq)._replace(topic=None, tid=None, flags=int(Flag.DIRECT))
 
 
@@ -44,7 +44,7 @@ class Recorded:
         self._segment: segment.SegmentFile | None = None
 
     def add(self, rows: Iterable[Row] | int, batch: int = 64) -> Recorded:
-        """Appends rows, or so many made ones, in batches of `batch` rows."""
+        """Append rows, or so many made ones, in batches of `batch` rows."""
         if isinstance(rows, int):
             rows = map(message, range(self.next_seq, self.next_seq + rows))
         for some in _pieces(list(rows), batch):
@@ -60,7 +60,7 @@ class Recorded:
         self.rows += rows
 
     def seal(self) -> Recorded:
-        """Ends the segment: what is added from now on goes to the next one."""
+        """End the segment: what is added from now on goes to the next one."""
         if self._segment is not None:
             self._segment.sync()
             self._segment.close()
@@ -74,7 +74,7 @@ def _pieces(rows: list[Row], size: int) -> Iterator[list[Row]]:
 
 
 def values(rows: Iterable[Any]) -> list[tuple[Any, ...]]:
-    """Returns (seq, ts in microseconds, topic, uid, flags, payload) of Spark's rows or of the journal's, by seq."""
+    """Return (seq, ts in microseconds, topic, uid, flags, payload) of Spark's rows or of the journal's, by seq."""
     return sorted((row.seq, _us(row), row.topic, row.uid, row.flags, bytes(row.payload)) for row in rows)
 
 
@@ -89,7 +89,7 @@ def _us(row: Any) -> int:
 
 
 def schema(*names: str) -> Any:
-    """Returns Spark's schema of all columns or of those named; needs no Spark that runs."""
+    """Return Spark's schema of all columns or of those named; needs no Spark that runs."""
     from pyspark.sql.types import StructType
 
     types = {"STRING": "string", "BIGINT": "long", "TIMESTAMP": "timestamp", "INT": "integer", "BINARY": "binary"}

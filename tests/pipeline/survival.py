@@ -135,7 +135,7 @@ class Shims:
 
 
 def _free_ports(count: int) -> int:
-    """Returns the first of so many free ports that follow each other."""
+    """Return the first of so many free ports that follow each other."""
     while True:
         first = free_port()
         with suppress(OSError), ExitStack() as taken:
@@ -145,7 +145,7 @@ def _free_ports(count: int) -> int:
 
 
 def _clusters(port: int) -> list[Any]:
-    """Returns what the server with this port for operators says of its cluster; nothing while it is not there."""
+    """Return what the server with this port for operators says of its cluster; nothing while it is not there."""
     try:
         with urlopen(f"http://127.0.0.1:{port}/api/v1/clusters", timeout=5) as answer:
             return list(json.load(answer))
@@ -189,7 +189,7 @@ class Trial:
     # ---- processes
 
     def start_hub(self) -> None:
-        """Starts the hub, where it was; at the first start messages begin to flow."""
+        """Start the hub, where it was; at the first start messages begin to flow."""
         environment, known = (self.shims.environment if self.shims else {}) | LINKS, self._announced()
         links = ("--cluster-listen", f"127.0.0.1:{self._links}", "--admin-port", str(self._admin_ports[0]))
         words = ("serve", "--port", str(self._port), "--workers", str(WORKERS), *links, str(self.folder))
@@ -204,7 +204,7 @@ class Trial:
             self._begin()
 
     def _are_linked(self) -> bool:
-        """Whether each of both workers and the other node sees both others."""
+        """Return whether each of both workers and the other node sees both others."""
         found = [node for port in self._admin_ports for node in _clusters(port)]
         all_nodes = {node["node"] for node in found}
         hubs = [(node["node"], hub) for node in found for hub in node["hubs"] if not hub["joining"]]
@@ -236,14 +236,14 @@ class Trial:
         self._other = self._process(*words, log="other.log", **LINKS)
 
     def subscribe(self, name: str, url: str, is_at_hub: bool = True) -> None:
-        """Adds a subscriber of the results."""
+        """Add a subscriber of the results."""
         receiver = receivers.Receiver(name, self.journal, url, is_at_hub)
         self._clients.spawn(receiver.run)
         receiver.wait_subscribed()
         self._receivers.append(receiver)
 
     def join_late(self) -> None:
-        """Adds subscribers of the results that have missed some already, at all workers and nodes."""
+        """Add subscribers of the results that have missed some already, at all workers and nodes."""
         for worker in range(WORKERS):
             self.subscribe(f"late raw at worker {worker}", f"http://127.0.0.1:{self._port}/smq{worker}")
         self.subscribe("late WebSocket", f"ws://127.0.0.1:{self._port}/smq")
@@ -256,7 +256,7 @@ class Trial:
         self.hub_kills += 1
 
     def start_compactor(self) -> None:
-        """Starts the process that compacts and merges, every second."""
+        """Start the process that compacts and merges, every second."""
         words = ("journal", "compact", str(self.journal), "--watch", "1s", "--grace", "5s")
         self._compactor = self._process(*words, log="compactor.log")
 
@@ -267,7 +267,7 @@ class Trial:
         self.start_compactor()
 
     def start_driver(self, fault: str = "", http: bool = False, plain: bool = False) -> None:
-        """Starts the pipelines.
+        """Start the pipelines.
 
         Args:
             fault: "before_commit" or "after_commit", with ":N" in micro-batch N.
@@ -306,13 +306,13 @@ class Trial:
         self.inside += self._is_inside()
 
     def stop_driver(self) -> None:
-        """Stops the pipelines as an operator does."""
+        """Stop the pipelines as an operator does."""
         assert self.driver
         self.driver.send_signal(signal.SIGTERM)
         assert self.driver.wait(120) == 0, self.log.read_text()
 
     def close(self) -> None:
-        """Ends what still runs."""
+        """End what still runs."""
         if self._clients.is_alive():
             self._clients.finish()
         for process in (self.driver, self._compactor, self._hub, self._other):
@@ -332,13 +332,13 @@ class Trial:
             away.rename(self.journal)
 
     def forget_checkpoint(self, query: str) -> None:
-        """Removes the checkpoint of a query that doesn't run, and nothing else of it."""
+        """Remove the checkpoint of a query that doesn't run, and nothing else of it."""
         shutil.rmtree(self.state / query / "checkpoint")
 
     # ---- how far it is
 
     def batch(self, query: str = "") -> int:
-        """Returns the last micro-batch that Spark has noted as done; -1 is none."""
+        """Return the last micro-batch that Spark has noted as done; -1 is none."""
         query = query or (PLAIN if self._plain else "echo")
         done = (self.state / query / "checkpoint" / "commits").glob("[0-9]*")
         return max((int(path.name) for path in done if path.name.isdecimal()), default=-1)
@@ -354,7 +354,7 @@ class Trial:
         return self.driver is None or self.driver.poll() is not None
 
     def finish(self) -> str:
-        """Lets the messages end, the pipelines catch up and stop as an operator does; returns what they printed."""
+        """Let the messages end, the pipelines catch up and stop as an operator does; returns what they printed."""
         for publisher in self._publishers:
             publisher.finish()
         self.catch_up(*QUERIES)
@@ -368,7 +368,7 @@ class Trial:
         self.stop_driver()
 
     def figures(self) -> ledger.Figures:
-        """Compares what came in with what went out."""
+        """Compare what came in with what went out."""
         recorded = self._collector.caught_up()
         self._collector.finish()
         assert recorded.sent
@@ -405,7 +405,7 @@ class Trial:
             yield from parquet.read_table(file, partitioning=None).column("id").to_pylist()
 
     def _is_inside(self) -> bool:
-        """Whether the hub has results of a micro-batch that Spark doesn't know to be done."""
+        """Return whether the hub has results of a micro-batch that Spark doesn't know to be done."""
         committed = self._collector.caught_up().commits
         return any(f"{self._query_id(query)}:{self.batch(query) + 1}" in committed for query in ("echo", "sums", PLAIN))
 
@@ -425,7 +425,7 @@ class Trial:
         return self._collector.recorded.end
 
     def _is_behind(self, end: dict[str, int], query: str) -> bool:
-        """Whether a query is behind the last message; for windows also with the micro-batch that follows."""
+        """Return whether a query is behind the last message; for windows also with the micro-batch that follows."""
         batch = self.batch(query) - (query == "sums")
         if batch < 0:
             return False

@@ -219,7 +219,7 @@ READINGS = [
 
 
 def write_readings(folder: Path, parts: int) -> str:
-    """Writes them into so many files; a stream makes a micro-batch of each."""
+    """Write them into so many files; a stream makes a micro-batch of each."""
     folder.mkdir()
     size = -(-len(READINGS) // parts)
     for seq, (device, second, temp) in enumerate(READINGS):
@@ -301,5 +301,5 @@ def test_a_key_that_is_called_as_a_column_of_the_result_is_one_sentence(readings
 
     declaration = declaration_of(hot)
     assert declaration
-    with pytest.raises(PipelineError, match="has a key called 'state', as a column of its result is; rename"):
+    with pytest.raises(PipelineError, match="has a key called 'state', like a column of its result; rename"):
         alerts.apply(readings.withColumnRenamed("device", "state"), declaration)

@@ -92,18 +92,18 @@ def test_dead_letter_topic_in_two_spellings() -> None:
     [
         (lambda: source(topic="a"), "@source has no option 'topic'; did you mean 'topics'? its options are topics, "),
         (lambda: publish(to="a", every="1 s"), "@publish has no option 'every'; its options are to, subtopic, mode"),
-        (lambda: view(to="a"), "@view has no option 'to'; it takes none."),
-        (lambda: source(topics=[]) and source(topics=[1]), "topics=[1] must be a text or a list of texts."),
+        (lambda: view(to="a"), "@view has no option 'to'; it has no options."),
+        (lambda: source(topics=[]) and source(topics=[1]), "topics=[1] must be a string or a list of strings."),
         (lambda: source(watermark="soon"), "watermark: 'soon' is no duration; it's a number and a unit"),
-        (lambda: source(max_rows=0), "max_rows=0 must be a whole number above 0."),
+        (lambda: source(max_rows=0), "max_rows=0 must be an integer above 0."),
         (lambda: source(include_pipeline="yes"), "include_pipeline='yes' must be True or False."),
         (lambda: source(dead_letter="dlq"), "@source has dead_letter= but no json="),
-        (lambda: publish(to=""), "to='' must be a text that is not empty."),
+        (lambda: publish(to=""), "to='' must be a string that is not empty."),
         (lambda: publish(to="a/{b"), "to: 'a/{b' has a brace without a column"),
         (lambda: publish(to="a/{}"), "to: 'a/{}' has a brace without a column"),
         (lambda: publish(to="a", mode="overwrite"), "mode='overwrite' must be one of 'append', 'update', 'complete'."),
         (lambda: publish(to="a", trigger="often"), "trigger: 'often' is no duration"),
-        (lambda: alert(to="a", key="device"), "@alert needs when=, absent= or rate="),
+        (lambda: alert(to="a", key="device"), "@alert needs a condition that raises it: when=, absent= or rate="),
         (lambda: expect("a", on_fail="panic"), "on_fail='panic' must be one of 'drop', 'dead_letter', 'fail'."),
         (lambda: expect("a", on_fail="dead_letter"), "write on_fail='dead_letter:TOPIC', 'drop' or 'fail'."),
         (lambda: expect("a", on_fail="drop", topic="dlq"), "on_fail='drop' and topic='dlq' don't go together"),
@@ -129,7 +129,7 @@ def test_two_kinds() -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda: 0, "has no parameter; its parameters name what it reads"),
+        (lambda: 0, "has no parameter; its parameters name its inputs"),
         (lambda *frames: 0, "has the parameter frames; give each input a plain name"),
     ],
 )

@@ -50,7 +50,7 @@ class Place:
     environment: dict[str, str]
 
     def write(self) -> None:
-        """Makes the files of the page."""
+        """Make the files of the page."""
         for name, text in FILES.items():
             path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -91,12 +91,12 @@ def test_what_is_out_already_is_not_published_again(app: Application, backfill: 
     doubled(app, "rows.select((F.col('n') * 2).alias('d'))")
     app.send({"n": 1}, {"n": 2}, {"n": 2})
     assert backfill("x", republish=True) == "x: 3 published as version 1"
-    assert backfill("x", republish=True) == "x: nothing published: all 3 results are out already, with version 1"
+    assert backfill("x", republish=True) == "x: nothing published: all 3 results are published already, with version 1"
     app.send({"n": 2}, {"n": 4})
-    assert backfill("x", republish=True) == "x: 2 published as version 2; 3 more are out already, as they are"
+    assert backfill("x", republish=True) == "x: 2 published as version 2; 3 more are published already, unchanged"
     doubled(app, "rows.select((F.col('n') * F.when(F.col('n') == 1, 3).otherwise(2)).alias('d'))")
-    assert backfill("x", replace=True) == "x: 1 published as version 3; 4 more are out already, as they are"
-    assert backfill("x", replace=True) == "x: nothing published: all 5 results are out already, with version 3"
+    assert backfill("x", replace=True) == "x: 1 published as version 3; 4 more are published already, unchanged"
+    assert backfill("x", replace=True) == "x: nothing published: all 5 results are published already, with version 3"
     doubled(app, "rows.select((F.col('n') * 2).alias('d'))")
     assert "1 published as version 4" in backfill("x", republish=True), "the first result, which has been corrected"
     assert [one["d"] for one in app.results()] == [2, 4, 4, 4, 8, 3, 2]
@@ -128,17 +128,17 @@ def test_a_version_that_was_killed_is_finished(
     interrupted("before_commit", "x", republish=True)
     assert app.results() == []
     doubled(app, "rows.select((F.col('n') + 10).alias('n'))")
-    assert backfill("x", republish=True).startswith("x: 2 published as version 1, with which an earlier call did not")
+    assert backfill("x", republish=True).startswith("x: 2 published as version 1, which completes an interrupted")
     assert [one["n"] for one in app.results()] == [1, 2, 11, 12]
     doubled(app, "rows.select((F.col('n') + 20).alias('n'))")
     killed(app, "after_commit:0", "x", "--republish")
     assert [one["n"] for one in app.results()] == [1, 2, 11, 12, 21, 22]
-    assert "nothing published: all 2 results are out already, with version 3" in backfill("x", republish=True)
+    assert "nothing published: all 2 results are published already, with version 3" in backfill("x", republish=True)
     assert len(app.results()) == 6
 
 
 def test_many_results_go_by_a_task(app: Application, backfill: Backfill, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sinks, "MANY_ROWS", 2)
+    monkeypatch.setattr(sinks, "MAX_COLLECTED_ROWS", 2)
     doubled(app, "rows.select('n')")
     app.send(*({"n": n} for n in range(5)))
     assert backfill("x", republish=True) == "x: 5 published as version 1"

@@ -67,7 +67,7 @@ def test_a_lost_checkpoint_and_a_reset(app: LakeApplication) -> None:
     app.keep(1)
     shutil.rmtree(app.state / "checkpoint")
     app.keep(2, start="latest")
-    assert f"the checkpoint in {app.state} is gone. It goes on where its table in {app.place} ends" in app.told[-1]
+    assert f"the checkpoint in {app.state} is missing. It continues where its table in {app.place} ends" in app.told[-1]
     list(resume.reset(app.folder / ".pipelines", "kept", app.journal, None))
     app.keep(3, start="latest")
     assert kept(app) == [1, 2, 3]

@@ -78,7 +78,7 @@ def test_java_11(place: DoctorOptions, monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_another_pyspark(place: DoctorOptions, distribution: Path, version: str) -> None:
     install(distribution, "pyspark", version)
     check = found(place)["pyspark"]
-    assert check == Check("pyspark", False, f"version {version}, and it has to be 4.2 or newer, before 5", EXTRA)
+    assert check == Check("pyspark", False, f"version {version}, but 4.2 or newer, before 5 is needed", EXTRA)
 
 
 @pytest.mark.parametrize("version", ["4.2.0", "4.10.0.dev1"])
@@ -89,7 +89,7 @@ def test_pysparks_that_fit(distribution: Path, version: str) -> None:
 
 def test_an_old_pyarrow(place: DoctorOptions, distribution: Path) -> None:
     install(distribution, "pyarrow", "17.0.0")
-    assert found(place)["pyarrow"] == Check("pyarrow", False, "version 17.0.0, and it has to be 18 or newer", EXTRA)
+    assert found(place)["pyarrow"] == Check("pyarrow", False, "version 17.0.0, but 18 or newer is needed", EXTRA)
 
 
 def test_nothing_is_installed() -> None:
@@ -103,10 +103,10 @@ def test_memory_runs_out(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       32000000 kB\nMemAvailable:   1048576 kB\n")
     check = doctor.memory(meminfo, tmp_path)
-    assert (check.ok, check.detail) == (False, "1.0 GB to be had")
+    assert (check.ok, check.detail) == (False, "1.0 GB available")
     assert check.remedy.startswith("1.5 GB are needed: ")
     meminfo.write_text("MemAvailable:   4194304 kB\n")
-    assert doctor.memory(meminfo, tmp_path) == Check("memory", True, "4.0 GB to be had")
+    assert doctor.memory(meminfo, tmp_path) == Check("memory", True, "4.0 GB available")
 
 
 def test_the_container_allows_less(tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_the_container_allows_less(tmp_path: Path) -> None:
     (tmp_path / "memory.current").write_text(f"{3 << 30}\n")
     (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {1 << 30}\n")
     (tmp_path / "memory.max").write_text(f"{3 << 30}\n")
-    assert doctor.memory(meminfo, tmp_path).detail == "1.0 GB to be had"
+    assert doctor.memory(meminfo, tmp_path).detail == "1.0 GB available"
     (tmp_path / "memory.max").write_text("max\n")
-    assert doctor.memory(meminfo, tmp_path).detail == "4.0 GB to be had"
+    assert doctor.memory(meminfo, tmp_path).detail == "4.0 GB available"
 
 
 def test_the_disk_is_full(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_spark_plans_each_query(place: DoctorOptions, spark: Any, monkeypatch: p
     monkeypatch.setitem(sys.modules, "deltalake", None)
     (place.app / "pipelines").mkdir()
     (place.app / "pipelines" / "plant.py").write_text(GOOD_AND_BAD)
-    checks = {check.name: check for check in doctor.planned(place, spark)}
+    checks = {check.name: check for check in doctor.check_plans(place, spark)}
     assert checks.pop("means") == Check("means", True, "can be run: device, avg(temp)")
     said = {name: f"{check.detail}: {check.remedy}" for name, check in checks.items() if not check.ok}
     assert "has no column 'gadget'" in said["no_such_topic"]

@@ -44,7 +44,9 @@ class Wrong:
         self.wrong, self.together, self.always = {*wrong}, {*together}, always
         self.looks = 0
 
-    def __call__(self, start: dict[str, int], end: dict[str, int], left_out: failing_rows.Numbers) -> Exception | None:
+    def __call__(
+        self, start: dict[str, int], end: dict[str, int], left_out: failing_rows.RowNumbers
+    ) -> Exception | None:
         self.looks += 1
         rows = {seq for node in end for seq in range(start[node], end[node]) if seq not in left_out.get(node, ())}
         fails = rows & self.wrong or (self.together and self.together <= rows) or self.always
@@ -87,9 +89,9 @@ def test_a_query_that_fails_without_rows_keeps_all() -> None:
 
 
 def test_too_many_rows_are_none() -> None:
-    assert len(search(Wrong(*range(failing_rows.MOST_AT_ONCE)), Span({}, {"a": 1000}))) == failing_rows.MOST_AT_ONCE
+    assert len(search(Wrong(*range(failing_rows.MAX_ROWS)), Span({}, {"a": 1000}))) == failing_rows.MAX_ROWS
     with pytest.raises(PipelineError, match="fails with more than 100 rows of one micro-batch"):
-        search(Wrong(*range(failing_rows.MOST_AT_ONCE + 1)), Span({}, {"a": 1000}))
+        search(Wrong(*range(failing_rows.MAX_ROWS + 1)), Span({}, {"a": 1000}))
     for size, apart in ((1000, 1), (100_000, 7)):  # of a bad release; with rows of other topics between
         every = Wrong(*range(0, size, apart))
         with pytest.raises(PipelineError, match="fails with more than 100 rows of one micro-batch"):
@@ -105,10 +107,10 @@ def test_a_search_that_is_stopped_finds_none() -> None:
 
 def test_what_is_left_out_is_remembered(tmp_path: Path) -> None:
     query = tmp_path / "q"
-    left_out = failing_rows.LeftOut(query)
+    left_out = failing_rows.LeftOutRows(query)
     for seq in (9, 3, 9):
         left_out.add([failing_rows.FailingRow("n1", seq, "no")], None, None)  # type: ignore[arg-type]
-    assert failing_rows.LeftOut(query).rows == {"n1": [3, 9]}
+    assert failing_rows.LeftOutRows(query).rows == {"n1": [3, 9]}
 
 
 # ---- what may be written
@@ -305,8 +307,8 @@ def test_many_rows_have_the_same_letters(app: Application, spark: Any) -> None:
     frame = spark.createDataFrame(rows, "topic string, subtopic string, payload binary")
     left_out: list[int] = []
     for letters in (f"{app.topic}/out/letters", None):
-        hub = sinks.CommitClient(app.journal, None, 5, None, letters=letters, left_out=left_out.append)  # type: ignore[arg-type]
-        few = hub.fitting(list(sinks.collected_messages(frame)))
+        hub = sinks.CommitClient(app.journal, None, 5, None, dead_letter_topic=letters, on_left_out=left_out.append)  # type: ignore[arg-type]
+        few = hub.fitting(list(sinks.collect_messages(frame)))
         first = app.end
         assert sinks.publish(frame, hub, f"many.{first}", 0, True) == len(few) == (3 if letters else 1)
         stored = [row for row in app.hub.rows() if row.seq >= first]

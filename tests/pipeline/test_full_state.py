@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from smqrt.pipeline import query, status
-from smqrt.pipeline.failures import is_full, is_passing
+from smqrt.pipeline.failures import is_disk_full, is_transient
 from smqrt.pipeline.runner import Runner
 from tests.pipeline.applications import Application
 from tests.test_full_disk import fill
@@ -57,7 +57,7 @@ def state(app: Application) -> Iterator[Path]:
 def test_queries_wait_for_room(
     app: Application, state: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(query, "_MOST_FULL_S", 0.2)
+    monkeypatch.setattr(query, "_FULL_DISK_POLL_S", 0.2)
     app.write(FILE.replace("SOURCE", app.source))
     stopping, told = threading.Event(), app.told
     runner = Runner(app.catalog, app.options(once=False, republish=True), stopping, spark)
@@ -79,7 +79,7 @@ def test_queries_wait_for_room(
             assert found
             assert "the disk is full: make room" in found.trouble
             assert found.stuck_since > 0
-            monkeypatch.setattr(query, "_ATTEMPTS", 0)  # from now on any other error ends a query
+            monkeypatch.setattr(query, "_MAX_FAILURES", 0)  # from now on any other error ends a query
             threading.Event().wait(2)
             assert not done.done()
             assert {_state(state, name) for name in QUERIES} == {"disk full"}
@@ -132,9 +132,9 @@ def _read(app: Application, spark: SparkSession) -> list[int]:
     ],
 )
 def test_what_a_full_disk_says(error: Exception) -> None:
-    assert is_full(error)
-    assert is_passing(error)
-    assert not is_full(RuntimeError("Input/output error"))
+    assert is_disk_full(error)
+    assert is_transient(error)
+    assert not is_disk_full(RuntimeError("Input/output error"))
 
 
 def test_a_status_is_told_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,11 +145,11 @@ def test_a_status_is_told_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
-    kept.without_room("q", "the disk is full")
+    kept.set_disk_full("q", "the disk is full")
     found = status.read(tmp_path / "q")
     assert found
     assert (found.state, found.trouble) == ("disk full", "the disk is full")
-    kept.troubled("q", "x" * 100_000)  # more than fits: what was told last stays
+    kept.set_trouble("q", "x" * 100_000)  # more than fits: what was told last stays
     found = status.read(tmp_path / "q")
     assert found
     assert found.state == "disk full"

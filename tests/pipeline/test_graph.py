@@ -13,7 +13,7 @@ from smqrt.errors import PipelineError
 from smqrt.journal.record import Flag
 from smqrt.pipeline.discover import Catalog, load
 from smqrt.pipeline.graph import Graph, JournalSource
-from smqrt.pipeline.sinks import as_messages, collected_messages
+from smqrt.pipeline.sinks import as_messages, collect_messages
 from tests.pipeline.recorded import Recorded, message
 
 HEAD = "from smqrt.pipeline import alert, expect, publish, reference, source, table, view\n"
@@ -131,7 +131,7 @@ def test_sql(catalog: Any, frames: Any) -> None:
     )
     frame = frames(declared).frame(declared.get("cold"))
     assert found(frame, "device", "temp") == [("d0", 20.0)]
-    assert [*collected_messages(as_messages(frame, declared.get("cold")))] == [
+    assert [*collect_messages(as_messages(frame, declared.get("cold")))] == [
         (b"cold/d0", None, b'{"device":"d0","temp":20.0}')
     ]
 
@@ -178,7 +178,7 @@ def test_messages(catalog: Any, frames: Any, columns: list[str], to: str, expect
         if "node" in columns
         else frame.selectExpr(*columns)
     )
-    [(topic, subtopic, payload)] = collected_messages(as_messages(frame, declared.get("f")))
+    [(topic, subtopic, payload)] = collect_messages(as_messages(frame, declared.get("f")))
     assert (topic, subtopic) == expected[:2]
     if expected[2] is not ...:
         assert (json.loads(payload) if isinstance(expected[2], dict) else payload) == expected[2]
@@ -187,7 +187,7 @@ def test_messages(catalog: Any, frames: Any, columns: list[str], to: str, expect
 def test_journal_columns_are_not_told(catalog: Any, frames: Any) -> None:
     declared = catalog(JSON + "@publish(to='x', subtopic='s/{device}')\ndef f(readings): return readings\n")
     frame = frames(declared).frame(declared.get("readings")).where("seq = 0").drop("payload")
-    [(_, subtopic, payload)] = collected_messages(as_messages(frame, declared.get("f")))
+    [(_, subtopic, payload)] = collect_messages(as_messages(frame, declared.get("f")))
     assert subtopic == b"s/d0"
     assert json.loads(payload).keys() == {"ts", "topic", "device", "temp"}
 

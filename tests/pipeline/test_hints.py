@@ -74,7 +74,7 @@ def test_options_of_the_source_exist() -> None:
         *options.READ_OPTIONS,
         *options.KAFKA_NAMES,
         *options.WRITE_OPTIONS,
-        *options.SPARKS_OWN,
+        *options.SPARK_OPTIONS,
         "checkpointLocation",
     }
     names |= {"stateVarName", "readRegisteredTimers"}  # of Spark's format statestore

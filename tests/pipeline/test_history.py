@@ -35,7 +35,7 @@ FIELDS = "temp double, device string"
 
 
 def readings(first: int, count: int, start_us: int = NOON_US) -> list[Row]:
-    """Returns rows of several topics: JSON, other texts, bytes; some to one client, some of pipelines."""
+    """Return rows of several topics: JSON, other texts, bytes; some to one client, some of pipelines."""
     made = []
     for seq in range(first, first + count):
         body = json.dumps({"device": f"d{seq % 4}", "temp": seq / 8, "n": seq}).encode()
@@ -73,7 +73,7 @@ def journal(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows(frame: Any, *more: str) -> list[Any]:
-    """Returns the rows as JSON, which any type can be compared as."""
+    """Return the rows as JSON, which any type can be compared as."""
     made = frame.select(*NAMES, *(F.to_json(F.struct(name)).alias(name) for name in more))
     return sorted(map(tuple, made.collect()), key=repr)
 

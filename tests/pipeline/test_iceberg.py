@@ -55,7 +55,7 @@ def test_each_row_once(app: LakeApplication) -> None:
     assert len(table(app).snapshots()) == 1
     shutil.rmtree(app.state / "checkpoint")
     app.keep(6, start="latest")
-    assert f"It goes on where its table in {app.place} ends" in app.told[-1]
+    assert f"It continues where its table in {app.place} ends" in app.told[-1]
     list(resume.reset(app.folder / ".pipelines", "kept", app.journal, None))
     app.keep(7, start="latest")
     assert kept(app) == list(range(8))
@@ -72,9 +72,9 @@ def test_small_files_are_joined_and_old_ones_removed(app: LakeApplication, monke
     shutil.copy(tables.files(app.place)[0], orphan)
     before = set(app.place.rglob("*.parquet"))
     found = IcebergTable(str(app.place), ["date", "k"])
-    large = iceberg._large
+    large = iceberg._join_group
     with monkeypatch.context() as slow:
-        slow.setattr(iceberg, "_large", lambda *group: [app.keep(6), *large(*group)][1:])
+        slow.setattr(iceberg, "_join_group", lambda *group: [app.keep(6), *large(*group)][1:])
         assert found.optimize() == (2, 1)
     assert found.optimize() == (2, 1)
     assert found.optimize() == (0, 0)
@@ -119,16 +119,16 @@ def test_a_table_of_an_older_version(tmp_path: Path) -> None:
 
 def test_snapshots_do_not_become_more_and_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in the table is known without those that are forgotten; their files wait for a vacuum."""
-    monkeypatch.setattr(iceberg, "MOST_SNAPSHOTS", 4)
-    monkeypatch.setattr(lake_files, "written", lambda *_, **options: [file])
-    monkeypatch.setattr(IcebergTable, "_make_fit", lambda *_: None)
+    monkeypatch.setattr(iceberg, "MAX_SNAPSHOTS", 4)
+    monkeypatch.setattr(lake_files, "write", lambda *_, **options: [file])
+    monkeypatch.setattr(IcebergTable, "_ensure_schema", lambda *_: None)
     catalog = SqlCatalog("smqrt", uri=f"sqlite:///{tmp_path}/iceberg.db")
     catalog.create_namespace("tables")
     rows = pyarrow.table({"n": [1]})
     made = catalog.create_table("tables.kept", rows.schema, location=(tmp_path / "kept").as_uri())
     found = IcebergTable(str(tmp_path / "kept"))
     for batch in range(12):
-        (file,) = lake_files.stored(iter(rows.to_batches()), rows.schema, f"{tmp_path}/kept/data")
+        (file,) = lake_files.write_batches(iter(rows.to_batches()), rows.schema, f"{tmp_path}/kept/data")
         assert found.append(None, "kept:1", batch, {"n1": batch}) == 1  # type: ignore[arg-type]
         assert len(made.refresh().snapshots()) <= 4
         assert found.append(None, "kept:1", batch, None) == 0  # type: ignore[arg-type]

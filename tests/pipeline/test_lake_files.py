@@ -25,7 +25,7 @@ ROWS = pa.table(
 
 
 def written(folder: Path, by: tuple[str, ...], rows: Any = ROWS) -> list[lake_files.LakeFile]:
-    found = lake_files._write(iter(rows.to_batches()), str(folder), by, {})
+    found = lake_files._write_task(iter(rows.to_batches()), str(folder), by, {})
     return [lake_files.LakeFile(**json.loads(line)) for batch in found for line in batch["file"].to_pylist()]
 
 

@@ -39,13 +39,13 @@ def state(app: Application, name: str) -> Path:
 
 
 def mark(app: Application, name: str) -> dict[str, int]:
-    """Returns what keeps retention from removing what a query hasn't read; nothing when it hasn't told."""
+    """Return what keeps retention from removing what a query hasn't read; nothing when it hasn't told."""
     path = app.hub.journal / "readers" / f"{name}.json"
     return dict(json.loads(path.read_text())["offset"]) if path.exists() else {}
 
 
 def kept(app: Application) -> list[int]:
-    """Returns the rows of the table, by Spark; the files that count hold the same."""
+    """Return the rows of the table, by Spark; the files that count hold the same."""
     import pyarrow.parquet as pq
 
     folder = app.folder / ".tables" / "kept"
@@ -73,7 +73,7 @@ def test_a_table_that_was_kept_is_appended_to(app: Application) -> None:
         send(app, number)
         assert app.run(start="latest") == 0
         assert kept(app) == list(range(1, number + 1))
-    assert "goes on where its table in" in app.told[0]
+    assert "continues where its table in" in app.told[0]
     assert len(app.told) == 2
 
 
@@ -86,7 +86,7 @@ def test_a_table_whose_checkpoint_is_gone(app: Application) -> None:
     assert app.run() == 0
     assert kept(app) == [1, 2, 3]
     assert len(app.told) == 1
-    assert f"the checkpoint in {state(app, 'kept')} is gone" in app.told[0]
+    assert f"the checkpoint in {state(app, 'kept')} is missing" in app.told[0]
 
 
 def test_a_table_whose_last_micro_batch_was_not_reported(app: Application) -> None:
@@ -102,7 +102,7 @@ def test_a_table_whose_last_micro_batch_was_not_reported(app: Application) -> No
     assert app.run() == 0
     assert kept(app) == [1, 2, 3, 3]
     [told] = app.told
-    assert "; its last micro-batch may be in it twice; what windows" in told
+    assert "; its last micro-batch may be in it twice; the state of windows" in told
 
 
 def test_a_query_of_which_nobody_knows_what_it_published(app: Application) -> None:
@@ -115,7 +115,7 @@ def test_a_query_of_which_nobody_knows_what_it_published(app: Application) -> No
     assert [result["n"] for result in app.results()] == [1, 2, 1, 2], "a new query, of which nothing is dropped"
     [told] = app.told
     assert told.endswith(
-        f"echo: the checkpoint in {state(app, 'echo')} is gone; it begins anew, and results may come again."
+        f"echo: the checkpoint in {state(app, 'echo')} is missing; it begins anew, and may publish again."
     )
 
 
@@ -139,7 +139,7 @@ def test_nothing_is_published_twice_when_the_checkpoint_is_gone(app: Application
     assert app.run() == 0
     assert [result["n"] for result in app.results()] == [1, 2, 3]
     assert len(app.told) == 1
-    assert f"the checkpoint in {state(app, 'echo')} is gone" in app.told[0]
+    assert f"the checkpoint in {state(app, 'echo')} is missing" in app.told[0]
 
     noted = state(app, "echo") / "commit.json"
     last = json.loads(noted.read_text())
@@ -189,7 +189,7 @@ def test_a_query_that_was_given_up_says_what_is_gone(app: Application, tmp_path:
     assert "Rows 20 to 49 of node n1 are gone (retention has removed them): it was away for longer than" in told
     list(resume.reset(app.folder / ".pipelines", "late", app.journal, None))
     assert app.run() == 0
-    assert "Rows behind it that retention has removed are missing." in app.told[1]
+    assert "Later rows that retention has removed are missing." in app.told[1]
     found = tables.frame(app.spark, app.folder / ".tables" / "late")
     assert sorted(row.seq for row in found.collect()) == [*range(20), *range(50, 60)]
 

@@ -36,7 +36,7 @@ def test_the_examples(spark: Any, tmp_path: Path, capfd: pytest.CaptureFixture[s
 
 
 def rows_of(table: str) -> list[list[str]]:
-    """Returns the names in the first column of a section's table, one list per row."""
+    """Return the names in the first column of a section's table, one list per row."""
     section = TEXT.partition(f"## {table}\n")[2].partition("\n## ")[0]
     return [re.findall(r"`(\w+)`", line.split("|")[1]) for line in section.splitlines() if line.startswith("| `")]
 

@@ -84,7 +84,7 @@ def test_more_than_the_driver_takes_is_published_by_a_task(
     def refused(frame: Any) -> Any:
         raise RuntimeError("Total size of serialized results of 3 tasks is bigger than spark.driver.maxResultSize")
 
-    monkeypatch.setattr(sinks, "collected_messages", refused)
+    monkeypatch.setattr(sinks, "collect_messages", refused)
     assert sinks.publish(frame(spark, "wide"), target(hub), "wide", 0, many=False) == ROWS
     assert published(hub, "wide") == expected("wide")
 

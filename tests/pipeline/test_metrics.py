@@ -22,7 +22,7 @@ from tests.pipeline.recorded import Recorded
 def state(tmp_path: Path) -> Path:
     board = StatusWriter(tmp_path)
     board.starting("per_minute", "publish")
-    board.count("per_minute", published=7)
+    board.add_published("per_minute", published=7)
     board.starting("alarms", "alert")
     board.ended("alarms", "failed", "It broke.")
     return tmp_path

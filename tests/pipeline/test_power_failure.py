@@ -73,12 +73,12 @@ def test_what_is_decided_for_good_has_its_name_synced(tmp_path: Path, synced: li
     checkpoint.write_json(tmp_path / "start.json", {})
     assert synced[-1] == str(tmp_path)
     synced.clear()
-    checkpoint.write_json(tmp_path / "start.json", {}, lasting=False)
+    checkpoint.write_json(tmp_path / "start.json", {}, sync=False)
     assert synced == []
 
 
 def _mended(query: Path) -> dict[str, str]:
-    checkpoint.mend(query, -1)
+    checkpoint.repair(query, -1)
     place = query / "checkpoint"
     return {str(path.relative_to(place)): path.read_text() for path in place.rglob("*") if path.is_file()}
 
@@ -94,9 +94,9 @@ def test_what_is_torn_is_done_again(query: Path) -> None:
     (place / "offsets" / "..4.1b-2c.tmp.crc").touch()
     (place / "offsets" / "4").touch()
     (place / "offsets" / ".4.crc").touch()
-    assert checkpoint.mend(query, 4) == "", "the table has it"
+    assert checkpoint.repair(query, 4) == "", "the table has it"
     assert (place / "offsets" / "4").exists()
-    assert "micro-batch 4" in checkpoint.mend(query, 3)
+    assert "micro-batch 4" in checkpoint.repair(query, 3)
     assert _mended(query) == whole
     (place / "commits" / "3").write_text("v1\n{")
     assert set(whole) - set(_mended(query)) == {"commits/3"}, "its offsets are whole"

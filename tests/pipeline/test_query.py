@@ -60,9 +60,9 @@ class Bench:
         self.out, self.letters = (Query(plan, self.context) for plan in plans(catalog, catalog.queries()))
 
     def ended(self, handle: Any) -> str:
-        """Lets the query's handle be this one; returns what is told about it."""
+        """Let the query's handle be this one; returns what is told about it."""
         self.context.status.starting("out", "publish")
-        self.out.spark_query, self.out._start_at_s = handle, 0.0
+        self.out.spark_query, self.out._restart_at_s = handle, 0.0
         self.out.poll()
         return self.told[-1] if self.told else ""
 
@@ -143,7 +143,7 @@ def test_stopped_before_it_could_start(bench: Bench) -> None:
     stopping = threading.Event()
     stopping.set()
     queries = [bench.out, bench.letters]
-    assert Runner(bench.context.catalog, bench.context.options, stopping)._all(queries) == 0
+    assert Runner(bench.context.catalog, bench.context.options, stopping).run_queries(queries) == 0
     found = [status.read(query.folder) for query in queries]
     assert [one and one.state for one in found] == ["stopped", "stopped"]
 

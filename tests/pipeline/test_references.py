@@ -99,7 +99,7 @@ class Looking:
     def look(self, times: int) -> list[int]:
         found = []
         for _ in range(times):
-            self.now_s += references.LOOK_S
+            self.now_s += references.CHECK_INTERVAL_S
             found += self.watch.versions(["devices"])
         return found
 

@@ -243,7 +243,7 @@ class Running:
         self.code = app.run(once=False, **options)
 
     def end(self) -> int | None:
-        """Returns the exit code, once there is one."""
+        """Return the exit code, once there is one."""
         self._thread.join(PATIENCE_S)
         return self.code
 

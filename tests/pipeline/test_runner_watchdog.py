@@ -31,7 +31,7 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StatusWriter:
 
 
 def looked(board: StatusWriter, folder: Path, end: int = 600, least_s: float = 60) -> status.Status:
-    ProgressWatchdog(board, folder, lambda: {"n1": end}, least_s).look()
+    ProgressWatchdog(board, folder, lambda: {"n1": end}, least_s).check()
     found = status.read(folder / NAME)
     assert found
     return found
@@ -43,7 +43,7 @@ def test_a_first_micro_batch_that_takes_long_is_no_waiting(board: StatusWriter, 
 
 
 def test_numbers_that_were_left_out_after_a_crash_do_not_wait(board: StatusWriter, tmp_path: Path) -> None:
-    ProgressWatchdog(board, tmp_path, lambda: {"n1": 1 << 20}, 60, count=lambda start, end: 0).look()
+    ProgressWatchdog(board, tmp_path, lambda: {"n1": 1 << 20}, 60, count=lambda start, end: 0).check()
     now = status.read(tmp_path / NAME)
     assert now
     assert (now.state, now.lag_rows) == ("waiting", 0)
@@ -67,15 +67,15 @@ def test_a_java_that_collects_garbage_is_why(board: StatusWriter, tmp_path: Path
         def share(self, now_s: float | None = None) -> float:
             return 0.87
 
-    ProgressWatchdog(board, tmp_path, lambda: {"n1": 600}, 60, Thrashing(tmp_path)).look()
+    ProgressWatchdog(board, tmp_path, lambda: {"n1": 600}, 60, Thrashing(tmp_path)).check()
     now = status.read(tmp_path / NAME)
     assert now
-    assert "The JVM collects garbage, 87% of the time: its memory is too small for these rows: a sm" in now.trouble
+    assert "The JVM collects garbage, 87% of the time: its memory is too small for these rows: set a sm" in now.trouble
 
 
 def test_slow_is_not_stuck(board: StatusWriter, tmp_path: Path) -> None:
     board.progressed({"name": NAME, "batchId": 3, "batchDuration": 20_000, "numInputRows": 1, "sources": []})
-    board._heard_s[NAME] -= 90
+    board._last_event_s[NAME] -= 90
     assert looked(board, tmp_path).state == "running"
 
 
@@ -83,9 +83,9 @@ def test_the_time_between_micro_batches_is_not_stuck(tmp_path: Path, monkeypatch
     now_s = [1000.0]
     monkeypatch.setattr(status.time, "monotonic", lambda: now_s[0])
     board = StatusWriter(tmp_path)
-    board.starting(NAME, "table", pace_s=300)
+    board.starting(NAME, "table", trigger_s=300)
     now_s[0] += 301
-    assert board.quiet(2) == []
+    assert board.silent(2) == []
 
 
 def test_without_rows_it_waits(board: StatusWriter, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_without_rows_it_waits(board: StatusWriter, tmp_path: Path) -> None:
 
 
 def test_a_hub_that_is_away_is_the_reason(board: StatusWriter, tmp_path: Path) -> None:
-    board.troubled(NAME, "The hub hasn't answered.")
+    board.set_trouble(NAME, "The hub hasn't answered.")
     assert looked(board, tmp_path).trouble == "The hub hasn't answered."
 
 
@@ -101,7 +101,7 @@ def test_a_journal_that_can_not_be_asked_is_no_end_of_looking(board: StatusWrite
     def away() -> dict[str, int]:
         raise JournalError("away")
 
-    ProgressWatchdog(board, tmp_path, away).look()
+    ProgressWatchdog(board, tmp_path, away).check()
     now = status.read(tmp_path / NAME)
     assert now
     assert now.state == "stuck"

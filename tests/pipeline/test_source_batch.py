@@ -52,12 +52,12 @@ def reader(recorded: Recorded, *columns: str, **options: str) -> BatchReader:
 
 
 def planned(one: BatchReader) -> int:
-    """Counts the rows that the tasks will look at."""
+    """Count the rows that the tasks will look at."""
     return sum(chunk.rows for part in one.partitions() for chunk in getattr(part, "chunks", []))
 
 
 def given(one: BatchReader) -> list[int]:
-    """Returns the seqs that the tasks give."""
+    """Return the seqs that the tasks give."""
     batches = [batch for part in one.partitions() for batch in one.read(part)]
     return [seq for batch in batches for seq in batch.column("seq").to_pylist()]
 

@@ -12,7 +12,7 @@ import pytest
 
 from smqrt.errors import JournalError
 from smqrt.journal.remote import RemoteJournal
-from smqrt.pipeline.smq_source.reading import PACE_S, JournalFollower
+from smqrt.pipeline.smq_source.reading import REQUEST_INTERVAL_S, JournalFollower
 from tests.pipeline.hubs import JournalingHub
 from tests.waiting import wait_until
 
@@ -56,7 +56,7 @@ def test_one_request_stays_open_while_nothing_comes(hub: JournalingHub) -> None:
     assert journal.asked == ["end", "wait"]
     hub.publish("a", 0, 10)
     wait_until(lambda: follower.end() == {"n1": 10}, "the hub has told that there is more")
-    time.sleep(3 * PACE_S)  # it would have asked three times
+    time.sleep(3 * REQUEST_INTERVAL_S)  # it would have asked three times
     assert len(journal.asked) <= 5, "it may have been told in parts"
     follower.stop()
 

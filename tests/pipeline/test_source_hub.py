@@ -37,7 +37,7 @@ def over_http(reader: Any, hub: JournalingHub, **options: str) -> Any:
 
 
 def doubling(frame: Any, to: str, hub: JournalingHub, checkpoint: Path) -> Any:
-    """Returns the writer of a stream that publishes twice the numbers it reads."""
+    """Return the writer of a stream that publishes twice the numbers it reads."""
     twice = (F.col("payload").cast("string").cast("int") * 2).cast("string")
     writer = frame.select(F.lit(to).alias("topic"), twice.alias("payload")).writeStream.format("smq")
     return writer.option("checkpointLocation", str(checkpoint)).option("path", str(hub.journal))
@@ -123,7 +123,7 @@ def test_what_tasks_hand_to_the_driver_does_not_grow_with_the_rows(
 
 
 def forget_last_batch(checkpoint: Path) -> None:
-    """Leaves a checkpoint as a crash between the hub's commit and Spark's leaves it."""
+    """Leave a checkpoint as a crash between the hub's commit and Spark's leaves it."""
     latest = max((path for path in (checkpoint / "commits").glob("[0-9]*")), key=lambda path: int(path.name))
     for path in (latest, latest.with_name(f".{latest.name}.crc")):
         path.unlink(missing_ok=True)

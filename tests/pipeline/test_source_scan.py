@@ -31,13 +31,13 @@ def test_a_batch_of_many_bytes_is_cut() -> None:
     merged = list(scan.merged([batch(0, 100, 1 << 20)], 8192))
     assert seqs(merged) == list(range(100))
     assert len(merged) > 1
-    assert max(one.nbytes for one in merged) <= 1.1 * scan.MOST_BYTES
+    assert max(one.nbytes for one in merged) <= 1.1 * scan.MAX_BATCH_BYTES
 
 
 def test_small_batches_are_not_joined_beyond_the_most_bytes() -> None:
     merged = list(scan.merged((batch(first, 1, 10 << 20) for first in range(10)), 8192))
     assert seqs(merged) == list(range(10))
-    assert max(one.nbytes for one in merged) <= 1.4 * scan.MOST_BYTES
+    assert max(one.nbytes for one in merged) <= 1.4 * scan.MAX_BATCH_BYTES
 
 
 def test_nothing_gives_nothing() -> None:

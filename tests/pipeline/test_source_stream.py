@@ -38,7 +38,7 @@ def stream(spark: Any, recorded: Recorded, columns: str | None = None, **options
 
 
 def drained(frame: Any, checkpoint: Path, between: Callable[[int], None] | None = None) -> Batches:
-    """Runs a stream until it has everything that is there; returns the rows of each micro-batch that has some."""
+    """Run a stream until it has everything that is there; returns the rows of each micro-batch that has some."""
     batches: Batches = []
 
     def keep(one: Any, number: int) -> None:
@@ -132,14 +132,14 @@ class Driven:
         self.offset = self.reader.initialOffset()
 
     def batch(self) -> list[Any]:
-        """Returns the rows of the next micro-batch."""
+        """Return the rows of the next micro-batch."""
         end = self.reader.latestOffset(self.offset, self.reader.getDefaultReadLimit())
         tables = [batch for part in self.reader.partitions(self.offset, end) for batch in self.reader.read(part)]
         self.offset = end
         return [row for table in tables for row in table.to_pylist()]
 
     def batches(self) -> list[list[int]]:
-        """Returns the seqs of all micro-batches until there are no more."""
+        """Return the seqs of all micro-batches until there are no more."""
         return [[row["seq"] for row in rows] for rows in iter(self.batch, [])]
 
 

@@ -116,9 +116,9 @@ def test_a_watermark_before_the_first_row_is_none(board: StatusWriter, tmp_path:
 
 
 def test_counters_reach_the_file_with_the_next_progress(board: StatusWriter, tmp_path: Path) -> None:
-    board.count("per_minute", 3)
-    board.count("per_minute", 4)
-    board.count("stranger", 1)
+    board.add_published("per_minute", 3)
+    board.add_published("per_minute", 4)
+    board.add_published("stranger", 1)
     board.progressed(progress())
     assert told(board, tmp_path).published == 7
 

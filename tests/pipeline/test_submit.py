@@ -158,11 +158,11 @@ def test_what_is_printed_can_be_typed(submission: Submission) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"master": "mesos://host"}, "--master mesos://host is no cluster: name spark://HOST:PORT"),
+        ({"master": "mesos://host"}, "--master mesos://host is not a cluster: name spark://HOST:PORT"),
         ({"deploy_mode": "cluster"}, "spark://10.0.0.1:7077 runs Python drivers only where you submit"),
         (
             {"master": "yarn", "deploy_mode": "cluster", "journal": ".journal"},
-            "--journal .journal: with --deploy-mode cluster give a path every machine sees, or an http",
+            "--journal .journal: with --deploy-mode cluster give a path that every machine can access, or an http",
         ),
         (
             {"master": "yarn", "deploy_mode": "cluster", "journal": "http://localhost:9357/rtl/journal/app"},

@@ -40,7 +40,7 @@ KINDS = ["boolean", "tinyint", "smallint", "int", "bigint", "double", "string"]
 
 
 def compacted(payload: bytes, kind: str) -> Iterator[Any]:
-    """Yields the field as compaction writes it: of a payload alone, and beside one that can't be parsed fast."""
+    """Yield the field as compaction writes it: of a payload alone, and beside one that can't be parsed fast."""
     column = TypedColumn({"#": f"v {kind}"})
     for some in ([payload], [payload, b""]):
         yield column.column(pa.array(["a"] * len(some)), pa.array(some))[0].as_py()
@@ -56,7 +56,7 @@ def test_a_field_has_the_same_value_and_the_same_fault_wherever_it_is_read(spark
         chosen = marked.select("payload", "_smqrt_state", F.col("_smqrt_json.v").cast("string").alias("v"))
         told.append([(bytes(one.payload), one._smqrt_state, one.v) for one in chosen.collect()])
     assert told[1] == told[0]
-    whole, _ = row_checks._taken_whole(read)
+    whole, _ = row_checks._compacted_fields(read)
     assert read.where(whole).count() >= 2
 
 
@@ -150,7 +150,7 @@ def test_few_messages_are_published_in_the_order_of_their_rows(spark: Any, tmp_p
 
 
 def declared(**options: Any) -> Declaration:
-    """Returns what `@source(…)` leaves on a function."""
+    """Return what `@source(…)` leaves on a function."""
 
     @source("#", **options)
     def rows(frame: Any) -> Any:

@@ -3,8 +3,8 @@
     spark.read.format("smq").option("topics", "site1/#").load("app/.journal")
     spark.readStream.format("smq").option("startingOffsets", "earliest").load("app/.journal")
 
-Spark finds it through the package `pyspark_smq` and imports that in every helper process, so that nothing here but
-pyspark itself is imported before the source is used.
+Spark finds it through the package `pyspark_smq` and imports that package in every Python worker. Only pyspark itself is
+therefore imported before the source is used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["DefaultSource", "register"]
 
 _ROOT = str(Path(__file__).parents[3])
-"""Where the package lies: an archive, or a folder of Python's."""
+"""The location of the package: an archive, or a folder of sys.path."""
 _UNPICKLE = (
     "(root in __import__('sys').path or __import__('sys').path.append(root), "
     f"__import__('importlib').import_module({__name__!r}).DefaultSource(options))[1]"
@@ -35,8 +35,8 @@ class DefaultSource(DataSource):
     """`format("smq")`; every option is described in help/format-smq.md."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Spark hands --py-files to every helper but that of a stream on the driver, which unpickles this object. So the
-        # pickle itself says where the archive lies on this machine; before that nothing of ours can be imported there.
+        # Spark passes --py-files to every Python worker except that of a stream on the driver, which unpickles this
+        # object. The pickle itself therefore adds the archive to sys.path, before anything of smqrt can be imported.
         return eval, (_UNPICKLE, {"root": _ROOT, "options": self.options})
 
     @classmethod
@@ -76,9 +76,9 @@ class DefaultSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Makes the source known to a session whose workers have smqrt only through --py-files.
+    """Register the source in a session whose workers have smqrt only through --py-files.
 
-    Sources that Spark finds by itself don't see such files on the workers; registered ones do.
+    Workers see registered sources, but not the ones that Spark would find in such files.
 
     Args:
         spark: the session.

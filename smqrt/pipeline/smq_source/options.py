@@ -1,4 +1,4 @@
-"""The options of `format("smq")`: what they are called, what they may be, and one clear error for each mistake."""
+"""Options of `format("smq")`: names, values, and one clear error for each mistake."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from smqrt.journal.filters import Filter
 from smqrt.settings.options import parse_duration, parse_size
 
 Offsets = dict[str, int]
-"""By node, the number of the next row: an offset of Spark's, which wants a dict."""
+"""By node, the number of the next row. Spark needs offsets as a dict."""
 
 ROWS_PER_PARTITION = 1 << 19
 BYTES_PER_PARTITION = 64 << 20
 BATCH_ROWS = 8192
 MAX_BYTES = 128 << 20
-"""Of a micro-batch: an eighth of the 1 GiB that Spark's driver has by default."""
+"""The maximum of a micro-batch: an eighth of the default memory of Spark's driver (1 GiB)."""
 RETRY_S = 60.0
 
 
 class Splits(NamedTuple):
-    """Offsets that micro-batches end at.
+    """Offsets at which micro-batches end.
 
     Attributes:
         at: in ascending order; no micro-batch has rows on both sides of one.
-        pauses: at each of them a trigger finds nothing new, so that Spark closes windows in a micro-batch without rows.
+        pauses: whether one trigger at each offset finds no rows, so that Spark closes windows in a micro-batch without
+            rows.
     """
 
     at: tuple[Offsets, ...] = ()
@@ -41,26 +42,26 @@ class Splits(NamedTuple):
 
 
 def wrong(name: str, value: object, rule: str) -> ArgumentError:
-    """Returns the error for a value that an option can't have."""
+    """Return the error for an invalid value of an option."""
     return ArgumentError(f'smq option {name}="{value}": {rule}.')
 
 
 def positive(name: str, value: str) -> int:
-    """Returns a whole number of at least 1."""
+    """Return an integer of at least 1."""
     if not re.fullmatch(r"[0-9_]+", value) or int(value) < 1:
         raise wrong(name, value, "it's a whole number of at least 1")
     return int(value)
 
 
 def whole(name: str, value: str) -> int:
-    """Returns a whole number of at least 0."""
+    """Return an integer of at least 0."""
     if not re.fullmatch(r"[0-9]{1,18}", value):
         raise wrong(name, value, "it's a whole number")
     return int(value)
 
 
 def size(name: str, value: str) -> int:
-    """Returns the bytes of "64MB", "1GiB", "100000"."""
+    """Return the bytes of a size such as "64MB", "1GiB" or "100000"."""
     try:
         found = parse_size(int(value) if value.isdecimal() else value)
     except ArgumentError as error:
@@ -71,14 +72,14 @@ def size(name: str, value: str) -> int:
 
 
 def switch(name: str, value: str) -> bool:
-    """Returns True for "true" and False for "false"."""
+    """Return True for "true" and False for "false"."""
     if value.lower() not in ("true", "false"):
         raise wrong(name, value, 'it is "true" or "false"')
     return value.lower() == "true"
 
 
 def duration_s(name: str, value: str) -> float:
-    """Returns the seconds of "30s", "2h", "500ms"."""
+    """Return the seconds of a duration such as "30s", "2h" or "500ms"."""
     try:
         return parse_duration(value)
     except ArgumentError as error:
@@ -86,7 +87,7 @@ def duration_s(name: str, value: str) -> float:
 
 
 def names(name: str, value: str) -> tuple[str, ...]:
-    """Returns topic filters: a JSON list, or names between commas."""
+    """Return topic filters, from a JSON list or names with commas."""
     if not value.lstrip().startswith("["):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     try:
@@ -99,7 +100,7 @@ def names(name: str, value: str) -> tuple[str, ...]:
 
 
 def seqs(name: str, value: str) -> Offsets:
-    """Returns the offsets in JSON such as {"n1": 12345}."""
+    """Return offsets, from JSON such as {"n1": 12345}."""
     try:
         found = json.loads(value)
     except ValueError:
@@ -110,7 +111,7 @@ def seqs(name: str, value: str) -> Offsets:
 
 
 def splits(name: str, value: str) -> Splits:
-    """Returns where micro-batches end: offsets, or a JSON list of them."""
+    """Return where micro-batches end, from offsets or a JSON list of offsets."""
     try:
         found = json.loads(value)
     except ValueError:
@@ -121,12 +122,12 @@ def splits(name: str, value: str) -> Splits:
 
 
 def offsets_or_edge(name: str, value: str) -> str | Offsets:
-    """Returns "earliest", "latest" or offsets."""
+    """Return "earliest", "latest" or offsets."""
     return value.lower() if value.lower() in ("earliest", "latest") else seqs(name, value)
 
 
 def time_us(name: str, value: str) -> int:
-    """Returns microseconds since 1970 of an ISO time (UTC when it names no zone) or of a duration before now."""
+    """Return microseconds since 1970, from an ISO time (by default UTC) or a duration before now."""
     if re.fullmatch(r"[0-9.]+ *[a-z]+", value):
         when = datetime.now(UTC) - timedelta(seconds=duration_s(name, value))
     else:
@@ -138,30 +139,30 @@ def time_us(name: str, value: str) -> int:
 
 
 def timestamp_us(name: str, value: str) -> int:
-    """Returns microseconds since 1970 of milliseconds since then, as Kafka's source takes them, or as `time_us`."""
+    """Return microseconds since 1970, from milliseconds as in Kafka's source, or from a value for `time_us`."""
     return int(value) * 1000 if value.isdecimal() else time_us(name, value)
 
 
 def epoch_us(when: datetime) -> int:
-    """Returns microseconds since 1970; a time without a zone is UTC."""
+    """Return microseconds since 1970; a time without a zone is UTC."""
     aware = when if when.tzinfo else when.replace(tzinfo=UTC)
     return (aware - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
 
 
 def text(name: str, value: str) -> str:
-    """Returns the value as it is; an empty one is an error."""
+    """Return the value; an empty one is an error."""
     if not value:
         raise wrong(name, value, "it must not be empty")
     return value
 
 
 def certificates(name: str, value: str) -> str | None:
-    """Returns what a PEM file of the driver's machine holds, for workers that have no such file."""
+    """Return the content of a PEM file of the driver's machine, for workers without this file."""
     return files.trusted_certificates(text(name, value))
 
 
 def app_id(name: str, value: str) -> str:
-    """Returns an id under which a hub keeps commits; it puts the numbers of parts behind it."""
+    """Return an id for commits at a hub, which appends the numbers of parts."""
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,80}", value):
         raise wrong(name, value, "it's 1 to 80 letters, digits, '-', '_' and '.'")
     return value
@@ -201,8 +202,8 @@ KAFKA_NAMES: dict[str, tuple[str, OptionParser]] = {
     "endingTimestamp": ("endingTime", timestamp_us),
     "maxOffsetsPerTrigger": ("maxRowsPerTrigger", positive),
 }
-"""Options under the names that they have in Spark's source for Kafka: which they are here, and how they are read."""
-MEANT_NAMES = {
+"""Options with their names in Spark's source for Kafka: the name here, and the parser."""
+OTHER_SOURCES = {
     "subscribe": "topics",
     "subscribepattern": "topics",
     "assign": "topics",
@@ -214,39 +215,34 @@ MEANT_NAMES = {
     "groupidprefix": "queryName",
     "kafka.group.id": "queryName",
 }
-"""What options of other sources are called here."""
-SPARKS_OWN = ("checkpointlocation", "queryname")
-"""What Spark hands to a sink with the sink's own options."""
+"""Options of other sources, in lower case, and the corresponding options here, for hints in error messages."""
+SPARK_OPTIONS = ("checkpointlocation", "queryname")
+"""Options that Spark passes to a sink together with the sink's own options."""
 
 
 def _parsed(given: Mapping[str, str], known: Mapping[str, OptionParser]) -> dict[str, Any]:
-    """Returns the values of the options by their proper names; names are compared as Spark does, without case."""
-    names = {name: (name, reader) for name, reader in known.items()}
-    names |= {name: meant for name, meant in KAFKA_NAMES.items() if meant[0] in known}
-    proper = {name.lower(): name for name in names}
+    """Return the values of the options by name; names are compared like Spark's, without case."""
+    parsers = {name: (name, parser) for name, parser in known.items()}
+    parsers |= {name: target for name, target in KAFKA_NAMES.items() if target[0] in known}
+    spelling = {name.lower(): name for name in parsers}
     values: dict[str, Any] = {}
-    by: dict[str, str] = {}
+    given_as: dict[str, str] = {}
     for option, value in given.items():
-        if (name := proper.get(option.lower())) is None:
-            raise _unknown(option, known, proper)
-        meant, reader = names[name]
-        if meant in values:
-            raise ArgumentError(f"smq options {by[meant]} and {name} say the same thing: give one of them.")
-        values[meant], by[meant] = reader(name, value), name
+        if (name := spelling.get(option.lower())) is None:
+            close = difflib.get_close_matches(option.lower(), spelling, 1)
+            other = OTHER_SOURCES.get(option.lower()) if "topics" in known else None
+            suggestion = other or (spelling[close[0]] if close else None)
+            hint = f"Did you mean {suggestion}? " if suggestion else ""
+            raise ArgumentError(f'Format smq has no option "{option}" here. {hint}It has: {", ".join(sorted(known))}.')
+        target, parser = parsers[name]
+        if target in values:
+            raise ArgumentError(f"smq options {given_as[target]} and {name} say the same thing: give one of them.")
+        values[target], given_as[target] = parser(name, value), name
     return values
 
 
-def _unknown(option: str, known: Mapping[str, OptionParser], proper: Mapping[str, str]) -> ArgumentError:
-    """Returns the error for an option that there isn't, with the one that was meant, if that can be told."""
-    close = difflib.get_close_matches(option.lower(), proper, 1)
-    meant = MEANT_NAMES.get(option.lower()) if "topics" in known else None
-    near = meant or (proper[close[0]] if close else None)
-    hint = f"Did you mean {near}? " if near else ""
-    return ArgumentError(f'Format smq has no option "{option}" here. {hint}It has: {", ".join(sorted(known))}.')
-
-
 def _location(values: dict[str, Any]) -> str:
-    """Returns the folder or the address of the journal; a folder's path is made absolute here, on the driver."""
+    """Return the folder or the address of the journal; the path is made absolute here, on the driver."""
     if ("path" in values) == ("url" in values):
         raise ArgumentError(
             'The source smq needs to know the journal: load("app/.journal") for a folder, or option '
@@ -257,7 +253,7 @@ def _location(values: dict[str, Any]) -> str:
 
 
 def cores() -> int:
-    """Returns how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -267,22 +263,22 @@ class ReadOptions:
 
     Attributes:
         journal: absolute path of the folder, or the http(s) address.
-        token: what the hub asks for; None takes it from the journal's folder.
+        token: the hub's token; None uses the one in the journal's folder.
         cafile: certificates to trust instead of the system's, PEM text.
-        topics, exclude: MQTT filters; no topics means every row, those addressed to an ETID too.
+        topics, exclude: MQTT filters; no topics means every row, also those addressed to an ETID.
         starting, ending: "earliest", "latest" or offsets; None is the default of the kind of read.
         starting_us, ending_us: times instead of offsets, microseconds since 1970, UTC.
-        max_rows: at most so many rows in a micro-batch; None is no limit.
-        max_bytes: about so many bytes at most in a micro-batch; None is `MAX_BYTES`.
-        min_partitions: at least so many tasks of Spark, if there are as many rows.
-        rows_per_partition, bytes_per_partition: at most so much in a task.
-        parallelism: how many tasks work at a time; a micro-batch that is worth it has so many.
+        max_rows: the maximum number of rows in a micro-batch; None is no limit.
+        max_bytes: the approximate maximum size of a micro-batch; None is `MAX_BYTES`.
+        min_partitions: the minimum number of Spark tasks, if there are as many rows.
+        rows_per_partition, bytes_per_partition: the maximum of a task.
+        parallelism: the number of tasks that run at a time, and of the tasks of a micro-batch that is large enough.
         batch_rows: Arrow batches are merged until they have so many rows.
-        split_at: where micro-batches end in any case.
-        fail_on_data_loss: rows that are gone are an error, otherwise they're passed over.
-        include_pipeline: rows that a pipeline published are among the result.
+        split_at: offsets at which micro-batches end.
+        fail_on_data_loss: whether missing rows are an error; otherwise they are skipped.
+        include_pipeline: whether the result has rows that a pipeline published.
         query: the name under which progress is reported to the journal; None reports nothing.
-        retry_s: so long the source waits for a hub that is away.
+        retry_s: how many seconds the source waits for a hub that is away.
     """
 
     journal: str
@@ -327,16 +323,16 @@ class ReadOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
-        """Reads Spark's options.
+        """Read Spark's options.
 
         Args:
-            given: Spark's own mapping, whose names have lost their case.
+            given: Spark's own mapping, with names in lower case.
 
         Returns:
             The options.
 
         Raises:
-            ArgumentError: an unknown option, a value it can't have, or two that exclude each other.
+            ArgumentError: an unknown option, an invalid value, or two options that exclude each other.
         """
         values = _parsed(given, READ_OPTIONS)
         for edge in ("starting", "ending"):
@@ -348,7 +344,7 @@ class ReadOptions:
         return options
 
     def filter(self) -> Filter | None:
-        """Returns which topics to keep; None keeps all rows."""
+        """Return the filter of topics; None selects all rows."""
         return Filter(self.topics or ("#",), self.exclude) if self.topics or self.exclude else None
 
 
@@ -358,10 +354,10 @@ class WriteOptions:
 
     Attributes:
         journal: absolute path of the folder, or the http(s) address.
-        token: what the hub asks for; None takes it from the journal's folder.
+        token: the hub's token; None uses the one in the journal's folder.
         cafile: as for `ReadOptions`.
-        retry_s: so long a write waits for a hub that is away.
-        app_id, version: a write with the same two is done once, however often it is repeated; as Delta calls them.
+        retry_s: how many seconds a write waits for a hub that is away.
+        app_id, version: repeated writes with the same values are done once; the names are Delta's.
     """
 
     journal: str
@@ -373,22 +369,24 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Self:
-        """Reads Spark's options.
+        """Read Spark's options.
 
         Args:
-            given: Spark's own mapping, with what it adds itself.
+            given: Spark's own mapping, which includes options of Spark.
 
         Returns:
             The options.
 
         Raises:
-            ArgumentError: an unknown option or a value it can't have.
+            ArgumentError: an unknown option or an invalid value.
         """
         values = _parsed(
-            {name: value for name, value in given.items() if name.lower() not in SPARKS_OWN}, WRITE_OPTIONS
+            {name: value for name, value in given.items() if name.lower() not in SPARK_OPTIONS}, WRITE_OPTIONS
         )
         if ("txnAppId" in values) != ("txnVersion" in values):
-            raise ArgumentError("smq options txnAppId and txnVersion go together: who writes, and which write of its.")
+            raise ArgumentError(
+                "smq options txnAppId and txnVersion go together: the writer, and the number of its write."
+            )
         where, retry_s = _location(values), values.get("retry", RETRY_S)
         by = values.get("txnAppId"), values.get("txnVersion", 0)
         return cls(where, values.get("token"), retry_s, *by, values.get("cafile"))
@@ -399,7 +397,7 @@ T = TypeVar("T")
 
 
 def without_traceback(method: Callable[P, T]) -> Callable[P, T]:
-    """Makes a method raise errors of smqrt without where they came from."""
+    """Make a method raise errors of smqrt without their traceback, which Spark would print."""
 
     @wraps(method)
     def call(*args: P.args, **keywords: P.kwargs) -> T:

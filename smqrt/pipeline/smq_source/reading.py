@@ -1,7 +1,7 @@
-"""`read` and `readStream` of `format("smq")`: batches up to this moment, with filters that skip files, and streams.
+"""Readers of `format("smq")`: batches with filters that skip files, and streams.
 
-Spark hands filters down in batch reads only, and only while `spark.sql.python.filterPushdown.enabled` is true. The
-offsets of a stream are seqs; it tells the journal what it has committed, so that retention keeps what comes after it.
+Spark passes filters only to batch reads, and only while `spark.sql.python.filterPushdown.enabled` is true. The offsets
+of a stream are seqs. The stream reports committed offsets to the journal, so that retention keeps the later rows.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from smqrt.journal.reader import Journal
 
 
-LEAST, MOST = -(1 << 62), 1 << 62
-"""Open ends of a range of microseconds or of seqs."""
+UNBOUNDED_LOW, UNBOUNDED_HIGH = -(1 << 62), 1 << 62
+"""Ends of a range of microseconds or seqs without a bound."""
 
 
 @dataclass(frozen=True)
 class PushedFilters:
-    """What the filters of a query leave of the journal.
+    """The part of the journal that the filters of a query select.
 
     Attributes:
         ts_us: first and last microsecond since 1970, both inclusive.
@@ -48,25 +48,25 @@ class PushedFilters:
         nodes: the nodes, or None for all.
     """
 
-    ts_us: tuple[int, int] = (LEAST, MOST)
-    seq: tuple[int, int] = (LEAST, MOST)
+    ts_us: tuple[int, int] = (UNBOUNDED_LOW, UNBOUNDED_HIGH)
+    seq: tuple[int, int] = (UNBOUNDED_LOW, UNBOUNDED_HIGH)
     topics: frozenset[str] | None = None
     nodes: frozenset[str] | None = None
 
     @property
     def times(self) -> tuple[int, int] | None:
-        """The range of microseconds, or None when it's open on both sides."""
-        return None if self.ts_us == (LEAST, MOST) else self.ts_us
+        """The range of microseconds; None without a bound."""
+        return None if self.ts_us == (UNBOUNDED_LOW, UNBOUNDED_HIGH) else self.ts_us
 
 
 def bounds_of(kind: str, value: int) -> tuple[int, int] | None:
-    """Returns the first and the last whole number that a comparison with `value` leaves."""
+    """Return the first and the last integer for which a comparison with `value` is true."""
     return {
         "EqualTo": (value, value),
-        "GreaterThan": (value + 1, MOST),
-        "GreaterThanOrEqual": (value, MOST),
-        "LessThan": (LEAST, value - 1),
-        "LessThanOrEqual": (LEAST, value),
+        "GreaterThan": (value + 1, UNBOUNDED_HIGH),
+        "GreaterThanOrEqual": (value, UNBOUNDED_HIGH),
+        "LessThan": (UNBOUNDED_LOW, value - 1),
+        "LessThanOrEqual": (UNBOUNDED_LOW, value),
     }.get(kind)
 
 
@@ -75,7 +75,7 @@ def intersection(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int
 
 
 def remaining_names(names: frozenset[str] | None, kind: str, value: object) -> frozenset[str] | None:
-    """Returns which of the names an equality or a list leaves; None when the filter is neither."""
+    """Return the names that an equality or a list selects; None for other filters."""
     if kind == "EqualTo" and isinstance(value, str):
         found = frozenset([value])
     elif kind == "In" and isinstance(value, tuple) and all(isinstance(one, str) for one in value):
@@ -86,7 +86,7 @@ def remaining_names(names: frozenset[str] | None, kind: str, value: object) -> f
 
 
 def narrowed(pushed: PushedFilters, wanted: SparkFilter) -> PushedFilters | None:
-    """Returns what a filter leaves of `pushed`; None when it's a filter that only Spark can apply."""
+    """Return `pushed` restricted by a filter; None for a filter that only Spark can apply."""
     kind, value = type(wanted).__name__, getattr(wanted, "value", None)
     match getattr(wanted, "attribute", None):
         case ("ts",) if isinstance(value, datetime) and (range_ := bounds_of(kind, epoch_us(value))):
@@ -101,11 +101,11 @@ def narrowed(pushed: PushedFilters, wanted: SparkFilter) -> PushedFilters | None
 
 
 class PushFilters:
-    """A reader's `pushFilters`, which is not an error where pushdown is switched off.
+    """A reader's `pushFilters` that does not fail while pushdown is switched off.
 
-    Spark refuses to read when a reader has a `pushFilters` of its own while the setting is off, so that nobody misses
-    it. It tells so by the function behind the method: this answers with the inherited one, as the setting is Spark's
-    default and a read without it is slower but right.
+    Spark rejects a reader that overrides `pushFilters` while the setting is off, which is the default. It compares the
+    function of the method with the inherited one, so `__func__` is the inherited one here. A read without pushdown is
+    slower but correct.
     """
 
     def __init__(self) -> None:
@@ -126,11 +126,11 @@ class BatchReader(DataSourceReader):
     """Reads a range of the journal.
 
     Args:
-        options: of the read.
-        schema: of the result.
+        options: the options of the read.
+        schema: the schema of the result.
 
     Raises:
-        ArgumentError: an option is for streams only, or the schema asks for what the journal doesn't have.
+        ArgumentError: an option is for streams only, or the schema has a column that the journal doesn't have.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -144,12 +144,12 @@ class BatchReader(DataSourceReader):
 
     @property
     def pushed(self) -> PushedFilters:
-        """What Spark's filters leave."""
+        """The part of the journal that Spark's filters select."""
         return self.pushFilters.pushed  # type: ignore[attr-defined,no-any-return]
 
     @property
     def scan(self) -> Scan:
-        """What to read. Not kept: Spark sends the reader to the workers between `pushFilters` and `partitions`."""
+        """The scan. Not stored: Spark sends the reader to the workers between `pushFilters` and `partitions`."""
         return Scan(self.options, self.schema, named(self.pushed, self.options), self.pushed.times)
 
     @without_traceback
@@ -166,7 +166,7 @@ class BatchReader(DataSourceReader):
 
 
 def named(pushed: PushedFilters, options: ReadOptions) -> frozenset[str] | None:
-    """Returns the topics that both Spark's filters and the options leave; None for all."""
+    """Return the topics that both Spark's filters and the options select; None for all."""
     wanted = options.filter()
     if pushed.topics is None or wanted is None:
         return pushed.topics
@@ -176,7 +176,7 @@ def named(pushed: PushedFilters, options: ReadOptions) -> frozenset[str] | None:
 def edges(
     journal: Journal | RemoteJournal, options: ReadOptions, begin: Offsets, last: Offsets
 ) -> tuple[Offsets, Offsets]:
-    """Returns the offsets between which the options ask for rows: none of a node that the end doesn't name."""
+    """Return the offsets of the range in the options; a node that the end doesn't name has no rows."""
     start = edge(journal, options.starting, options.starting_us, begin, last, begin)
     if options.ending_us is not None:
         return start, journal.offsets_until(options.ending_us)
@@ -191,7 +191,7 @@ def edge(
     last: Offsets,
     default: Offsets,
 ) -> Offsets:
-    """Returns the offsets of one option: a word or offsets, a time, or neither."""
+    """Return the offsets of one option: a word or offsets, a time, or the default."""
     if time_us is not None:
         return journal.offsets_at(time_us)
     if isinstance(given, str):
@@ -200,25 +200,25 @@ def edge(
 
 
 def clipped(start: Offsets, end: Offsets, pushed: PushedFilters) -> tuple[Offsets, Offsets]:
-    """Returns the part of a range that filters on `node` and `seq` leave."""
+    """Return the part of a range that filters on `node` and `seq` select."""
     first, behind = pushed.seq
     ends = {node: min(seq, max(behind, 0)) for node, seq in end.items() if pushed.nodes is None or node in pushed.nodes}
     starts = {node: min(max(start.get(node, 0), first), seq) for node, seq in ends.items()}
     return starts, ends
 
 
-PACE_S = 0.05
+REQUEST_INTERVAL_S = 0.05
 """Between two requests while the journal grows: a fraction of the shortest useful trigger, and at most 20 requests a
-second for the hub, of some 120 µs."""
+second, which take the hub about 120 µs each."""
 
 
 class JournalFollower:
-    """Keeps one request open at the hub, on a connection and in a thread of its own.
+    """Keeps one request open at the hub, with its own connection and thread.
 
-    Copies that go to other processes ask for themselves.
+    Copies in other processes send their own requests.
 
     Args:
-        journal: what is followed.
+        journal: the journal.
     """
 
     def __init__(self, journal: RemoteJournal) -> None:
@@ -232,26 +232,23 @@ class JournalFollower:
         return JournalFollower, (self._journal,)
 
     def end(self) -> dict[str, int]:
-        """Returns, by node, the number of the next row, as the hub told it last; the first time it is asked.
+        """Return the last known end of the journal: by node, the number of the next row. The first call asks the hub.
 
         Raises:
-            JournalError: the hub is away for too long, or refuses.
+            JournalError: the hub is away for too long, or rejects the request.
         """
         if self._thread is None:
-            self._begin()
+            self._known = self._journal.end()
+            self._thread = threading.Thread(target=self._follow, args=(copy.copy(self._journal),), daemon=True)
+            self._thread.start()
         elif error := self._error:
-            self._thread = self._error = None  # who asks again begins again
+            self._thread = self._error = None  # the next call starts again
             raise error
         return dict(self._known)
 
     def stop(self) -> None:
-        """Ask no more. The request that is open ends by itself, within `MOST_WAIT_S`."""
+        """Send no further request. The open one ends within `MOST_WAIT_S`."""
         self._stopped.set()
-
-    def _begin(self) -> None:
-        self._known = self._journal.end()
-        self._thread = threading.Thread(target=self._follow, args=(copy.copy(self._journal),), daemon=True)
-        self._thread.start()
 
     def _follow(self, journal: RemoteJournal) -> None:
         while not self._stopped.is_set():
@@ -260,56 +257,56 @@ class JournalFollower:
             except JournalError as error:
                 self._error = error
                 break
-            self._stopped.wait(PACE_S)
+            self._stopped.wait(REQUEST_INTERVAL_S)
         journal.close()
 
 
 _log = logging.getLogger("smqrt.pipeline")
-INTERVAL_S = 1.0
-"""Retention thinks in hours, micro-batches end several times a second."""
+REPORT_INTERVAL_S = 1.0
+"""Retention works with hours, while micro-batches end several times a second."""
 
 
 class ProgressReports:
-    """Reports of one stream, at most one a second.
+    """Reports the progress of one stream, at most once a second.
 
     Args:
-        options: of the stream; one without a query name reports nothing.
+        options: the options of the stream; without a query name nothing is reported.
     """
 
     def __init__(self, options: ReadOptions) -> None:
         self._hub = files.HubAddress.of(options.journal, options.token, options.cafile)
         self._query, self._results = options.query or "", options.include_pipeline
         self._waiting: Offsets | None = None
-        self._last_s = -INTERVAL_S
+        self._last_s = -REPORT_INTERVAL_S
 
     def committed(self, end: Offsets) -> None:
-        """Takes note that everything before `end` is done with."""
+        """Record that all rows before `end` are processed."""
         if not self._query:
             return
         self._waiting = end
-        if time.monotonic() - self._last_s >= INTERVAL_S:
+        if time.monotonic() - self._last_s >= REPORT_INTERVAL_S:
             self.close()
 
     def close(self) -> None:
-        """Reports what hasn't been reported. A report that fails is only logged: the next one says more."""
+        """Report the recorded progress. A failed report is only logged, since the next one includes it."""
         if self._waiting is None:
             return
         offset, self._waiting, self._last_s = self._waiting, None, time.monotonic()
         try:
             commit.report_progress(self._hub, self._query, self._query, offset, results=self._results)
         except JournalError as error:
-            _log.warning("progress can't be reported, retention doesn't know of it: %s", error)
+            _log.warning("progress can't be reported to the journal's retention: %s", error)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads the journal as a stream. One lives in a helper process of the driver, copies read in the workers.
+    """Reads the journal as a stream. One object is in a child process of the driver; copies read in the workers.
 
     Args:
-        options: of the read.
-        schema: of the result.
+        options: the options of the read.
+        schema: the schema of the result.
 
     Raises:
-        ArgumentError: an option is for batch reads only, or the schema asks for what the journal doesn't have.
+        ArgumentError: an option is for batch reads only, or the schema has a column that the journal doesn't have.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
@@ -332,12 +329,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.ordered(edge(journal, options.starting, options.starting_us, begin, last, last))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Spark takes one limit; that of rows is kept with it."""
+        """Return the limit of bytes: Spark takes one limit, and `latestOffset` applies that of rows too."""
         return ReadMaxBytes(self.options.max_bytes or MAX_BYTES)
 
     @without_traceback
     def prepareForTriggerAvailableNow(self) -> None:
-        self.target = self.scan.journal.end()  # this moment's
+        self.target = self.scan.journal.end()
 
     @without_traceback
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
@@ -354,8 +351,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.ordered(start | end)
 
     def _pauses(self, start: Offsets) -> bool:
-        """Whether a trigger is to find nothing new: the first one at a split. With `availableNow` only if it was
-        reached just now, as nothing new may end the query.
+        """Return whether this trigger finds no rows: the first one at a split.
+
+        With `availableNow` only if the split was reached in this run, as a trigger without rows may end the query.
         """
         splits = self.options.split_at
         at = next((one for one in splits.at if all(start.get(node, 0) == seq for node, seq in one.items())), None)
@@ -373,10 +371,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     def _known(self, start: Offsets, last: Offsets) -> Offsets:
-        """Returns `start` with the nodes that came since, each from its beginning.
+        """Return `start` with new nodes, each from its beginning.
 
         Raises:
-            JournalError: the journal ends before `start`, so that it isn't the one that was read.
+            JournalError: the journal ends before `start`, so it isn't the journal that was read.
         """
         if what := offsets.ahead(start, last):
             if self.options.fail_on_data_loss:
@@ -395,7 +393,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.scan.parts(self._plan(start, end))
 
     def _plan(self, start: Offsets, end: Offsets) -> Chunks:
-        """Returns the chunks of a micro-batch: most often those that were found while its end was looked for."""
+        """Return the chunks of a micro-batch, usually those that were planned when its end was chosen."""
         planned, self.planned = self.planned, None
         if planned and planned[0] == offsets.spans(start, end):
             return planned[1]
@@ -405,7 +403,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.scan.read(partition)
 
     def _end(self) -> Offsets:
-        """Returns where the journal ends; a hub tells it by itself."""
+        """Return the end of the journal; a hub reports it through the open request."""
         journal = self.scan.journal
         if not isinstance(journal, RemoteJournal):
             return journal.end()

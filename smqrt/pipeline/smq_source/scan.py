@@ -1,7 +1,7 @@
-"""Scans of a journal, for batches and streams: ranges are planned as tasks, which workers read as Arrow batches.
+"""Scans of a journal: ranges are planned as tasks, which workers read as Arrow batches.
 
-A schema may name one column more than the journal has, `json`: the fields of JSON payloads that it lists, as compaction
-makes them (`typed`).
+A schema may have one column beside those of the journal, `json`: a struct of fields of JSON payloads, in the format of
+compaction.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 
-# ---- Arithmetic of offsets: how far a micro-batch goes, and which rows are gone. Pure functions.
+# ---- Arithmetic of offsets: the end of a micro-batch, and missing rows. Pure functions.
 #
-# An offset is the next seq of every node; nodes that aren't in it start where the journal has them from.
+# An offset is the next seq of every node; nodes that it does not name start at the begin of the journal.
 
 
 def ordered(offset: Mapping[str, int]) -> Offsets:
-    """Returns the offset with its nodes in order: Spark compares offsets as text."""
+    """Return the offset with sorted nodes, since Spark compares offsets as text."""
     return dict(sorted(offset.items()))
 
 
 def limited(start: Offsets, end: Offsets, max_rows: int) -> Offsets:
-    """Returns how far to go so that at most `max_rows` lie between, shared fairly by the nodes."""
+    """Return an end so that at most `max_rows` are between, shared fairly by the nodes."""
     waiting = {node: max(0, seq - start.get(node, 0)) for node, seq in end.items()}
     left, reached = max_rows, dict(start)
     for turn, node in enumerate(sorted(waiting, key=waiting.__getitem__)):
@@ -49,19 +49,19 @@ def limited(start: Offsets, end: Offsets, max_rows: int) -> Offsets:
 
 
 def spans(start: Offsets, end: Offsets) -> dict[str, tuple[int, int]]:
-    """Returns, for each node that has rows between, the first and the one behind the last."""
+    """Return, for each node with rows between, the first row and the one after the last."""
     return {node: (start.get(node, 0), seq) for node, seq in end.items() if seq > start.get(node, 0)}
 
 
 def distance(start: Offsets, end: Offsets) -> int:
-    """Returns how many rows lie between."""
+    """Return the number of rows between two offsets."""
     return sum(behind - first for first, behind in spans(start, end).values())
 
 
 def before_split(start: Offsets, end: Offsets, split: Offsets) -> Offsets:
-    """Returns `end`, or less where a batch from `start` would have rows on both sides of `split`.
+    """Return `end`, or less where a batch from `start` would have rows on both sides of `split`.
 
-    Nodes that `split` doesn't name weren't there when it was made: all their rows come after it.
+    Nodes that `split` doesn't name are newer: all their rows come after it.
     """
     if all(start.get(node, 0) >= seq for node, seq in split.items()):
         return end
@@ -69,12 +69,12 @@ def before_split(start: Offsets, end: Offsets, split: Offsets) -> Offsets:
 
 
 def filled(start: Offsets, begin: Offsets) -> Offsets:
-    """Returns `start` with the nodes it doesn't know, from where the journal has them."""
+    """Return `start` with the nodes that it doesn't name, from the begin of the journal."""
     return begin | start
 
 
 def removed(start: Offsets, end: Offsets, begin: Offsets) -> str | None:
-    """Says which rows between two offsets come before `begin`, in a sentence; None when all are there."""
+    """Return a sentence about rows between two offsets that are before `begin`; None when all exist."""
     for node, first in ordered(start).items():
         until = end.get(node, first)
         if first < until and first < (kept := begin.get(node, until)):
@@ -83,7 +83,7 @@ def removed(start: Offsets, end: Offsets, begin: Offsets) -> str | None:
 
 
 def ahead(seen: Offsets, last: Offsets) -> str | None:
-    """Says in a sentence that `seen` is further than the journal goes; None when it isn't."""
+    """Return a sentence when `seen` is after the end of the journal, else None."""
     for node, seq in ordered(seen).items():
         if seq > (there := last.get(node, 0)):
             return f"Node {node} ends at row {there}, but rows to {seq} had been there: the journal was replaced or cut"
@@ -91,23 +91,23 @@ def ahead(seen: Offsets, last: Offsets) -> str | None:
 
 
 def refused(what: str) -> JournalError:
-    """Returns the error for rows that are gone."""
+    """Return the error for missing rows."""
     return JournalError(
-        f"{what}. Set failOnDataLoss=false (of @source: fail_on_data_loss=False) to go on with what is there, or take "
-        "a new checkpoint."
+        f"{what}. Set failOnDataLoss=false (of @source: fail_on_data_loss=False) to continue with the rows that are "
+        "left, or use a new checkpoint."
     )
 
 
 def checked(start: Offsets, end: Offsets, begin: Offsets, last: Offsets, fail: bool) -> tuple[Offsets, Offsets]:
-    """Returns the range of rows to read, which the journal has.
+    """Return the range of rows to read, all of which the journal has.
 
     Args:
-        start, end: the rows wanted.
-        begin, last: the rows there are.
+        start, end: the wanted rows.
+        begin, last: the existing rows.
         fail: whether missing rows are an error.
 
     Returns:
-        The range; without `fail` it begins and ends where there are rows.
+        The range; without `fail` it is restricted to existing rows.
 
     Raises:
         JournalError: rows are missing and `fail` is set.
@@ -122,16 +122,16 @@ def checked(start: Offsets, end: Offsets, begin: Offsets, last: Offsets, fail: b
     return start, end
 
 
-MOST_BYTES = 32 << 20
-"""A batch never has more, unless a single row does: it must fit into the JVM's memory several times."""
+MAX_BATCH_BYTES = 32 << 20
+"""The maximum size of a batch, except for a single larger row: the JVM holds it in memory several times."""
 
 
 def merged(batches: Iterable[RecordBatch], rows: int) -> Iterator[RecordBatch]:
-    """Yields the same rows in fewer pyarrow.RecordBatches.
+    """Yield the same rows in fewer batches.
 
     Args:
         batches: pyarrow.RecordBatches of one schema, of any size.
-        rows: small ones are joined until there are so many rows (or 32 MiB).
+        rows: small batches are joined until they have so many rows (or 32 MiB).
     """
     waiting: list[RecordBatch] = []
     waiting_rows = waiting_bytes = 0
@@ -139,14 +139,14 @@ def merged(batches: Iterable[RecordBatch], rows: int) -> Iterator[RecordBatch]:
         waiting.append(batch)
         waiting_rows += batch.num_rows
         waiting_bytes += batch.nbytes
-        if waiting_rows >= rows or waiting_bytes >= MOST_BYTES:
+        if waiting_rows >= rows or waiting_bytes >= MAX_BATCH_BYTES:
             yield from joined(waiting)
             waiting, waiting_rows, waiting_bytes = [], 0, 0
     yield from joined(waiting)
 
 
 def joined(batches: list[RecordBatch]) -> Iterator[RecordBatch]:
-    """Yields the rows of all batches as one, or as several where one would be too large."""
+    """Yield the rows of all batches as one batch, or as several if one would be too large."""
     import pyarrow as pa
 
     if len(batches) > 1:
@@ -157,8 +157,8 @@ def joined(batches: list[RecordBatch]) -> Iterator[RecordBatch]:
 
 
 def cut(batch: RecordBatch) -> Iterator[RecordBatch]:
-    """Yields a batch in pieces of about 32 MiB."""
-    pieces = min(batch.num_rows, -(-batch.nbytes // MOST_BYTES)) or 1
+    """Yield a batch in pieces of about 32 MiB."""
+    pieces = min(batch.num_rows, -(-batch.nbytes // MAX_BATCH_BYTES)) or 1
     step = -(-batch.num_rows // pieces)
     for first in range(0, batch.num_rows, step):
         yield batch.slice(first, step)
@@ -169,16 +169,16 @@ NULLABLE = {column.name for column in COLUMNS if column.nullable}
 
 
 def check_schema(schema: StructType) -> list[str]:
-    """Returns the journal's names of a schema's columns.
+    """Check the columns of a schema, and return their names.
 
     Args:
-        schema: what the user gave to `.schema()`, or all columns.
+        schema: the argument of `.schema()`, or all columns.
 
     Returns:
         The names, in the schema's order.
 
     Raises:
-        ArgumentError: a column isn't in the journal, or has another type there.
+        ArgumentError: a column isn't in the journal, or has another type.
     """
     for field in schema.fields:
         if field.name == payload_schema.JSON_COLUMN:
@@ -197,10 +197,10 @@ def check_schema(schema: StructType) -> list[str]:
 
 
 def json_ddl(schema: StructType) -> str | None:
-    """Returns which fields of payloads the column `json` of a schema has; None when it has no such column.
+    """Return the DDL of the fields in the column `json` of a schema; None without this column.
 
     Raises:
-        ArgumentError: a field is of a type that JSON has not.
+        ArgumentError: a field has a type that JSON doesn't have.
     """
     found = [field.dataType for field in schema.fields if field.name == payload_schema.JSON_COLUMN]
     return _struct(found[0]).ddl() if found else None
@@ -229,14 +229,14 @@ def _kind(kind: DataType) -> payload_schema.PayloadType:
 
 
 def arrow_schema(schema: StructType) -> Schema:
-    """Returns the pyarrow.Schema that Spark compares every batch with."""
+    """Return the pyarrow.Schema that Spark compares every batch with."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def shaped(batch: RecordBatch, target: Schema) -> RecordBatch:
-    """Returns the columns of a pyarrow.RecordBatch that `target` (a pyarrow.Schema) names, as it declares them."""
+    """Return the columns of a pyarrow.RecordBatch that `target` (a pyarrow.Schema) names, with its types."""
     import pyarrow as pa
 
     columns = [batch.column(field.name) for field in target]
@@ -247,44 +247,43 @@ def shaped(batch: RecordBatch, target: Schema) -> RecordBatch:
 
 
 def needed_columns(names: Sequence[str], *more: str) -> list[str]:
-    """Returns the columns to read, in the journal's order: those of the result and those that filters look at."""
+    """Return the columns to read, in the journal's order: those of the result and those that filters need."""
     return [name for name in TYPES if name in names or name in more]
 
 
-PARQUET_GROWS = 3
-"""A compacted file is about a third of what its rows are in memory (zstd, payloads of JSON)."""
+PARQUET_EXPANSION = 3
+"""The rows of a compacted file take about three times its size in memory (zstd, JSON payloads)."""
 TASK_ROWS, TASK_BYTES = 1 << 15, 8 << 20
-"""Less than this isn't worth a task of its own: to start one costs as much as to read it."""
-_LEAST_TASK_BYTES = 1 << 20
+"""Fewer rows do not get their own task, as its start would take as long as reading them."""
+_MIN_TASK_BYTES = 1 << 20
 
 Chunks = Sequence[Chunk]
 Plan = Callable[[Offsets, Offsets], Chunks]
 
 
 def row_count(chunks: Chunks) -> int:
-    """Returns how many rows the chunks have."""
+    """Return the number of rows in the chunks."""
     return sum(chunk.rows for chunk in chunks)
 
 
 def memory_bytes(chunks: Chunks) -> int:
-    """Returns about how many bytes the rows of chunks are as Arrow batches."""
-    return sum(map(_bytes, chunks))
-
-
-def _bytes(chunk: Chunk) -> int:
-    if chunk.kind == PARQUET:
-        return chunk.share_bytes * PARQUET_GROWS
-    return chunk.length * chunk.rows // ((chunk.skip + chunk.rows) or 1)
+    """Return the approximate size of the rows of chunks as Arrow batches."""
+    return sum(
+        chunk.share_bytes * PARQUET_EXPANSION
+        if chunk.kind == PARQUET
+        else chunk.length * chunk.rows // ((chunk.skip + chunk.rows) or 1)
+        for chunk in chunks
+    )
 
 
 def limited_to_bytes(plan: Plan, start: Offsets, end: Offsets, max_bytes: int) -> tuple[Offsets, Chunks]:
-    """Returns how far to go so that about `max_bytes` lie between, and what to read then.
+    """Return an end so that about `max_bytes` are between, and the chunks to read.
 
-    A single row goes, however large it is.
+    At least one row is between, of any size.
 
     Args:
-        plan: gives the chunks between two offsets.
-        start, end: the rows there are.
+        plan: returns the chunks between two offsets.
+        start, end: the existing rows.
         max_bytes: the limit.
     """
     while True:
@@ -296,30 +295,27 @@ def limited_to_bytes(plan: Plan, start: Offsets, end: Offsets, max_bytes: int) -
 
 
 def rows_per_task(options: ReadOptions, chunks: Chunks) -> int:
-    """Returns the most rows of a task, so that all cores have work and no task has too much.
+    """Return the maximum number of rows in a task, so that all cores have work and no task has too much.
 
     Args:
         options: minPartitions, rowsPerPartition, bytesPerPartition and parallelism.
-        chunks: what is to be read.
+        chunks: the chunks to read.
     """
     count, size_bytes = row_count(chunks), memory_bytes(chunks)
-    worth = min(options.parallelism, max(count // TASK_ROWS, size_bytes // TASK_BYTES))
-    tasks = max(1, worth, options.min_partitions, -(-size_bytes // _task_bytes(options)))
+    task_bytes = options.bytes_per_partition
+    if options.max_bytes is not None:
+        # The tasks that run at the same time hold no more than a micro-batch may hold.
+        task_bytes = min(task_bytes, max(_MIN_TASK_BYTES, options.max_bytes // options.parallelism))
+    useful = min(options.parallelism, max(count // TASK_ROWS, size_bytes // TASK_BYTES))
+    tasks = max(1, useful, options.min_partitions, -(-size_bytes // task_bytes))
     return max(1, min(options.rows_per_partition, -(-count // tasks)))
-
-
-def _task_bytes(options: ReadOptions) -> int:
-    """Returns the most bytes of a task: those that work at the same time have no more than a micro-batch may have."""
-    if options.max_bytes is None:
-        return options.bytes_per_partition
-    return min(options.bytes_per_partition, max(_LEAST_TASK_BYTES, options.max_bytes // options.parallelism))
 
 
 _ALL_ROWS = 1 << 62
 
 
 class ScanPartition(InputPartition):
-    """What one task of Spark reads.
+    """The input of one Spark task.
 
     Args:
         chunks: pieces of files, in the order of their rows.
@@ -334,11 +330,11 @@ class ScanPartition(InputPartition):
 def open_cached_journal(
     location: str, token: str | None, cafile: str | None, retry_s: float, verify: bool = True
 ) -> Journal | RemoteJournal:
-    """Returns the journal: one object for each process, so that connections are used again.
+    """Return the journal: one object for each process, so that connections are reused.
 
     Args:
         location, token, cafile, retry_s: as for `open_journal`.
-        verify: compare checksums; they are over all columns, so that this reads what a query may not need.
+        verify: whether to compare checksums. They cover all columns, which are then read even if they are not needed.
     """
     journal = open_journal(location, token, cafile=cafile, retry_s=retry_s)
     journal.verify = verify
@@ -347,13 +343,13 @@ def open_cached_journal(
 
 @dataclass(frozen=True)
 class Scan:
-    """What to read, without the ranges: it's sent to the workers.
+    """A read without its range, which is sent to the workers.
 
     Attributes:
-        options: of the read.
-        schema: of the result, as Spark gave it.
-        topics: exact names that Spark's filters leave, or None.
-        ts_us: first and last microsecond that Spark's filters leave, or None.
+        options: the options of the read.
+        schema: the schema of the result from Spark.
+        topics: exact names that Spark's filters select, or None.
+        ts_us: first and last microsecond that Spark's filters select, or None.
     """
 
     options: ReadOptions
@@ -368,28 +364,28 @@ class Scan:
 
     @property
     def filter(self) -> Filter | None:
-        """What skips whole files: the names that Spark's filters leave, where they can be told from wildcards."""
+        """The filter that skips whole files: the names from Spark's filters, if they contain no wildcard."""
         if self.topics and not any({"+", "#"} & set(name) for name in self.topics):
             return Filter(sorted(self.topics))
         return self.options.filter()
 
     def plan(self, start: Offsets, end: Offsets) -> list[Chunk]:
-        """Returns the pieces of files that have the rows from `start` up to, without, `end`."""
+        """Return the pieces of files with the rows from `start` up to (exclusive) `end`."""
         if self.topics is not None and not self.topics:
             return []
         plan = self.journal.plan(start, end, max_rows=_ALL_ROWS, ts_us=self.ts_us, topics=self.filter)
         return [chunk for chunks in plan for chunk in chunks]
 
     def parts(self, chunks: Sequence[Chunk]) -> list[ScanPartition]:
-        """Returns the tasks that read these chunks."""
+        """Return the tasks that read these chunks."""
         return [ScanPartition(some) for some in planning.parts(chunks, rows_per_task(self.options, chunks))]
 
     def read(self, part: InputPartition) -> Iterator[RecordBatch]:
-        """Yields the rows of a task as pyarrow.RecordBatches of Spark's schema."""
+        """Yield the rows of a task as pyarrow.RecordBatches of Spark's schema."""
         if not isinstance(part, ScanPartition):
             return
         target = arrow_schema(self.schema)
-        names = needed_columns(self.schema.fieldNames(), *self._looked_at())
+        names = needed_columns(self.schema.fieldNames(), *self._columns_of_filters())
         journal, wanted, rows = self.journal, self.filter, self.options.batch_rows
         batches = (batch for chunk in part.chunks for batch in journal.tables(chunk, names, wanted, rows))
         fields = json_ddl(self.schema)
@@ -398,8 +394,8 @@ class Scan:
             if (kept := self._kept(batch)).num_rows:
                 yield shaped(_with_json(kept, parser) if parser else kept, target)
 
-    def _looked_at(self) -> Iterator[str]:
-        """Yields the columns that reading itself needs."""
+    def _columns_of_filters(self) -> Iterator[str]:
+        """Yield the columns that the read itself needs."""
         if payload_schema.JSON_COLUMN in self.schema.fieldNames():
             yield from ("topic", "payload")
         if self.ts_us:
@@ -410,7 +406,7 @@ class Scan:
             yield "flags"
 
     def _kept(self, batch: RecordBatch) -> RecordBatch:
-        """Returns the rows that every filter leaves."""
+        """Return the rows that every filter selects."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

@@ -1,6 +1,6 @@
-"""`write.format("smq")` and `writeStream.format("smq")`: rows become messages, published by the journal's hub.
+"""Writers of `format("smq")`: rows become messages, which the journal's hub publishes.
 
-Columns: `topic` (string), `payload` (string or binary) and perhaps `subtopic` (string).
+Columns: `topic` (string), `payload` (string or binary) and optionally `subtopic` (string).
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 COLUMNS = {"topic": ("string", "binary"), "subtopic": ("string", "binary"), "payload": ("string", "binary")}
-NEEDED = ("topic", "payload")
+REQUIRED = ("topic", "payload")
 _UNSORTED = (
     "smq cuts a write with txnAppId into parts, which must be the same ones when it is repeated: write "
     'frame.repartition(1).sortWithinPartitions("topic", "subtopic", "payload"), without nulls in them.'
 )
 QUERY_ID, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
-"""Local properties of every task of a stream; the first stays the same as long as the checkpoint does."""
-FEW_BYTES = 64 << 10
-"""So much of a task goes through the driver, which spares the hub two requests; more is staged."""
+"""Local properties of every task of a stream; the first one is kept as long as the checkpoint."""
+DRIVER_BYTES = 64 << 10
+"""Up to so many bytes of a task go through the driver, which saves the hub two requests; more is staged."""
 
 
 @dataclass
 class TaskCommit(WriterCommitMessage):
-    """What a task hands to the driver.
+    """The message of a task to the driver.
 
     Attributes:
-        query: the stream's id; empty for a batch write, whose tasks publish by themselves.
-        rows: what is to be published, when it is little.
-        parts: else the names under which the hub has it.
+        query: the stream's id; empty for a batch write, whose tasks publish themselves.
+        rows: the rows to be published, if they are few.
+        parts: otherwise the names under which the hub has staged them.
     """
 
     query: str = ""
@@ -51,10 +51,10 @@ class TaskCommit(WriterCommitMessage):
     parts: Sequence[str] = ()
 
 
-def checked(schema: StructType) -> None:
-    """Raises ArgumentError when the frame's columns aren't those of messages."""
+def check_schema(schema: StructType) -> None:
+    """Raise ArgumentError when the frame's columns aren't those of messages."""
     here = {field.name: field.dataType.simpleString() for field in schema.fields}
-    for name in NEEDED:
+    for name in REQUIRED:
         if name not in here:
             raise ArgumentError(f'smq writes columns topic, payload and perhaps subtopic: there is no "{name}".')
     for name, kind in here.items():
@@ -68,7 +68,7 @@ def checked(schema: StructType) -> None:
 
 
 def records(batches: Iterable[RecordBatch]) -> Iterator[OutRow]:
-    """Yields the rows of pyarrow.RecordBatches as messages.
+    """Yield the rows of pyarrow.RecordBatches as messages.
 
     Raises:
         ArgumentError: a topic is null. A null payload is an empty one.
@@ -83,8 +83,8 @@ def records(batches: Iterable[RecordBatch]) -> Iterator[OutRow]:
             yield topic, subtopic, payload or b""
 
 
-def in_order(rows: Iterable[OutRow]) -> Iterator[OutRow]:
-    """Yields the rows. Raises ArgumentError when they don't come sorted."""
+def check_order(rows: Iterable[OutRow]) -> Iterator[OutRow]:
+    """Yield the rows; raise ArgumentError when they are not sorted."""
     before: tuple[bytes, bytes, bytes] = b"", b"", b""
     for row in rows:
         if (now := commit.order(row)) < before:
@@ -93,10 +93,10 @@ def in_order(rows: Iterable[OutRow]) -> Iterator[OutRow]:
         yield row
 
 
-def _few(rows: Iterator[OutRow]) -> Iterator[OutRow]:
-    """Yields the first rows, about `FEW_BYTES` together."""
+def _first_rows(rows: Iterator[OutRow]) -> Iterator[OutRow]:
+    """Yield the first rows, about `DRIVER_BYTES` together."""
     size_bytes = 0
-    while size_bytes < FEW_BYTES and (row := next(rows, None)) is not None:
+    while size_bytes < DRIVER_BYTES and (row := next(rows, None)) is not None:
         size_bytes += commit.size_bytes(row)
         yield row
 
@@ -114,7 +114,7 @@ def _property(name: str) -> str:
 
 
 def as_bytes(batch: RecordBatch, name: str) -> list[bytes | None]:
-    """Returns a column's values; text as UTF-8."""
+    """Return the values of a column; text as UTF-8."""
     import pyarrow as pa
 
     found: list[bytes | None] = batch.column(name).cast(pa.binary()).to_pylist()
@@ -122,15 +122,15 @@ def as_bytes(batch: RecordBatch, name: str) -> list[bytes | None]:
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Publishes each micro-batch exactly once: in commits with the stream's id and the batch's number.
+    """Publishes each micro-batch exactly once, in commits with the stream's id and the batch's number.
 
     Args:
-        options: of the write.
-        schema: of the frame.
-        overwrite: what Spark asks for in output mode "complete".
+        options: the options of the write.
+        schema: the schema of the frame.
+        overwrite: set by Spark in output mode "complete".
 
     Raises:
-        ArgumentError: the frame's columns or the output mode don't fit.
+        ArgumentError: the frame's columns or the output mode are not supported.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
@@ -138,14 +138,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
             raise ArgumentError('smq takes outputMode("append"): for others publish in foreachBatch.')
         if options.app_id:
             raise ArgumentError("smq options txnAppId and txnVersion are for write: a stream has its own.")
-        checked(schema)
+        check_schema(schema)
         self.options = options
 
     @without_traceback
     def write(self, iterator: Iterator[RecordBatch]) -> TaskCommit:
         query, batch = _property(QUERY_ID), _property(BATCH)
         rows = records(iterator)
-        few = list(_few(rows))
+        few = list(_first_rows(rows))
         if (more := next(rows, None)) is None:
             return TaskCommit(query, few)
         return TaskCommit(query, parts=self._stage(query, int(batch), chain(few, [more], rows)))
@@ -161,39 +161,37 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if not rows and not parts:
             return
         process.crash_at("before_commit", batchId, of_worker=True)
-        self._commit(written[0].query, batchId, rows, parts)
+        query = written[0].query
+        if not parts and commit.is_one_part(rows):
+            # One part is one commit: the hub stores all of it or nothing.
+            commit.commit(_target(self.options), query, batchId, rows, retry_s=self.options.retry_s)
+        else:
+            # Several parts are staged, since a repetition of the micro-batch may divide it differently.
+            parts += self._stage(query, batchId, rows) if rows else []
+            kill = partial(process.crash_at, "before_part", of_worker=True)
+            commit.commit_staged(_target(self.options), query, batchId, parts, self.options.retry_s, kill)
         process.crash_at("after_commit", batchId, of_worker=True)
 
-    def _commit(self, query: str, batch: int, rows: list[OutRow], parts: list[str]) -> None:
-        # One part is one commit: the hub has all of it or nothing. Several are staged, as a repetition of the
-        # micro-batch may cut it otherwise.
-        if not parts and commit.is_one_part(rows):
-            commit.commit(_target(self.options), query, batch, rows, retry_s=self.options.retry_s)
-            return
-        parts += self._stage(query, batch, rows) if rows else []
-        kill = partial(process.crash_at, "before_part", of_worker=True)
-        commit.commit_staged(_target(self.options), query, batch, parts, self.options.retry_s, kill)
-
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing has been published: only a commit publishes."""
+        """Do nothing: only a commit publishes."""
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Publishes a frame. A task that Spark repeats publishes again: at least once; with txnAppId exactly once.
+    """Publishes a frame: at least once, as a repeated task publishes again; with txnAppId exactly once.
 
     Args:
-        options: of the write.
-        schema: of the frame.
-        overwrite: what Spark asks for in mode "overwrite".
+        options: the options of the write.
+        schema: the schema of the frame.
+        overwrite: set by Spark in mode "overwrite".
 
     Raises:
-        ArgumentError: the frame's columns or the mode don't fit.
+        ArgumentError: the frame's columns or the mode are not supported.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise ArgumentError('smq adds to a journal and never replaces it: use mode("append").')
-        checked(schema)
+        check_schema(schema)
         self.options = options
 
     @without_traceback
@@ -208,17 +206,17 @@ class BatchWriter(DataSourceArrowWriter):
         return TaskCommit()
 
     def _commit(self, app_id: str, target: files.HubAddress, rows: Iterator[OutRow]) -> None:
-        """Publishes the rows in parts, which are the same ones when the write is repeated."""
+        """Publish the rows in parts; a repeated write has the same parts."""
         if (first := next(rows, None)) is None:
             return
         if (context := TaskContext.get()) and context.partitionId():
             raise ArgumentError(_UNSORTED)
-        for number, (name, part) in enumerate(commit.sorted_parts(app_id, in_order(chain([first], rows)))):
+        for number, (name, part) in enumerate(commit.sorted_parts(app_id, check_order(chain([first], rows)))):
             process.crash_at("before_part", number, of_worker=True)
             commit.commit(target, name, self.options.version, part, retry_s=self.options.retry_s)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """The tasks have published everything."""
+        """Do nothing: the tasks have published everything."""
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What the tasks have published stays published."""
+        """Do nothing: messages that tasks have published stay published."""
