@@ -42,7 +42,7 @@ assert(database:mexec [[
    INSERT INTO readings SELECT x, 'sensor ' || x, x * 1.5, x, '2026-01-01' FROM n]])
 """
 DIGEST_BAR = 1 / 3  # of what the same file does without a login
-MOST_PER_S = 30_000  # requests with credentials that are made for a second of measuring
+MAX_PER_S = 30_000  # requests with credentials that are made for a second of measuring
 
 Report = dict[str, float]
 Results = dict[str, dict[str, list[Report]]]  # row → server → one report per round
@@ -91,7 +91,7 @@ def measure(rounds: int, seconds: int) -> Results:
                     for server_name, port in ports.items():
                         results[row][server_name].append(wrk(f"http://127.0.0.1:{port}{path}", seconds))
                 url = f"http://127.0.0.1:{ours.port}/closed/static.html"
-                script = digest_load.write(folder, url, MOST_PER_S * seconds)
+                script = digest_load.write(folder, url, MAX_PER_S * seconds)
                 results["digest"]["smqrt"].append(wrk(url, seconds, "-s", str(script)))
                 for row, (page, _) in ALONE.items():
                     results[row]["smqrt"].append(alone(f"http://127.0.0.1:{ours.port}/{page}.lsp", seconds))

@@ -41,7 +41,7 @@ MISSING = "needs the library acme: pip install 'smqrt[acme]'"
 REQUEST_S = 30.0
 """What one request to the authority may take to connect, and between two pieces of its answer."""
 ORDER_S = 240.0
-_POLL_S, _LONGEST_POLL_S = 0.2, 5.0
+_POLL_S, _MAX_POLL_S = 0.2, 5.0
 
 Publish = Callable[[Sequence[Answer]], object]
 """Lets the server give these answers, and returns when it does; an empty list: no more."""
@@ -233,7 +233,7 @@ class _Conversation:
             if datetime.now() + timedelta(seconds=wait_s) > self._until:
                 raise errors.TimeoutError
             time.sleep(wait_s)
-            wait_s = min(wait_s * 1.5, _LONGEST_POLL_S)
+            wait_s = min(wait_s * 1.5, _MAX_POLL_S)
 
     # ---- what went wrong
 

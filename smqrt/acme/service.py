@@ -35,9 +35,9 @@ from smqrt.transport.server_tls import shown
 
 log = logging.getLogger("smqrt")
 
-FIRST_RETRY_S, LONGEST_RETRY_S = 120.0, 12 * 3600.0
+FIRST_RETRY_S, MAX_RETRY_S = 120.0, 12 * 3600.0
 """Let's Encrypt lets an account fail five times an hour for a name: waits that double stay below."""
-LONGEST_ASKED_S = 8 * 86400.0
+MAX_ASKED_S = 8 * 86400.0
 """That an authority may ask to be left alone; the limits of Let's Encrypt are weeks."""
 OTHER_ORDERS_S = 5.0
 SHORTEST_S = 300.0
@@ -191,8 +191,8 @@ class AcmeService:
 
     def _failed(self, error: AcmeError, kind: str = "") -> None:
         failures = self._state.failures + 1
-        wait_s = min(FIRST_RETRY_S * 2 ** min(failures - 1, 20), LONGEST_RETRY_S) * random.uniform(1, 1.25)
-        wait_s = max(wait_s, min(error.retry_after_s, LONGEST_ASKED_S))
+        wait_s = min(FIRST_RETRY_S * 2 ** min(failures - 1, 20), MAX_RETRY_S) * random.uniform(1, 1.25)
+        wait_s = max(wait_s, min(error.retry_after_s, MAX_ASKED_S))
         self._state = State(failures, time() + wait_s, str(error), kind)
         self._keep()
         self.failed += 1

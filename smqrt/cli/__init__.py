@@ -143,7 +143,7 @@ def _list(pages: dict[str, str]) -> None:
     click.echo("`smqrt help PAGE` prints a page, `smqrt help WORD` searches all.")
 
 
-_MOST_PAGES, _MOST_SECTIONS = 12, 3
+_MAX_PAGES, _MAX_SECTIONS = 12, 3
 
 
 def _search(pages: dict[str, str], query: str) -> None:
@@ -166,17 +166,17 @@ def _search(pages: dict[str, str], query: str) -> None:
     if hint:
         click.echo(f"{hint}\n")
     width = min(100, get_terminal_size().columns)
-    for name, all_found in list(by_page.items())[:_MOST_PAGES]:
+    for name, all_found in list(by_page.items())[:_MAX_PAGES]:
         click.echo(f"{name}: {title(pages[name])}")
-        for found in all_found[:_MOST_SECTIONS]:
+        for found in all_found[:_MAX_SECTIONS]:
             if found.section.anchor:
                 click.echo(f"  {found.section.heading}")
             if found.line:
                 click.echo(f"    {search.excerpt(found.line, query, width - 4)}")
-        if len(all_found) > _MOST_SECTIONS:
-            click.echo(f"  and {len(all_found) - _MOST_SECTIONS} more sections")
-    if len(by_page) > _MOST_PAGES:
-        click.echo(f"\n{len(by_page) - _MOST_PAGES} more pages contain {query!r}. Another word makes the list shorter.")
+        if len(all_found) > _MAX_SECTIONS:
+            click.echo(f"  and {len(all_found) - _MAX_SECTIONS} more sections")
+    if len(by_page) > _MAX_PAGES:
+        click.echo(f"\n{len(by_page) - _MAX_PAGES} more pages contain {query!r}. Another word makes the list shorter.")
     click.echo("\n`smqrt help PAGE` prints a page.")
 
 

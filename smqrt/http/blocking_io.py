@@ -64,7 +64,7 @@ class Disks:
         self._trees: dict[str, tuple[float, bool]] = {}  # expiry, whether all of it is local
         self._threads: dict[str, DiskThreads] = {}
 
-    def is_near(self, path: str) -> bool:
+    def is_local(self, path: str) -> bool:
         """Return whether the folder of `path` is known to be local, so that `lstat` does not block.
 
         The name itself may be a link to another disk.
@@ -72,7 +72,7 @@ class Disks:
         known = self._folders.get(path[: path.rfind("/")])
         return known is not None and known[2] and monotonic() < known[0]
 
-    def is_near_tree(self, root: str) -> bool:
+    def is_local_tree(self, root: str) -> bool:
         """Return whether everything below the folder `root`, a path without links, is local."""
         known = self._trees.get(root)
         if known is None or monotonic() > known[0]:
@@ -157,8 +157,8 @@ def call_blocking(io: Io, name: str, function: Callable[..., T], *args: object) 
         raise IoError.of(error, name) from None
 
 
-def reach_near(io: Io, name: str, function: Callable[..., T], *args: object) -> T:
+def call_blocking_unless_local(io: Io, name: str, function: Callable[..., T], *args: object) -> T:
     """Call like `call_blocking`, but directly when the file is on a local disk. For functions that are quick there."""
-    if io.in_loop or io.is_near(name):
+    if io.in_loop or io.is_local(name):
         return function(*args)
     return call_blocking(io, name, function, *args)

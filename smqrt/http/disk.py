@@ -66,7 +66,7 @@ class DiskIo(Io):
     def open_now(self, name: str) -> int | None:
         """See `Io.open_now`."""
         path = self.realpath(name)
-        if not disks.is_near(path):
+        if not disks.is_local(path):
             return None
         try:
             if not mode_bits.S_ISREG(os.lstat(path).st_mode):
@@ -78,7 +78,7 @@ class DiskIo(Io):
     def stat_now(self, name: str) -> Stat | None:
         """See `Io.stat_now`. Returns None also for a link, because it may lead to another disk."""
         path = self.realpath(name)
-        if not disks.is_near(path):
+        if not disks.is_local(path):
             return None
         try:
             info = os.lstat(path)
@@ -90,9 +90,9 @@ class DiskIo(Io):
         """See `Io.place`."""
         return self.realpath(name)
 
-    def is_near(self, name: str = "") -> bool:
-        """See `Io.is_near`."""
-        return disks.is_near_tree(self._root)
+    def is_local(self, name: str = "") -> bool:
+        """See `Io.is_local`."""
+        return disks.is_local_tree(self._root)
 
     def stat(self, name: str) -> Stat:
         """See `Io.stat`."""
@@ -280,9 +280,9 @@ class ZipIo(Io):
         """See `Io.place`."""
         return self._path if self._data is None else ""
 
-    def is_near(self, name: str = "") -> bool:
-        """See `Io.is_near`."""
-        return disks.is_near_tree(os.path.dirname(self._path))
+    def is_local(self, name: str = "") -> bool:
+        """See `Io.is_local`."""
+        return disks.is_local_tree(os.path.dirname(self._path))
 
     def realpath(self, name: str = "") -> str:
         """See `Io.realpath`. Returns the path of the archive, followed by the name."""

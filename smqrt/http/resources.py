@@ -109,7 +109,7 @@ class Io:
         """Return an absolute path on the disk that an operation on `name` uses; "" without a disk."""
         return ""
 
-    def is_near(self, name: str = "") -> bool:
+    def is_local(self, name: str = "") -> bool:
         """Return whether `stat` and opening for reading need no thread, because all files are on a local disk."""
         return False
 

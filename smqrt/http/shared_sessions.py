@@ -22,7 +22,7 @@ from smqrt.http.sessions import MAX_INACTIVE_S, HttpSession, Note, RequestSessio
 from smqrt.loop import greenlet_pool
 from smqrt.loop.scheduling import Turn
 from smqrt.settings.limit_register import LineLimit
-from smqrt.workers.shared_rows import MOST_WRITTEN, Row, SharedRows
+from smqrt.workers.shared_rows import MAX_WRITTEN, Row, SharedRows
 from smqrt.workers.worker_identity import WorkerPlace
 
 HEAD = b"s"
@@ -343,9 +343,9 @@ class SharedSessions(RequestSessions):
 
     def _send_uses(self, sessions: Iterable[SharedSession], yield_turn: Callable[[], object] = bool) -> None:
         living = [one for one in sessions if self._by_number.get(one.number) is one]
-        for at in range(0, len(living), MOST_WRITTEN):
+        for at in range(0, len(living), MAX_WRITTEN):
             with self._rows.together():
-                for session in living[at : at + MOST_WRITTEN]:
+                for session in living[at : at + MAX_WRITTEN]:
                     self.save(session)
                     row = _use.pack(session.accessed_s, session.own_uses, session.locks > 0)
                     self._rows.put(session.number, b"%b%d" % (_USES, self._rows.writer), row)

@@ -16,7 +16,7 @@ from gevent import get_hub
 from gevent.lock import BoundedSemaphore
 
 from smqrt.http.access import MAGIC_BYTES, is_page
-from smqrt.http.blocking_io import call_blocking, reach_near
+from smqrt.http.blocking_io import call_blocking, call_blocking_unless_local
 from smqrt.http.headers import Span, check_field, http_date, parse_date, parse_ranges
 from smqrt.http.message import Request
 from smqrt.http.resources import Io, IoError, Stat
@@ -108,7 +108,7 @@ class StaticFiles:
     def find(self, name: str) -> StaticFile | None:
         """Return the file or page of a name that clients may see, or None."""
         entry = self._known.get(name)
-        if entry is None or reach_near(self._io, name, self._io.version, name) != entry.stat.version:
+        if entry is None or call_blocking_unless_local(self._io, name, self._io.version, name) != entry.stat.version:
             entry = self._look_up(name)
         return None if entry is None or entry.stat.isdir else entry
 
@@ -162,7 +162,7 @@ class StaticFiles:
     def _look_up(self, name: str) -> StaticFile | None:
         self._remove(name)
         try:
-            stat, begin = reach_near(self._io, name, _read_beginning, self._io, name)
+            stat, begin = call_blocking_unless_local(self._io, name, _read_beginning, self._io, name)
             entry = StaticFile(name, stat, is_page(name))
             if not entry.stat.isdir and self._io.private.content(name, begin):
                 return None
@@ -186,7 +186,7 @@ class StaticFiles:
             return False
         try:
             read = self._io.read_published
-            stat, body = reach_near(self._io, entry.name, read, entry.name, MAX_KEPT_FILE + 1)
+            stat, body = call_blocking_unless_local(self._io, entry.name, read, entry.name, MAX_KEPT_FILE + 1)
         except IoError:
             return False
         if stat.version != entry.stat.version or len(body) != stat.size:
@@ -270,7 +270,7 @@ class _FileResponse:
             return
         io, name = self.io, self.name
         if self.stat.size <= MAX_KEPT_FILE:
-            opened = reach_near(io, name, io.open_published, name)
+            opened = call_blocking_unless_local(io, name, io.open_published, name)
         elif io.in_loop:
             opened = io.open_published(name)
         else:
@@ -348,7 +348,7 @@ def _pieces(io: Io, name: str, file: IO[bytes], span: Span) -> Iterator[bytes]:
     file.seek(span.first)
     left, turn = len(span), Turn()
     while left:
-        piece = reach_near(io, name, file.read, min(left, _PIECE))
+        piece = call_blocking_unless_local(io, name, file.read, min(left, _PIECE))
         if not piece:
             return  # the file has become shorter: the connection is closed, as the announced length is not reached
         left -= len(piece)

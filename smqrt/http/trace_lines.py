@@ -90,7 +90,7 @@ class Lines:
         """Count lines that were dropped by another worker."""
         self._dropped += lines
 
-    def take_left_out(self) -> int:
+    def take_dropped(self) -> int:
         """Return how many lines were dropped since the last call."""
         dropped, self._dropped = self._dropped, 0
         return dropped

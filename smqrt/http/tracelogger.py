@@ -186,7 +186,7 @@ class TraceLogger(Directory):
         self._flushing = False
         viewer = self._viewer
         while viewer is not None and self._waiting and viewer.takes():
-            viewer.show(self._waiting.take(FRAME_BYTES), self._waiting.take_left_out())
+            viewer.show(self._waiting.take(FRAME_BYTES), self._waiting.take_dropped())
 
     # Requests
 
@@ -265,7 +265,7 @@ class TraceLogger(Directory):
         """Yield the lines of this worker for the viewer of another one, see `smqrt.http.trace_lines`."""
         when_s, number = question["claim"]
         waiting = self._history.copy(WAITING_BYTES, behind_of(question))
-        viewer = RemoteViewer((when_s, number), waiting.take(WAITING_BYTES), waiting.take_left_out())
+        viewer = RemoteViewer((when_s, number), waiting.take(WAITING_BYTES), waiting.take_dropped())
         if not self._replace_viewer(viewer):
             yield TAKEN
             return

@@ -28,7 +28,7 @@ OnData = Callable[[bytes, int], object]
 OnRoundTrip = Callable[[str, float | None], object]
 """`f(address, ms)`."""
 _LEAST_TIMEOUT_S, _TIMEOUTS_IN_TIMESPAN = 2.0, 4
-_SECONDS = number(0, mtl.LONGEST_S, "seconds", above=True)
+_SECONDS = number(0, mtl.MAX_S, "seconds", above=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class PingOptions:
     def times(self) -> tuple[float, float]:
         """Return `ping_s` and `silence_s`."""
         timespan, timeout = self.timespan, self.timeout
-        if not (timeout >= _LEAST_TIMEOUT_S and _TIMEOUTS_IN_TIMESPAN * timeout <= timespan <= mtl.LONGEST_S - timeout):
+        if not (timeout >= _LEAST_TIMEOUT_S and _TIMEOUTS_IN_TIMESPAN * timeout <= timespan <= mtl.MAX_S - timeout):
             raise ArgumentError(
                 f"ping: timespan {timespan:g}, timeout {timeout:g}; timeout is 2 s at least, timespan four times as "
                 "long, both 3600 s at most"

@@ -34,7 +34,7 @@ PAGE_FILES = 256
 """Most files of a page, so that reading one takes a millisecond or two."""
 PAGE_BYTES = 512 << 10
 """Most bytes of a page, unless it has one file: entries of files with many topics are long."""
-MOST_TOPICS = 64
+MAX_TOPICS = 64
 """A file with more topics doesn't list them; it has a Bloom filter."""
 _CACHED_PAGES = 32  # some 20 MB at most
 PAGE_GRACE_S = 120.0
@@ -57,7 +57,7 @@ class DataFile:
         rows: how many.
         ts_min_us, ts_max_us: earliest and latest time, microseconds UTC.
         bytes: its size.
-        topics: the topics of its rows; None when there are more than `MOST_TOPICS`.
+        topics: the topics of its rows; None when there are more than `MAX_TOPICS`.
         topic_filter: then their `filters.bloom_filter`; None in files of older versions.
         crc32: checksum of the whole file; None in files of older versions, whose pages have no checksums either.
         footer_crc32: checksum of its footer.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from smqrt.errors import JournalError
 from smqrt.journal import filters, tables
 from smqrt.journal.files import age_s, crc32_of_file, crc32_of_footer, make_folder, touch
-from smqrt.journal.manifest import MOST_TOPICS, DataFile
+from smqrt.journal.manifest import MAX_TOPICS, DataFile
 from smqrt.journal.payload_schema import TypedColumn
 from smqrt.journal.planning import PARQUET, Chunk
 from smqrt.journal.record import COLUMNS
@@ -152,7 +152,7 @@ class CompactedFile:
             os.close(fd)
         last = self._first + self._rows - 1
         names = tuple(sorted(self._names))
-        few = len(names) <= MOST_TOPICS
+        few = len(names) <= MAX_TOPICS
         entry = DataFile(
             f"{self._folder}/{self._node}-{self._first:020d}-{last:020d}.parquet",
             self._node,

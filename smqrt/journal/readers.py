@@ -329,7 +329,7 @@ def _growing(start: int, end: int) -> Iterator[tuple[int, int]]:
 
 MAX_QUERIES = 10_000
 """Most queries that report: retention reads all reports."""
-MOST_NODES = 256
+MAX_NODES = 256
 """Most nodes of a report: a hub reads all reports once a minute."""
 _MAX_SHOWN_CHARS = 100
 _QUERY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
@@ -378,8 +378,8 @@ def parse_report(body: bytes) -> ProgressReport:
     if not isinstance(name, str):
         raise ArgumentError(f"name: {_shown(name)} is not a text; send the name of the query.")
     time_us, offset = values.get("time_us"), values.get("offset")
-    if isinstance(offset, dict) and len(offset) > MOST_NODES:
-        raise ArgumentError(f"offset: it names {len(offset)} nodes; a report has {MOST_NODES} at most.")
+    if isinstance(offset, dict) and len(offset) > MAX_NODES:
+        raise ArgumentError(f"offset: it names {len(offset)} nodes; a report has {MAX_NODES} at most.")
     if not isinstance(offset, dict) or not all(_is_count(seq) for seq in offset.values()):
         raise ArgumentError(
             f"offset: {_shown(offset)} is not an object {{node: sequence number}} such as {{'n1': 17}}."

@@ -32,7 +32,7 @@ TOKENS_FILE = "tokens"
 LOOK_S = 1.0
 """How often the file is checked for a change."""
 MAX_BYTES = 64 << 10
-MOST_TOPICS = 32
+MAX_TOPICS = 32
 """Topics of a line: a topic name of 64 KiB is compared with all of them without a pause."""
 MAX_QUERIES = 10_000
 """Query names that one token may create, over all runs of hubs: each stays in memory and on disk."""
@@ -223,8 +223,8 @@ def _parse_line(words: list[str]) -> Grant:
         raise ArgumentError(f"{name!r} must be followed by a token of {MIN_TOKEN_CHARS} characters or more")
     reads = rights[:1] == ["read"]
     rest = rights[reads:]
-    if len(rest) > MOST_TOPICS + 1:
-        raise ArgumentError(f"{name!r} has more than {MOST_TOPICS} topics: use wildcards, or several tokens")
+    if len(rest) > MAX_TOPICS + 1:
+        raise ArgumentError(f"{name!r} has more than {MAX_TOPICS} topics: use wildcards, or several tokens")
     if not rights or (rest and rest[0] != "write"):
         raise ArgumentError(
             f"{name!r} must be followed by 'read', 'write' or 'read write', and topics only after write"

@@ -22,7 +22,7 @@ _COMMENT = re.compile(r"<!--.*?-->")
 _TITLE_WEIGHT, _HEADING_WEIGHT = 8.0, 5.0
 _PART_WEIGHT = 0.5  # of the page's title for a section: "journal compaction" finds "Compaction" of "The journal"
 _WHOLE_WORD = 2.0  # "log" fits the word "log" better than "logins"
-_MOST_OCCURRENCES = 4  # more of them in the text do not make a section fit better
+_MAX_OCCURRENCES = 4  # more of them in the text do not make a section fit better
 _BACKGROUND_WEIGHT = 0.3
 _NEAR = 0.7  # of difflib: "setings" and "settings" have 0.93
 INDEX_VARIABLE = "smqrtManual"
@@ -163,7 +163,7 @@ def _look(section: Section, words: list[re.Pattern[str]]) -> Found | None:
     title_weight = _PART_WEIGHT if section.anchor else _TITLE_WEIGHT
     score, is_here = 0.0, not section.anchor
     for word in words:
-        times = min(len(word.findall(text)), _MOST_OCCURRENCES)
+        times = min(len(word.findall(text)), _MAX_OCCURRENCES)
         own = _HEADING_WEIGHT * _points(word, heading) + times * _points(word, text) / _WHOLE_WORD
         points = own + title_weight * _points(word, page)
         if not points:

@@ -14,7 +14,7 @@ from smqrt.transport.listener import listening_sockets, sockets_for_storms
 from smqrt.transport.server_tls import TlsFiles
 
 OTHER_PORTS = {"http": range(9357, 9371), "https": range(9443, 9461)}  # spec: runtime §1.2
-_LONGEST_PROTOCOL = 255
+_MAX_PROTOCOL = 255
 ADMIN = "admin"
 ADMIN_PORT = 9356
 """The default; another server of this machine may have it, and then any free one is taken."""
@@ -111,7 +111,7 @@ def _files(name: str, table: ListenerSettings, settings: Settings) -> TlsFiles:
     tls = settings.tls
     alpn = tls.alpn if table.alpn is None else table.alpn
     for protocol in alpn:
-        if not protocol.isascii() or len(protocol) > _LONGEST_PROTOCOL:
+        if not protocol.isascii() or len(protocol) > _MAX_PROTOCOL:
             raise StartError(f"{what or 'tls'}.alpn: {protocol!r} is no name of ALPN: 1 to 255 ASCII characters.")
     return TlsFiles(
         pairs,

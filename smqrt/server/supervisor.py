@@ -184,7 +184,7 @@ class Rolling:
 Report = Callable[[str], None]
 
 PATIENCE = Patience(first_s=0.25, longest_s=30.0, steady_s=60.0)
-MOST_FAILED_STARTS = 5
+MAX_FAILED_STARTS = 5
 """A worker that fails so often before it serves, while none of the others serves, ends the server."""
 SILENT_S = 3.0
 """A worker that says nothing for so long is held by something: others accept its connections meanwhile."""
@@ -192,7 +192,7 @@ LOOK_S = 1.0
 RELOAD_S = 30.0
 KILL_AFTER_S = 5.0
 """Beyond `drain.most_s`, which the workers watch themselves."""
-MOST_DIRECTORY_CHARS = 78
+MAX_DIRECTORY_CHARS = 78
 """The path of a Unix socket has 107 at most, and those of links between workers take 28 of them."""
 DIRECTORY = "smqrt-workers-"
 MEMORY = "/dev/shm"
@@ -352,7 +352,7 @@ class Supervisor:
     def _is_hopeless(self, worker: WorkerProcess, failed: int) -> bool:
         if worker.fault is not None and not self._is_up:
             self._fail(worker.fault)
-        elif failed >= MOST_FAILED_STARTS and not any(one.accepts for one in self.workers.values()):
+        elif failed >= MAX_FAILED_STARTS and not any(one.accepts for one in self.workers.values()):
             self._fail(f"Worker {worker.name} failed {failed} times before it served; at last it {worker.ending}.")
         return self.over.is_set()
 
@@ -468,7 +468,7 @@ def _private_directory() -> Path:
         if "TMPDIR" not in os.environ and _has_room(MEMORY):
             return Path(tempfile.mkdtemp(prefix=DIRECTORY, dir=MEMORY))
         folder = Path(tempfile.mkdtemp(prefix=DIRECTORY))
-        if len(str(folder)) > MOST_DIRECTORY_CHARS:
+        if len(str(folder)) > MAX_DIRECTORY_CHARS:
             folder.rmdir()
             folder = Path(tempfile.mkdtemp(prefix=DIRECTORY, dir="/tmp"))
     except OSError as error:

@@ -20,7 +20,7 @@ from smqrt.errors import StartError
 log = logging.getLogger("smqrt")
 
 FIRST_FD = 3  # SD_LISTEN_FDS_START
-_MOST_SOCKETS = 64
+_MAX_SOCKETS = 64
 _LISTEN = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES")
 _FEEDS_PER_TIMEOUT = 3
 _SHOWN = 500  # characters of a status
@@ -129,8 +129,8 @@ def passed_sockets(
     if said["LISTEN_PID"] != str(os.getpid()) or not said["LISTEN_FDS"]:
         return {}
     count = int(said["LISTEN_FDS"]) if said["LISTEN_FDS"].isdecimal() else 0
-    if not 0 < count <= _MOST_SOCKETS:
-        raise StartError(f"systemd passes LISTEN_FDS={said['LISTEN_FDS']}; from 1 to {_MOST_SOCKETS} are possible.")
+    if not 0 < count <= _MAX_SOCKETS:
+        raise StartError(f"systemd passes LISTEN_FDS={said['LISTEN_FDS']}; from 1 to {_MAX_SOCKETS} are possible.")
     names = said["LISTEN_FDNAMES"].split(":") if said["LISTEN_FDNAMES"] else []
     if names and len(names) != count:
         raise StartError(f"systemd passes {count} sockets and {len(names)} names; both must be as many.")

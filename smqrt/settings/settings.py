@@ -88,7 +88,7 @@ _VERSION = choice("1.2", "1.3")
 
 LETS_ENCRYPT = "https://acme-v02.api.letsencrypt.org/directory"
 _HOST_NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*")
-_LONGEST_HOST_NAME, _MOST_HOST_NAMES = 253, 100
+_MAX_HOST_NAME, _MAX_HOST_NAMES = 253, 100
 
 
 def _host_names() -> Rule[tuple[str, ...]]:
@@ -101,11 +101,11 @@ def _host_names() -> Rule[tuple[str, ...]]:
                 name = one.rstrip(".").encode("idna").decode().lower()
             except UnicodeError:
                 name = ""
-            if not _HOST_NAME.fullmatch(name) or len(name) > _LONGEST_HOST_NAME or name.replace(".", "").isdigit():
+            if not _HOST_NAME.fullmatch(name) or len(name) > _MAX_HOST_NAME or name.replace(".", "").isdigit():
                 raise NotThisError(f"host names such as example.com, without * and no addresses; {one!r} is none")
             found.append(name)
-        if len(found) > _MOST_HOST_NAMES:
-            raise NotThisError(f"at most {_MOST_HOST_NAMES} host names")
+        if len(found) > _MAX_HOST_NAMES:
+            raise NotThisError(f"at most {_MAX_HOST_NAMES} host names")
         return tuple(dict.fromkeys(found))
 
     return replace(texts(), read=read_names)
@@ -525,17 +525,17 @@ class ClusterSettings:
     )
 
 
-MOST_WORKERS = 128
+MAX_WORKERS = 128
 
 
 def _workers() -> Rule[int]:
     """A number of processes, or "auto", which is 0."""
 
     def read_workers(value: object) -> int:
-        return 0 if value == "auto" else whole(0, MOST_WORKERS).read(value)
+        return 0 if value == "auto" else whole(0, MAX_WORKERS).read(value)
 
-    schema = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": MOST_WORKERS}, {"const": "auto"}]}
-    return Rule(f'a whole number from 1 to {MOST_WORKERS}, or "auto"', read_workers, int, schema)
+    schema = {"anyOf": [{"type": "integer", "minimum": 0, "maximum": MAX_WORKERS}, {"const": "auto"}]}
+    return Rule(f'a whole number from 1 to {MAX_WORKERS}, or "auto"', read_workers, int, schema)
 
 
 @dataclass(frozen=True)

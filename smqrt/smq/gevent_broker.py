@@ -51,13 +51,13 @@ def _origins(value: object) -> Origins:
 
 
 def _name(value: object) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MOST_NAME_CHARS or not value.isprintable():
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_CHARS or not value.isprintable():
         raise NotThisError
     return value
 
 
-MOST_NAME_CHARS = 100
-_NAME = Rule(f"a text of 1 to {MOST_NAME_CHARS} printable characters", _name)
+MAX_NAME_CHARS = 100
+_NAME = Rule(f"a text of 1 to {MAX_NAME_CHARS} printable characters", _name)
 _ORIGINS = Rule("a text, or a list of texts", _origins)
 
 

@@ -37,7 +37,7 @@ log = logging.getLogger("smqrt")
 FEW_CLIENTS = 100
 COME_BACK_PER_S = 2000
 """What a server takes of clients that come back, with something left for those who work."""
-LONGEST_WINDOW_S = 5.0
+MAX_WINDOW_S = 5.0
 """`docker stop` waits for 10 s in all."""
 _READS = 16
 """Receives from one client before it is closed: 4 MiB at most, then it is cut off like any other."""
@@ -46,7 +46,7 @@ _LOOK_S = 0.005
 
 def window_s(clients: int) -> float:
     """Give the seconds over which so many clients are closed when nobody has said: none for a few, 5 at most."""
-    return 0.0 if clients < FEW_CLIENTS else min(clients / COME_BACK_PER_S, LONGEST_WINDOW_S)
+    return 0.0 if clients < FEW_CLIENTS else min(clients / COME_BACK_PER_S, MAX_WINDOW_S)
 
 
 def refuse_newcomers(brokers: Iterable[GeventBroker]) -> None:

@@ -30,7 +30,7 @@ TAKEN_AT_ONCE = 64
 WAITING_BYTES = 16 * 768
 """What may be on its way to one worker: 16 connections, of which the kernel counts each so. A worker that something
 holds gets no more."""
-MOST_ON_THE_WAY = 1000
+MAX_ON_THE_WAY = 1000
 _MESSAGE_BYTES = 512
 _ANCILLARY_BYTES = socket.CMSG_LEN(4)
 """One descriptor. `socket.recv_fds` takes no notice of its flags in Python 3.11."""
@@ -176,7 +176,7 @@ class Balance:
         the descriptor of each, which is its own from then on.
         """
         for number in self._takes_for:
-            for fd, name, _ in _received(self._inboxes[number], MOST_ON_THE_WAY):
+            for fd, name, _ in _received(self._inboxes[number], MAX_ON_THE_WAY):
                 say_busy(name, fd)
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ _QUEUE = re.compile(r"[^\s\x00-\x20\x7f]+")
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
 _HEADER_VALUE = re.compile(r"[^\r\n\0]*")
 _HEADER_LINE = b"NATS/1.0"
-_LONGEST_NUMBER = 10  # digits, so that no number is long work
+_MAX_NUMBER = 10  # digits, so that no number is long work
 
 
 # ---- what a client says
@@ -394,7 +394,7 @@ class NatsDecoder:
 
 
 def _number(word: bytes) -> int:
-    if len(word) > _LONGEST_NUMBER or not word.isdigit():
+    if len(word) > _MAX_NUMBER or not word.isdigit():
         raise NatsError(f"{word[:40]!r} is no number")
     return int(word)
 

@@ -23,10 +23,10 @@ from smqrt.errors import SmqrtError
 
 Message = dict[str, Any]
 
-MOST_FDS = 250
+MAX_FDS = 250
 """Of one message: Linux takes 253 at once."""
-MOST_JSON_BYTES = 64 << 20
-MOST_BLOB_BYTES = 512 << 20
+MAX_JSON_BYTES = 64 << 20
+MAX_BLOB_BYTES = 512 << 20
 """Twice what all queues of a server may hold."""
 _HEAD = struct.Struct(">III")
 _PEER = struct.Struct("3i")
@@ -49,7 +49,7 @@ class FdChannel:
         most_bytes: of one message that comes; a stranger gets less.
     """
 
-    def __init__(self, sock: socket.socket, most_bytes: int = MOST_BLOB_BYTES) -> None:
+    def __init__(self, sock: socket.socket, most_bytes: int = MAX_BLOB_BYTES) -> None:
         self._sock: Any = gsocket.socket(fileno=sock.detach())
         self.most_bytes = most_bytes
         self._data = bytearray()
@@ -71,7 +71,7 @@ class FdChannel:
         Raises:
             ChannelError: the other process is gone, or takes nothing for `timeout_s`.
         """
-        assert len(fds) <= MOST_FDS
+        assert len(fds) <= MAX_FDS
         text, blob = _encoded(message)
         rest = memoryview(b"".join((_HEAD.pack(len(text), len(blob), len(fds)), text, blob)))
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -101,7 +101,7 @@ class FdChannel:
             with gevent.Timeout(timeout_s):
                 self._fill(_HEAD.size)
                 text_bytes, blob_bytes, count = _HEAD.unpack_from(self._data)
-                if text_bytes > min(self.most_bytes, MOST_JSON_BYTES) or blob_bytes > self.most_bytes:
+                if text_bytes > min(self.most_bytes, MAX_JSON_BYTES) or blob_bytes > self.most_bytes:
                     raise ChannelError(f"a message of {text_bytes + blob_bytes} bytes")
                 self._fill(_HEAD.size + text_bytes + blob_bytes)
         except gevent.Timeout:
@@ -119,7 +119,7 @@ class FdChannel:
         while len(self._data) < size:
             try:
                 data, ancillary, flags, _ = self._sock.recvmsg(
-                    _PIECE_BYTES, socket.CMSG_SPACE(4 * MOST_FDS), socket.MSG_CMSG_CLOEXEC
+                    _PIECE_BYTES, socket.CMSG_SPACE(4 * MAX_FDS), socket.MSG_CMSG_CLOEXEC
                 )
             except OSError as error:
                 raise ChannelError(f"the other process is gone ({error.strerror})") from None
@@ -128,7 +128,7 @@ class FdChannel:
                     fds = array.array("i")
                     fds.frombytes(value[: len(value) - len(value) % fds.itemsize])
                     self._fds.extend(fds)
-            if flags & socket.MSG_CTRUNC or len(self._fds) > MOST_FDS * 4:
+            if flags & socket.MSG_CTRUNC or len(self._fds) > MAX_FDS * 4:
                 raise ChannelError("descriptors are missing; raise the limit of open files (ulimit -n)")
             if not data:
                 raise ChannelError("the other process is gone")

@@ -37,7 +37,7 @@ AGAIN_S = 0.050
 disk as an example, nothing is tried for so long."""
 OPEN_S = 5.0
 MOST_READ, MOST_READ_BYTES = 1000, 1 << 20  # at once: 10 ms
-MOST_WRITTEN, MOST_TRANSACTIONS = 200, 5  # in one transaction, and at once: 2 ms, 10 ms
+MAX_WRITTEN, MAX_TRANSACTIONS = 200, 5  # in one transaction, and at once: 2 ms, 10 ms
 PAGE_BYTES = 1024  # pages are written as a whole: a row is small
 MOST_WAITING = 50_000
 """Writes that may wait, for a disk that is full as an example; the oldest go."""
@@ -212,7 +212,7 @@ class SharedRows:
         """Write what waits, or as much of it as may be at once; tell whether nothing waits any more."""
         if self._waiting and monotonic() < self._rest_until_s:
             return False
-        for _ in range(MOST_TRANSACTIONS):
+        for _ in range(MAX_TRANSACTIONS):
             if len(self._waiting) < 2:
                 return self._write_last()
             if not self._begin() or not self._write_begun():
@@ -232,12 +232,12 @@ class SharedRows:
         if not self._begin():
             return False
         try:
-            count = self._db.execute(_OLD, (time(), MOST_WRITTEN)).rowcount
+            count = self._db.execute(_OLD, (time(), MAX_WRITTEN)).rowcount
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             self._undo(error)
             return False
-        return count == MOST_WRITTEN
+        return count == MAX_WRITTEN
 
     def _begin(self) -> bool:
         return self._patiently("BEGIN IMMEDIATE", ())
@@ -262,7 +262,7 @@ class SharedRows:
 
     def _write_begun(self) -> bool:
         """Write what waits, or a part of it, and end the transaction; tell whether that was done."""
-        steps = list(itertools.islice(self._waiting, MOST_WRITTEN))
+        steps = list(itertools.islice(self._waiting, MAX_WRITTEN))
         try:
             for sql, *values in steps:
                 self._db.execute(str(sql), values)

@@ -97,7 +97,7 @@ def test_no_other_kind_where_there_is_none(
     assert set(fake.kinds) == {kind}
 
 
-@pytest.mark.parametrize(("failures", "least_s"), [(0, 100.0), (3, 800.0), (100, service.LONGEST_RETRY_S)])
+@pytest.mark.parametrize(("failures", "least_s"), [(0, 100.0), (3, 800.0), (100, service.MAX_RETRY_S)])
 def test_waits_double_and_have_an_end(
     start: Start, fake: Engine, files: AcmeFiles, monkeypatch: pytest.MonkeyPatch, failures: int, least_s: float
 ) -> None:
@@ -110,7 +110,7 @@ def test_waits_double_and_have_an_end(
     assert files.state().failures == failures + 1
 
 
-@pytest.mark.parametrize(("asked_s", "waited_s"), [(7200.0, 7200.0), (1e12, service.LONGEST_ASKED_S)])
+@pytest.mark.parametrize(("asked_s", "waited_s"), [(7200.0, 7200.0), (1e12, service.MAX_ASKED_S)])
 def test_an_authority_may_ask_to_be_left_alone(
     start: Start, fake: Engine, files: AcmeFiles, asked_s: float, waited_s: float
 ) -> None:

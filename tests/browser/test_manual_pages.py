@@ -17,7 +17,7 @@ from smqrt.manual.site import write_site
 from tests.conftest import Served
 
 NewPage = Callable[..., Any]
-MOST_OF_A_PAGE = 3
+MAX_OF_A_PAGE = 3
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def expected(query: str, base: str) -> list[str]:
     found = []
     for section in (one.section for one in find(all_sections(manual.pages()), query)):
         counts[section.page] += 1
-        if counts[section.page] <= MOST_OF_A_PAGE:
+        if counts[section.page] <= MAX_OF_A_PAGE:
             found.append(base.format(section.page) + (f"#{section.anchor}" if section.anchor else ""))
     return found
 

@@ -18,7 +18,7 @@ from smqrt.errors import ArgumentError
 from smqrt.operations.all_workers import Looks
 from smqrt.operations.console import views
 from smqrt.operations.console.gauges import Gauges, Rates
-from smqrt.operations.console.live_views import MOST_PAGES, Watching
+from smqrt.operations.console.live_views import MAX_PAGES, Watching
 from smqrt.operations.console.views import Paced, _shown
 from smqrt.operations.console.workers import over_workers, topics_over_workers
 from smqrt.operations.logs import LogTail
@@ -275,14 +275,14 @@ def test_what_is_no_question_is_left_aside(pages: Pages, question: object) -> No
 
 
 def test_pages_are_bounded(pages: Pages) -> None:
-    for page in range(MOST_PAGES):
+    for page in range(MAX_PAGES):
         pages.look(page)
     pages.look(1000)
     assert "close one of them" in pages.sent[-1][1]
-    assert len(pages.watching) == MOST_PAGES
+    assert len(pages.watching) == MAX_PAGES
     pages.watching.left(0)
     pages.look(1000)
-    assert len(pages.watching) == MOST_PAGES
+    assert len(pages.watching) == MAX_PAGES
 
 
 def test_an_order_that_takes_long_is_looked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:

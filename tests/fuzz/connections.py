@@ -22,7 +22,7 @@ from smqrt.smq.connection_kinds import WsConnection
 from smqrt.wire import smq, websocket
 
 MAX_NAMES, MAX_CLIENT_NAMES = 64, 16
-MOST_PIECES = 64
+MAX_PIECES = 64
 CONNECT = smq.connect(b"uid-0001")
 
 
@@ -148,7 +148,7 @@ def _receives(data: bytes, connect: bytes) -> Iterator[bytes]:
 
 def pieces(data: bytes) -> Iterator[bytes]:
     """What follows the first byte, cut as that says."""
-    step = max((data[0] if data else 0) & 0x7F or len(data), len(data) // MOST_PIECES, 1)
+    step = max((data[0] if data else 0) & 0x7F or len(data), len(data) // MAX_PIECES, 1)
     for at in range(1, len(data), step):
         yield data[at : at + step]
 

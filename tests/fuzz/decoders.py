@@ -25,12 +25,12 @@ from smqrt.wire.mqtt import client, decode, packets, server
 from smqrt.wire.mqtt.session import MqttSession
 
 MAX_MESSAGE_BYTES = 1000
-MOST_PIECES = 64
+MAX_PIECES = 64
 
 
 def _pieces(data: bytes) -> Iterator[bytes]:
-    """The first byte says in pieces of how many bytes the others come, in `MOST_PIECES` at most; 0 is all at once."""
-    step = max((data[0] if data else 0) or len(data), len(data) // MOST_PIECES, 1)
+    """The first byte says in pieces of how many bytes the others come, in `MAX_PIECES` at most; 0 is all at once."""
+    step = max((data[0] if data else 0) or len(data), len(data) // MAX_PIECES, 1)
     for at in range(1, len(data), step):
         yield data[at : at + step]
 

@@ -16,7 +16,7 @@ with atheris.instrument_imports(include=["smqrt"]):
 
 LEARNED = Path(".fuzz")
 MOST_BYTES = 4096
-LONGEST_S = 2  # of one input: linear work on so few bytes takes milliseconds
+MAX_S = 2  # of one input: linear work on so few bytes takes milliseconds
 
 
 def main(words: list[str]) -> None:
@@ -28,7 +28,7 @@ def main(words: list[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for data in seeds(name):
         (folder / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
-    limits = [f"-max_total_time={seconds}", f"-max_len={MOST_BYTES}", f"-timeout={LONGEST_S}", "-rss_limit_mb=1024"]
+    limits = [f"-max_total_time={seconds}", f"-max_len={MOST_BYTES}", f"-timeout={MAX_S}", "-rss_limit_mb=1024"]
     where = f"-artifact_prefix={LEARNED}/{name}-"
     atheris.Setup([words[0], *limits, where, "-print_final_stats=1", "-verbosity=0", str(folder)], TARGETS[name])
     atheris.Fuzz()

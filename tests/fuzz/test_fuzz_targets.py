@@ -17,7 +17,7 @@ from tests.fuzz.targets import TARGETS, seeds
 EXECUTIONS = int(os.environ.get("FUZZ_EXECUTIONS", "0"))
 """Of each target; 0 for as many as `CPU_S` lets it, and `LEAST` at least."""
 CPU_S, LEAST = 0.3, 200
-LONGEST_S = 0.05
+MAX_S = 0.05
 """Of one input: nobody may hold the loop for longer."""
 MOST_BYTES = 4096
 _EDGES = b'\x00\x01\x02\x7d\x7e\x7f\x80\x81\xfe\xff\r\n :;,=%/."\\-'
@@ -61,9 +61,9 @@ def test_spoiled_inputs(name: str) -> None:
             target(data)
         except Exception as error:
             raise AssertionError(f"{name} fails at {data.hex()}: a line for tests/fuzz/finds/{name}.hex") from error
-        if time.thread_time() - began_s > LONGEST_S:
+        if time.thread_time() - began_s > MAX_S:
             took_s = min(cpu_s(target, data) for _ in range(3))  # the collector of garbage may have had its turn
-            assert took_s <= LONGEST_S, f"{name} takes {took_s:.3f} s for {data.hex()}"
+            assert took_s <= MAX_S, f"{name} takes {took_s:.3f} s for {data.hex()}"
 
 
 def executions() -> Iterator[int]:

@@ -15,9 +15,9 @@ from smqrt.journal import manifest
 from smqrt.journal.commit import MOST_ROWS, encode
 from smqrt.journal.committed import MOST_PARTS
 from smqrt.journal.manifest import DataFile
-from smqrt.journal.readers import MOST_NODES
+from smqrt.journal.readers import MAX_NODES
 from smqrt.journal.service import BODY_BYTES
-from smqrt.journal.tokens import MOST_TOPICS, TOKENS_FILE
+from smqrt.journal.tokens import MAX_TOPICS, TOKENS_FILE
 from tests.hostile.conftest import Attack, Besieged
 from tests.waiting import wait_until
 
@@ -102,7 +102,7 @@ def test_parts_that_are_staged(stranger: Stranger) -> None:
 
 
 def test_reports_of_progress(stranger: Stranger) -> None:
-    nodes = {f"n{number}": number for number in range(MOST_NODES)}
+    nodes = {f"n{number}": number for number in range(MAX_NODES)}
     with stranger.server.attack("journal: nested, huge and wrong reports of progress") as attack:
         assert "no JSON" in stranger.post("progress", b"[" * 65_000, attack)
         assert "no JSON" in stranger.post("progress", b'{"a":' * 13_000, attack)
@@ -192,7 +192,7 @@ def test_a_token_for_some_topics(tmp_path: Path, besiege: Callable[..., Besieged
     app.mkdir()
     (app / ".preload.py").write_text(APPLICATION)
     stranger = Stranger(besiege(app), app / ".journal")
-    wildcards = [f"{'+/' * number}never{number}" for number in range(30, 30 + MOST_TOPICS - 1)]
+    wildcards = [f"{'+/' * number}never{number}" for number in range(30, 30 + MAX_TOPICS - 1)]
     (app / ".journal" / TOKENS_FILE).touch(0o600)
     (app / ".journal" / TOKENS_FILE).write_text(f"few {token} write ok/# {' '.join(wildcards)}\n")
     longest = encode([(b"a/" * 30_000, None, b"")])

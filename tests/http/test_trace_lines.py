@@ -21,10 +21,10 @@ def lines(*texts: str) -> list[Line]:
 def test_the_oldest_go_and_are_counted() -> None:
     kept = Lines(6)
     assert [kept.add(line) for line in lines("aa", "bb", "cc", "dddd", "e")] == [0, 0, 0, 2, 1]
-    assert (len(kept), kept.added, kept.take_left_out(), kept.take_left_out()) == (2, 5, 3, 0)
+    assert (len(kept), kept.added, kept.take_dropped(), kept.take_dropped()) == (2, 5, 3, 0)
     kept.count_dropped(7)
     assert [line.data for line in kept.take(1)] == [b"dddd"], "one at least"
-    assert (kept.take_left_out(), kept.take(100), kept.take(100)) == (7, [Line(4.0, b"e")], [])
+    assert (kept.take_dropped(), kept.take(100), kept.take(100)) == (7, [Line(4.0, b"e")], [])
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_what_came_behind_a_line(behind: int, texts: list[bytes], left_out: int)
     for line in lines("aa", "bb", "cc", "dd"):
         kept.add(line)
     copy = kept.copy(100, behind)
-    assert ([line.data for line in copy], copy.take_left_out()) == (texts, left_out)
+    assert ([line.data for line in copy], copy.take_dropped()) == (texts, left_out)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from smqrt.cluster.nats.servers import MOST_SERVERS, NatsAddress, ServerPool, parse_server, parse_servers
+from smqrt.cluster.nats.servers import MAX_SERVERS, NatsAddress, ServerPool, parse_server, parse_servers
 
 
 def test_addresses() -> None:
@@ -78,7 +78,7 @@ def test_what_is_learned() -> None:
         "tls://10.0.0.2:4222",
     ]
     servers.learn(source, [f"10.1.0.{number % 250}:{1 + number}" for number in range(1000)])
-    assert len(servers) == MOST_SERVERS
+    assert len(servers) == MAX_SERVERS
     servers.failed(NatsAddress("gone"), 0)
     servers.worked(NatsAddress("gone"))
     servers.leave_alone(NatsAddress("gone"), 0)

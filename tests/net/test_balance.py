@@ -8,19 +8,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from smqrt.settings.settings import MOST_WORKERS
+from smqrt.settings.settings import MAX_WORKERS
 from smqrt.transport.balance import Balance, BalanceSockets
-from smqrt.workers.fd_channel import MOST_FDS
+from smqrt.workers.fd_channel import MAX_FDS
 
 ADDRESS = ("127.0.0.1", 1234)
 
 
 def test_as_many_workers_as_there_may_be_get_its_descriptors() -> None:
-    sockets = BalanceSockets(MOST_WORKERS)
+    sockets = BalanceSockets(MAX_WORKERS)
     try:
         lists = sockets.filenos()
-        assert sum(map(len, lists)) == 1 + 2 * MOST_WORKERS
-        assert max(map(len, lists)) <= MOST_FDS
+        assert sum(map(len, lists)) == 1 + 2 * MAX_WORKERS
+        assert max(map(len, lists)) <= MAX_FDS
     finally:
         sockets.close()
 

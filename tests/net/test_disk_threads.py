@@ -91,13 +91,13 @@ def test_what_is_near() -> None:
     assert mount_of("/", mounts) == "/"
     disks = Disks(lambda: mounts)
     trees = {"/": False, "/home": False, "/home/net": False, "/home/net/ram": True, "/srv": False, "/srv/b": True}
-    assert {tree: disks.is_near_tree(tree) for tree in trees} == trees
-    assert not disks.is_near("/srv/b/file")
+    assert {tree: disks.is_local_tree(tree) for tree in trees} == trees
+    assert not disks.is_local("/srv/b/file")
     disks.find_mount("/srv/b/file")
     disks.find_mount("/home/net/file")
-    assert disks.is_near("/srv/b/other")
-    assert not disks.is_near("/home/net/other")
+    assert disks.is_local("/srv/b/other")
+    assert not disks.is_local("/home/net/other")
     assert disks.threads("/srv/b/x") is not disks.threads("/home/net/x")
     assert disks.threads("/nowhere/x") is disks.threads("/else/x")
-    assert not Disks(dict).is_near_tree("/")  # a system without a table of mounts
+    assert not Disks(dict).is_local_tree("/")  # a system without a table of mounts
     assert "/" in read_mounts()

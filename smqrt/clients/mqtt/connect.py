@@ -32,7 +32,7 @@ from smqrt.wire.url import split_url
 log = logging.getLogger("smqrt.mqtt")
 
 DEFAULT_DELAY_S = 5.0
-LONGEST_DELAY_S = 86_400.0
+MAX_DELAY_S = 86_400.0
 _EMPTY: Mapping[str, object] = MappingProxyType({})
 _RUN_WORDS: dict[object, str] = {
     Reason.PACKET_TOO_LARGE: "overflow",
@@ -145,10 +145,10 @@ def delay_of(answer: object, default_s: float | None) -> float | None:
         return DEFAULT_DELAY_S
     if answer is NotImplemented:
         return default_s
-    if isinstance(answer, int | float) and 0 <= answer <= LONGEST_DELAY_S:
+    if isinstance(answer, int | float) and 0 <= answer <= MAX_DELAY_S:
         return float(answer)
     log.error(
-        "onstatus answered %r; it must answer None or False, True, or seconds from 0 to %.0f", answer, LONGEST_DELAY_S
+        "onstatus answered %r; it must answer None or False, True, or seconds from 0 to %.0f", answer, MAX_DELAY_S
     )
     return default_s
 

@@ -27,7 +27,7 @@ from smqrt.wire.mqtt.properties import Props
 log = logging.getLogger("smqrt.mqtt")
 
 _TICKS_PER_PING = 4
-_LONGEST_TICK_S = 1.0
+_MAX_TICK_S = 1.0
 STUCK_S = 30.0
 """A broker that takes nothing for so long is left."""
 UNDELIVERED_BYTES = 4 << 20
@@ -222,7 +222,7 @@ class MqttConnection:
     def keep_alive(self) -> None:
         """The broker has accepted: from now on look at the clock."""
         if self._endpoint.ping_s:
-            tick_s = min(self._endpoint.ping_s / _TICKS_PER_PING, _LONGEST_TICK_S)
+            tick_s = min(self._endpoint.ping_s / _TICKS_PER_PING, _MAX_TICK_S)
             self._ticker = get_hub().loop.timer(tick_s, tick_s)
             self._ticker.start(self._tick)
 

@@ -26,7 +26,7 @@ from smqrt.wire.mqtt.properties import PacketType, Props, encode_properties
 from smqrt.wire.mqtt.topics import check_topic
 
 _MAX_TEXT_BYTES = 0xFFFF
-_LONGEST_S = 86_400.0
+_MAX_S = 86_400.0
 _LARGEST_PACKET_BYTES = 268_435_460
 QUEUE_POLICIES = ("wait", "raise", "drop")
 
@@ -115,7 +115,7 @@ class MqttOptions:
     alpn: list[str] = option(list, Rule("a list of texts", _alpn), "protocols to offer in TLS, the best first")
     timeout: float = option(
         5.0,
-        number(0, _LONGEST_S, "seconds", above=True),
+        number(0, _MAX_S, "seconds", above=True),
         "seconds until the broker has to have accepted; also how long `publish` waits for room",
         shown="`5`",
     )

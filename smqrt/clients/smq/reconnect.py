@@ -27,7 +27,7 @@ from smqrt.wire.url import Url
 log = logging.getLogger("smqrt.client")
 
 MAX_CREDENTIALS_BYTES = 255
-_MOST_JOBS, _MOST_READS = 10 * ROOM_JOBS, 1000
+_MAX_JOBS, _MAX_READS = 10 * ROOM_JOBS, 1000
 """So far the broker is read on, 16 KiB a time, while a callback itself waits for it, or while the client ends."""
 
 
@@ -318,7 +318,7 @@ class ReconnectingConnection:
             return
         gevent.wait([self._callbacks.room, self._reads_on], count=1)
         self._reads_ahead += 1
-        if self._callbacks.waiting >= _MOST_JOBS or self._reads_ahead >= _MOST_READS:
+        if self._callbacks.waiting >= _MAX_JOBS or self._reads_ahead >= _MAX_READS:
             self._fail_waiting("the application is too far behind")
             self._callbacks.wait_for_room()
 

@@ -32,7 +32,7 @@ OnRoundTrip = Callable[[str, float | None], object]
 """`f(address, ms)`: a ping was answered, or not in time."""
 OnLog = Callable[[str, bool], object]
 """`f(text, is_urgent)`."""
-LEAST_PING_S, LONGEST_S = 0.05, 3600.0
+LEAST_PING_S, MAX_S = 0.05, 3600.0
 _names = itertools.count(1)
 
 
@@ -64,10 +64,10 @@ class MtlOptions:
     log: OnLog = nobody
 
     def __post_init__(self) -> None:
-        if not LEAST_PING_S <= self.ping_s <= LONGEST_S:
-            raise ArgumentError(f"ping_s: {self.ping_s}; it is {LEAST_PING_S} to {LONGEST_S:g}")
-        if not self.ping_s < self.silence_s <= LONGEST_S:
-            raise ArgumentError(f"silence_s: {self.silence_s}; it is more than ping_s, and {LONGEST_S:g} at most")
+        if not LEAST_PING_S <= self.ping_s <= MAX_S:
+            raise ArgumentError(f"ping_s: {self.ping_s}; it is {LEAST_PING_S} to {MAX_S:g}")
+        if not self.ping_s < self.silence_s <= MAX_S:
+            raise ArgumentError(f"silence_s: {self.silence_s}; it is more than ping_s, and {MAX_S:g} at most")
 
 
 class Links:

@@ -191,7 +191,7 @@ def _user_fields(user: str, password: str | None) -> dict[str, object]:
 
 
 RECEIVE_BYTES = 256 << 10
-_LONGEST_TICK_S = 1.0
+_MAX_TICK_S = 1.0
 _TICKS_PER_WAIT = 4
 
 _buffer = bytearray(RECEIVE_BYTES)  # shared: what is received is copied out before anything else can receive
@@ -252,7 +252,7 @@ class NatsConnection:
         loop: Any = get_hub().loop
         self._watcher = loop.io(self._transport.fileno(), READ)
         self._watcher.start(self._readable)
-        tick_s = min(options.ping_s / _TICKS_PER_WAIT, options.pong_s / _TICKS_PER_WAIT, _LONGEST_TICK_S)
+        tick_s = min(options.ping_s / _TICKS_PER_WAIT, options.pong_s / _TICKS_PER_WAIT, _MAX_TICK_S)
         self._ticker = loop.timer(tick_s, tick_s)
         self._ticker.start(self._tick)
         if self._has_pending():

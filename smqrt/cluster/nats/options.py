@@ -105,7 +105,7 @@ def _content(path: str, what: str) -> str:
         raise ArgumentError(f"{what}: {path} is no text") from None
 
 
-_LONGEST_S = 86_400.0
+_MAX_S = 86_400.0
 _TEXT = optional(text())
 _FILE = optional(path())
 _WHOLE = 1 << 53
@@ -142,22 +142,22 @@ class NatsOptions:
         8 << 20, whole(0, _WHOLE, "bytes"), "what may wait while there is no connection; 0: nothing", shown="8 MiB"
     )
     connect_timeout_s: float = option(
-        5.0, number(0, _LONGEST_S, "seconds", above=True), "in so long one server has to accept, name and TLS included"
+        5.0, number(0, _MAX_S, "seconds", above=True), "in so long one server has to accept, name and TLS included"
     )
     ping_s: float = option(
         10.0,
-        number(0, _LONGEST_S, "seconds", above=True),
+        number(0, _MAX_S, "seconds", above=True),
         "after so long in silence the server is asked whether it is there",
     )
     pong_s: float = option(
-        5.0, number(0, _LONGEST_S, "seconds", above=True), "so long it may take to answer, or to take any byte of ours"
+        5.0, number(0, _MAX_S, "seconds", above=True), "so long it may take to answer, or to take any byte of ours"
     )
     reconnect_s: float = option(
-        0.1, number(0, _LONGEST_S, "seconds", above=True), "before a server is tried again; doubles each time"
+        0.1, number(0, _MAX_S, "seconds", above=True), "before a server is tried again; doubles each time"
     )
-    longest_reconnect_s: float = option(5.0, number(0, _LONGEST_S, "seconds", above=True), "the most of that")
+    longest_reconnect_s: float = option(5.0, number(0, _MAX_S, "seconds", above=True), "the most of that")
     refused_s: float = option(
-        30.0, number(0, _LONGEST_S, "seconds", above=True), "before a server is tried again that does not let us in"
+        30.0, number(0, _MAX_S, "seconds", above=True), "before a server is tried again that does not let us in"
     )
 
     def __post_init__(self) -> None:

@@ -10,12 +10,12 @@ from smqrt.errors import ArgumentError
 from smqrt.wire.url import split_url
 
 PORT = 4222
-MOST_SERVERS = 200
+MAX_SERVERS = 200
 """More that a server tells of are not kept."""
 LAME_DUCK_S = 60.0
 """A server that will end is not tried for so long, when there is another."""
 _SCHEMES = {"nats": False, "tls": True}
-_MOST_DOUBLINGS = 20
+_MAX_DOUBLINGS = 20
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class ServerPool:
         one = self._known.get(address.key)
         if one is not None:
             delay_s = max(min(self._first_s * 2.0**one.failures, self._longest_s), at_least_s)
-            one.failures = min(one.failures + 1, _MOST_DOUBLINGS)
+            one.failures = min(one.failures + 1, _MAX_DOUBLINGS)
             one.not_before_s = now_s + delay_s * (1 + self._draw()) / 2
 
     def broke(self, address: NatsAddress, now_s: float) -> None:
@@ -162,7 +162,7 @@ class ServerPool:
             if key != source.key:
                 del self._known[key]
         new = [address for key, address in told.items() if key not in self._known]
-        new = new[: max(MOST_SERVERS - len(self._known), 0)]
+        new = new[: max(MAX_SERVERS - len(self._known), 0)]
         self._known.update({address.key: _Known(address, is_learned=True) for address in new})
         return new
 

@@ -25,7 +25,7 @@ log = logging.getLogger("smqrt.console")
 PERIOD_S = 1.0
 SOON_S = 0.1
 """The first answer to a page comes so soon, and rounds are at least so far apart."""
-MOST_PAGES = 20
+MAX_PAGES = 20
 ASKED_BYTES = 8192
 _PIECE_BYTES = 60_000
 _ANSWER_BYTES = 1 << 20
@@ -94,8 +94,8 @@ class Watching:
             self._feeding = gevent.spawn(self._feed)
 
     def _look(self, page: int, name: str, options: dict[str, Any], serial: int) -> None:
-        if len(self._asked) >= MOST_PAGES:
-            raise ArgumentError(f"{MOST_PAGES} pages of the console are open; close one of them")
+        if len(self._asked) >= MAX_PAGES:
+            raise ArgumentError(f"{MAX_PAGES} pages of the console are open; close one of them")
         key = json.dumps([name, options], sort_keys=True)
         if key not in self._shared:
             self._shared[key] = _Shared(self._make(name, options))

@@ -99,7 +99,7 @@ def _read(application: Path, name: PurePosixPath) -> bytes:
 
 
 PAGE = 50
-MOST_PAGES = 20
+MAX_PAGES = 20
 SHOWN_TOPICS = 100
 SHOWN_CLOSES = 100
 SHOWN_READERS = 100
@@ -146,7 +146,7 @@ class Peers:
         self._hub = _number(options, "hub")
         self._search = _text(options, "find")
         self._sort = self._SORTS.get(_text(options, "sort"), "newest")
-        self._first = min(_number(options, "page") or 0, MOST_PAGES - 1) * PAGE
+        self._first = min(_number(options, "page") or 0, MAX_PAGES - 1) * PAGE
         self._order: Paced[tuple[int, ...]] = Paced(self._look)
         self._rates = Rates()
 
@@ -171,7 +171,7 @@ class Peers:
             "hub": hub["id"],
             "rows": rows,
             "matching": matching,
-            "reachable": min(matching, MOST_PAGES * PAGE),
+            "reachable": min(matching, MAX_PAGES * PAGE),
             "total": hub["peers"],
         }
 

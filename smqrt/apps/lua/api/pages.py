@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from smqrt.apps.lua.api.exchange import Exchanges
 from smqrt.apps.lua.bridge import LuaError, LuaResult, fail, utf8
 from smqrt.apps.lua.vm import Vm
-from smqrt.http.blocking_io import reach_near
+from smqrt.http.blocking_io import call_blocking_unless_local
 from smqrt.http.message import Request
 from smqrt.http.resources import Io, IoError, Stat
 from smqrt.http.tree import ResourceReader
@@ -144,7 +144,7 @@ class Pages:
         self._compiled.pop(name, None)
         pathname = utf8(name)
         try:
-            stat, text = reach_near(io, name, io.read_published, name, MAX_PAGE_BYTES)
+            stat, text = call_blocking_unless_local(io, name, io.read_published, name, MAX_PAGE_BYTES)
             self._compiler.compile(self._reader, pathname, text.removeprefix(BOM_UTF8))
         except (IoError, LspError) as error:
             raise LuaError(f"{name}: {error}") from None

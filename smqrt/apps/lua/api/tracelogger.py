@@ -46,7 +46,7 @@ class _Listener:
         if not self._lines:
             self._is_busy = False
             return None
-        left_out = self._lines.take_left_out()
+        left_out = self._lines.take_dropped()
         missing = b"%d lines were left out: the callback is too slow\n" % left_out if left_out else b""
         return missing + b"".join(line.data for line in self._lines.take(FRAME_BYTES))
 
