@@ -347,9 +347,9 @@ def _send_stored(request: Request, stored: bool, rows: list[OutRow]) -> None:
 
 
 def _open_file(folder: Path, name: str) -> IO[bytes]:
-    io = DiskIo(folder)
-    io.private = NothingPrivate()
     try:
+        io = DiskIo(folder)  # fails, too, when the folder is missing
+        io.private = NothingPrivate()
         try:
             return io.open_published(name)
         except IoError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from typing import Any
 
 import gevent
@@ -71,7 +72,9 @@ def test_a_mutant_is_understood_as_llhttp_does_or_refused(data: bytes) -> None:
     collector = Collector()
     parser = httptools.HttpRequestParser(collector)
     try:
-        parser.feed_data(data)
+        # Raw UTF-8 in a target is accepted and percent-encoded; llhttp refuses it.
+        target, end, rest = data.partition(b"\r\n")
+        parser.feed_data(re.sub(rb"[\x80-\xff]", lambda byte: b"%%%02X" % byte[0], target) + end + rest)
     except httptools.HttpParserUpgrade:
         pass
     assert head.method.encode() == parser.get_method()

@@ -297,7 +297,7 @@ def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_full_disk_is_said_and_the_segments_stay(tmp_path: Path) -> None:
     rows = write(tmp_path, readings(200), segment_rows=100)
     (tmp_path / "data").touch()  # no folder can be made in it
-    with pytest.raises(JournalError, match="the segments stay as they are"):
+    with pytest.raises(JournalError, match="the segments are not changed"):
         compact.compact(tmp_path, AT_ONCE)
     (tmp_path / "data").unlink()
     assert rows_of(tmp_path) == rows
@@ -376,5 +376,5 @@ def test_the_words_for_a_process_of_its_own(tmp_path: Path) -> None:
 
 
 def test_settings_of_compaction_that_are_wrong(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="journal.compact.schema: schema 'temp dubble': 'dubble' is no type"):
+    with pytest.raises(ArgumentError, match="journal.compact.schema: schema 'temp dubble': 'dubble' is not a type"):
         parse({"compact": {"schema": {"a/#": "temp dubble"}}}, tmp_path)
