@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from smqrt.pipeline import stateful_plan, testing
-from smqrt.pipeline.doctor import DoctorOptions, planned
+from smqrt.pipeline.doctor import DoctorOptions, check_plans
 from smqrt.pipeline.graph import Graph, JournalSource, QueryStart
 from tests.pipeline.applications import Application
 
@@ -266,7 +266,7 @@ def test_what_remembers_for_ever_is_told(app: Application) -> None:
 def warned(app: Application, written: str) -> str:
     app.write(written)
     options = DoctorOptions(app.folder, app.folder / ".pipelines", app.journal)
-    found = {each.name: each for each in planned(options, app.spark)}
+    found = {each.name: each for each in check_plans(options, app.spark)}
     assert found["counts"].ok, found["counts"]
     check = found.get("counts state")
     return f"{check.detail}: {check.remedy}" if check else ""
@@ -278,7 +278,7 @@ def test_what_comes_with_smqrt_forgets(app: Application, application: str) -> No
     if application == "made by init":
         folder = app.folder
         testing.make_pipeline(folder / "pipelines", "per_minute")
-    checks = list(planned(DoctorOptions(folder, app.folder / ".pipelines", app.journal), app.spark))
+    checks = list(check_plans(DoctorOptions(folder, app.folder / ".pipelines", app.journal), app.spark))
     assert checks
     assert [check for check in checks if not check.ok or check.remedy] == []
 
@@ -292,12 +292,12 @@ def test_a_start_warns_and_the_status_keeps_it(app: Application) -> None:
     assert "minute (window(at, 1 minute).start)" in app.status("counts").warning
     app.write(text(app, START.replace("'update'", "'append'")), "p.py")
     options = DoctorOptions(app.folder, app.folder / ".pipelines", app.journal)
-    [check] = planned(options, app.spark)
+    [check] = check_plans(options, app.spark)
     assert not check.ok
     assert "mode='append' publishes what is final, and nothing ever is" in check.detail + check.remedy
     assert "minute (window(at, 1 minute).start) has lost; group by F.window" in check.detail + check.remedy
     app.write(text(app, publishing("rows.groupBy().count()", "append")), "p.py")
-    [check] = planned(options, app.spark)
+    [check] = check_plans(options, app.spark)
     assert "groupBy without a key has no key with the watermark; group by F.window" in check.detail + check.remedy
 
 

@@ -18,7 +18,7 @@ from smqrt.journal.reader import Journal
 from smqrt.pipeline import row_checks, tables
 from smqrt.pipeline.api import Declaration
 from smqrt.pipeline.history import Spark, read_journal
-from smqrt.pipeline.lake_files import _measured
+from smqrt.pipeline.lake_files import _statistics
 from tests.journal.sensor_rows import row as written
 from tests.journal.sensor_rows import write
 from tests.pipeline.applications import Application
@@ -170,7 +170,7 @@ def test_whole_numbers_that_are_too_many_seconds_are_far_times(spark: Any) -> No
 def test_a_time_that_python_does_not_know_has_no_bounds(tmp_path: Path) -> None:
     rows = pa.table({"at": pa.array([EPOCH_MS * 1_000_000], pa.timestamp("us", "UTC")), "n": [1]})
     pq.write_table(rows, tmp_path / "far.parquet")
-    assert _measured(pq.read_metadata(tmp_path / "far.parquet")) == ({"n": 1}, {"n": 1}, {"at": 0, "n": 0})
+    assert _statistics(pq.read_metadata(tmp_path / "far.parquet")) == ({"n": 1}, {"n": 1}, {"at": 0, "n": 0})
 
 
 ODD = (

@@ -156,7 +156,7 @@ def broken(readings): return readings.select("temp")
     code, said = run(folder, spark)
     assert code == 1
     assert said[0].startswith("FAILED   all: there is no ")
-    assert said[0].endswith("all.json; look at its 1 row, then keep them with --update:")
+    assert said[0].endswith("all.json; check its 1 row, then save them with --update:")
     assert said[1] == '  + {"payload": {"temp": 1}, "topic": "all"}'
     assert re.fullmatch(
         r"""FAILED   broken: \S+: broken: a row of broken \(\S+:8\) fails @expect\('temp > 5', on_fail='fail'\): """
