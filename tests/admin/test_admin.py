@@ -312,7 +312,7 @@ def test_elsewhere_needs_a_login(serve: Callable[..., Served], tmp_path: Path) -
 
 
 def test_the_time_since_the_start_does_not_follow_the_clock(serve: Callable[..., Served], tmp_path: Path) -> None:
-    jumps = "import time\nfrom smqrt.admin import snapshots\nsnapshots.time = lambda: time.time() - 86400\n"
+    jumps = "import time\nfrom smqrt.operations import snapshots\nsnapshots.time = lambda: time.time() - 86400\n"
     (tmp_path / ".preload.py").write_text(jumps)
     served = serve(tmp_path)
     assert served.port

@@ -325,7 +325,7 @@ def arrow_segment(data: bytes) -> None:
     file = io.BytesIO(data)
     start = recovery._schema_bytes(file)
     end = start
-    for entry in recovery._rebuilt(file, start, 1):
+    for entry in recovery._walk(file, start, 1):
         assert entry.offset == end
         assert entry.length > 0
         end = entry.end

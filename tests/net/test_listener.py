@@ -210,7 +210,7 @@ def test_one_sentence_when_it_cannot_listen(listen: Any, host: str, port: int | 
 NO_DESCRIPTORS = """
 import _socket, gevent, json, logging, resource
 from gevent import monkey, socket
-from smqrt.net import listener as module
+from smqrt.transport import listener as module
 
 class Counting(logging.Handler):
     lines = 0

@@ -147,7 +147,7 @@ def test_an_application_without_anything(place: DoctorOptions) -> None:
     checks = found(place)
     assert not checks["journal"].ok
     assert "is not the folder of a journal" in checks["journal"].detail
-    assert checks["journal"].remedy.startswith("give the hub journal=True")
+    assert checks["journal"].remedy.startswith("create the hub with journal=True")
     assert checks["hub"].detail == "" or not checks["hub"].ok
     assert not checks["pipelines"].ok
     assert "smqrt pipeline init" in checks["pipelines"].detail + checks["pipelines"].remedy

@@ -127,7 +127,7 @@ def test_tables(tmp_path: Path) -> None:
     assert tables.location(query("table", path="file:/x"), tmp_path) == "/x"
     assert tables.location(query("table", path="a/b"), tmp_path, "abfss://c@h/t/") == "abfss://c@h/t/a/b"
     assert tables.location(query("table", path="a/b"), tmp_path, f"file://{tmp_path}") == f"{tmp_path}/a/b"
-    with pytest.raises(ArgumentError, match=r"s3a://x/y is no folder .*frame\(spark, URI\) reads it with Spark"):
+    with pytest.raises(ArgumentError, match=r"s3a://x/y is not a folder .*frame\(spark, URI\) reads it with Spark"):
         tables.files("s3a://x/y")
 
 
