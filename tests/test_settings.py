@@ -265,7 +265,18 @@ def test_unknown_variables_are_told() -> None:
 
 
 def test_a_hub_takes_its_options_in_python() -> None:
-    callbacks = "authenticate permittop permitsubtop onconnect onclose onpublish ondrop onmsg onnode log".split()
+    callbacks = [
+        "authenticate",
+        "permittop",
+        "permitsubtop",
+        "onconnect",
+        "onclose",
+        "onpublish",
+        "ondrop",
+        "onmsg",
+        "onnode",
+        "log",
+    ]
     others = {"options", "journal", *callbacks}
     assert set(options_of(HubOptions)) == set(signature(hub.create).parameters) - others
 
