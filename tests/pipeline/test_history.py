@@ -226,7 +226,7 @@ def test_a_file_uri_is_a_folder_and_a_wrong_column_is_named(spark: Any, journal:
     assert read_journal(spark, journal, columns=[]).count() == 750
     with pytest.raises(ArgumentError, match='no column "temperature"'):
         read_journal(spark, journal, columns=["temperature"])
-    with pytest.raises(ArgumentError, match="no type of JSON"):
+    with pytest.raises(ArgumentError, match="not a type of JSON"):
         read_journal(spark, journal, json="temp decimal")
 
 
