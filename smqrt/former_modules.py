@@ -12,8 +12,6 @@ from types import ModuleType
 
 FORMER = {
     "smqrt.message": "smqrt.smq.messages",
-    "smqrt.nats": "smqrt.cluster.nats",
-    "smqrt.net": "smqrt.transport",
     "smqrt.net.contexts": "smqrt.transport.tls_contexts",
     "smqrt.net.mail": "smqrt.mail.message",
     "smqrt.net.smtp": "smqrt.mail.smtp",
@@ -24,6 +22,8 @@ FORMER = {
 
 class _FormerModules(MetaPathFinder, Loader):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name == "smqrt.net":  # an empty package: only the names above are found below it
+            return ModuleSpec(name, None, is_package=True)
         return ModuleSpec(name, self) if name in FORMER else None
 
     def create_module(self, spec: ModuleSpec) -> None:
@@ -38,4 +38,4 @@ class _FormerModules(MetaPathFinder, Loader):
 def install() -> None:
     """Have the former names found. A second call does nothing."""
     if not any(isinstance(finder, _FormerModules) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _FormerModules())  # first: a package under its former name has modules of its own
+        sys.meta_path.insert(0, _FormerModules())

@@ -23,6 +23,7 @@ def test_a_former_name_gives_the_same_module_and_a_warning(former: str) -> None:
     assert f"DeprecationWarning: {former} is now {FORMER[former]}" in ended.stderr
 
 
-def test_a_name_that_never_was_is_not_found() -> None:
-    with pytest.raises(ModuleNotFoundError, match="smqrt.nothing"):
-        import_module("smqrt.nothing")
+@pytest.mark.parametrize("name", ["smqrt.nothing", "smqrt.net.nothing", "smqrt.net.listener"])
+def test_other_names_are_not_found(name: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=name):
+        import_module(name)

@@ -326,9 +326,8 @@ def self_signed(names: Sequence[str], subject: str, lives: timedelta, *more: x50
 
 # ---- Answers to the challenges of a certificate authority, in every process of a server.
 #
-# The process that orders writes them into a file; all look at that file, so that any of them can answer: a worker, or
-# the
-# other process of a hot restart.
+# The process that orders writes them into a file. All processes read that file, so that any of them can answer: a
+# worker, or the other process of a hot restart.
 
 PREFIX = "/.well-known/acme-challenge/"
 LOOK_S = 0.25

@@ -265,9 +265,8 @@ def fault_of(commit: Callable[..., object], *args: object) -> Exception | None:
 
 # ---- Last values over restarts: a table in the file of a hub's names (`namestore.py`), written behind by its thread.
 #
-# Nobody waits for it: what was published within the last `sync_s` seconds may be missing after a crash, and then an
-# older
-# value is there. A commit is on the disk when it is done (SQLite in WAL mode, synchronous=FULL).
+# Publishing does not wait for it: after a crash, messages of the last `sync_s` seconds may be missing, and an older
+# value is found. A commit is on the disk when it is done (SQLite in WAL mode, synchronous=FULL).
 
 
 RETRY_S_VALUE_STORE = 2.0

@@ -62,9 +62,7 @@ def tokens(source: str) -> Iterator[Token]:
         at = end
 
 
-# ---- The table of the Barracuda App Server's API for programs: the rows of the manual's page lua-api, which a test
-# holds
-# to the truth.
+# ---- The API of the Barracuda App Server, read from the rows of the manual's page lua-api, which a test checks.
 
 PAGE = "lua-api"
 

@@ -22,9 +22,8 @@ from smqrt.errors import ArgumentError
 from smqrt.wire import smq
 from smqrt.wire.smq import MAX_PACKET_BYTES, Type
 
-# ---- Topics and sub-topics of a client: their names and ids, and the handlers of its subscriptions, registered by name
-# and
-# found by id (spec: smq §2.4, delivery rules).
+# ---- Topics and sub-topics of a client: their names and ids, and the handlers of its subscriptions, which are
+# registered by name and found by id (spec: smq §2.4, delivery rules).
 #
 # Topics and sub-topics are two separate spaces of names; ids are those of one connection.
 

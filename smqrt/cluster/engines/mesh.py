@@ -38,9 +38,8 @@ from smqrt.wire import link_packets as wire
 from smqrt.wire.link_packets import Refusal
 from smqrt.wire.smq import MAX_NODE
 
-# ---- The links that a process is to have: to the nodes at the addresses of its list, and to all processes of the
-# servers
-# that it has found. Whoever has found one process of a server is told of the others, and looks for them.
+# ---- The links that a process makes: to the addresses of its list, and to all processes of the servers found there. A
+# process of a server announces the others.
 
 log = logging.getLogger("smqrt")
 
