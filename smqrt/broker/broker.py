@@ -155,7 +155,7 @@ class Broker(BrokerState):
     Args:
         hooks: the extension points.
         random_u32: gives random 32-bit numbers.
-        encode: the WebSocket encoder for runs.
+        encode: the WebSocket encoder for batches.
         clock: monotonic seconds.
         store: keeps names over restarts, or None.
         limits: how many names clients may make it keep.

@@ -113,19 +113,19 @@ class TopicValues:
         self.size_bytes = 0
         self.changed: set[bytes] = set()
 
-    def take(self, run: bytes, source: Identity | None, stamp: int) -> None:
-        """Keep what is newest in a run that was published at `stamp`."""
-        if run[0] << 8 | run[1] == len(run):
-            self.take_frame(run, source, stamp)
+    def take(self, batch: bytes, source: Identity | None, stamp: int) -> None:
+        """Keep what is newest in a batch that was published at `stamp`."""
+        if batch[0] << 8 | batch[1] == len(batch):
+            self.take_frame(batch, source, stamp)
         else:
-            for frame in newest_frames(run):
+            for frame in newest_frames(batch):
                 self.take_frame(frame, source, stamp)
 
-    def take_sent(self, run: bytes, stamp: int) -> None:
-        """Keep what is newest in a run that another node published within `STAMP_STEP_US` after `stamp`, except where
+    def take_sent(self, batch: bytes, stamp: int) -> None:
+        """Keep what is newest in a batch that another node published within `STAMP_STEP_US` after `stamp`, except where
         there is something newer: what waited in a link that was cut comes late.
         """
-        for frame in newest_frames(run):
+        for frame in newest_frames(batch):
             known = self.stamp(frame[11:15])
             if stamp + STAMP_STEP_US >= known:
                 self.take_frame(frame, None, max(stamp, known + 1))
@@ -211,18 +211,18 @@ class TopicValues:
         self.gone.clear()
 
 
-def newest_frames(run: bytes) -> Iterable[bytes]:
-    """The last frame of each sub-topic in a run."""
-    size = run[0] << 8 | run[1]
-    count, rest = divmod(len(run), size)
-    if not rest and all(run[at::size] == run[at : at + 1] * count for at in (0, 1, 11, 12, 13, 14)):
-        return (run[-size:],)  # all are of one size and one sub-topic, as those of one sensor are
+def newest_frames(batch: bytes) -> Iterable[bytes]:
+    """The last frame of each sub-topic in a batch."""
+    size = batch[0] << 8 | batch[1]
+    count, rest = divmod(len(batch), size)
+    if not rest and all(batch[at::size] == batch[at : at + 1] * count for at in (0, 1, 11, 12, 13, 14)):
+        return (batch[-size:],)  # all are of one size and one sub-topic, as those of one sensor are
     starts: dict[bytes, int] = {}
-    at, end = 0, len(run)
+    at, end = 0, len(batch)
     while at < end:
-        starts[run[at + 11 : at + 15]] = at
-        at += run[at] << 8 | run[at + 1]
-    return [run[at : at + (run[at] << 8 | run[at + 1])] for at in starts.values()]
+        starts[batch[at + 11 : at + 15]] = at
+        at += batch[at] << 8 | batch[at + 1]
+    return [batch[at : at + (batch[at] << 8 | batch[at + 1])] for at in starts.values()]
 
 
 def check_filters(filters: Iterable[str]) -> None:
@@ -419,19 +419,24 @@ class LastValueRoute:
         self._stamps = values.stamps
         self._deliver: Callable[[bytes], bool | None] = route.deliver
         if find_again is not None:
-            self._deliver = lambda run: find_again().deliver(run)
+            self._deliver = lambda batch: find_again().deliver(batch)
 
-    def deliver(self, run: bytes) -> bool | None:
-        """Keep what is newest, then deliver the run."""
-        stid = run[11:15]
+    def deliver(self, batch: bytes) -> bool | None:
+        """Keep what is newest, then deliver the batch."""
+        stid = batch[11:15]
         before = self._newest.get(stid)
         # Nearly always: one message, as long as the one before it, which the disk is to be told of already.
-        if before and len(before[0]) == len(run) == run[0] << 8 | run[1] and stid in self._changed and run[15:16]:
-            self._newest[stid] = run, self._source
+        if (
+            before
+            and len(before[0]) == len(batch) == batch[0] << 8 | batch[1]
+            and stid in self._changed
+            and batch[15:16]
+        ):
+            self._newest[stid] = batch, self._source
             self._stamps[stid] = clock.now()
         else:
-            self._take(run, self._source, clock.now())
-        return self._deliver(run)
+            self._take(batch, self._source, clock.now())
+        return self._deliver(batch)
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""
@@ -452,10 +457,10 @@ class SentValueRoute:
     def __init__(self, values: TopicValues, route: Route, heard: Callable[[], int]) -> None:
         self._values, self._route, self._heard = values, route, heard
 
-    def deliver(self, run: bytes) -> bool | None:
-        """Keep what is newest, then deliver the run."""
-        self._values.take_sent(run, self._heard())
-        return self._route.deliver(run)
+    def deliver(self, batch: bytes) -> bool | None:
+        """Keep what is newest, then deliver the batch."""
+        self._values.take_sent(batch, self._heard())
+        return self._route.deliver(batch)
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""

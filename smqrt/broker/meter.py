@@ -1,24 +1,21 @@
 """Limits of what one client publishes: the size of a message, and how much a second.
 
 A hub without such limits has no meter, and its routes are what they are otherwise. With one, the outermost route of a
-client is a `MeteredRoute`: it charges whole runs to token buckets, whatever the number of messages in them.
+client is a `MeteredRoute`: it charges whole batches to token buckets, whatever the number of messages in them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from smqrt.broker.outbox import Drop, Outbox, frame_ends
+from smqrt.broker.state import BrokerClient, BrokerPeer, BrokerState
+from smqrt.broker.topics import PublishLimits, Route
 from smqrt.errors import CloseReason
 from smqrt.settings.limit_register import Bucket, Limit
 from smqrt.wire import smq
-
-if TYPE_CHECKING:
-    from smqrt.broker.session import Session
-    from smqrt.broker.topics import Route
 
 LEAST_WAIT_S = 0.01
 """A client that is slowed down is looked at again no sooner: its messages go on in portions."""
@@ -29,45 +26,31 @@ PUBLISH_BYTES = Limit("publish_bytes", "limits.publish_bytes", "a client publish
 MESSAGE_BYTES = Limit("message_bytes", "limits.message_bytes", "a message or a name is as long as it may be")
 
 
-@dataclass(frozen=True, slots=True)
-class PublishLimits:
-    """What each client of a hub may publish.
+class MeteredClient(BrokerClient, Protocol):
+    """Session of a client whose publishing is limited.
 
     Attributes:
-        per_s, bytes_per_s: messages and bytes a second; None for any number.
-        burst_s: so many seconds' worth may come at once.
-        policy: what happens beyond: "wait", "drop" or "disconnect".
-        message_bytes: of a payload.
+        broker: the broker that it is connected to.
     """
 
-    per_s: float | None = None
-    bytes_per_s: float | None = None
-    burst_s: float = 1.0
-    policy: str = "wait"
-    message_bytes: int = smq.MAX_PAYLOAD_BYTES
+    broker: BrokerState
 
-    @property
-    def is_any(self) -> bool:
-        """Whether there is a limit at all beside the protocol's own."""
-        return self.has_rate or self.message_bytes < smq.MAX_PAYLOAD_BYTES
-
-    @property
-    def has_rate(self) -> bool:
-        """Whether there is a limit of a rate."""
-        return self.per_s is not None or self.bytes_per_s is not None
+    def route_kept(self, batch: bytes) -> bool:
+        """Route messages that a meter held back; return true when the client has to wait for a hook."""
+        ...
 
 
 class Meter:
     """What one client has published, and what of it waits.
 
     Attributes:
-        waits: runs are kept here until their time comes, and the client is not read until then.
-        told: how many messages the next run has, from who has counted them already; 0 when nobody has.
+        waits: batches are kept here until their time comes, and the client is not read until then.
+        batch_messages: how many messages the next batch has; 0 when they are not counted yet.
     """
 
-    __slots__ = ("_bytes", "_clock", "_kept", "_limits", "_longest", "_messages", "_session", "told", "waits")
+    __slots__ = ("_bytes", "_clock", "_kept", "_limits", "_longest", "_messages", "_session", "batch_messages", "waits")
 
-    def __init__(self, session: Session, limits: PublishLimits) -> None:
+    def __init__(self, session: MeteredClient, limits: PublishLimits) -> None:
         self._clock = session.broker.clock
         now_s = self._clock()
         self._session, self._limits = session, limits
@@ -76,37 +59,37 @@ class Meter:
         self._bytes = self._bucket(limits.bytes_per_s, now_s)
         self._kept: deque[bytes] = deque()
         self.waits = False
-        self.told = 0
+        self.batch_messages = 0
 
     def _bucket(self, per_s: float | None, now_s: float) -> Bucket | None:
         return None if per_s is None else Bucket(per_s, max(per_s * self._limits.burst_s, 1.0), now_s)
 
-    def deliver(self, route: Route, run: bytes) -> bool | None:
-        """Deliver what may pass of `run`; true when the client has to wait."""
-        size = len(run)
-        if size == run[0] << 8 | run[1]:
+    def deliver(self, route: Route, batch: bytes) -> bool | None:
+        """Deliver what may pass of `batch`; true when the client has to wait."""
+        size = len(batch)
+        if size == batch[0] << 8 | batch[1]:
             messages, longest = 1, size
         else:
-            messages, longest = self._measure(run)
+            messages, longest = self._measure(batch)
         if longest > self._longest:
             return refuse_message(self._session, self._limits)
         limit = self._over(messages, size)
-        return route.deliver(run) if limit is None else self._beyond(limit, route, run)
+        return route.deliver(batch) if limit is None else self._beyond(limit, route, batch)
 
     def deliver_view(self, route: Route, view: memoryview) -> bool | None:
-        """As `deliver`, of a run whose memory is reused after the call."""
+        """As `deliver`, of a batch whose memory is reused after the call."""
         messages, longest = self._measure(view)
         if longest > self._longest:
             return refuse_message(self._session, self._limits)
         limit = self._over(messages, len(view))
         return route.deliver_view(view) if limit is None else self._beyond(limit, route, bytes(view))
 
-    def _measure(self, run: bytes | memoryview) -> tuple[int, int]:
-        """How many messages a run has, and how long the longest frame is; 0 for that when any length may pass."""
-        told, self.told = self.told, 0
-        if told and self._longest >= smq.MAX_FRAME_BYTES:
-            return told, 0
-        return self._session.broker.measure(run)
+    def _measure(self, batch: bytes | memoryview) -> tuple[int, int]:
+        """How many messages a batch has, and how long the longest frame is; 0 for that when any length may pass."""
+        counted, self.batch_messages = self.batch_messages, 0
+        if counted and self._longest >= smq.MAX_FRAME_BYTES:
+            return counted, 0
+        return self._session.broker.measure(batch)
 
     def admits(self, frames: bytes) -> bool:
         """Charge what goes to many subscribers at once; false, and nothing is charged, when some of it may not pass."""
@@ -114,7 +97,7 @@ class Meter:
         return longest <= self._longest and self._over(messages, len(frames)) is None
 
     def _over(self, messages: int, size: int) -> Limit | None:
-        """Charge a whole run; gives the limit that forbids it, and charges nothing, when there are no tokens for it."""
+        """Charge a whole batch; gives the limit that forbids it, and charges nothing, when there are no tokens for it."""
         counted, sized = self._messages, self._bytes
         if self.waits:
             return PUBLISH_RATE
@@ -129,13 +112,13 @@ class Meter:
             counted.tokens -= messages
         return None
 
-    def _allowed(self, run: bytes) -> tuple[int, int]:
-        """How many messages of `run` may pass now, and how many bytes they are; they are charged.
+    def _allowed(self, batch: bytes) -> tuple[int, int]:
+        """How many messages of `batch` may pass now, and how many bytes they are; they are charged.
 
         A message that is larger than the bucket passes when the bucket is full, which owes the rest then.
         """
         now_s = self._clock()
-        ends = frame_ends(run, Outbox.frame_bytes)
+        ends = frame_ends(batch, Outbox.frame_bytes)
         count = len(ends)
         if self._messages is not None:
             count = min(count, int(self._messages.fill(now_s) + 1e-6))
@@ -152,27 +135,27 @@ class Meter:
             self._bytes.tokens -= size
         return max(count, 0), size
 
-    def _beyond(self, limit: Limit, route: Route, run: bytes) -> bool | None:
+    def _beyond(self, limit: Limit, route: Route, batch: bytes) -> bool | None:
         session = self._session
         if self._limits.policy == "disconnect":
             limit.refused(shown(session))
             session.disconnect(CloseReason.PUBLISH_RATE, CloseReason.PUBLISH_RATE.value.encode())
             return False
         if self._limits.policy == "drop":
-            return self._dropped(limit, route, run)
+            return self._dropped(limit, route, batch)
         if not self.waits:
             limit.refused(shown(session), "it publishes as much as it may, and is not read for a while")
             self.waits = True
-            self._later(run)
-        self._kept.append(run)
+            self._later(batch)
+        self._kept.append(batch)
         return True
 
-    def _dropped(self, limit: Limit, route: Route, run: bytes) -> bool | None:
-        count, size = self._allowed(run)
-        dropped = len(frame_ends(run, Outbox.frame_bytes)) - count
+    def _dropped(self, limit: Limit, route: Route, batch: bytes) -> bool | None:
+        count, size = self._allowed(batch)
+        dropped = len(frame_ends(batch, Outbox.frame_bytes)) - count
         self._session.broker.stats.drop(Drop.OVER_RATE, dropped)
         limit.refused(f"messages of {shown(self._session)}", times=dropped)
-        return route.deliver(run[:size]) if size else None
+        return route.deliver(batch[:size]) if size else None
 
     def charge(self, size: int) -> None:
         """Count a control packet, which always passes, as a message of `size` bytes."""
@@ -184,8 +167,8 @@ class Meter:
 
     # ---- waiting
 
-    def _later(self, run: bytes) -> None:
-        first = run[0] << 8 | run[1]
+    def _later(self, batch: bytes) -> None:
+        first = batch[0] << 8 | batch[1]
         wait_s = LEAST_WAIT_S
         if self._messages is not None:
             wait_s = max(wait_s, self._messages.wait_s(1))
@@ -208,20 +191,20 @@ class Meter:
     def _deliver_kept(self) -> bool:
         waits: bool | None = False
         while self._kept:
-            run = self._kept.popleft()
-            size = self._allowed(run)[1]
-            if size < len(run):
-                self._kept.appendleft(run[size:])
+            batch = self._kept.popleft()
+            size = self._allowed(batch)[1]
+            if size < len(batch):
+                self._kept.appendleft(batch[size:])
             if size:
-                waits = self._session.route_kept(run[:size])
-            if self._kept and size < len(run):
-                self._later(run[size:])
+                waits = self._session.route_kept(batch[:size])
+            if self._kept and size < len(batch):
+                self._later(batch[size:])
                 return True
         self.waits = False
         return bool(waits)
 
     def take_kept(self) -> bytes:
-        """Take away the runs that wait for their time."""
+        """Take away the batches that wait for their time."""
         kept, self.waits = b"".join(self._kept), False
         self._kept.clear()
         return kept
@@ -239,11 +222,11 @@ class Meter:
     def end(self) -> None:
         """The client is gone, for a reason of the server: count what waits."""
         kept, self._kept = self._kept, deque()
-        for run in kept:
-            self._session.broker.stats.drop(Drop.OVER_RATE, self._session.broker.measure(run)[0])
+        for batch in kept:
+            self._session.broker.stats.drop(Drop.OVER_RATE, self._session.broker.measure(batch)[0])
 
 
-def refuse_message(session: Session, limits: PublishLimits) -> bool:
+def refuse_message(session: MeteredClient, limits: PublishLimits) -> bool:
     """End the connection of a client that sent a message or name which is too large; gives false."""
     MESSAGE_BYTES.refused(f"a message of {shown(session)}", f"it has more than {limits.message_bytes} bytes")
     reason = CloseReason.MESSAGE_TOO_LARGE
@@ -251,7 +234,7 @@ def refuse_message(session: Session, limits: PublishLimits) -> bool:
     return False
 
 
-def shown(peer: Session) -> str:
+def shown(peer: BrokerPeer) -> str:
     """How the log calls a client."""
     return f"the client {ascii(peer.uid[:64])[1:]}"
 
@@ -269,9 +252,9 @@ class MeteredRoute:
         """See `Topic.sole_raw`; the connection asks the meter then (`admits`)."""
         return getattr(self._route, "sole_raw", None)
 
-    def deliver(self, run: bytes) -> bool | None:
+    def deliver(self, batch: bytes) -> bool | None:
         """Deliver what may pass; true when the client has to wait."""
-        return self._meter.deliver(self._route, run)
+        return self._meter.deliver(self._route, batch)
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""

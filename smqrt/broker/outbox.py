@@ -1,4 +1,4 @@
-"""A peer's way out: a queue of runs that is flushed once per turn of the event loop, with a byte budget for peers that
+"""A peer's way out: a queue of batches that is flushed once per turn of the event loop, with a byte budget for peers that
 do not read.
 
 The slow-consumer rule: while the transport takes everything, the queue is empty at the end of every turn. When it does
@@ -20,7 +20,7 @@ from smqrt.errors import CloseReason
 from smqrt.wire.connection_state import Life
 from smqrt.wire.smq import Type
 
-BLOCKED = Life.BLOCKED  # a global: it is looked up for every run and subscriber
+BLOCKED = Life.BLOCKED  # a global: it is looked up for every batch and subscriber
 
 log = logging.getLogger("smqrt")
 
@@ -41,7 +41,7 @@ CHORES_S = 0.004
 """What chores may take of one turn."""
 
 dirty: list[Outbox] = []
-"""Outboxes with something to send in this turn. A plain list, because appending to it is on the path of every run."""
+"""Outboxes with something to send in this turn. A plain list, because appending to it is on the path of every batch."""
 ahead: dict[Outbox, None] = {}
 """Of those, the ways to other nodes that are flushed before all others: a client that has its answer may have one of
 another worker publish at once, and that worker is to know by then what this client subscribes to.
@@ -74,7 +74,7 @@ class QueuedMemory:
 
 
 class Outbox:
-    """Base of everything that receives runs: connections and the server's own client.
+    """Base of everything that receives batches: connections and the server's own client.
 
     `queue` holds bytes ready for the transport. While `life` is BLOCKED the transport takes nothing; then
     `queued_bytes` counts.
@@ -95,17 +95,17 @@ class Outbox:
         self.budget_bytes = DEFAULT_BUDGET_BYTES
         self.dropped = 0
 
-    def put(self, run: bytes) -> None:
-        """Queue `run` behind what is there already."""
+    def put(self, batch: bytes) -> None:
+        """Queue `batch` behind what is there already."""
         queue = self.queue
         if not queue:
             dirty.append(self)
-        queue.append(run)
+        queue.append(batch)
         if self.life is BLOCKED:
-            self.held(run)
+            self.held(batch)
 
     def put_view(self, view: memoryview) -> None:
-        """Send or queue a large run whose memory is reused after the call."""
+        """Send or queue a large batch whose memory is reused after the call."""
         self.put(bytes(view))
 
     @property
@@ -130,14 +130,14 @@ class Outbox:
     def resume(self) -> None:
         """Go on reading after a hook answered."""
 
-    def held(self, run: bytes) -> None:
-        """Account for `run`, the newest in the blocked queue, and drop what is over the budget."""
-        size = len(run)
+    def held(self, batch: bytes) -> None:
+        """Account for `batch`, the newest in the blocked queue, and drop what is over the budget."""
+        size = len(batch)
         self.queued_bytes += size
         QueuedMemory.total_bytes += size
         over_all = QueuedMemory.total_bytes > QueuedMemory.limit_bytes
         if self.queued_bytes > self.budget_bytes or over_all:
-            self.trim(run, Drop.OVER_GLOBAL_BUDGET if over_all else Drop.OVER_BUDGET)
+            self.trim(batch, Drop.OVER_GLOBAL_BUDGET if over_all else Drop.OVER_BUDGET)
             if self.queued_bytes > self.budget_bytes + CONTROL_BUDGET_BYTES:
                 self.overloaded()
 
@@ -146,51 +146,51 @@ class Outbox:
         self.queued_bytes -= size
         QueuedMemory.total_bytes -= size
 
-    def trim(self, run: bytes, reason: Drop) -> None:
-        """Drop of `run`, the newest in the queue, what is over the budget; all that is message over the global one."""
-        room = len(run) - max(self.queued_bytes - self.budget_bytes, 0)
-        kept, dropped = self.fitting(run, 0 if reason is Drop.OVER_GLOBAL_BUDGET else room)
+    def trim(self, batch: bytes, reason: Drop) -> None:
+        """Drop of `batch`, the newest in the queue, what is over the budget; all that is message over the global one."""
+        room = len(batch) - max(self.queued_bytes - self.budget_bytes, 0)
+        kept, dropped = self.fitting(batch, 0 if reason is Drop.OVER_GLOBAL_BUDGET else room)
         self.queue.pop()
         if kept:
             self.queue.append(kept)
-        self.released(len(run) - len(kept))
+        self.released(len(batch) - len(kept))
         if dropped:
             self.dropped += dropped
             self.overflowed(reason, dropped)
 
-    def fitting(self, run: bytes, room_bytes: int) -> tuple[bytes, int]:
-        """The leading messages of `run` that fit into `room_bytes`, and how many were left out. A control packet, which
-        is a run of its own, is always kept.
+    def fitting(self, batch: bytes, room_bytes: int) -> tuple[bytes, int]:
+        """The leading messages of `batch` that fit into `room_bytes`, and how many were left out. A control packet, which
+        is a batch of its own, is always kept.
         """
-        if not self.is_message(run, 0):
-            return run, 0
-        ends = frame_ends(run, self.frame_bytes)
+        if not self.is_message(batch, 0):
+            return batch, 0
+        ends = frame_ends(batch, self.frame_bytes)
         fitting = bisect_right(ends, room_bytes)
-        return run[: ends[fitting - 1]] if fitting else b"", len(ends) - fitting
+        return batch[: ends[fitting - 1]] if fitting else b"", len(ends) - fitting
 
-    def messages(self, runs: Iterable[bytes]) -> int:
-        """How many messages `runs` hold."""
-        return sum(self.fitting(run, 0)[1] for run in runs)
-
-    @staticmethod
-    def frame_bytes(run: bytes, at: int) -> int:
-        """The size of the frame at `run[at]`, in the framing of the queue."""
-        return run[at] << 8 | run[at + 1]
+    def messages(self, batches: Iterable[bytes]) -> int:
+        """How many messages `batches` hold."""
+        return sum(self.fitting(batch, 0)[1] for batch in batches)
 
     @staticmethod
-    def is_message(run: bytes, at: int) -> bool:
-        """Whether the frame at `run[at]` is a Publish frame."""
-        return run[at + 2] == Type.PUBLISH
+    def frame_bytes(batch: bytes, at: int) -> int:
+        """The size of the frame at `batch[at]`, in the framing of the queue."""
+        return batch[at] << 8 | batch[at + 1]
 
     @staticmethod
-    def topic_key(run: bytes) -> bytes:
-        """The key of the topic that the messages of `run` were published to."""
-        return run[3:7]
+    def is_message(batch: bytes, at: int) -> bool:
+        """Whether the frame at `batch[at]` is a Publish frame."""
+        return batch[at + 2] == Type.PUBLISH
 
     @staticmethod
-    def latest_key(run: bytes) -> bytes:
-        """Topic and sub-topic of the first message of `run`."""
-        return run[3:7] + run[11:15]
+    def topic_key(batch: bytes) -> bytes:
+        """The key of the topic that the messages of `batch` were published to."""
+        return batch[3:7]
+
+    @staticmethod
+    def latest_key(batch: bytes) -> bytes:
+        """Topic and sub-topic of the first message of `batch`."""
+        return batch[3:7] + batch[11:15]
 
     def presses(self) -> None:
         """Called when publishers begin to wait for this client."""
@@ -203,11 +203,11 @@ class Outbox:
 
 
 @lru_cache(maxsize=32)
-def frame_ends(run: bytes, frame_bytes: Callable[[bytes, int], int]) -> array[int]:
-    """Where the frames of `run` end. Remembered, because all slow subscribers leave out messages of the same runs."""
+def frame_ends(batch: bytes, frame_bytes: Callable[[bytes, int], int]) -> array[int]:
+    """Where the frames of `batch` end. Remembered, because all slow subscribers leave out messages of the same batches."""
     ends, at = array("I"), 0
-    while at < len(run):
-        at += frame_bytes(run, at)
+    while at < len(batch):
+        at += frame_bytes(batch, at)
         ends.append(at)
     return ends
 

@@ -102,9 +102,9 @@ class DeniedRoute:
     def __init__(self, broker: BrokerState) -> None:
         self._broker = broker
 
-    def deliver(self, run: bytes) -> None:
-        """Count the run as dropped."""
-        self._broker.stats.drop(Drop.DENIED, count_frames(run))
+    def deliver(self, batch: bytes) -> None:
+        """Count the batch as dropped."""
+        self._broker.stats.drop(Drop.DENIED, count_frames(batch))
 
     def deliver_view(self, view: memoryview) -> None:
         """See `deliver`."""

@@ -94,12 +94,12 @@ class PressedRoute:
         self._broker, self._tid, self._route, self._peer = broker, tid, route, peer
         self._key, self._pressure = tid.to_bytes(4, "big"), broker.slow.pressure
 
-    def deliver(self, run: bytes) -> bool | None:
-        """Deliver the run, or keep it until there is room; true when the publisher has to wait."""
+    def deliver(self, batch: bytes) -> bool | None:
+        """Deliver the batch, or keep it until there is room; true when the publisher has to wait."""
         pressure = self._pressure
         if self._key in pressure.topics:
-            return pressure.wait(self._key, self._peer, self._later, run)
-        self._route.deliver(run)
+            return pressure.wait(self._key, self._peer, self._later, batch)
+        self._route.deliver(batch)
         return self._key in pressure.topics and pressure.wait(self._key, self._peer, self._later)
 
     def deliver_view(self, view: memoryview) -> bool | None:
@@ -109,7 +109,7 @@ class PressedRoute:
         self._route.deliver_view(view)
         return self._key in self._pressure.topics and self._pressure.wait(self._key, self._peer, self._later)
 
-    def _later(self, run: bytes) -> None:
+    def _later(self, batch: bytes) -> None:
         """Deliver to those who subscribe by now."""
         broker, tid, peer = self._broker, self._tid, self._peer
         topic = broker.topic_table.at(self._key)
@@ -117,7 +117,7 @@ class PressedRoute:
         route = found or UnroutedRoute(broker, tid, peer.etid, peer)
         if broker.last_values is not None:
             route = _keeping(broker.last_values, broker, topic, peer.etid, peer, route)
-        route.deliver(run)
+        route.deliver(batch)
 
 
 class HandledRoute:
@@ -129,9 +129,9 @@ class HandledRoute:
         self._server, self._peer, self.route = server, peer, route
         self._deliver, self._deliver_view = route.deliver, route.deliver_view
 
-    def deliver(self, run: bytes) -> bool | None:
-        """Deliver the run; true when the publisher has to wait."""
-        return self._deliver(run) or (self._server.behind and self._server.hold(self._peer))
+    def deliver(self, batch: bytes) -> bool | None:
+        """Deliver the batch; true when the publisher has to wait."""
+        return self._deliver(batch) or (self._server.behind and self._server.hold(self._peer))
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""
@@ -149,17 +149,17 @@ class RecordedRoute:
         self._record, self._record_large = recorder.record, recorder.record_large
         if not reached:
             self._record = recorder.record_unrouted
-            self._record_large = lambda run: recorder.record_unrouted(bytes(run))
+            self._record_large = lambda batch: recorder.record_unrouted(bytes(batch))
 
     @property
     def sole_raw(self) -> Outbox | None:
         """See `Topic.sole_raw`; while the recorder is full, publishers must come through here."""
         return None if self._recorder.full else getattr(self._route, "sole_raw", None)
 
-    def deliver(self, run: bytes) -> bool | None:
-        """Record the run, then deliver it; true when the publisher has to wait for the journal."""
-        self._record(run)
-        return self._deliver(run) or (self._recorder.full and self._recorder.hold(self._peer))
+    def deliver(self, batch: bytes) -> bool | None:
+        """Record the batch, then deliver it; true when the publisher has to wait for the journal."""
+        self._record(batch)
+        return self._deliver(batch) or (self._recorder.full and self._recorder.hold(self._peer))
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""
@@ -177,10 +177,10 @@ class DurableRoute(RecordedRoute):
         """None: nothing goes past `deliver`."""
         return None
 
-    def deliver(self, run: bytes) -> bool:
-        """Record the run, and deliver it later; true when the publisher has to wait for that."""
-        self._record(run)
-        return self._recorder.send_later(self._deliver, run, self._peer)
+    def deliver(self, batch: bytes) -> bool:
+        """Record the batch, and deliver it later; true when the publisher has to wait for that."""
+        self._record(batch)
+        return self._recorder.send_later(self._deliver, batch, self._peer)
 
     def deliver_view(self, view: memoryview) -> bool:
         """See `deliver`."""
@@ -195,10 +195,10 @@ class SkippedRoute:
     def __init__(self, recorder: Recorder, route: Route) -> None:
         self._recorder, self._route = recorder, route
 
-    def deliver(self, run: bytes) -> bool | None:
-        """Count the run, then deliver it."""
-        self._recorder.skipped(run)
-        return self._route.deliver(run)
+    def deliver(self, batch: bytes) -> bool | None:
+        """Count the batch, then deliver it."""
+        self._recorder.skipped(batch)
+        return self._route.deliver(batch)
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""
@@ -207,7 +207,7 @@ class SkippedRoute:
 
 
 class GuardedRoute:
-    """A route through `onpublish`, called once per run before routing. Where the run goes is decided behind the hook,
+    """A route through `onpublish`, called once per batch before routing. Where the batch goes is decided behind the hook,
     since subscribers may have come or gone meanwhile.
     """
 
@@ -216,22 +216,22 @@ class GuardedRoute:
     def __init__(self, broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> None:
         self._broker, self._tid, self._ptid, self._peer = broker, tid, ptid, peer
 
-    def deliver(self, run: bytes) -> bool:
+    def deliver(self, batch: bytes) -> bool:
         """Deliver what the hook lets pass; true when the hook or the journal waits."""
         hook = self._broker.hooks.onpublish
-        answer = hook(run, self._tid, self._ptid, self._peer) if hook else run
+        answer = hook(batch, self._tid, self._ptid, self._peer) if hook else batch
         if not isinstance(answer, Deferred):
-            return self._pass(run, answer)
+            return self._pass(batch, answer)
         if answer.done:
-            return self._pass(run, None if answer.failed else answer.result())
-        self._peer.pending = run
-        answer.then(lambda allowed, error: self._answered(run, allowed))
+            return self._pass(batch, None if answer.failed else answer.result())
+        self._peer.pending = batch
+        answer.then(lambda allowed, error: self._answered(batch, allowed))
         return True
 
-    def _answered(self, run: bytes, allowed: bytes | None) -> None:
+    def _answered(self, batch: bytes, allowed: bytes | None) -> None:
         self._peer.pending = None
         try:
-            waits = self._pass(run, allowed)
+            waits = self._pass(batch, allowed)
         except Exception:  # the publisher must not wait for ever
             log.exception("error while a message was routed; it is lost")
             waits = False
@@ -242,12 +242,12 @@ class GuardedRoute:
         """See `deliver`."""
         return self.deliver(bytes(view))
 
-    def _pass(self, run: bytes, allowed: bytes | None) -> bool:
+    def _pass(self, batch: bytes, allowed: bytes | None) -> bool:
         allowed = allowed or b""
-        if len(allowed) < len(run):
-            swallowed = count_frames(run) - count_frames(allowed)
+        if len(allowed) < len(batch):
+            swallowed = count_frames(batch) - count_frames(allowed)
             self._broker.stats.drop(Drop.SWALLOWED, swallowed)
-            self._uncount(swallowed, len(run) - len(allowed), bool(allowed))
+            self._uncount(swallowed, len(batch) - len(allowed), bool(allowed))
         return bool(allowed and destination(self._broker, self._tid, self._ptid, self._peer).deliver(allowed))
 
     def _uncount(self, swallowed: int, size: int, is_delivered: bool) -> None:
@@ -267,16 +267,16 @@ class UnroutedRoute:
     def __init__(self, broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> None:
         self._broker, self._tid, self._ptid, self._peer = broker, tid, ptid, peer
 
-    def deliver(self, run: bytes) -> None:
-        """Count the run as dropped."""
-        messages = count_frames(run)
-        self._broker.topic_table.traffic.add(messages, len(run), 0)
+    def deliver(self, batch: bytes) -> None:
+        """Count the batch as dropped."""
+        messages = count_frames(batch)
+        self._broker.topic_table.traffic.add(messages, len(batch), 0)
         cluster = self._broker.cluster
         if cluster is None or not cluster.missed(self._tid, messages):
             self._broker.stats.drop(Drop.UNROUTED, messages)
         hook = self._broker.hooks.ondrop
         if hook:
-            hook(run, self._tid, self._ptid, self._peer)
+            hook(batch, self._tid, self._ptid, self._peer)
 
     def deliver_view(self, view: memoryview) -> None:
         """See `deliver`."""

@@ -35,7 +35,7 @@ MESSAGES_IN_A_ROW = 20
 
 
 class Arrived(bytes):
-    """A run that has come from another node.
+    """A batch that has come from another node.
 
     Attributes:
         origin: that node.
@@ -43,9 +43,9 @@ class Arrived(bytes):
 
     origin: object
 
-    def __new__(cls, run: bytes, origin: object) -> Arrived:
-        """Mark a run."""
-        arrived = super().__new__(cls, run)
+    def __new__(cls, batch: bytes, origin: object) -> Arrived:
+        """Mark a batch."""
+        arrived = super().__new__(cls, batch)
         arrived.origin = origin
         return arrived
 
@@ -247,27 +247,27 @@ class ServerClient(Outbox):
 
     def flush(self) -> None:
         """Call the handlers for everything in the queue: a portion now, what is left in the next turns."""
-        runs, self.queue = self.queue, []
-        self._unread.extend(runs)
+        batches, self.queue = self.queue, []
+        self._unread.extend(batches)
         if not self.behind:
             self.behind = True
             self._handle(self._read())
-        if b"" in runs:
+        if b"" in batches:
             self._route_waiting()
 
     def _handle(self, steps: Iterator[None]) -> None:
         clock = self.broker.clock
         until_s = clock() + HANDLING_S
         while self.behind and clock() < until_s:
-            deque(islice(steps, HANDLED_BY_CLOCK), maxlen=0)  # runs them
+            deque(islice(steps, HANDLED_BY_CLOCK), maxlen=0)  # consumes them
         if self.behind:
             run_in_background(steps)
 
     def _read(self) -> Iterator[None]:
         while self._unread:
-            run = self._unread.popleft()
-            origin = run.origin if isinstance(run, Arrived) else None
-            for frame in smq.frames(run):
+            batch = self._unread.popleft()
+            origin = batch.origin if isinstance(batch, Arrived) else None
+            for frame in smq.frames(batch):
                 self._dispatch(frame, origin)
                 yield
         self.behind = False
@@ -362,7 +362,7 @@ class ServerClient(Outbox):
                 self.put(b"")  # nothing to receive: `flush` goes on here
 
     def waiting(self) -> int:
-        """How many messages wait here: published ones for a hook, received ones for handlers; runs count as one."""
+        """How many messages wait here: published ones for a hook, received ones for handlers; batches count as one."""
         received = len(self._unread) + self.behind + sum(inbox.unhandled for inbox in self._queues())
         return len(self._waiting) + (self._busy and not self._is_held) + received
 
@@ -376,14 +376,14 @@ class ServerClient(Outbox):
 
     def take_unhandled(self) -> list[bytes]:
         """Take away the messages that no handler has got yet, in order."""
-        runs = [run for queue in self._queues() for run in queue.take()]
-        runs += [run for run in [*self._unread, *self.queue] if run and not self._is_handled_elsewhere(run)]
+        batches = [batch for queue in self._queues() for batch in queue.take()]
+        batches += [batch for batch in [*self._unread, *self.queue] if batch and not self._is_handled_elsewhere(batch)]
         self._unread.clear()
         self.queue = []
-        return runs
+        return batches
 
-    def _is_handled_elsewhere(self, run: bytes) -> bool:
-        return isinstance(run, Arrived) and int.from_bytes(run[3:7], "big") in self.once
+    def _is_handled_elsewhere(self, batch: bytes) -> bool:
+        return isinstance(batch, Arrived) and int.from_bytes(batch[3:7], "big") in self.once
 
     def hold_publishes(self) -> None:
         """Let what the application publishes from now on wait for `take_publishes` or `go_on_publishing`."""

@@ -1,12 +1,12 @@
-"""One client at the broker: a state machine that takes packets and answers through its outbox.
+"""Session of one client at the broker.
 
     WAITING ──Connect──▶ ASKING ──accepted──▶ CONNECTED ──any end──────▶ CLOSED
        └────────bad Connect, timeout───────┴──refused──────────────────────┘
 
-`HANDLERS` is the table of what a connected client may send, one handler per packet type, named after it (spec:
-smq §2.6, §12). A handler that asks a hook may have to wait: `control` then returns true, the connection stops
-reading, and goes on when the outbox's `resume` is called. So one client's requests are worked off and acknowledged
-strictly in order.
+This module handles Connect, the routes of messages, and the end of a session; `control_packets` handles the other
+packets and writes Suback and the other acknowledgements. A handler that calls a hook may have to wait: `control` then
+returns true, and the connection stops reading until the outbox's `resume` is called. Thus the requests of one client
+are handled and acknowledged strictly in order.
 """
 
 from __future__ import annotations
@@ -15,38 +15,35 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from smqrt.auth.identity import Identity
-from smqrt.broker import permissions
+from smqrt.broker import control_packets, permissions
+from smqrt.broker.control_packets import HANDLERS, Value
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.meter import Meter, MeteredRoute, PublishLimits, refuse_message
+from smqrt.broker.meter import Meter, MeteredRoute, refuse_message
 from smqrt.broker.outbox import Drop, Outbox, run_in_background
 from smqrt.broker.routes import GuardedRoute, destination
-from smqrt.broker.state import BrokerPeer, BrokerState, Stats
-from smqrt.broker.topics import CLIENT_OBSERVES, CLIENT_SUBSCRIPTIONS, USER_CONNECTIONS, Route, SubTopics, Topic, Topics
+from smqrt.broker.state import BrokerState, Stats
+from smqrt.broker.topics import USER_CONNECTIONS, PublishLimits, Route, Topic
 from smqrt.broker.trace import traced
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire import smq
 from smqrt.wire.smq import ConnackCode, Type
 
-MAX_UNSAFE_ANSWERS = 1000
-"""A client with more answers that wait for the disk is not read until there are fewer."""
 MAX_ROUTES = 1024
-"""Entries of a client's route cache. A publisher with more destinations than that pays a lookup now and then."""
+"""Routes that a client's cache holds. With more destinations a publisher pays a lookup each time the cache is full."""
 
 _NO_ROUTES: dict[bytes, Route] = {}
-
-Value = TypeVar("Value")
 
 log = logging.getLogger("smqrt")
 
 OTHER_USERS_ID, TOO_MANY_CONNECTIONS = "another user's client has this id", "too many connections of this user"
-"""Why a client is refused that `authenticate` has let in."""
+"""Texts of a refusal after `authenticate` has accepted the client."""
 
 
 class SessionState(Enum):
-    """Where a client's connection stands."""
+    """Phase of a session, see the diagram above."""
 
     WAITING = "waiting for Connect"
     ASKING = "waiting for authenticate"
@@ -55,28 +52,34 @@ class SessionState(Enum):
 
 
 class Session:
-    """The broker's side of one client.
+    """State of one client at the broker.
+
+    Args:
+        broker: the broker that the client is connected to.
+        outbox: its send queue.
+        seed: the u32 that was sent in Init.
+        origin: see below.
 
     Attributes:
         etid: the client's ephemeral topic id, 0 before it is accepted.
-        uid, info: what the client said of itself in Connect.
-        seed: the u32 sent in Init.
-        origin: what the layer above knows of the request that opened the connection.
-        since_s: when it was let in, on the broker's clock; None before.
-        identity: who it is, and what it may do; None when the server asks nobody.
-        topics: the named topics it subscribes to, by id.
-        observed: the topics whose number of subscribers it is told.
-        fragments: what has come of a message in PubFrag packets.
-        names_made, names_made_bytes: the topics and sub-topics that were new when it asked for them.
-        extra: a place for the layer above (the peer table of an application).
-        routes: the route cache: nine bytes of a frame to where it goes.
-        pending: the frame, or the run, that a hook has yet to answer; it is asked again where the client goes on.
-        partitions: what the connection derived from `routes`; it goes when they change.
+        uid, info: from the Connect packet.
+        seed: the u32 that was sent in Init.
+        origin: what the transport has of the request that opened the connection.
+        since_s: when the client was accepted, on the broker's clock; None before.
+        identity: its user and rights; None when clients need not authenticate.
+        topics: the named topics that it subscribes to, by id; None for none.
+        observed: the topics that it observes; None for none.
+        fragments: payload of the PubFrag packets so far; None between messages.
+        names_made, names_made_bytes: the topics and sub-topics that this client created, for its limits.
+        unsaved_answers: answers that wait for the disk, in order; None until there are some.
+        waits_for_disk: whether the connection is paused because of them.
+        extra: for the application layer (its peer table).
+        routes: the route cache, by bytes 2 to 10 of a frame (type, tid, ptid).
+        pending: the packet or batch that a hook has yet to answer; after a migration it is handled again.
+        partitions: what the connection derives from `routes`; reset whenever they change.
     """
 
     __slots__ = (
-        "_unsafe",
-        "_waits_for_disk",
         "broker",
         "etid",
         "extra",
@@ -98,6 +101,8 @@ class Session:
         "topic",
         "topics",
         "uid",
+        "unsaved_answers",
+        "waits_for_disk",
     )
 
     def __init__(self, broker: BrokerState, outbox: Outbox, seed: int, origin: object = None) -> None:
@@ -120,15 +125,15 @@ class Session:
         self.observed: set[Topic] | None = None
         self.fragments: bytearray | None = None
         self.names_made = self.names_made_bytes = 0
-        self._unsafe: deque[tuple[Deferred[None] | None, Callable[[bool], None]]] | None = None
-        self._waits_for_disk = False
+        self.unsaved_answers: deque[tuple[Deferred[None] | None, Callable[[bool], None]]] | None = None
+        self.waits_for_disk = False
 
     # ---- packets
 
     def control(self, packet: bytes) -> bool:
-        """Work off a packet that is not a routed Publish; true when the session waits for a hook.
+        """Handle a packet that is not a routed Publish; return true when the client is not to be read for now.
 
-        Never raises: whatever arrives, the session ends in a state with a reason.
+        Never raises: a packet that breaks a rule ends the session with a close reason.
         """
         if self.state is SessionState.CLOSED:
             return False
@@ -139,14 +144,16 @@ class Session:
         except ProtocolError as error:
             self.fail(error)
             return False
-        if waits and packet[0] != Type.PUBFRAG:  # the run that was assembled waits then, and has been noted
+        if (
+            waits and packet[0] != Type.PUBFRAG
+        ):  # after PubFrag the assembled message waits, and is in `pending` already
             self.pending = smq.frame(packet)
-        if self._unsafe and not waits and len(self._unsafe) >= MAX_UNSAFE_ANSWERS:
-            self._waits_for_disk = waits = True
+        if not waits and self.unsaved_answers and len(self.unsaved_answers) >= control_packets.MAX_UNSAVED_ANSWERS:
+            self.waits_for_disk = waits = True
         return waits
 
     def fail(self, error: ProtocolError) -> None:
-        """End the session because the client broke a rule."""
+        """End the session because the client broke a rule of the protocol."""
         if self.state is SessionState.WAITING:
             self.broker.log(self, f"refused: {error}")
             self.refuse(ConnackCode.PROTOCOL_VERSION, b"", error.reason, str(error))
@@ -160,43 +167,41 @@ class Session:
             raise ProtocolError(CloseReason.SHORT_PACKET)
         if self.state is SessionState.WAITING:
             return self._connect(packet)
-        if self.broker.publish_limits is not None and not self._may_send(packet):
-            return False
+        limits = self.broker.publish_limits
+        if limits is not None:
+            if len(packet) > limits.message_bytes + smq.PUBLISH_HEADER_BYTES:
+                return refuse_message(self, limits)
+            if self.meter is not None and packet[0] != Type.PUBFRAG:  # the assembled message is charged instead
+                self.meter.charge(len(packet))
         handler = HANDLERS.get(packet[0])
         if handler is None:
             reason = CloseReason.SECOND_CONNECT if packet[0] == Type.CONNECT else CloseReason.UNKNOWN_PACKET
             raise ProtocolError(reason, f"{reason.value} (type {packet[0]})")
         return handler(self, packet)
 
-    def _may_send(self, packet: bytes) -> bool:
-        """Whether a control packet is within the limits of what clients publish; it is charged."""
-        limits = self.broker.publish_limits
-        if limits is not None and len(packet) > limits.message_bytes + smq.PUBLISH_HEADER_BYTES:
-            refuse_message(self, limits)
-            return False
-        if self.meter is not None and packet[0] != Type.PUBFRAG:  # that is charged as a whole
-            self.meter.charge(len(packet))
-        return True
+    def ask(self, hook: Callable[..., Any] | None, arguments: tuple[Any, ...], then: Callable[[Any], None]) -> bool:
+        """Call `then` with the answer of `hook`, which is true without one; return true when the answer comes later."""
 
-    def _ask(self, hook: Callable[..., Any] | None, arguments: tuple[Any, ...], then: Callable[[Any], None]) -> bool:
-        """Call `then` with the hook's answer (true when there is no hook); true when it comes later."""
+        def answered(value: Any, error: BaseException | None) -> None:
+            self.pending = None
+            if self.state is not SessionState.CLOSED and self.call_or_disconnect(then, value):
+                self.outbox.resume()
+
         answer = hook(*arguments) if hook else True
         if isinstance(answer, Deferred):
             if not answer.done:
-                answer.then(lambda value, error: self._answered(then, value))
+                answer.then(answered)
                 return True
             answer = None if answer.failed else answer.result()
-        if self.state is not SessionState.CLOSED:  # a hook may end the very client it is asked about
+        if self.state is not SessionState.CLOSED:  # a hook may disconnect the client that it is asked about
             then(answer)
         return False
 
-    def _answered(self, then: Callable[[Any], None], value: Any) -> None:
-        self.pending = None
-        if self.state is not SessionState.CLOSED and self.guarded(then, value):
-            self.outbox.resume()
+    def call_or_disconnect(self, function: Callable[[Value], object], value: Value) -> bool:
+        """Call `function(value)`; when it raises, log that, disconnect the client and return false.
 
-    def guarded(self, function: Callable[[Value], object], value: Value) -> bool:
-        """Call `function(value)`; an error ends the client, which would wait for ever, and is logged. True without."""
+        Without the disconnect, the client would wait for its answer forever.
+        """
         try:
             function(value)
         except Exception:
@@ -217,32 +222,37 @@ class Session:
         if hook is None:
             self.accept()
             return False
-        return self._ask(hook, (connect.credentials, self), self._authenticated)
 
-    def _authenticated(self, answer: Any) -> None:
-        code, text = answer if isinstance(answer, tuple) else (ConnackCode.ACCESS_DENIED, b"")
-        if code == ConnackCode.ACCEPTED:
-            self.accept()
-        else:
-            self.refuse(code, text, CloseReason.REFUSED, _refusal(code, text))
+        def authenticated(answer: Any) -> None:
+            code, text = answer if isinstance(answer, tuple) else (ConnackCode.ACCESS_DENIED, b"")
+            if code == ConnackCode.ACCEPTED:
+                self.accept()
+            else:
+                self.refuse(code, text, CloseReason.REFUSED, _refusal(code, text))
+
+        return self.ask(hook, (connect.credentials, self), authenticated)
 
     def accept(self) -> None:
-        """Let the authenticated client in; one that is connected under the same uid gives way and leaves its ETID."""
+        """Accept the authenticated client; a session with the same uid is disconnected and its ETID taken over."""
         broker = self.broker
         old = broker.uids.get(self.uid)
         holder = old or (broker.cluster.holder(self.uid) if broker.cluster is not None else None)
         if holder and not permissions.may_take_over(self, holder):
             self.refuse(ConnackCode.ACCESS_DENIED, OTHER_USERS_ID.encode(), CloseReason.REFUSED, OTHER_USERS_ID)
             return
-        if not self._user_may_connect(old):
-            text = TOO_MANY_CONNECTIONS
-            self.refuse(ConnackCode.SERVER_UNAVAILABLE, text.encode(), CloseReason.REFUSED, text)
-            return
+        max_connections, identity = broker.limits.connections_per_user, self.identity
+        if max_connections is not None and identity is not None and identity.user:
+            replaces_own = old is not None and old.identity is not None and old.identity.user == identity.user
+            if broker.users[identity.user] - replaces_own >= max_connections:
+                broker.refuse(self, USER_CONNECTIONS)
+                text = TOO_MANY_CONNECTIONS
+                self.refuse(ConnackCode.SERVER_UNAVAILABLE, text.encode(), CloseReason.REFUSED, text)
+                return
         if old:
             old.disconnect(CloseReason.TAKEN_OVER, CloseReason.TAKEN_OVER.value.encode())
         if broker.closed:
             self.disconnect(CloseReason.SHUTDOWN)
-        if self.state is SessionState.CLOSED:  # `onclose` of the old one may have ended this one
+        if self.state is SessionState.CLOSED:  # `onclose` of the old session may have closed this one
             return
         topic = broker.topic_table.ephemeral(old.etid if old else 0)
         self.topic, self.etid, self.state = topic, topic.id, SessionState.CONNECTED
@@ -256,192 +266,31 @@ class Session:
         if broker.hooks.onconnect:
             broker.hooks.onconnect(self)
 
-    def _user_may_connect(self, old: BrokerPeer | None) -> bool:
-        most, identity = self.broker.limits.connections_per_user, self.identity
-        if most is None or identity is None or not identity.user:
-            return True
-        ends = old is not None and old.identity is not None and old.identity.user == identity.user
-        if self.broker.users[identity.user] - ends < most:
-            return True
-        self.broker.refuse(self, USER_CONNECTIONS)
-        return False
-
     def connect_timed_out(self) -> None:
-        """Refuse a client that sent no Connect in time, or whom `authenticate` gave no answer in time."""
+        """Refuse a client whose Connect, or whose authentication, did not complete in time."""
         if self.state is SessionState.ASKING:
-            self.broker.log(self, "authenticate gave no answer in time: the client is refused")
+            self.broker.log(self, "authenticate timed out; the client is refused")
         if self.state in (SessionState.WAITING, SessionState.ASKING):
             self.refuse(ConnackCode.SERVER_UNAVAILABLE, b"", CloseReason.CONNECT_TIMEOUT)
 
     def refuse(self, code: int, text: bytes, reason: CloseReason, detail: str = "") -> None:
-        """Answer Connack `code` and end the connection, which nobody else has noticed so far."""
+        """Send Connack `code` and close the connection. No hook and no other client has seen it so far."""
         self.broker.stats.refusals += 1
         self.outbox.reply(smq.connack(code, 0, text[: smq.MAX_NAME_BYTES]))
         self.disconnect(reason, None, detail)
 
-    # ---- answers, which wait for the disk when names are kept over restarts
-
-    def _answer(self, packet: bytes) -> None:
-        """Send a control packet, behind those that wait for the disk."""
-        if self._unsafe:
-            self._unsafe.append((None, lambda safe: self.outbox.reply(packet)))
-        else:
-            self.outbox.reply(packet)
-
-    def _when_safe(self, pending: Deferred[None] | None, then: Callable[[bool], None]) -> None:
-        """Call `then` with whether the disk took a name, behind the answers that wait already."""
-        if pending is None and not self._unsafe:
-            then(True)
-            return
-        if self._unsafe is None:
-            self._unsafe = deque()
-        self._unsafe.append((pending, then))
-        if pending:
-            pending.then(self._safe)
-
-    def _safe(self, value: Any, error: BaseException | None) -> None:
-        while self._unsafe and (self._unsafe[0][0] is None or self._unsafe[0][0].done):
-            pending, then = self._unsafe.popleft()
-            if not self.guarded(then, pending is None or not pending.failed):
-                return
-        if self._waits_for_disk and len(self._unsafe or ()) < MAX_UNSAFE_ANSWERS:
-            self._waits_for_disk = False
-            self.outbox.resume()
-
-    # ---- topics
-
-    def _subscribe(self, packet: bytes) -> bool:
-        name = smq.name(packet)
-        topic = self.broker.topic_table.by_name.get(name)
-        if topic and self.topics and topic.id in self.topics:
-            self._answer(smq.ack(Type.SUBACK, topic.id, name))
-            return False
-        if self.identity is not None and not permissions.may_subscribe(self, name):
-            self._answer(smq.ack(Type.SUBACK, 0, name))
-            return False
-        return self._ask(self.broker.hooks.permittop, (name, True, self), lambda ok: self._subscribed(name, ok))
-
-    def _subscribed(self, name: bytes, permitted: Any) -> None:
-        if len(self.topics or ()) >= self.broker.limits.subscriptions:
-            self.broker.refuse(self, CLIENT_SUBSCRIPTIONS)
-            permitted = False
-        elif not permitted:
-            self.broker.denied(self, "subscribe to", "topic", name)
-        if not permitted or not self._may_name(self.broker.topic_table, name):
-            self._answer(smq.ack(Type.SUBACK, 0, name))
-            return
-        topic = self.broker.topic_table.named(name)
-        self._when_safe(self.broker.topic_table.unsaved(name), lambda safe: self._join(topic, name, safe))
-
-    def _join(self, topic: Topic, name: bytes, safe: bool) -> None:
-        is_new = safe and topic.id not in (self.topics or ())
-        if is_new:
-            if self.topics is None:
-                self.topics = {}
-            self.topics[topic.id] = topic
-            self.broker.subscribed(topic, self.outbox)
-            topic.tell(self)  # the others are told at the end of the turn
-        self.outbox.reply(smq.ack(Type.SUBACK, topic.id if safe else 0, name))
-        if is_new and self.broker.last_values is not None:
-            self.broker.greet(topic, self.outbox)
-
-    def _create(self, packet: bytes) -> bool:
-        name = smq.name(packet)
-        if self.identity is not None and not permissions.may_create(self, name):
-            self._answer(smq.ack(Type.CREATEACK, 0, name))
-            return False
-        return self._ask(self.broker.hooks.permittop, (name, False, self), lambda ok: self._created(name, ok))
-
-    def _created(self, name: bytes, permitted: Any) -> None:
-        if not permitted:
-            self.broker.denied(self, "create", "topic", name)
-        permitted = permitted and self._may_name(self.broker.topic_table, name)
-        number = self.broker.topic_table.named(name).id if permitted else 0
-        self._acknowledge(Type.CREATEACK, number, name, self.broker.topic_table.unsaved(name))
-
-    def _may_name(self, table: Topics | SubTopics, name: bytes) -> bool:
-        """Whether the client may use `name`; a new one counts for it."""
-        if name in table.by_name:
-            return True
-        refusal = self.broker.limits.of_all(table, name) or self.broker.limits.of_client(
-            self.names_made, self.names_made_bytes, name
-        )
-        if refusal:
-            self.broker.refuse(self, refusal)
-            return False
-        self.names_made += 1
-        self.names_made_bytes += len(name)
-        return True
-
-    def _acknowledge(self, kind: Type, number: int, name: bytes, pending: Deferred[None] | None) -> None:
-        self._when_safe(pending, lambda safe: self.outbox.reply(smq.ack(kind, number if safe else 0, name)))
-
-    def _createsub(self, packet: bytes) -> bool:
-        name = smq.name(packet)
-        known = self.broker.subtopic_table.by_name.get(name)
-        hook = None if known else self.broker.hooks.permitsubtop
-        return self._ask(hook, (name, self), lambda ok: self._subcreated(name, ok))
-
-    def _subcreated(self, name: bytes, permitted: Any) -> None:
-        if not permitted:
-            self.broker.denied(self, "create", "sub-topic", name)
-        permitted = permitted and self._may_name(self.broker.subtopic_table, name)
-        number = self.broker.subtopic_table.named(name) if permitted else 0
-        self._acknowledge(Type.CREATESUBACK, number, name, self.broker.subtopic_table.unsaved(name))
-
-    def _unsubscribe(self, packet: bytes) -> None:
-        number = smq.u32(packet)
-        topic = self.topics.pop(number, None) if self.topics else None
-        if topic:
-            self.broker.unsubscribed(topic, self.outbox)
-
-    # ---- observing
-
-    def _observe(self, packet: bytes) -> None:
-        number = smq.u32(packet)
-        topic = self.broker.topic_table.get(number)
-        if topic is None or (self.identity is not None and not permissions.may_observe(self, topic)):
-            self._answer(smq.change(number, 0))
-        elif topic is not self.topic:
-            if self.observed is None:
-                self.observed = set()
-            if topic not in self.observed and len(self.observed) >= self.broker.limits.observes:
-                self.broker.refuse(self, CLIENT_OBSERVES)  # it gets the present number, and no more
-            else:
-                self.observed.add(topic)
-                self.broker.add_observer(topic, self)
-            if topic.name is not None:
-                self._answer(smq.change(number, topic.counted))
-
-    def _unobserve(self, packet: bytes) -> None:
-        topic = self.broker.topic_table.get(smq.u32(packet))
-        if topic and self.observed and topic in self.observed:
-            self.observed.discard(topic)
-            topic.unobserve(self)
-
     def changed(self, topic: Topic, subscribers: int) -> None:
-        """Tell the client how many subscribers an observed topic has."""
+        """Send the client the number of subscribers of an observed topic."""
         if self.state is SessionState.CLOSED:
             return
         self.outbox.reply(smq.change(topic.id, subscribers))
         if topic.name is None and self.observed:
             self.observed.discard(topic)
 
-    # ---- the rest
-
-    def _ping(self, packet: bytes) -> None:
-        self._answer(smq.PONG)
-
-    def _pong(self, packet: bytes) -> None:
-        pass
-
-    def _disconnect(self, packet: bytes) -> None:
-        self.disconnect(CloseReason.CLIENT_DISCONNECT)
-
     # ---- publishing
 
     def resolve(self, key: bytes) -> Route:
-        """The route for a run whose nine bytes are `key` (type, tid, ptid); found once, then cached in `routes`.
+        """Return the route for batches whose bytes 2 to 10 are `key` (type, tid, ptid), and put it into the cache.
 
         Raises:
             ProtocolError: the publisher is not this client, or the client is not connected.
@@ -470,13 +319,13 @@ class Session:
             return GuardedRoute(self.broker, tid, self.etid, self)
         return destination(self.broker, tid, self.etid, self)
 
-    def route_kept(self, run: bytes) -> bool:
-        """Route what the meter has kept, to those who receive it by now; true when the session waits for a hook."""
-        key = run[2:11]
-        return bool(self._route(self.broker.topic_table.at(key[1:5]), key).deliver(run))
+    def route_kept(self, batch: bytes) -> bool:
+        """Route messages that the meter held back, to the present subscribers; return true when a hook has to answer."""
+        key = batch[2:11]
+        return bool(self._route(self.broker.topic_table.at(key[1:5]), key).deliver(batch))
 
     def apply_publish_limits(self) -> None:
-        """The hub's limits of publishing have changed."""
+        """Apply the broker's present limits of publishing."""
         self.forget_routes()
         if self.meter is not None:
             self.meter.change(self.broker.publish_limits or PublishLimits())
@@ -492,7 +341,7 @@ class Session:
         self.routes[key] = route
 
     def forget_routes(self) -> None:
-        """Drop the cache. In place: the data path may be looking at it."""
+        """Clear the cache; in place, because the data path may be reading it."""
         for key in self.routes:
             topic = self.broker.topic_table.by_key.get(key[1:5])
             if topic and topic.cached:
@@ -501,70 +350,56 @@ class Session:
         self.partitions = None
 
     def forget_route(self, destination: bytes) -> None:
-        """Drop the route to a topic key out of the cache."""
+        """Remove the route to a topic, given by its key, from the cache."""
         if self.topic is not None:
+            # type Publish, destination, publisher: as in the frame
             self.routes.pop(b"\x08" + destination + self.topic.key, None)
         self.partitions = None
 
-    def _pubfrag(self, packet: bytes) -> bool:
-        if not self.outbox.takes_fragments:
-            raise ProtocolError(CloseReason.FRAGMENT_NOT_ALLOWED, "PubFrag is for raw sockets")
-        if len(packet) < smq.PUBLISH_HEADER_BYTES - 2:
-            raise ProtocolError(CloseReason.SHORT_PACKET)
-        if self.fragments is None:
-            self.fragments = bytearray()
-        self.fragments += packet[13:]
-        limits = self.broker.publish_limits
-        most = smq.MAX_PAYLOAD_BYTES if limits is None else limits.message_bytes
-        if len(self.fragments) > most:
-            raise ProtocolError(CloseReason.FRAGMENT_TOO_LARGE, f"fragments of more than {most} bytes")
-        if packet[1:5] == b"\0\0\0\0":
-            return False
-        payload, self.fragments = bytes(self.fragments), None
-        whole = smq.frame(bytes((Type.PUBLISH,)) + packet[1:13] + payload)
-        recorder = self.broker.recorder
-        return recorder.record_assembled(self.publish, whole) if recorder else self.publish(whole)
+    def publish(self, batch: bytes) -> bool:
+        """Route a batch of this client's Publish frames; return true when the client has to wait."""
+        route = self.routes.get(batch[2:11]) or self.resolve(batch[2:11])
+        return bool(route.deliver(batch))
 
-    def publish(self, run: bytes) -> bool:
-        """Route a run of this client's Publish frames; true when the session waits for a hook."""
-        route = self.routes.get(run[2:11]) or self.resolve(run[2:11])
-        return bool(route.deliver(run))
-
-    # ---- rights that were taken away
+    # ---- permissions that were withdrawn
 
     def end_subscription(self, topic: Topic) -> None:
-        """Take the client out of a topic that it may not read any more; it gets the answer that a Subscribe would get
-        now (SMQ has no other word for it).
+        """End a subscription that is permitted no longer. The client gets a Suback with 0, as a Subscribe would now:
+        SMQ has no other packet for it.
         """
         if self.topics and self.topics.pop(topic.id, None):
             self.broker.unsubscribed(topic, self.outbox)
-            self._answer(smq.ack(Type.SUBACK, 0, topic.name or b""))
+            control_packets.deny_subscription(self, topic.name or b"")
 
     def end_observation(self, topic: Topic) -> None:
-        """Tell the client nothing more of a topic that it may not observe any more; the last it hears is 0."""
+        """End an observation that is permitted no longer. The client gets a last Change with 0."""
         if self.observed and topic in self.observed:
             self.observed.discard(topic)
             topic.unobserve(self)
-            self._answer(smq.change(topic.id, 0))
+            control_packets.send_answer(self, smq.change(topic.id, 0))
 
     def count_batch(self, key: bytes, more: int) -> None:
-        """Count `more` messages to the topic `key`, which are in one run; it is delivered next."""
+        """Count `more` messages to the topic `key`, beside the first one of the batch that is delivered next."""
         if self.meter is not None:
-            self.meter.told = more + 1
+            self.meter.batch_messages = more + 1
         topic = self.broker.topic_table.by_key.get(key)
         if topic is not None and topic.is_delivered:
             topic.messages += more
 
-    # ---- the end
+    # ---- closing
 
     @property
     def closed(self) -> bool:
-        """Whether the connection has ended."""
+        """Whether the session has ended."""
         return self.state is SessionState.CLOSED
 
     def disconnect(self, reason: CloseReason, text: bytes | None = None, detail: str = "") -> None:
-        """End the connection, whatever the reason; `text` goes out in a Disconnect packet first, `detail` says the
-        reason more exactly to the operator.
+        """Close the connection.
+
+        Args:
+            reason: the close reason.
+            text: sent in a Disconnect packet first; None sends no packet.
+            detail: the reason more exactly, for the operator.
         """
         state, self.state = self.state, SessionState.CLOSED
         if state is SessionState.CLOSED:
@@ -578,7 +413,7 @@ class Session:
         if state is SessionState.CONNECTED and self.topic is not None:
             self.broker.remove(self, self.topic, reason)
             run_in_background(self._leave(self.topic, self.observed or set(), self.topics or {}))
-            self.observed = self.topics = self.fragments = self._unsafe = None
+            self.observed = self.topics = self.fragments = self.unsaved_answers = None
         if self.meter is not None:
             self.meter.end()
         self.outbox.finish(reason)
@@ -586,7 +421,7 @@ class Session:
             self.outbox.queue = DiscardingQueue(self.outbox, self.broker.stats)
 
     def _leave(self, own: Topic, observed: set[Topic], topics: dict[int, Topic]) -> Iterator[None]:
-        """Take the client out of every table, in portions: it may have held many thousand topics."""
+        """Take the client out of every table, in portions: it may have subscribed to thousands of topics."""
         for topic in observed:
             topic.unobserve(self)
             yield
@@ -599,32 +434,18 @@ class Session:
 
 
 def _refusal(code: int, text: bytes) -> str:
-    """What the operator reads of a login that was refused."""
+    """Describe a refused authentication for the operator."""
     names = {member.value: member.name.lower().replace("_", " ") for member in ConnackCode}
-    said = f": {text.decode('utf-8', 'backslashreplace')}" if text else ""
-    return f"{names.get(code, f'code {code}')}{said}"
+    suffix = f": {text.decode('utf-8', 'backslashreplace')}" if text else ""
+    return f"{names.get(code, f'code {code}')}{suffix}"
 
 
 class DiscardingQueue(list[bytes]):
-    """The queue of a client that is gone, until it is out of every table: it keeps nothing and counts what comes."""
+    """Send queue of a closed client until it is out of every table: counts messages and discards them."""
 
     def __init__(self, outbox: Outbox, stats: Stats) -> None:
         self._outbox, self._stats = outbox, stats
 
-    def append(self, run: bytes) -> None:
-        """Count the messages of `run` as not delivered."""
-        self._stats.drop(Drop.CLOSED, self._outbox.fitting(run, 0)[1])
-
-
-HANDLERS: dict[int, Callable[[Session, bytes], bool | None]] = {
-    Type.SUBSCRIBE: Session._subscribe,
-    Type.CREATE: Session._create,
-    Type.CREATESUB: Session._createsub,
-    Type.UNSUBSCRIBE: Session._unsubscribe,
-    Type.DISCONNECT: Session._disconnect,
-    Type.PING: Session._ping,
-    Type.PONG: Session._pong,
-    Type.OBSERVE: Session._observe,
-    Type.UNOBSERVE: Session._unobserve,
-    Type.PUBFRAG: Session._pubfrag,
-}
+    def append(self, batch: bytes) -> None:
+        """Count the messages of `batch` as not delivered."""
+        self._stats.drop(Drop.CLOSED, self._outbox.fitting(batch, 0)[1])

@@ -13,19 +13,16 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from functools import lru_cache
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from smqrt.broker.outbox import CONTROL_BUDGET_BYTES, Drop, Outbox, QueuedMemory, run_in_background
+from smqrt.broker.topics import Topic
 from smqrt.wire.mqtt.topics import FilterTree
-
-if TYPE_CHECKING:
-    from smqrt.broker.state import BrokerPeer
-    from smqrt.broker.topics import Topic
 
 MAX_CACHED = 65_536
 """Topics whose policy is remembered."""
 PIECE_BYTES = 16 << 10
-"""Of a long run that may go, so much goes at once."""
+"""Of a long batch that may go, so much goes at once."""
 MAX_HOLES = 64
 """Empty entries that a queue may have, or as many as others."""
 
@@ -102,18 +99,18 @@ class Backlog:
         self._latest: dict[bytes, int] = {}
         self._oldest: deque[int] = deque()
 
-    def take(self, outbox: Outbox, run: bytes) -> bool:
-        """Apply the policy to `run`, the last entry of the queue; true when the client is to be disconnected."""
-        if not outbox.is_message(run, 0):
-            self._control_bytes += len(run)  # messages may be over the budget too, by those that publishers wait with
+    def take(self, outbox: Outbox, batch: bytes) -> bool:
+        """Apply the policy to `batch`, the last entry of the queue; true when the client is to be disconnected."""
+        if not outbox.is_message(batch, 0):
+            self._control_bytes += len(batch)  # messages may be over the budget too, by those that publishers wait with
             is_over = outbox.queued_bytes > outbox.budget_bytes + CONTROL_BUDGET_BYTES
             return is_over and self._control_bytes > CONTROL_BUDGET_BYTES
-        key = outbox.topic_key(run)
+        key = outbox.topic_key(batch)
         policy, entries = self.policies.of(key), 1
         if policy is Slow.LATEST:
-            entries = self._replace(outbox, run)
+            entries = self._replace(outbox, batch)
         elif policy is Slow.OLDEST:
-            self._add_oldest(outbox, run)
+            self._add_oldest(outbox, batch)
         over_all = QueuedMemory.total_bytes > QueuedMemory.limit_bytes
         if not over_all and outbox.queued_bytes <= outbox.budget_bytes:
             return False
@@ -128,25 +125,25 @@ class Backlog:
         return False
 
     def _drop_newest(self, outbox: Outbox, entries: int) -> None:
-        """Drop of the last entries of the queue what is too much: those of the newest run."""
+        """Drop of the last entries of the queue what is too much: those of the newest batch."""
         for _ in range(entries):
             reason = _over(outbox)
             if reason is None:
                 break
-            run = outbox.queue[-1]
-            self._latest.pop(outbox.latest_key(run), None)
-            outbox.trim(run, reason)
+            batch = outbox.queue[-1]
+            self._latest.pop(outbox.latest_key(batch), None)
+            outbox.trim(batch, reason)
 
     # ---- keep latest
 
-    def _replace(self, outbox: Outbox, run: bytes) -> int:
-        """Let the newest messages of the run, the last entry, take the places of those before; gives how many entries
+    def _replace(self, outbox: Outbox, batch: bytes) -> int:
+        """Let the newest messages of the batch, the last entry, take the places of those before; gives how many entries
         they are.
         """
         queue, first = outbox.queue, _first(outbox)
-        frames, messages = _latest_of(run, outbox.frame_bytes, outbox.latest_key)
+        frames, messages = _latest_of(batch, outbox.frame_bytes, outbox.latest_key)
         queue.pop()
-        outbox.released(len(run))
+        outbox.released(len(batch))
         dropped = messages - len(frames)
         for key, frame in frames:
             at = self._latest.get(key, -1) - self._left
@@ -163,10 +160,10 @@ class Backlog:
 
     # ---- drop oldest
 
-    def _add_oldest(self, outbox: Outbox, run: bytes) -> None:
+    def _add_oldest(self, outbox: Outbox, batch: bytes) -> None:
         queue = outbox.queue
         piece_bytes = min(PIECE_BYTES, outbox.budget_bytes >> 4)
-        pieces = _pieces(run, outbox.frame_bytes, piece_bytes) if len(run) > piece_bytes else (run,)
+        pieces = _pieces(batch, outbox.frame_bytes, piece_bytes) if len(batch) > piece_bytes else (batch,)
         first = self._left + len(queue) - 1
         queue[-1:] = pieces
         self._oldest.extend(range(first, first + len(pieces)))
@@ -187,11 +184,11 @@ class Backlog:
 
     def _take_out(self, outbox: Outbox, at: int) -> int:
         """Leave out the messages of an entry; gives how many they were."""
-        run = outbox.queue[at]
+        batch = outbox.queue[at]
         outbox.queue[at] = b""
-        outbox.released(len(run))
+        outbox.released(len(batch))
         self._holes += 1
-        return outbox.fitting(run, 0)[1] if run else 0
+        return outbox.fitting(batch, 0)[1] if batch else 0
 
     def left(self, entries: int) -> None:
         """So many entries have left the queue at its front."""
@@ -204,10 +201,10 @@ class Backlog:
         self._holes = 0
         places: dict[int, int] = {}
         queue = outbox.queue
-        for at, run in enumerate(queue):
-            if run:
+        for at, batch in enumerate(queue):
+            if batch:
                 places[at + self._left] = len(places)
-        queue[:] = [run for run in queue if run]
+        queue[:] = [batch for batch in queue if batch]
         self._latest = {key: places[at] for key, at in self._latest.items() if at in places}
         self._oldest = deque(places[at] for at in self._oldest if at in places)
         self._left = 0
@@ -230,15 +227,15 @@ def _over(outbox: Outbox) -> Drop | None:
 
 @lru_cache(maxsize=32)
 def _latest_of(
-    run: bytes, frame_bytes: Callable[[bytes, int], int], latest_key: Callable[[bytes], bytes]
+    batch: bytes, frame_bytes: Callable[[bytes, int], int], latest_key: Callable[[bytes], bytes]
 ) -> tuple[tuple[tuple[bytes, bytes], ...], int]:
-    """The newest frame of each topic and sub-topic, in their order, and how many frames the run has. Remembered,
-    because all slow subscribers ask for the same runs.
+    """The newest frame of each topic and sub-topic, in their order, and how many frames the batch has. Remembered,
+    because all slow subscribers ask for the same batches.
     """
     frames, messages, at = dict[bytes, bytes](), 0, 0
-    while at < len(run):
-        end = at + frame_bytes(run, at)
-        frame = run[at:end]
+    while at < len(batch):
+        end = at + frame_bytes(batch, at)
+        frame = batch[at:end]
         key = latest_key(frame)
         frames.pop(key, None)  # the newest goes to the end
         frames[key] = frame
@@ -247,27 +244,34 @@ def _latest_of(
 
 
 @lru_cache(maxsize=32)
-def _pieces(run: bytes, frame_bytes: Callable[[bytes, int], int], piece_bytes: int) -> tuple[bytes, ...]:
-    """The run in pieces of whole frames, of about `piece_bytes` each. Remembered, so that all share them."""
+def _pieces(batch: bytes, frame_bytes: Callable[[bytes, int], int], piece_bytes: int) -> tuple[bytes, ...]:
+    """The batch in pieces of whole frames, of about `piece_bytes` each. Remembered, so that all share them."""
     pieces, begin, at = list[bytes](), 0, 0
-    while at < len(run):
-        at += frame_bytes(run, at)
+    while at < len(batch):
+        at += frame_bytes(batch, at)
         if at - begin >= piece_bytes:
-            pieces.append(run[begin:at])
+            pieces.append(batch[begin:at])
             begin = at
-    if begin < len(run):
-        pieces.append(run[begin:])
+    if begin < len(batch):
+        pieces.append(batch[begin:])
     return tuple(pieces)
 
 
 # ---- back-pressure
 
 
+class WaitingPublisher(Protocol):
+    """Client, or the server, whose outbox resumes when it may publish again."""
+
+    @property
+    def outbox(self) -> Outbox: ...
+
+
 class Pressure:
     """Who has to wait for whom: the publishers of a topic, while a subscriber of it has more than its queue may hold.
 
     Attributes:
-        topics: by topic, those who have too much. A publisher looks here at every run.
+        topics: by topic, those who have too much. A publisher looks here at every batch.
         told: called when a client here has too much of a topic, and with false when none has any more.
         lasts_s: so long publishers wait for one client at a stretch.
     """
@@ -280,7 +284,7 @@ class Pressure:
         """The ways to other nodes, whose clients have too much."""
         self.topics: dict[bytes, set[Outbox]] = {}
         self._pressing: dict[Outbox, set[bytes]] = {}
-        self._waiting: dict[bytes, list[tuple[BrokerPeer, Deliver, bytes]]] = {}
+        self._waiting: dict[bytes, list[tuple[WaitingPublisher, Deliver, bytes]]] = {}
 
     def press(self, outbox: Outbox, key: bytes) -> None:
         """The publishers of a topic have to wait for `outbox`."""
@@ -318,9 +322,9 @@ class Pressure:
         """The topics of which a client here has too much."""
         return [key for key, pressing in self.topics.items() if not pressing <= self._elsewhere]
 
-    def wait(self, key: bytes, peer: BrokerPeer, deliver: Deliver, run: bytes = b"") -> bool:
-        """Call `deliver(run)` and let `peer` go on when nobody presses on the topic any more; gives true."""
-        self._waiting.setdefault(key, []).append((peer, deliver, run))
+    def wait(self, key: bytes, peer: WaitingPublisher, deliver: Deliver, batch: bytes = b"") -> bool:
+        """Call `deliver(batch)` and let `peer` go on when nobody presses on the topic any more; gives true."""
+        self._waiting.setdefault(key, []).append((peer, deliver, batch))
         return True
 
     def release(self, outbox: Outbox) -> None:
@@ -344,10 +348,10 @@ class Pressure:
             if key in self.topics:  # again
                 self._waiting[key] = [*waiting, *self._waiting.get(key, ())]
                 return
-            peer, deliver, run = waiting.popleft()
+            peer, deliver, batch = waiting.popleft()
             try:
-                if run:
-                    deliver(run)
+                if batch:
+                    deliver(batch)
             except Exception:  # the others must not wait for ever
                 log.exception("error while a message was routed; it is lost")
             if key in self.topics:

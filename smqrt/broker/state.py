@@ -8,21 +8,17 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from smqrt.auth.identity import Identity
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.last_values import LastValues
-from smqrt.broker.meter import PublishLimits
 from smqrt.broker.outbox import Drop, Outbox, run_in_background
 from smqrt.broker.slow import SlowPolicies
-from smqrt.broker.topics import OF_HUBS, HubLimits, NameStore, Observer, Route, SubTopics, Topic, Topics
+from smqrt.broker.topics import OF_HUBS, HubLimits, NameStore, Observer, PublishLimits, Route, SubTopics, Topic, Topics
 from smqrt.errors import CloseReason
 from smqrt.settings.limit_register import Limit, LineLimit
 from smqrt.wire.smq import measure_frames
-
-if TYPE_CHECKING:
-    from smqrt.broker.trace import Trace
 
 log = logging.getLogger("smqrt")
 
@@ -111,9 +107,9 @@ class Hooks:
     onvanish: Callable[[BrokerPeer], object] | None = None
     """`(phantom)`: a client of another node, which a hook has seen, is gone."""
     onpublish: Callable[[bytes, int, int, BrokerPeer], bytes | Deferred[bytes] | None] | None = None
-    """`(run, tid, ptid, peer)` gives the frames of the run that may pass, once per run."""
+    """`(batch, tid, ptid, peer)` gives the frames of the batch that may pass, once per batch."""
     ondrop: Callable[[bytes, int, int, BrokerPeer], object] | None = None
-    """`(run, tid, ptid, peer)` for messages that nobody received."""
+    """`(batch, tid, ptid, peer)` for messages that nobody received."""
     onnode: Callable[[int, str, str], object] | None = None
     """`(number, event, why)`: another node of the cluster has "joined", is "lost", is "back", or has "left"."""
     log: Callable[[BrokerPeer | None, str], object] | None = None
@@ -133,24 +129,24 @@ class Recorder(Protocol):
         """Whether messages to `topic` are recorded; None is a number that belongs to nobody."""
         ...
 
-    def record(self, run: bytes) -> None:
-        """Keep a run, in the order of the calls."""
+    def record(self, batch: bytes) -> None:
+        """Keep a batch, in the order of the calls."""
         ...
 
-    def record_large(self, run: bytes | memoryview) -> None:
-        """As `record`, for runs of many kilobytes; of a memoryview nothing is used afterwards."""
+    def record_large(self, batch: bytes | memoryview) -> None:
+        """As `record`, for batches of many kilobytes; of a memoryview nothing is used afterwards."""
         ...
 
-    def record_unrouted(self, run: bytes) -> None:
-        """Keep a run that nobody receives."""
+    def record_unrouted(self, batch: bytes) -> None:
+        """Keep a batch that nobody receives."""
         ...
 
-    def record_assembled(self, deliver: Callable[[bytes], bool | None], run: bytes) -> bool:
-        """Call `deliver(run)`; what it records was assembled from PubFrag packets."""
+    def record_assembled(self, deliver: Callable[[bytes], bool | None], batch: bytes) -> bool:
+        """Call `deliver(batch)`; what it records was assembled from PubFrag packets."""
         ...
 
-    def skipped(self, run: bytes) -> None:
-        """Count the messages of a run that was not selected."""
+    def skipped(self, batch: bytes) -> None:
+        """Count the messages of a batch that was not selected."""
         ...
 
     def hold(self, publisher: BrokerPeer) -> bool:
@@ -161,8 +157,8 @@ class Recorder(Protocol):
     def waits_for_disk(self) -> bool:
         """Nobody receives a message before the disk has it: `send_later` delivers what is recorded."""
 
-    def send_later(self, deliver: Callable[[bytes], bool | None], run: bytes, publisher: BrokerPeer) -> bool:
-        """Deliver a run when the disk has it, and let the outbox of `publisher` resume then; gives whether it waits."""
+    def send_later(self, deliver: Callable[[bytes], bool | None], batch: bytes, publisher: BrokerPeer) -> bool:
+        """Deliver a batch when the disk has it, and let the outbox of `publisher` resume then; gives whether it waits."""
         ...
 
     def left(self, client: BrokerPeer) -> None:
@@ -332,13 +328,43 @@ class ServerPeer(BrokerPeer, Protocol):
         ...
 
 
+class BrokerTrace(Protocol):
+    """Trace of one client or topic, as the broker notifies it (see `smqrt.broker.trace`).
+
+    Attributes:
+        topic: name of the traced topic; None when a client is traced.
+    """
+
+    topic: bytes | None
+
+    def is_about(self, peer: BrokerPeer) -> bool:
+        """Whether `peer` is the traced client."""
+        ...
+
+    def packet(self, client: BrokerPeer, packet: bytes) -> None:
+        """A client sent a packet other than Publish."""
+        ...
+
+    def connected(self, client: BrokerPeer) -> None:
+        """A client was accepted."""
+        ...
+
+    def ended(self, client: BrokerPeer, reason: CloseReason, detail: str) -> None:
+        """A connection was closed."""
+        ...
+
+    def published(self, peer: BrokerPeer, batch: bytes, topic: Topic | None) -> None:
+        """A client, or the server, published a batch to one destination."""
+        ...
+
+
 class BrokerState:
     """What the clients of one broker share.
 
     Args:
         hooks: the extension points.
         random_u32: gives random 32-bit numbers.
-        encode: the WebSocket encoder for runs.
+        encode: the WebSocket encoder for batches.
         store: keeps names over restarts, or None.
         clock: monotonic seconds.
         limits: how many names clients may make it keep.
@@ -378,7 +404,7 @@ class BrokerState:
         self.measure: Callable[[bytes | memoryview], tuple[int, int]] = measure_frames
         self.call_later: Callable[[float, Callable[[], object]], object] = lambda delay_s, function: function()
         self.limit_chunks: Callable[[BrokerClient, int], None] = lambda session, size_bytes: None
-        self.traces: tuple[Trace, ...] = ()
+        self.traces: tuple[BrokerTrace, ...] = ()
         self._denials = LineLimit()
         self.on_end: Callable[[Any, CloseReason, str], None] = lambda session, reason, detail: None
         self.on_changed: Callable[[Topic], object] | None = None
@@ -450,8 +476,8 @@ class BrokerState:
 
     def greet(self, topic: Topic, outbox: Outbox) -> None:
         """Give a new subscriber the last values of `topic`, before anything that is published from now on."""
-        if self.last_values is not None and (run := self.last_values.greeting(topic)):
-            outbox.put(topic.encode(run) if outbox.websocket else run)
+        if self.last_values is not None and (batch := self.last_values.greeting(topic)):
+            outbox.put(topic.encode(batch) if outbox.websocket else batch)
 
     def unsubscribed(self, topic: Topic, outbox: Outbox) -> None:
         """Take `outbox` out of `topic`; observers are told."""

@@ -13,18 +13,18 @@ from typing import Protocol
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.outbox import BLOCKED, FLUSHED_AT_ONCE, Outbox, dirty
 from smqrt.settings.limit_register import Limit
-from smqrt.wire.smq import LOCAL_BITS, LOCAL_MASK, SERVER_LOCAL, TOPIC_BIT, NameNumbers
+from smqrt.wire.smq import LOCAL_BITS, LOCAL_MASK, MAX_PAYLOAD_BYTES, SERVER_LOCAL, TOPIC_BIT, NameNumbers
 
 
 class Route(Protocol):
-    """Where a run goes. Both calls return true when the publisher has to wait."""
+    """Where a batch goes. Both calls return true when the publisher has to wait."""
 
-    def deliver(self, run: bytes) -> bool | None:
-        """Deliver a run of Publish frames."""
+    def deliver(self, batch: bytes) -> bool | None:
+        """Deliver a batch of Publish frames."""
         ...
 
     def deliver_view(self, view: memoryview) -> bool | None:
-        """Deliver a large run whose memory is reused after the call."""
+        """Deliver a large batch whose memory is reused after the call."""
         ...
 
 
@@ -37,7 +37,7 @@ class Observer(Protocol):
 
 
 class RouteCache(Protocol):
-    """Remembers where runs go: a session."""
+    """Remembers where batches go: a session."""
 
     def forget_route(self, destination: bytes) -> None:
         """Drop the route to a topic, given by its key."""
@@ -190,26 +190,26 @@ class Topic:
         if len(self._members) < 2:
             self._members = None
 
-    def deliver(self, run: bytes) -> None:
-        """Put `run` on every subscriber's queue: the same bytes object for all raw ones, one encoded form for all
+    def deliver(self, batch: bytes) -> None:
+        """Put `batch` on every subscriber's queue: the same bytes object for all raw ones, one encoded form for all
         WebSockets.
         """
         self.messages += 1
-        self.bytes += len(run)
+        self.bytes += len(batch)
         for outbox in self.raw:
             queue = outbox.queue
             if not queue:
                 dirty.append(outbox)
-            queue.append(run)
+            queue.append(batch)
             if outbox.life is BLOCKED:
-                outbox.held(run)
+                outbox.held(batch)
         if self.ws:
-            run = self.encode(run)
+            batch = self.encode(batch)
             for outbox in self.ws:
-                outbox.put(run)
+                outbox.put(batch)
 
     def deliver_view(self, view: memoryview) -> None:
-        """Deliver a large run straight from the receive buffer; to many, in the order of the flush."""
+        """Deliver a large batch straight from the receive buffer; to many, in the order of the flush."""
         if len(self.raw) > FLUSHED_AT_ONCE:
             self.deliver(bytes(view))
             return
@@ -218,9 +218,9 @@ class Topic:
         for outbox in self.raw:
             outbox.put_view(view)
         if self.ws:
-            run = self.encode(bytes(view))
+            batch = self.encode(bytes(view))
             for outbox in self.ws:
-                outbox.put(run)
+                outbox.put(batch)
 
     def count(self) -> None:
         """Add what was delivered to the hub's counters: the number of subscribers was the same for all of it, since
@@ -287,7 +287,7 @@ class Topics:
 
     Args:
         random_u32: gives random 32-bit numbers.
-        encode: the WebSocket encoder for runs.
+        encode: the WebSocket encoder for batches.
         store: keeps topic names over restarts; None keeps them in memory.
 
     Attributes:
@@ -538,3 +538,31 @@ class HubLimits:
         if names >= self.client_names:
             return CLIENT_NAMES
         return CLIENT_NAMES_MEMORY if names_bytes + len(name) > self.client_names_bytes else None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishLimits:
+    """Limits of what each client of a broker publishes.
+
+    Attributes:
+        per_s, bytes_per_s: messages and bytes a second; None for no limit.
+        burst_s: how many seconds' worth may come at once.
+        policy: what happens beyond: "wait", "drop" or "disconnect".
+        message_bytes: largest payload.
+    """
+
+    per_s: float | None = None
+    bytes_per_s: float | None = None
+    burst_s: float = 1.0
+    policy: str = "wait"
+    message_bytes: int = MAX_PAYLOAD_BYTES
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there is any limit beside the protocol's own."""
+        return self.has_rate or self.message_bytes < MAX_PAYLOAD_BYTES
+
+    @property
+    def has_rate(self) -> bool:
+        """Whether a rate is limited."""
+        return self.per_s is not None or self.bytes_per_s is not None

@@ -9,21 +9,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
-from typing import TYPE_CHECKING
 
+from smqrt.broker.state import BrokerPeer, BrokerState, BrokerTrace
+from smqrt.broker.topics import Route, Topic
 from smqrt.errors import CloseReason
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
 
-if TYPE_CHECKING:
-    from smqrt.broker.session import Session
-    from smqrt.broker.state import BrokerPeer, BrokerState
-    from smqrt.broker.topics import Route, Topic
-
 WAITING_EVENTS = 1000
 """Events that wait for the reader of a trace; 300 KB or so."""
 FRAMES_SHOWN = 20
-"""Messages of one run that are shown one by one; of a bulk sender the rest is counted."""
+"""Messages of one batch that are shown one by one; of a bulk sender the rest is counted."""
 PAYLOAD_SHOWN = 80
 """Bytes of a payload that are shown."""
 NAME_SHOWN = 256
@@ -88,47 +84,47 @@ class Trace:
         """Whether the client is the one that is traced."""
         return self.uid is not None and peer.uid == self.uid
 
-    def packet(self, session: Session, packet: bytes) -> None:
+    def packet(self, client: BrokerPeer, packet: bytes) -> None:
         """A client sent a packet that is no message."""
         kind = packet[0] if packet else -1
         if kind in _NAMED:
             name = packet[1:]
-            if self.is_about(session) or (name == self.topic and kind != Type.CREATESUB):
-                self.add(_NAMED[Type(kind)], **_who(session), topic=text(name))
+            if self.is_about(client) or (name == self.topic and kind != Type.CREATESUB):
+                self.add(_NAMED[Type(kind)], **_who(client), topic=text(name))
         elif kind in _NUMBERED and len(packet) >= 5:
             topic = self.broker.topic_table.by_key.get(packet[1:5])
-            if self.is_about(session) or (topic is not None and topic.name is not None and topic.name == self.topic):
-                self.add(_NUMBERED[Type(kind)], **_who(session), topic=_topic_shown(topic, packet[1:5]))
+            if self.is_about(client) or (topic is not None and topic.name is not None and topic.name == self.topic):
+                self.add(_NUMBERED[Type(kind)], **_who(client), topic=_topic_shown(topic, packet[1:5]))
 
-    def connected(self, session: Session) -> None:
+    def connected(self, client: BrokerPeer) -> None:
         """A client was let in."""
-        if self.is_about(session):
-            self.add("connect", **_who(session), info=text(session.info))
+        if self.is_about(client):
+            self.add("connect", **_who(client), info=text(client.info))
 
-    def ended(self, session: Session, reason: CloseReason, detail: str) -> None:
+    def ended(self, client: BrokerPeer, reason: CloseReason, detail: str) -> None:
         """A connection ended."""
-        if self.is_about(session):
-            self.add("close", **_who(session), reason=reason.name.lower(), detail=detail[:NAME_SHOWN])
+        if self.is_about(client):
+            self.add("close", **_who(client), reason=reason.name.lower(), detail=detail[:NAME_SHOWN])
 
-    def published(self, peer: BrokerPeer, run: bytes, topic: Topic | None) -> None:
-        """A client, or the server, published a run of messages to one destination."""
+    def published(self, peer: BrokerPeer, batch: bytes, topic: Topic | None) -> None:
+        """A client, or the server, published a batch of messages to one destination."""
         table = self.broker.subtopic_table
-        shown = list(islice(smq.frames(run), FRAMES_SHOWN))
+        shown = list(islice(smq.frames(batch), FRAMES_SHOWN))
         for frame in shown:
             _, _, stid, payload = smq.unpack_publish(frame)
             subtopic = table.by_id.get(stid)
             self.add(
                 "publish",
                 **_who(peer),
-                topic=_topic_shown(topic, run[3:7]),
+                topic=_topic_shown(topic, batch[3:7]),
                 subtopic=None if not stid else text(subtopic) if subtopic is not None else stid,
                 subscribers=topic.subscribers if topic is not None else 0,
                 bytes=len(payload),
                 payload=text(payload, PAYLOAD_SHOWN),
             )
-        rest = len(run) - sum(map(len, shown))
+        rest = len(batch) - sum(map(len, shown))
         if rest:
-            self.add("more", **_who(peer), topic=_topic_shown(topic, run[3:7]), bytes=rest)
+            self.add("more", **_who(peer), topic=_topic_shown(topic, batch[3:7]), bytes=rest)
 
 
 def _who(peer: BrokerPeer) -> dict[str, object]:
@@ -158,18 +154,18 @@ class TracedRoute:
 
     __slots__ = ("_peer", "_route", "_topic", "_traces")
 
-    def __init__(self, traces: tuple[Trace, ...], route: Route, topic: Topic | None, peer: BrokerPeer) -> None:
+    def __init__(self, traces: tuple[BrokerTrace, ...], route: Route, topic: Topic | None, peer: BrokerPeer) -> None:
         self._traces, self._route, self._topic, self._peer = traces, route, topic, peer
 
-    def deliver(self, run: bytes) -> bool | None:
+    def deliver(self, batch: bytes) -> bool | None:
         """Tell, then deliver."""
         for trace in self._traces:
-            trace.published(self._peer, run, self._topic)
-        return self._route.deliver(run)
+            trace.published(self._peer, batch, self._topic)
+        return self._route.deliver(batch)
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""
-        run = bytes(view)
+        batch = bytes(view)
         for trace in self._traces:
-            trace.published(self._peer, run, self._topic)
+            trace.published(self._peer, batch, self._topic)
         return self._route.deliver_view(view)

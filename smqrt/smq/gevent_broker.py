@@ -19,12 +19,11 @@ from smqrt.broker import permissions, snapshot
 from smqrt.broker.broker import Name, check_size
 from smqrt.broker.last_values import LastValueLimits, LastValues, check_filters
 from smqrt.broker.last_values import clock as value_clock
-from smqrt.broker.meter import PublishLimits
 from smqrt.broker.outbox import QueuedMemory, run_in_background
 from smqrt.broker.session import Session
 from smqrt.broker.slow import Pressure, Slow, SlowPolicies
 from smqrt.broker.state import Hooks
-from smqrt.broker.topics import HubLimits, NameStore
+from smqrt.broker.topics import HubLimits, NameStore, PublishLimits
 from smqrt.errors import ArgumentError
 from smqrt.process import current_application
 from smqrt.settings.limits import SLOW, LimitSettings, in_force, on_change, topics_in_force

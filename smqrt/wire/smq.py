@@ -1,7 +1,7 @@
 """SMQ packets: the numbers, the builders and the one parser that needs care (spec: smq §1).
 
 A *packet* is `u8 type` and a body. A *frame* is a packet behind `u16 length` (which counts its own two bytes): that is
-what raw sockets carry, and what the broker forwards unchanged. A *run* is one or more whole Publish frames that share
+what raw sockets carry, and what the broker forwards unchanged. A *batch* is one or more whole Publish frames that share
 type, destination and publisher. All integers are big-endian.
 """
 
@@ -194,29 +194,29 @@ def unpack_publish(frame_bytes: bytes) -> tuple[int, int, int, bytes]:
     return tid, ptid, stid, frame_bytes[PUBLISH_HEADER_BYTES:]
 
 
-def frames(run: bytes) -> Iterator[bytes]:
-    """The frames of `run`, one by one."""
-    start, end = 0, len(run)
+def frames(batch: bytes) -> Iterator[bytes]:
+    """The frames of `batch`, one by one."""
+    start, end = 0, len(batch)
     while start < end:
-        stop = start + (run[start] << 8 | run[start + 1])
-        yield run[start:stop]
+        stop = start + (batch[start] << 8 | batch[start + 1])
+        yield batch[start:stop]
         start = stop
 
 
-def count_frames(run: bytes | memoryview) -> int:
-    """How many frames `run` holds."""
-    start, end, count = 0, len(run), 0
+def count_frames(batch: bytes | memoryview) -> int:
+    """How many frames `batch` holds."""
+    start, end, count = 0, len(batch), 0
     while start < end:
-        start += run[start] << 8 | run[start + 1]
+        start += batch[start] << 8 | batch[start + 1]
         count += 1
     return count
 
 
-def measure_frames(run: bytes | memoryview) -> tuple[int, int]:
-    """How many frames `run` holds, and the length of the longest."""
-    start, end, count, longest = 0, len(run), 0, 0
+def measure_frames(batch: bytes | memoryview) -> tuple[int, int]:
+    """How many frames `batch` holds, and the length of the longest."""
+    start, end, count, longest = 0, len(batch), 0, 0
     while start < end:
-        length = run[start] << 8 | run[start + 1]
+        length = batch[start] << 8 | batch[start + 1]
         start, count, longest = start + length, count + 1, max(longest, length)
     return count, longest
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from smqrt.broker import meter as module
-from smqrt.broker.meter import Meter, MeteredRoute, PublishLimits
+from smqrt.broker.meter import Meter, MeteredRoute
 from smqrt.broker.outbox import Drop
 from smqrt.broker.session import Session
+from smqrt.broker.topics import PublishLimits
 from smqrt.errors import CloseReason
 from smqrt.wire import smq
 from tests.broker.crowd import Crowd, Ear, settle
@@ -354,14 +355,14 @@ def test_a_count_that_is_known_is_not_taken_again() -> None:
     metered = Metered(per_s=10.0)
     measured: list[int] = []
     metered.broker.measure = lambda run: bool(measured.append(len(run))) or smq.measure_frames(run)
-    metered.meter.told = 3
+    metered.meter.batch_messages = 3
     assert metered.send(3) is False
     assert measured == []
     assert metered.send(7) is False
     assert measured == [700], "it was known for one run only"
     metered = Metered(per_s=10.0, message_bytes=85)
     metered.broker.measure = lambda run: bool(measured.append(len(run))) or smq.measure_frames(run)
-    metered.meter.told = 3
+    metered.meter.batch_messages = 3
     metered.send(3)
     assert measured == [700, 300], "lengths are to be looked at"
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from smqrt.auth.identity import Action, Identity
+from smqrt.broker import control_packets
 from smqrt.broker import session as module
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.last_values import LastValueLimits, LastValues
-from smqrt.broker.meter import MeteredRoute, PublishLimits
+from smqrt.broker.meter import MeteredRoute
 from smqrt.broker.outbox import Drop, dirty
 from smqrt.broker.permissions import DeniedRoute
 from smqrt.broker.routes import GuardedRoute
@@ -26,6 +27,7 @@ from smqrt.broker.topics import (
     NAMES,
     USER_CONNECTIONS,
     HubLimits,
+    PublishLimits,
 )
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire import smq
@@ -518,7 +520,7 @@ def test_a_name_the_disk_rejects_is_denied() -> None:
 
 
 def test_a_client_with_many_unsafe_answers_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_UNSAFE_ANSWERS", 3)
+    monkeypatch.setattr(control_packets, "MAX_UNSAVED_ANSWERS", 3)
     crowd, disk, session, ear = with_disk()
     waits = [session.control(smq.with_name(Type.CREATE, b"%d" % n)) for n in range(3)]
     assert waits == [False, False, True]
@@ -546,7 +548,7 @@ def test_an_answer_that_fails_ends_the_client(caplog: pytest.LogCaptureFixture) 
     assert ends(crowd, CloseReason.HOOK_FAILED) == 1
     assert "error while a client was served" in caplog.text
     assert came(session) == []
-    assert session.guarded(lambda value: value, 1) is True
+    assert session.call_or_disconnect(lambda value: value, 1) is True
 
 
 # ---- observing
@@ -712,7 +714,7 @@ def test_messages_of_one_run_are_counted() -> None:
     session.resolve(smq.publish_frame(number, session.etid, 0, b"")[2:11])
     session.count_batch(topic.key, 2)
     assert session.meter is not None
-    assert session.meter.told == 3
+    assert session.meter.batch_messages == 3
 
 
 # ---- fragments

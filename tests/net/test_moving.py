@@ -37,8 +37,8 @@ REBUILT = {
         "routes": "looked up again",
         "state": "connected",
         "topic": "made for its etid",
-        "_unsafe": "the names' file was closed: nothing waits for it",
-        "_waits_for_disk": "the same",
+        "unsaved_answers": "the names' file was closed: nothing waits for it",
+        "waits_for_disk": "the same",
     },
     RawConnection: {
         "backlog": "made of the queue when the client does not read",

@@ -167,8 +167,8 @@ def test_who_waits_for_the_disk_with_a_thousand_requests_is_not_read(persisted: 
     device = site.device(b"uid-a1")
     device.send(smq.with_name(Type.CREATE, b"new"), *[smq.PING] * 5000)
     session = site.state.sessions[device.etid]
-    wait_until(lambda: session.outbox.paused and session._waits_for_disk, "the pause")
-    assert len(session._unsafe) == 1000
+    wait_until(lambda: session.outbox.paused and session.waits_for_disk, "the pause")
+    assert len(session.unsaved_answers) == 1000
     device.ack()
     with bounded():
         device.expect(*[smq.PONG] * 5000)
