@@ -1,9 +1,9 @@
-"""A broker: the methods that Python and Lua share, over names as bytes, ids and payloads (spec: smq §2).
+"""SMQ broker: the methods that Python and Lua share (spec: smq §2).
 
-`METHODS` is the table from which the objects of Python (`smqrt.hub`) and Lua (`smq.hub`) derive: a binding converts
-each argument from its language's values by its kind, and the result back; what a value may be is checked here, once.
-Callbacks are plain functions that never raise and may answer `Deferred`. `smqrt.smq.gevent_broker` puts a broker behind
-sockets.
+Names are bytes here, and ids are numbers. The objects of Python (`smqrt.hub`) and Lua (`smq.hub`) are derived from the
+table `METHODS`: a binding converts arguments and results between its language and the kinds of the table; their values
+are checked here. Callbacks are plain functions that never raise and may return `Deferred`. `smqrt.smq.gevent_broker`
+adds sockets.
 """
 
 from __future__ import annotations
@@ -20,42 +20,44 @@ from smqrt.wire import smq
 
 
 class Kind(Enum):
-    """What an argument or a result is."""
+    """Type of an argument or a result."""
 
     NAME = "name"
-    """The name of a topic or sub-topic, or another text: bytes."""
+    """Name of a topic or sub-topic, or another text: bytes."""
     NUMBER = "number"
-    """An id, an ETID, seconds or a count: int."""
+    """Id, ETID, seconds or a count: int."""
     DESTINATION = "destination"
-    """A topic or sub-topic by name (bytes) or by id (int)."""
+    """Topic or sub-topic by name (bytes) or by id (int)."""
     PAYLOAD = "payload"
-    """What a message carries: bytes."""
+    """Payload of a message: bytes."""
     FUNCTION = "function"
-    """A function of the application."""
+    """Function of the application."""
     FLAG = "flag"
-    """Anything: it is true or false."""
+    """Any value, tested for truth."""
     ROOM = "room"
     """`(free, used)` places."""
     COUNTS = "counts"
-    """Numbers by word: `dict[str, int]`."""
+    """Numbers by name: `dict[str, int]`."""
     NAMES = "names"
-    """An iterator of `(id, name)`."""
+    """Iterator of `(id, name)`."""
     PEER = "peer"
-    """A client, or the server's own."""
+    """A client, or the server's own client."""
     PEERS = "peers"
-    """An iterator of clients."""
+    """Iterator of clients."""
     NOTHING = "nothing"
 
 
 REQUIRED = object()
+"""The default of an argument that must be given."""
 
 
 class Argument(NamedTuple):
     """One argument of a method.
 
     Attributes:
-        name: as Python users may write it.
-        default: its value when it is left out.
+        name: the keyword in Python.
+        kind: its type.
+        default: value when it is omitted.
         optional: whether it may be None, or nil.
     """
 
@@ -126,17 +128,95 @@ _ALL = (
 )
 
 METHODS = {method.name: method for method in _ALL}
-"""By name. `connect`, `subscribe` and `close` are not here: each language has a form of its own for them."""
+"""By name. `connect`, `subscribe` and `close` are not in the table, because each language has its own form of them."""
 
 
 Name = bytes | int
 SELF = b"self"
+"""Name of the server's own ETID as a topic."""
 SERVER_ETID = 1
 MAX_ID = 0xFFFFFFFF
 
 
+class BrokerNames(BrokerState):
+    """Broker methods for the names and ids of topics and sub-topics."""
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ClosedError("this hub has been closed; its application has ended, or called close()")
+
+    def create(self, name: bytes, tid: int = 0) -> int:
+        """Return the id of a topic; create it if needed, with the id `tid` if that is free."""
+        return self._named(name, _checked_id("tid", tid)).id
+
+    def _named(self, name: bytes, tid: int = 0) -> Topic:
+        self._check_open()
+        topic = self.topic_table.by_name.get(name)
+        if topic is None:
+            self._check_room("topic", self.topic_table, name)
+            topic = self.topic_table.named(name, tid)
+        return topic
+
+    def createsub(self, name: bytes | None, stid: int = 0) -> int:
+        """Return the id of a sub-topic, 0 for no name; create it if needed, with the id `stid` if that is free."""
+        _checked_id("stid", stid)
+        if name is None:
+            return 0
+        self._check_open()
+        number = self.subtopic_table.by_name.get(name)
+        if number is None:
+            self._check_room("subtopic", self.subtopic_table, name)
+            number = self.subtopic_table.named(name, stid)
+        return number
+
+    def _check_room(self, what: str, table: Topics | SubTopics, name: bytes) -> None:
+        reached = self.limits.of_all(table, _checked_length(what, name))
+        if reached:
+            self.refuse(None, reached)
+            count = len(table.by_name)
+            raise ArgumentError(f"{what}: {reached.rule}, see maxnames of create or {reached.setting}; {count} exist")
+
+    def keep_names_in(self, store: NameStore) -> None:
+        """Save the names in `store` from now on."""
+        self.store = store
+        self.topic_table.keep_in(store)
+        self.subtopic_table.keep_in(store)
+
+    def tid2topic(self, tid: int) -> bytes | None:
+        """Return the name of a topic id; None for an ETID or an unknown id."""
+        topic = self._known(tid)
+        return topic.name if topic else None
+
+    def topic2tid(self, name: bytes) -> int | None:
+        """Return the id of a topic name, if it exists."""
+        topic = self.topic_table.by_name.get(name)
+        return topic.id if topic else None
+
+    def tid2subtopic(self, stid: int) -> bytes | None:
+        """Return the name of a sub-topic id, if it exists."""
+        return self.subtopic_table.by_id.get(stid)
+
+    def subtopic2tid(self, name: bytes) -> int | None:
+        """Return the id of a sub-topic name, if it exists."""
+        return self.subtopic_table.by_name.get(name)
+
+    def topics(self) -> Iterator[tuple[int, bytes]]:
+        """Return `(tid, name)` of every named topic."""
+        return self.topic_table.names()
+
+    def subtopics(self) -> Iterator[tuple[int, bytes]]:
+        """Return `(stid, name)` of every sub-topic."""
+        return iter(list(self.subtopic_table.by_id.items()))
+
+    def _known(self, tid: int) -> Topic | None:
+        return self.topic_table.get(tid) if 0 <= tid <= MAX_ID else None
+
+    def _subtopic(self, subtopic: Name | None) -> int:
+        return _checked_id("subtopic", subtopic) if isinstance(subtopic, int) else self.createsub(subtopic)
+
+
 class _CountObserver:
-    """Observer that calls a function with the count and the topic; that of an ETID is called once."""
+    """Observer that calls a function with the count and the topic; for an ETID once only."""
 
     def __init__(self, function: Callable[[int, Name], object], observers: dict[int, _CountObserver]) -> None:
         self.function = function
@@ -149,18 +229,18 @@ class _CountObserver:
         self.function(subscribers, topic.id if topic.name is None else topic.name)
 
 
-class Broker(BrokerState):
+class Broker(BrokerNames):
     """One SMQ broker.
 
     Args:
         hooks: the extension points.
-        random_u32: gives random 32-bit numbers.
+        random_u32: returns random 32-bit numbers.
         encode: the WebSocket encoder for batches.
         clock: monotonic seconds.
         store: keeps names over restarts, or None.
-        limits: how many names clients may make it keep.
-        random_server_etid: give the server's own client a random ETID instead of 1.
-        server_etid: give it this one.
+        limits: limits of what clients make it keep.
+        random_server_etid: whether the server's own client gets a random ETID instead of 1.
+        server_etid: ETID of the server's own client; 0 for the default.
         queue_size: places in the server's publish queue.
     """
 
@@ -186,58 +266,65 @@ class Broker(BrokerState):
     # ---- clients
 
     def peers(self, phantoms: object = False) -> Iterator[BrokerPeer]:
-        """Every connected client and the server's own; then, when asked for, the clients of other nodes."""
+        """Return the server's own client and all connected clients; with `phantoms` also those of other nodes."""
         others = self.cluster.peers_elsewhere() if phantoms and self.cluster is not None else ()
         return iter([self.server, *self.sessions.values(), *others])
 
     def etid2peer(self, etid: int) -> BrokerPeer | None:
-        """The client with that ETID, of this node or another."""
+        """Return the client with this ETID, of this node or another."""
         if etid == self.server.etid:
             return self.server
         return self.sessions.get(etid) or (None if self.cluster is None else self.cluster.phantom(etid))
 
     def drops(self) -> dict[str, int]:
-        """How many copies of messages were not delivered so far, by reason: the names of `Drop` in lower case."""
+        """Return how many copies of messages were not delivered, by the names of `Drop` in lower case."""
         return {reason.name.lower(): count for reason, count in self.stats.drops.items()}
 
     def refused(self) -> dict[str, int]:
-        """How often each limit was reached so far: by their names in `smqrt.settings.limit_register`."""
+        """Return how often each limit was reached, by the names in `smqrt.settings.limit_register`."""
         return {limit.name: count for limit, count in self.stats.refused.items()}
 
     @property
     def is_unloading(self) -> bool:
-        """Whether the application that made it is being unloaded."""
+        """Whether the application of this broker is being unloaded."""
         return False
 
     def shutdown(self, text: bytes | None = None, etid: int | None = None, everywhere: object = True) -> None:
-        """End one client (`etid`), all of the cluster (`everywhere`), or all of this hub only, as always while its
-        application is being unloaded; `text` goes out in a Disconnect packet, without it the sockets just close.
+        """Disconnect clients.
+
+        Args:
+            text: sent in a Disconnect packet; None closes the sockets without a packet.
+            etid: the client to disconnect; None for all.
+            everywhere: whether all means all nodes of the cluster. While the application is being unloaded, it means
+                this broker only.
 
         Raises:
-            ArgumentError: `text` is longer than a packet can be.
+            ArgumentError: `text` does not fit a packet.
         """
         if text is not None:
-            _fitting("msg", text)
+            _checked_length("msg", text)
         if everywhere and etid is None and self.cluster is not None and not self.is_unloading:
             self.cluster.end_all(text)
         elif etid is None or self.cluster is None or not self.cluster.end_client(etid, text):
             self.end_clients(text, etid)
 
     def end_clients(self, text: bytes | None, etid: int | None) -> None:
-        """End one client of this hub, or all."""
+        """Disconnect one client of this broker, or all."""
         chosen = [self.sessions.get(etid)] if etid is not None else list(self.sessions.values())
         for session in chosen:
             if session:
                 session.disconnect(CloseReason.SHUTDOWN, text)
 
     def close(self) -> None:
-        """End all clients without a word, so that they come back when there is a broker again, and let nobody in any
-        more; what would begin something raises ClosedError from now on. A second call does nothing.
+        """Close the broker: disconnect all clients and accept no new ones. A second call does nothing.
+
+        No Disconnect packet is sent, so that clients reconnect when there is a broker again. Methods that would start
+        something raise ClosedError from now on.
         """
         if self.closed:
             return
         self.closed = True
-        if self.cluster is not None:  # first, so that the others forget its clients at once
+        if self.cluster is not None:  # first, so that the other nodes remove its clients together
             self.cluster.leave()
         self.end_clients(None, None)
         self.server.close()
@@ -246,52 +333,15 @@ class Broker(BrokerState):
             self.store.close()
 
     def record(self, recorder: Recorder | None) -> None:
-        """Write what is published from now on to `recorder`; None ends it."""
+        """Record what is published from now on with `recorder`; None stops that."""
         self.recorder = recorder
         for session in self.sessions.values():
             session.forget_routes()
 
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ClosedError("this hub has been closed; its application has ended, or called close()")
-
-    # ---- names
-
-    def create(self, name: bytes, tid: int = 0) -> int:
-        """Get or create a topic; gives its id. A new one gets the id `tid` when that is free."""
-        return self._named(name, _checked_id("tid", tid)).id
-
-    def _named(self, name: bytes, tid: int = 0) -> Topic:
-        self._check_open()
-        topic = self.topic_table.by_name.get(name)
-        if topic is None:
-            self._check_room("topic", self.topic_table, name)
-            topic = self.topic_table.named(name, tid)
-        return topic
-
-    def createsub(self, name: bytes | None, stid: int = 0) -> int:
-        """Get or create a sub-topic; gives its id, 0 for no name."""
-        _checked_id("stid", stid)
-        if name is None:
-            return 0
-        self._check_open()
-        number = self.subtopic_table.by_name.get(name)
-        if number is None:
-            self._check_room("subtopic", self.subtopic_table, name)
-            number = self.subtopic_table.named(name, stid)
-        return number
-
-    def _check_room(self, what: str, table: Topics | SubTopics, name: bytes) -> None:
-        refusal = self.limits.of_all(table, _fitting(what, name))
-        if refusal:
-            self.refuse(None, refusal)
-            count = len(table.by_name)
-            raise ArgumentError(
-                f"{what}: {refusal.rule}, see maxnames of create or {refusal.setting}; {count} are there"
-            )
+    # ---- ids
 
     def renumber(self, name: bytes, number: int) -> bool:
-        """Let the topic `name` have `number`, which clients know; whether it had another one here."""
+        """Give the topic `name` the id `number`, which clients know; return whether it had another one here."""
         topic = self.topic_table.by_name.get(name)
         if topic is None:
             self.topic_table.named(name, number)
@@ -305,69 +355,32 @@ class Broker(BrokerState):
             self._observers[number] = self._observers.pop(old)
         return True
 
-    def keep_names_in(self, store: NameStore) -> None:
-        """Keep the names in `store` from now on."""
-        self.store = store
-        self.topic_table.keep_in(store)
-        self.subtopic_table.keep_in(store)
-
     def gettid(self) -> int:
-        """The server's ETID."""
+        """Return the server's ETID."""
         return self.server.etid
 
-    def tid2topic(self, tid: int) -> bytes | None:
-        """The name of a topic id, None for an ETID or an unknown id."""
-        topic = self._known(tid)
-        return topic.name if topic else None
-
-    def topic2tid(self, name: bytes) -> int | None:
-        """The id of a topic name, if it exists."""
-        topic = self.topic_table.by_name.get(name)
-        return topic.id if topic else None
-
-    def tid2subtopic(self, stid: int) -> bytes | None:
-        """The name of a sub-topic id, if it exists."""
-        return self.subtopic_table.by_id.get(stid)
-
-    def subtopic2tid(self, name: bytes) -> int | None:
-        """The id of a sub-topic name, if it exists."""
-        return self.subtopic_table.by_name.get(name)
-
-    def topics(self) -> Iterator[tuple[int, bytes]]:
-        """`(tid, name)` of every named topic."""
-        return self.topic_table.names()
-
-    def subtopics(self) -> Iterator[tuple[int, bytes]]:
-        """`(stid, name)` of every sub-topic."""
-        return iter(list(self.subtopic_table.by_id.items()))
-
-    def _known(self, tid: int) -> Topic | None:
-        return self.topic_table.get(tid) if 0 <= tid <= MAX_ID else None
-
     def _topic(self, topic: Name) -> Topic | None:
-        """The topic of a name, which is made when it is missing, or of a number."""
+        """Return the topic of a name, created if needed, or of an id."""
         if topic == SELF:
             return self.server.topic
         return self._known(topic) if isinstance(topic, int) else self._named(topic)
 
     def _existing(self, topic: Name) -> Topic | None:
-        """The topic of a name or number, None when there is none."""
+        """Return the topic of a name or id, None if it does not exist."""
         if isinstance(topic, bytes) and topic != SELF:
             return self.topic_table.by_name.get(topic)
         return self._topic(topic)
 
-    def _subtopic(self, subtopic: Name | None) -> int:
-        return _checked_id("subtopic", subtopic) if isinstance(subtopic, int) else self.createsub(subtopic)
-
     # ---- publish and subscribe: the server's own client
 
     def publish(self, data: bytes, topic: Name, subtopic: Name | None = None, ptid: int | None = None) -> int:
-        """Publish as the server, or as `ptid`; gives the number of messages that wait in the server's queue.
+        """Publish as the server, or as `ptid`; return the number of messages in the server's queue.
 
         Raises:
-            ArgumentError: `data` has more than 0xFFF0 bytes, a number is no 32-bit id, a new name can't be made.
+            ArgumentError: `data` has more than 0xFFF0 bytes, an id has more than 32 bits, or a limit of names is
+                reached.
         """
-        if self.closed or len(data) > smq.MAX_PAYLOAD_BYTES:  # asked here: a call each is felt by who publishes much
+        if self.closed or len(data) > smq.MAX_PAYLOAD_BYTES:  # checked here, because two calls cost time per message
             self._check_open()
             check_size(data)
         if isinstance(topic, int):
@@ -380,7 +393,7 @@ class Broker(BrokerState):
         return self.server.publish(tid, sender, smq.publish_frame(tid, sender, stid, data))
 
     def pubon(self, data: bytes, to_etid: int, from_etid: int, stid: int = 0) -> bool:
-        """Send to one client on behalf of another; false unless both are connected, or the server itself."""
+        """Send to one client on behalf of another; return false unless both are connected, or the server itself."""
         self._check_open()
         check_size(data)
         _checked_id("subtopic", stid)
@@ -397,10 +410,10 @@ class Broker(BrokerState):
     def subscribe(
         self, topic: Name, handler: Handler | None = None, subtopic: Name | None = None, once: bool = False
     ) -> int:
-        """Receive a topic; gives its id. With `once` the server of one node of a cluster handles each message.
+        """Subscribe the server to a topic; return its id. With `once` one node of a cluster handles each message.
 
         Raises:
-            ArgumentError: a number that is no topic's.
+            ArgumentError: `topic` is a number but not the id of a topic.
         """
         found = self._topic(topic)
         if found is None or (found.name is None and found is not self.server.topic):
@@ -410,22 +423,22 @@ class Broker(BrokerState):
         return found.id
 
     def unsubscribe(self, topic: Name) -> None:
-        """Stop receiving a topic; nothing happens when it is unknown."""
+        """End the server's subscription to a topic; nothing happens when the topic is unknown."""
         found = self._existing(topic)
         if found:
             self.server.unsubscribe(found)
 
     def onmsg(self, handler: Handler | None) -> None:
-        """Set the handler of messages without one of their own."""
+        """Set the handler of messages without a handler of their own."""
         self._check_open()
         self.server.on_message(handler)
 
     def queuesize(self) -> tuple[int, int]:
-        """`(free, used)` places of the publish queue."""
+        """Return the `(free, used)` places of the publish queue."""
         return self.server.queue_room()
 
     def observe(self, topic: Name, function: Callable[[int, Name], object]) -> bool | None:
-        """Call `function(subscribers, topic)` on every change; None for one's own ETID or an unknown number."""
+        """Call `function(subscribers, topic)` on each change; return None for the own ETID or an unknown id."""
         found = self._topic(topic)
         if found is None or found is self.server.topic:
             return None
@@ -436,7 +449,7 @@ class Broker(BrokerState):
         return True
 
     def unobserve(self, topic: Name) -> None:
-        """Stop calling the observer of a topic."""
+        """End `observe` of a topic."""
         found = self._existing(topic)
         observer = self._observers.pop(found.id, None) if found else None
         if found and observer:
@@ -444,12 +457,12 @@ class Broker(BrokerState):
 
 
 def check_size(data: bytes) -> None:
-    """Raise ArgumentError when `data` is more than a message carries."""
+    """Raise ArgumentError when `data` does not fit a message."""
     if len(data) > smq.MAX_PAYLOAD_BYTES:
         raise ArgumentError(f"data: {len(data)} bytes; a message carries at most {smq.MAX_PAYLOAD_BYTES}, split it")
 
 
-def _fitting(what: str, text: bytes) -> bytes:
+def _checked_length(what: str, text: bytes) -> bytes:
     if len(text) > smq.MAX_NAME_BYTES:
         raise ArgumentError(f"{what}: {len(text)} bytes; at most {smq.MAX_NAME_BYTES} fit a packet")
     return text

@@ -134,7 +134,7 @@ def _subscribe(client: RequestingClient, name: bytes, permitted: Any) -> None:
         broker.refuse(client, CLIENT_SUBSCRIPTIONS)
         permitted = False
     elif not permitted:
-        broker.denied(client, "subscribe to", "topic", name)
+        broker.count_denial(client, "subscribe to", "topic", name)
     if not permitted or not _may_name(client, broker.topic_table, name):
         deny_subscription(client, name)
         return
@@ -150,7 +150,7 @@ def _subscribe(client: RequestingClient, name: bytes, permitted: Any) -> None:
             topic.tell(client)  # before the Suback; other observers are notified at the end of the turn
         client.outbox.reply(smq.ack(Type.SUBACK, topic.id if saved else NO_ID, name))
         if is_new and broker.last_values is not None:
-            broker.greet(topic, client.outbox)
+            broker.send_last_values(topic, client.outbox)
 
     when_saved(client, broker.topic_table.unsaved(name), send_suback)
 
@@ -172,7 +172,7 @@ def create(client: RequestingClient, packet: bytes) -> bool:
 
     def send_createack(permitted: Any) -> None:
         if not permitted:
-            client.broker.denied(client, "create", "topic", name)
+            client.broker.count_denial(client, "create", "topic", name)
         number = table.named(name).id if permitted and _may_name(client, table, name) else NO_ID
         send_acknowledgement(client, Type.CREATEACK, number, name, table.unsaved(name))
 
@@ -186,7 +186,7 @@ def create_subtopic(client: RequestingClient, packet: bytes) -> bool:
 
     def send_createsuback(permitted: Any) -> None:
         if not permitted:
-            client.broker.denied(client, "create", "sub-topic", name)
+            client.broker.count_denial(client, "create", "sub-topic", name)
         number = table.named(name) if permitted and _may_name(client, table, name) else NO_ID
         send_acknowledgement(client, Type.CREATESUBACK, number, name, table.unsaved(name))
 

@@ -1,7 +1,7 @@
-"""Limits of what one client publishes: the size of a message, and how much a second.
+"""Publish limits of one client: message size, and messages and bytes per second.
 
-A hub without such limits has no meter, and its routes are what they are otherwise. With one, the outermost route of a
-client is a `MeteredRoute`: it charges whole batches to token buckets, whatever the number of messages in them.
+Without such limits a client has no meter, and its routes do not change. With limits, the outermost route of a client is
+a `MeteredRoute`. It charges a whole batch to token buckets at once, so the cost per message is small.
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ from collections import deque
 from typing import Protocol
 
 from smqrt.broker.outbox import Drop, Outbox, frame_ends
-from smqrt.broker.state import BrokerClient, BrokerPeer, BrokerState
+from smqrt.broker.state import BrokerClient, BrokerState, describe_client
 from smqrt.broker.topics import PublishLimits, Route
 from smqrt.errors import CloseReason
 from smqrt.settings.limit_register import Bucket, Limit
 from smqrt.wire import smq
 
-LEAST_WAIT_S = 0.01
-"""A client that is slowed down is looked at again no sooner: its messages go on in portions."""
-MOST_WAIT_S = 1.0
-"""And no later: the limits may have changed."""
-PUBLISH_RATE = Limit("publish_rate", "limits.publish_rate", "a client publishes as many messages a second as it may")
-PUBLISH_BYTES = Limit("publish_bytes", "limits.publish_bytes", "a client publishes as many bytes a second as it may")
-MESSAGE_BYTES = Limit("message_bytes", "limits.message_bytes", "a message or a name is as long as it may be")
+MIN_WAIT_S = 0.01
+"""Shortest pause of a client over its rate: shorter ones would cost a timer for each message."""
+MAX_WAIT_S = 1.0
+"""Longest pause before the buckets are checked again, because the limits may have changed."""
+ROUNDING_TOLERANCE = 1e-6
+"""Tokens are floats: 0.9999999 counts as 1."""
+PUBLISH_RATE = Limit("publish_rate", "limits.publish_rate", "the client's limit of messages per second is reached")
+PUBLISH_BYTES = Limit("publish_bytes", "limits.publish_bytes", "the client's limit of bytes per second is reached")
+MESSAGE_BYTES = Limit("message_bytes", "limits.message_bytes", "the message or name is longer than permitted")
 
 
 class MeteredClient(BrokerClient, Protocol):
@@ -35,71 +37,94 @@ class MeteredClient(BrokerClient, Protocol):
 
     broker: BrokerState
 
+    def disconnect(self, reason: CloseReason, text: bytes | None = None, detail: str = "") -> None:
+        """Close the connection; `detail` describes the reason to the operator."""
+        ...
+
     def route_kept(self, batch: bytes) -> bool:
         """Route messages that a meter held back; return true when the client has to wait for a hook."""
         ...
 
 
 class Meter:
-    """What one client has published, and what of it waits.
+    """Token buckets of one client, and the batches that wait for tokens.
+
+    Args:
+        session: the client's session.
+        limits: its limits.
 
     Attributes:
-        waits: batches are kept here until their time comes, and the client is not read until then.
-        batch_messages: how many messages the next batch has; 0 when they are not counted yet.
+        waits: whether batches are held back; the client is not read until they are delivered.
+        batch_messages: number of messages in the next batch; 0 when they are not counted yet.
     """
 
-    __slots__ = ("_bytes", "_clock", "_kept", "_limits", "_longest", "_messages", "_session", "batch_messages", "waits")
+    __slots__ = (
+        "_bytes",
+        "_clock",
+        "_held",
+        "_limits",
+        "_max_frame_bytes",
+        "_messages",
+        "_session",
+        "batch_messages",
+        "waits",
+    )
 
     def __init__(self, session: MeteredClient, limits: PublishLimits) -> None:
         self._clock = session.broker.clock
-        now_s = self._clock()
-        self._session, self._limits = session, limits
-        self._longest = limits.message_bytes + smq.PUBLISH_HEADER_BYTES
-        self._messages = self._bucket(limits.per_s, now_s)
-        self._bytes = self._bucket(limits.bytes_per_s, now_s)
-        self._kept: deque[bytes] = deque()
+        self._session = session
+        self.apply_limits(limits)
+        self._held: deque[bytes] = deque()
         self.waits = False
         self.batch_messages = 0
 
-    def _bucket(self, per_s: float | None, now_s: float) -> Bucket | None:
-        return None if per_s is None else Bucket(per_s, max(per_s * self._limits.burst_s, 1.0), now_s)
+    def apply_limits(self, limits: PublishLimits) -> None:
+        """Apply `limits` from now on, also to the batches that wait."""
+
+        def bucket(per_s: float | None) -> Bucket | None:
+            return None if per_s is None else Bucket(per_s, max(per_s * limits.burst_s, 1.0), self._clock())
+
+        self._limits = limits
+        self._max_frame_bytes = limits.message_bytes + smq.PUBLISH_HEADER_BYTES
+        self._messages = bucket(limits.per_s)
+        self._bytes = bucket(limits.bytes_per_s)
 
     def deliver(self, route: Route, batch: bytes) -> bool | None:
-        """Deliver what may pass of `batch`; true when the client has to wait."""
+        """Deliver a batch, or what the policy permits of it; return true when the client has to wait."""
         size = len(batch)
         if size == batch[0] << 8 | batch[1]:
             messages, longest = 1, size
         else:
             messages, longest = self._measure(batch)
-        if longest > self._longest:
+        if longest > self._max_frame_bytes:
             return refuse_message(self._session, self._limits)
-        limit = self._over(messages, size)
-        return route.deliver(batch) if limit is None else self._beyond(limit, route, batch)
+        limit = self._charge_batch(messages, size)
+        return route.deliver(batch) if limit is None else self._apply_policy(limit, route, batch)
 
     def deliver_view(self, route: Route, view: memoryview) -> bool | None:
-        """As `deliver`, of a batch whose memory is reused after the call."""
+        """Deliver a batch whose memory is reused after the call, see `deliver`."""
         messages, longest = self._measure(view)
-        if longest > self._longest:
+        if longest > self._max_frame_bytes:
             return refuse_message(self._session, self._limits)
-        limit = self._over(messages, len(view))
-        return route.deliver_view(view) if limit is None else self._beyond(limit, route, bytes(view))
+        limit = self._charge_batch(messages, len(view))
+        return route.deliver_view(view) if limit is None else self._apply_policy(limit, route, bytes(view))
 
     def _measure(self, batch: bytes | memoryview) -> tuple[int, int]:
-        """How many messages a batch has, and how long the longest frame is; 0 for that when any length may pass."""
+        """Return the number of messages and the longest frame's length, 0 when any length is permitted."""
         counted, self.batch_messages = self.batch_messages, 0
-        if counted and self._longest >= smq.MAX_FRAME_BYTES:
+        if counted and self._max_frame_bytes >= smq.MAX_FRAME_BYTES:
             return counted, 0
         return self._session.broker.measure(batch)
 
     def admits(self, frames: bytes) -> bool:
-        """Charge what goes to many subscribers at once; false, and nothing is charged, when some of it may not pass."""
+        """Charge frames to several subscribers; return false, and charge nothing, when the limits forbid one."""
         messages, longest = self._session.broker.measure(frames)
-        return longest <= self._longest and self._over(messages, len(frames)) is None
+        return longest <= self._max_frame_bytes and self._charge_batch(messages, len(frames)) is None
 
-    def _over(self, messages: int, size: int) -> Limit | None:
-        """Charge a whole batch; gives the limit that forbids it, and charges nothing, when there are no tokens for it."""
+    def _charge_batch(self, messages: int, size: int) -> Limit | None:
+        """Charge a whole batch; without enough tokens charge nothing and return the limit that is reached."""
         counted, sized = self._messages, self._bytes
-        if self.waits:
+        if self.waits:  # behind the batches that are held back, whatever tokens there are
             return PUBLISH_RATE
         now_s = self._clock()
         if counted is not None and counted.fill(now_s) < messages:
@@ -112,20 +137,20 @@ class Meter:
             counted.tokens -= messages
         return None
 
-    def _allowed(self, batch: bytes) -> tuple[int, int]:
-        """How many messages of `batch` may pass now, and how many bytes they are; they are charged.
+    def _charge_permitted(self, batch: bytes) -> tuple[int, int]:
+        """Charge the leading messages of `batch` that the tokens permit; return their number and size.
 
-        A message that is larger than the bucket passes when the bucket is full, which owes the rest then.
+        A message larger than the bucket is permitted when the bucket is full, which then goes below zero.
         """
         now_s = self._clock()
         ends = frame_ends(batch, Outbox.frame_bytes)
         count = len(ends)
         if self._messages is not None:
-            count = min(count, int(self._messages.fill(now_s) + 1e-6))
+            count = min(count, int(self._messages.fill(now_s) + ROUNDING_TOLERANCE))
         if self._bytes is not None:
             tokens = self._bytes.fill(now_s)
             fitting = bisect_right(ends, tokens)
-            if not fitting and self._bytes.wait_s(ends[0]) < 1e-6:
+            if not fitting and self._bytes.wait_s(ends[0]) < ROUNDING_TOLERANCE:
                 fitting = 1
             count = min(count, fitting)
         size = ends[count - 1] if count > 0 else 0
@@ -135,30 +160,27 @@ class Meter:
             self._bytes.tokens -= size
         return max(count, 0), size
 
-    def _beyond(self, limit: Limit, route: Route, batch: bytes) -> bool | None:
+    def _apply_policy(self, limit: Limit, route: Route, batch: bytes) -> bool | None:
         session = self._session
         if self._limits.policy == "disconnect":
-            limit.refused(shown(session))
+            limit.refused(describe_client(session))
             session.disconnect(CloseReason.PUBLISH_RATE, CloseReason.PUBLISH_RATE.value.encode())
             return False
         if self._limits.policy == "drop":
-            return self._dropped(limit, route, batch)
+            count, size = self._charge_permitted(batch)
+            dropped = len(frame_ends(batch, Outbox.frame_bytes)) - count
+            session.broker.stats.drop(Drop.OVER_RATE, dropped)
+            limit.refused(f"messages of {describe_client(session)}", times=dropped)
+            return route.deliver(batch[:size]) if size else None
         if not self.waits:
-            limit.refused(shown(session), "it publishes as much as it may, and is not read for a while")
+            limit.refused(describe_client(session), f"{limit.rule}, reading from it pauses")
             self.waits = True
-            self._later(batch)
-        self._kept.append(batch)
+            self._deliver_later(batch)
+        self._held.append(batch)
         return True
 
-    def _dropped(self, limit: Limit, route: Route, batch: bytes) -> bool | None:
-        count, size = self._allowed(batch)
-        dropped = len(frame_ends(batch, Outbox.frame_bytes)) - count
-        self._session.broker.stats.drop(Drop.OVER_RATE, dropped)
-        limit.refused(f"messages of {shown(self._session)}", times=dropped)
-        return route.deliver(batch[:size]) if size else None
-
     def charge(self, size: int) -> None:
-        """Count a control packet, which always passes, as a message of `size` bytes."""
+        """Charge a control packet of `size` bytes as a message. It always passes, so the buckets may go below zero."""
         now_s = self._clock()
         for bucket, tokens in ((self._messages, 1), (self._bytes, size)):
             if bucket is not None:
@@ -167,80 +189,66 @@ class Meter:
 
     # ---- waiting
 
-    def _later(self, batch: bytes) -> None:
-        first = batch[0] << 8 | batch[1]
-        wait_s = LEAST_WAIT_S
+    def _deliver_later(self, batch: bytes) -> None:
+        """Continue when there are tokens for the first message of `batch`."""
+        first_frame_bytes = batch[0] << 8 | batch[1]
+        wait_s = MIN_WAIT_S
         if self._messages is not None:
             wait_s = max(wait_s, self._messages.wait_s(1))
         if self._bytes is not None:
-            wait_s = max(wait_s, self._bytes.wait_s(first))
-        self._session.broker.call_later(min(wait_s, MOST_WAIT_S), self._go_on)
+            wait_s = max(wait_s, self._bytes.wait_s(first_frame_bytes))
+        self._session.broker.call_later(min(wait_s, MAX_WAIT_S), self._continue)
 
-    def _go_on(self) -> None:
-        """Deliver as much as may pass by now; the client is read again when nothing is left."""
+    def _continue(self) -> None:
+        """Deliver what the tokens permit by now; resume reading when nothing is left."""
         try:
-            waits = self._deliver_kept()
+            waits = self._deliver_held()
         except BaseException:
             self.waits = False
-            self._kept.clear()
+            self._held.clear()
             self._session.disconnect(CloseReason.HOOK_FAILED)
             raise
         if not self.waits and not waits:
             self._session.outbox.resume()
 
-    def _deliver_kept(self) -> bool:
+    def _deliver_held(self) -> bool:
         waits: bool | None = False
-        while self._kept:
-            batch = self._kept.popleft()
-            size = self._allowed(batch)[1]
+        while self._held:
+            batch = self._held.popleft()
+            size = self._charge_permitted(batch)[1]
             if size < len(batch):
-                self._kept.appendleft(batch[size:])
+                self._held.appendleft(batch[size:])
             if size:
                 waits = self._session.route_kept(batch[:size])
-            if self._kept and size < len(batch):
-                self._later(batch[size:])
+            if self._held and size < len(batch):
+                self._deliver_later(batch[size:])
                 return True
         self.waits = False
         return bool(waits)
 
     def take_kept(self) -> bytes:
-        """Take away the batches that wait for their time."""
-        kept, self.waits = b"".join(self._kept), False
-        self._kept.clear()
+        """Remove and return the batches that are held back: the session is migrated."""
+        kept, self.waits = b"".join(self._held), False
+        self._held.clear()
         return kept
 
-    # ---- changes, and the end
-
-    def change(self, limits: PublishLimits) -> None:
-        """Other limits, from now on and for what waits."""
-        now_s = self._clock()
-        self._limits = limits
-        self._longest = limits.message_bytes + smq.PUBLISH_HEADER_BYTES
-        self._messages = self._bucket(limits.per_s, now_s)
-        self._bytes = self._bucket(limits.bytes_per_s, now_s)
-
     def end(self) -> None:
-        """The client is gone, for a reason of the server: count what waits."""
-        kept, self._kept = self._kept, deque()
-        for batch in kept:
+        """Count the batches that are held back as dropped: the session is closed."""
+        held, self._held = self._held, deque()
+        for batch in held:
             self._session.broker.stats.drop(Drop.OVER_RATE, self._session.broker.measure(batch)[0])
 
 
 def refuse_message(session: MeteredClient, limits: PublishLimits) -> bool:
-    """End the connection of a client that sent a message or name which is too large; gives false."""
-    MESSAGE_BYTES.refused(f"a message of {shown(session)}", f"it has more than {limits.message_bytes} bytes")
+    """Disconnect a client that sent a message or a name over the size limit; return false."""
+    MESSAGE_BYTES.refused(f"a message of {describe_client(session)}", f"it has more than {limits.message_bytes} bytes")
     reason = CloseReason.MESSAGE_TOO_LARGE
     session.disconnect(reason, reason.value.encode(), f"more than {limits.message_bytes} bytes")
     return False
 
 
-def shown(peer: BrokerPeer) -> str:
-    """How the log calls a client."""
-    return f"the client {ascii(peer.uid[:64])[1:]}"
-
-
 class MeteredRoute:
-    """A route that charges what goes to the meter of the client."""
+    """Route that charges the client's meter before the messages go on."""
 
     __slots__ = ("_meter", "_route")
 
@@ -249,11 +257,11 @@ class MeteredRoute:
 
     @property
     def sole_raw(self) -> Outbox | None:
-        """See `Topic.sole_raw`; the connection asks the meter then (`admits`)."""
+        """The only subscriber, see `Topic.sole_raw`; the connection then asks the meter itself (`Meter.admits`)."""
         return getattr(self._route, "sole_raw", None)
 
     def deliver(self, batch: bytes) -> bool | None:
-        """Deliver what may pass; true when the client has to wait."""
+        """Deliver what the limits permit; return true when the client has to wait."""
         return self._meter.deliver(self._route, batch)
 
     def deliver_view(self, view: memoryview) -> bool | None:

@@ -1,9 +1,8 @@
-"""A peer's way out: a queue of batches that is flushed once per turn of the event loop, with a byte budget for peers that
-do not read.
+"""Per-client send queue.
 
-The slow-consumer rule: while the transport takes everything, the queue is empty at the end of every turn. When it does
-not, the queue fills up to `budget_bytes`; past it whole messages are dropped, newest first, for this subscriber only,
-and counted.
+A queue of batches is flushed once per turn of the event loop. While the transport takes everything, the queue is empty
+at the end of each turn. When it does not, the queue grows up to `budget_bytes`. Beyond that, whole messages are
+dropped, newest first, for this subscriber only, and counted. `slow.py` has the other policies.
 """
 
 from __future__ import annotations
@@ -27,66 +26,66 @@ log = logging.getLogger("smqrt")
 DEFAULT_BUDGET_BYTES = 1 << 20
 GLOBAL_BUDGET_BYTES = 256 << 20
 CONTROL_BUDGET_BYTES = 256 << 10
-"""Control packets are never dropped; a client that lets so much of them wait beyond its budget is disconnected."""
+"""Control packets are never dropped; a client with more of them beyond its budget is disconnected."""
 ROUNDS_PER_TURN = 20
-"""How often in one turn messages may cause further messages, before other events are looked at."""
+"""How often in one turn messages may cause further messages before other events are handled."""
 FLUSHED_AT_ONCE = 64
-"""So many outboxes are flushed at the end of a turn; the others are its backlog."""
+"""Outboxes that are flushed at the end of a turn; others go to the backlog."""
 FLUSHED_BY_CLOCK = 2
-"""So many are flushed before the clock is looked at: the socket of a client that does not read may take megabytes at
-once, which is 6 ms of work."""
+"""Outboxes that are flushed between two readings of the clock. A socket may take megabytes at once, which is 6 ms of
+work."""
 FLUSH_S = 0.006
-"""What flushing may take of one turn, and then its backlog."""
-CHORES_S = 0.004
-"""What chores may take of one turn."""
+"""Time for flushing in one turn, and again for the backlog."""
+BACKGROUND_S = 0.004
+"""Time for background tasks in one turn."""
 
 dirty: list[Outbox] = []
-"""Outboxes with something to send in this turn. A plain list, because appending to it is on the path of every batch."""
+"""Outboxes with something to send in this turn. A plain list, because each batch appends to it."""
 ahead: dict[Outbox, None] = {}
-"""Of those, the ways to other nodes that are flushed before all others: a client that has its answer may have one of
-another worker publish at once, and that worker is to know by then what this client subscribes to.
+"""Outboxes of other nodes that are flushed before all others. A client that has its Suback may have a client of another
+worker publish at once; that worker must have received the subscription by then.
 """
 backlog: deque[Outbox] = deque()
-"""Outboxes that a turn had no time for. While there are some, publishers that send in bulk are not read."""
+"""Outboxes that a turn had no time for. While there are any, publishers that send in bulk are not read."""
 
 
 class Drop(Enum):
     """Why a copy of a message did not reach a subscriber."""
 
-    UNROUTED = "nobody subscribes"
-    SWALLOWED = "onpublish said no"
-    OVER_RATE = "its publisher is over the rate it may publish at"
-    DENIED = "the access control list says no"
+    UNROUTED = "no subscriber"
+    SWALLOWED = "rejected by onpublish"
+    OVER_RATE = "its publisher is over its rate limit"
+    DENIED = "denied by the access control list"
     OVER_BUDGET = "the subscriber's queue is full"
-    REPLACED = "a newer message of its topic and sub-topic took its place in the subscriber's queue"
+    REPLACED = "replaced in the subscriber's queue by a newer message of its topic and sub-topic"
     OVER_GLOBAL_BUDGET = "all queues together are full"
-    CLOSED = "the subscriber went away with messages in its queue"
+    CLOSED = "the subscriber disconnected before it was sent"
     QUEUE_FULL = "the server's publish queue is full"
-    LINK_LOST = "the link to another node of the cluster broke before that had it"
-    LINK_SLOW = "another node of the cluster does not keep up: its queue is full"
+    LINK_LOST = "the link to another node broke before it was confirmed"
+    LINK_SLOW = "the queue for another node of the cluster is full"
 
 
 class QueuedMemory:
-    """Bytes held in all blocked queues together; it is what the global cap looks at."""
+    """Bytes in all blocked queues together, and their limit."""
 
     total_bytes = 0
     limit_bytes = GLOBAL_BUDGET_BYTES
 
 
 class Outbox:
-    """Base of everything that receives batches: connections and the server's own client.
+    """Base of all that receives batches: connections and the server's own client.
 
-    `queue` holds bytes ready for the transport. While `life` is BLOCKED the transport takes nothing; then
-    `queued_bytes` counts.
+    `queue` holds bytes in the form that the transport sends. While `life` is BLOCKED the transport takes nothing; only
+    then `queued_bytes` is maintained.
     """
 
     __slots__ = ("__weakref__", "budget_bytes", "dropped", "life", "queue", "queued_bytes")
     websocket = False
     """Whether the queue holds WebSocket frames."""
     takes_fragments = True
-    """Whether PubFrag is allowed."""
+    """Whether the client may send PubFrag packets."""
     torn = 0
-    """Whether the client has the head of the first entry already."""
+    """Non-zero when the client has received the beginning of the first entry already."""
 
     def __init__(self) -> None:
         self.queue: list[bytes] = []
@@ -96,7 +95,7 @@ class Outbox:
         self.dropped = 0
 
     def put(self, batch: bytes) -> None:
-        """Queue `batch` behind what is there already."""
+        """Append a batch to the queue."""
         queue = self.queue
         if not queue:
             dirty.append(self)
@@ -110,7 +109,7 @@ class Outbox:
 
     @property
     def carrier(self) -> Outbox | None:
-        """The outbox that `flush` hands the queue to; None when that writes."""
+        """Outbox that `flush` passes the queue to; None when `flush` writes to a transport."""
         return None
 
     def reply(self, packet: bytes) -> None:
@@ -118,20 +117,20 @@ class Outbox:
         raise AssertionError("an outbox without a client takes no control packets")
 
     def flush(self) -> None:
-        """Hand the queue to the transport."""
-        raise AssertionError("an outbox knows its transport")
+        """Pass the queue to the transport."""
+        raise AssertionError("flush is for outboxes with a transport")
 
     def settled(self) -> None:
-        """Called once the client is accepted or refused."""
+        """Called once the client is accepted or refused; connections override it."""
 
     def finish(self, reason: CloseReason) -> None:
-        """Flush what can be flushed and end the connection."""
+        """Send what the transport takes and close the connection."""
 
     def resume(self) -> None:
-        """Go on reading after a hook answered."""
+        """Resume reading after a hook has answered, or after backpressure."""
 
     def held(self, batch: bytes) -> None:
-        """Account for `batch`, the newest in the blocked queue, and drop what is over the budget."""
+        """Count a batch that was appended to the blocked queue, and drop what exceeds the budget."""
         size = len(batch)
         self.queued_bytes += size
         QueuedMemory.total_bytes += size
@@ -142,12 +141,12 @@ class Outbox:
                 self.overloaded()
 
     def released(self, size: int) -> None:
-        """Account for `size` bytes that left the blocked queue."""
+        """Count `size` bytes that left the blocked queue."""
         self.queued_bytes -= size
         QueuedMemory.total_bytes -= size
 
     def trim(self, batch: bytes, reason: Drop) -> None:
-        """Drop of `batch`, the newest in the queue, what is over the budget; all that is message over the global one."""
+        """Drop messages of `batch`, the last entry, that exceed the budget; all of them for the global budget."""
         room = len(batch) - max(self.queued_bytes - self.budget_bytes, 0)
         kept, dropped = self.fitting(batch, 0 if reason is Drop.OVER_GLOBAL_BUDGET else room)
         self.queue.pop()
@@ -159,8 +158,9 @@ class Outbox:
             self.overflowed(reason, dropped)
 
     def fitting(self, batch: bytes, room_bytes: int) -> tuple[bytes, int]:
-        """The leading messages of `batch` that fit into `room_bytes`, and how many were left out. A control packet, which
-        is a batch of its own, is always kept.
+        """Return the leading messages of `batch` that fit into `room_bytes`, and the number of the others.
+
+        A control packet, which is a batch of its own, is returned whole.
         """
         if not self.is_message(batch, 0):
             return batch, 0
@@ -169,12 +169,12 @@ class Outbox:
         return batch[: ends[fitting - 1]] if fitting else b"", len(ends) - fitting
 
     def messages(self, batches: Iterable[bytes]) -> int:
-        """How many messages `batches` hold."""
+        """Return the number of messages in `batches`."""
         return sum(self.fitting(batch, 0)[1] for batch in batches)
 
     @staticmethod
     def frame_bytes(batch: bytes, at: int) -> int:
-        """The size of the frame at `batch[at]`, in the framing of the queue."""
+        """Return the size of the frame at `batch[at]`, in the framing of this queue."""
         return batch[at] << 8 | batch[at + 1]
 
     @staticmethod
@@ -184,27 +184,27 @@ class Outbox:
 
     @staticmethod
     def topic_key(batch: bytes) -> bytes:
-        """The key of the topic that the messages of `batch` were published to."""
-        return batch[3:7]
+        """Return the key of the topic that a batch was published to."""
+        return batch[3:7]  # behind length and type
 
     @staticmethod
     def latest_key(batch: bytes) -> bytes:
-        """Topic and sub-topic of the first message of `batch`."""
-        return batch[3:7] + batch[11:15]
+        """Return topic and sub-topic of the first message of `batch`."""
+        return batch[3:7] + batch[11:15]  # the publisher id is between them
 
     def presses(self) -> None:
-        """Called when publishers begin to wait for this client."""
+        """Called when publishers begin to wait for this client; connections override it."""
 
     def overflowed(self, reason: Drop, messages: int) -> None:
-        """Called when messages were dropped; connections tell the hub and the log."""
+        """Called when messages were dropped; connections count and log it."""
 
     def overloaded(self) -> None:
-        """Called when control packets alone are more than may wait."""
+        """Called when control packets alone exceed their budget."""
 
 
 @lru_cache(maxsize=32)
 def frame_ends(batch: bytes, frame_bytes: Callable[[bytes, int], int]) -> array[int]:
-    """Where the frames of `batch` end. Remembered, because all slow subscribers leave out messages of the same batches."""
+    """Return where the frames of `batch` end. Cached, because slow subscribers of a topic get the same batches."""
     ends, at = array("I"), 0
     while at < len(batch):
         at += frame_bytes(batch, at)
@@ -213,8 +213,9 @@ def frame_ends(batch: bytes, frame_bytes: Callable[[bytes, int], int]) -> array[
 
 
 class BackgroundTasks:
-    """Work that is too long for one turn of the loop, as generators: a few milliseconds of it per turn, one after the
-    other in the order they came.
+    """Work that is too long for one turn of the loop, as generators.
+
+    They run one after the other in the order they were added, a few milliseconds per turn.
     """
 
     def __init__(self) -> None:
@@ -224,40 +225,35 @@ class BackgroundTasks:
         return len(self._steps)
 
     def add(self, steps: Iterator[None]) -> None:
-        """Work off `steps` behind what is there already. What it raises is logged and ends it."""
+        """Add a generator behind those that are there. What it raises is logged and ends it."""
         self._steps.append(steps)
 
     def work(self, clock: Callable[[], float]) -> None:
-        """Work for `CHORES_S` on `clock`, which gives seconds, or until nothing is left."""
-        until_s = clock() + CHORES_S
+        """Run generators for `BACKGROUND_S` on `clock`, which returns seconds, or until none is left."""
+        until_s = clock() + BACKGROUND_S
         while self._steps:
-            if not self._advance(self._steps[0], clock, until_s):
-                return
+            try:
+                for _ in self._steps[0]:
+                    if clock() >= until_s:
+                        return
+            except Exception:
+                log.exception("error in a background task")
             self._steps.popleft()
 
-    def _advance(self, steps: Iterator[None], clock: Callable[[], float], until_s: float) -> bool:
-        """Whether `steps` ended in time."""
-        try:
-            for _ in steps:
-                if clock() >= until_s:
-                    return False
-        except Exception:
-            log.exception("error in work that was put off")
-        return True
 
-
-_chores = BackgroundTasks()
+_background = BackgroundTasks()
 _wake = Outbox()
-"""Never has anything to send: in `dirty` it says that the next turn has something to do."""
+"""An outbox that never has anything to send: in `dirty` it makes the loop run another turn."""
 
 
 def run_in_background(steps: Iterator[None]) -> None:
-    """Work off `steps` in the next turns, a few milliseconds in each (see `BackgroundTasks`)."""
-    _chores.add(steps)
+    """Run a generator in the next turns, a few milliseconds in each (see `BackgroundTasks`)."""
+    _background.add(steps)
     dirty.append(_wake)
 
 
 def _queued_bytes(outbox: Outbox) -> int:
+    # The sum is taken here, because `queued_bytes` is maintained for blocked outboxes only.
     queue = outbox.queue
     return len(queue[0]) if len(queue) == 1 else sum(map(len, queue))
 
@@ -270,27 +266,33 @@ def _flush_ahead() -> None:
     outboxes: list[Outbox | None] = list(ahead)
     ahead.clear()
     while outboxes:
-        full = [one for one in outboxes if one is not None and one.queue and one.life is not BLOCKED]
-        for outbox in full:
+        sending = [outbox for outbox in outboxes if outbox is not None and outbox.queue and outbox.life is not BLOCKED]
+        for outbox in sending:
             outbox.flush()
-        outboxes = list(dict.fromkeys(outbox.carrier for outbox in full))  # which several may share
+        outboxes = list(dict.fromkeys(outbox.carrier for outbox in sending))  # several may share a carrier
 
 
 def flush_dirty(clock: Callable[[], float] = _stopped_clock) -> bool:
-    """End a turn: work off a portion of what was put off, then flush every outbox that got something, also what
-    handlers of the server's client write meanwhile; true when something is left for the next turn. `clock` gives
-    seconds; when it stands still, everything is done at once.
+    """End a turn of the loop: run background tasks for a while, then flush all outboxes that have something to send.
+
+    Flushing the server's own client runs handlers, which may publish; that is flushed too.
+
+    Args:
+        clock: returns seconds. The default stands still, so that everything is done at once.
+
+    Returns:
+        True when something is left for the next turn.
     """
     if ahead:
         _flush_ahead()
-    if len(dirty) == 1 and not backlog and not _chores:  # nearly every turn of a broker that is not busy
+    if len(dirty) == 1 and not backlog and not _background:  # nearly every turn of a broker with little load
         outbox = dirty.pop()
         if outbox.queue and outbox.life is not BLOCKED:
             outbox.flush()
         if not dirty:
             return False
-    if _chores:
-        _chores.work(clock)
+    if _background:
+        _background.work(clock)
     until_s = clock() + FLUSH_S
     for _ in range(ROUNDS_PER_TURN):
         if ahead:
@@ -298,7 +300,7 @@ def flush_dirty(clock: Callable[[], float] = _stopped_clock) -> bool:
         if not dirty:
             break
         if len(dirty) > FLUSHED_AT_ONCE:
-            dirty.sort(key=_queued_bytes)  # who gets a little does not wait behind those who get megabytes
+            dirty.sort(key=_queued_bytes)  # small messages are not delayed by megabytes for others
         turn = dirty[:FLUSHED_AT_ONCE]
         late = dirty[FLUSHED_AT_ONCE:]
         dirty.clear()
@@ -316,7 +318,7 @@ def flush_dirty(clock: Callable[[], float] = _stopped_clock) -> bool:
             break
     if backlog:
         _flush_backlog(clock)
-    if _chores or backlog:
+    if _background or backlog:
         dirty.append(_wake)
     return bool(dirty)
 

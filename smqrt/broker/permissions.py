@@ -1,7 +1,7 @@
-"""Permissions of one client: asked when it subscribes, observes, creates, and when a route is looked up, never
-for each message; and looked at again when rules change.
+"""Permissions of clients: checked at each request, and again when rules change.
 
-A client without an identity may do everything, and never comes here.
+A permission is checked when a client subscribes, observes or creates, and when a route is resolved, never for each
+message. A client without an identity has all permissions, and callers do not ask for it.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from smqrt.broker.topics import Topic
 from smqrt.errors import CloseReason
 from smqrt.wire.smq import count_frames
 
-EXPIRED_AT_ONCE = 200
-"""So many clients are looked at for their time before others run."""
+EXPIRY_CHECKS_PER_STEP = 200
+"""Clients whose login is checked for expiry before other work of the event loop runs."""
 
 
 class Client(BrokerClient, Protocol):
-    """A client whose rights are looked at.
+    """Session of a client whose permissions are checked.
 
     Attributes:
-        broker: whose client it is.
-        observed: what it observes.
+        broker: the broker that it is connected to.
+        topics: the topics that it subscribes to, by id.
+        observed: the topics that it observes.
     """
 
     broker: BrokerState
@@ -37,45 +38,47 @@ class Client(BrokerClient, Protocol):
     def observed(self) -> Collection[Topic] | None: ...
 
     def end_subscription(self, topic: Topic) -> None:
-        """Take it out of a topic, and tell it."""
+        """Unsubscribe the client and notify it."""
         ...
 
     def end_observation(self, topic: Topic) -> None:
-        """Tell it nothing more of a topic."""
+        """Stop notifying the client of a topic's subscribers."""
         ...
 
 
 def may_take_over(client: Client, old: BrokerPeer) -> bool:
-    """Whether a client may end another one that has the same uid, and get its ETID: what is sent to that is for the
-    user who had it."""
+    """Whether a client may replace another one that has the same uid, and get its ETID.
+
+    Messages to that ETID are meant for the user who had it.
+    """
     return client.identity is None or old.identity is None or client.identity.user == old.identity.user
 
 
 def may_subscribe(client: Client, name: bytes) -> bool:
-    """Whether it may subscribe to a topic, which it may bring in by that."""
-    return _may(client, name, Action.READ) and _may_bring_in(client, name)
+    """Whether it may subscribe to a topic, which creates the topic if it is new."""
+    return _may(client, name, Action.READ) and _may_create_if_new(client, name)
 
 
 def may_create(client: Client, name: bytes) -> bool:
-    """Whether it may ask for the number of a topic, which one needs to publish and to observe."""
-    return _may(client, name, Action.WRITE, Action.OBSERVE) and _may_bring_in(client, name)
+    """Whether it may ask for the id of a topic, which publishing and observing require."""
+    return _may(client, name, Action.WRITE, Action.OBSERVE) and _may_create_if_new(client, name)
 
 
 def may_observe(client: Client, topic: Topic) -> bool:
-    """Whether it may be told of the subscribers of a topic, or that another client goes: of those it may send to."""
+    """Whether it may observe a topic, or the ETID of a client that it may send to."""
     if topic.name is None:
         return _may(client, _receiver(client.broker, topic), Action.ONETOONE)
     return _may(client, topic.name, Action.OBSERVE)
 
 
 def may_publish(client: Client, topic: Topic) -> bool:
-    """Whether it may send to a topic, or to another client."""
+    """Whether it may publish to a topic, or send to another client."""
     if topic.name is None:
         return _may(client, _receiver(client.broker, topic), Action.ONETOONE)
     return _may(client, topic.name, Action.WRITE)
 
 
-def _may_bring_in(client: Client, name: bytes) -> bool:
+def _may_create_if_new(client: Client, name: bytes) -> bool:
     return name in client.broker.topic_table.by_name or _may(client, name, Action.CREATE)
 
 
@@ -84,7 +87,7 @@ def _may(client: Client, name: bytes, *actions: Action) -> bool:
 
 
 def _receiver(broker: BrokerState, topic: Topic) -> bytes:
-    """How the access control list calls the owner of an ETID: by its user, or the server."""
+    """Return the name of an ETID's owner in the access control list: its user, or the server."""
     if topic is broker.server.topic:
         return SERVER
     owner: BrokerPeer | None = broker.sessions.get(topic.id)
@@ -95,7 +98,7 @@ def _receiver(broker: BrokerState, topic: Topic) -> bytes:
 
 
 class DeniedRoute:
-    """The route of messages to where their publisher may not send: they are counted."""
+    """Route to a destination that is denied to the publisher: counts the messages."""
 
     __slots__ = ("_broker",)
 
@@ -103,7 +106,7 @@ class DeniedRoute:
         self._broker = broker
 
     def deliver(self, batch: bytes) -> None:
-        """Count the batch as dropped."""
+        """Count the messages as dropped."""
         self._broker.stats.drop(Drop.DENIED, count_frames(batch))
 
     def deliver_view(self, view: memoryview) -> None:
@@ -111,39 +114,24 @@ class DeniedRoute:
         self.deliver(bytes(view))
 
 
-def look_again(clients: Collection[Client], still: Callable[[Identity], str | None]) -> Iterator[None]:
-    """Look at all clients after rules or users have changed, in portions: what one may not do any more ends.
+def look_again(clients: Collection[Client], revalidate: Callable[[Identity], str | None]) -> Iterator[None]:
+    """Check all clients after rules or users have changed, in portions; end what is permitted no longer.
 
     Args:
-        clients: some may go meanwhile.
-        still: why somebody may not stay, None when he may; it brings the groups up to date.
+        clients: some may disconnect meanwhile.
+        revalidate: updates the groups of an identity, and returns why its login is no longer valid, or None.
     """
     for client in clients:
         if client.identity is not None and not client.closed:
-            fault = still(client.identity)
+            fault = revalidate(client.identity)
             if fault is None:
-                yield from _look_at(client)
+                yield from _recheck(client)
             else:
                 client.disconnect(CloseReason.LOGIN_ENDED, fault.encode())
         yield
 
 
-def end_expired(clients: Collection[Client], now_s: float) -> Iterator[None]:
-    """End those whose login has expired, in portions.
-
-    Args:
-        clients: some may go meanwhile.
-        now_s: the time, in seconds since 1970.
-    """
-    for count, client in enumerate(clients, 1):
-        identity = client.identity
-        if identity is not None and identity.expires_s is not None and identity.expires_s <= now_s:
-            client.disconnect(CloseReason.LOGIN_ENDED, b"the login has expired")
-        if not count % EXPIRED_AT_ONCE:
-            yield
-
-
-def _look_at(client: Client) -> Iterator[None]:
+def _recheck(client: Client) -> Iterator[None]:
     client.forget_routes()
     for topic in list((client.topics or {}).values()):
         if not _may(client, topic.name or b"", Action.READ):
@@ -153,3 +141,18 @@ def _look_at(client: Client) -> Iterator[None]:
         if not client.closed and not may_observe(client, topic):
             client.end_observation(topic)
         yield
+
+
+def end_expired(clients: Collection[Client], now_s: float) -> Iterator[None]:
+    """Disconnect the clients whose login has expired, in portions.
+
+    Args:
+        clients: some may disconnect meanwhile.
+        now_s: the time, in seconds since 1970.
+    """
+    for count, client in enumerate(clients, 1):
+        identity = client.identity
+        if identity is not None and identity.expires_s is not None and identity.expires_s <= now_s:
+            client.disconnect(CloseReason.LOGIN_ENDED, b"the login has expired")
+        if not count % EXPIRY_CHECKS_PER_STEP:
+            yield

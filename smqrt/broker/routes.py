@@ -1,7 +1,9 @@
-"""Routes that are more than a topic: through the onpublish hook, into the journal, and to nobody.
+"""Resolving of routes, and routes with hooks, journal, backpressure or without a subscriber.
 
-A client's route cache holds the topic itself when no hook is set and nothing is recorded, so that neither costs the
-data path anything then.
+When no hook is set and nothing is recorded, a client's route cache holds the topic itself, so unused features cost the
+data path nothing. Otherwise routes are nested, the outermost first:
+
+    TracedRoute ▶ MeteredRoute ▶ GuardedRoute ▶ RecordedRoute ▶ HandledRoute ▶ PressedRoute ▶ LastValueRoute ▶ Topic
 """
 
 from __future__ import annotations
@@ -21,15 +23,17 @@ log = logging.getLogger("smqrt")
 
 
 def destination(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> Route:
-    """Where messages of `peer` to `tid` go now, the hook left aside."""
+    """Resolve the route of messages from `peer` to `tid`, behind `onpublish`."""
     topic = broker.topic_table.by_key.get(tid.to_bytes(4, "big")) or broker.topic_table.absent(tid)
     found = _subscribers(broker, topic, tid, ptid)
-    route = found or UnroutedRoute(broker, tid, ptid, peer)  # here, not in a function: each call is paid by a message
+    route = found or UnroutedRoute(broker, tid, ptid, peer)  # inline: a call costs time per message
     if broker.last_values is not None:
-        route = _keeping(broker.last_values, broker, topic, ptid, peer, route)
+        route = _with_last_values(broker.last_values, broker, topic, ptid, peer, route)
     server, slow = broker.server, broker.slow
     if slow and found and peer is not server and (topic is None or slow.of(topic.key) is Slow.WAIT):
-        route = PressedRoute(broker, tid if topic is None else topic.id, route, peer)  # without a name: of other nodes
+        route = PressedRoute(
+            broker, tid if topic is None else topic.id, route, peer
+        )  # without a topic here: a topic of other nodes
     if broker.cluster is not None and found is not None and peer is not server:
         route = broker.cluster.paced(route, found, peer)
     if topic is not None and (topic is server.topic or topic.id in server.topics) and peer is not server:
@@ -43,24 +47,22 @@ def destination(broker: BrokerState, tid: int, ptid: int, peer: BrokerPeer) -> R
 
 
 def is_received(broker: BrokerState, topic: Topic) -> bool:
-    """Whether what the server publishes to a topic has a subscriber, here or at another node."""
+    """Whether messages of the server to a topic have a subscriber, here or at another node."""
     return _subscribers(broker, topic, topic.id, broker.server.etid) is not None
 
 
 def recorded_destination(broker: BrokerState, topic: Topic) -> Route:
-    """Where messages of the server go that the journal has already."""
+    """Resolve the route of messages of the server that are in the journal already."""
     server = broker.server
     found = _subscribers(broker, topic, topic.id, server.etid)
     route = found or UnroutedRoute(broker, topic.id, server.etid, server)
     if broker.last_values is not None:
-        route = _keeping(broker.last_values, broker, topic, server.etid, server, route)
+        route = _with_last_values(broker.last_values, broker, topic, server.etid, server, route)
     return traced(broker, route, topic, server) if broker.traces else route
 
 
 def is_behind(broker: BrokerState, topic: Topic) -> bool:
-    """Whether publishers of a topic have to wait: for a subscriber whose policy is `wait`, or for the server's own
-    handlers.
-    """
+    """Whether publishers of a topic have to wait for a slow subscriber or for the server's own handlers."""
     server, slow = broker.server, broker.slow
     return (slow is not None and topic.key in slow.pressure.topics) or (topic.id in server.topics and server.behind)
 
@@ -74,18 +76,19 @@ def _subscribers(broker: BrokerState, topic: Topic | None, tid: int, ptid: int) 
     return route if broker.cluster is None else broker.cluster.forwarded(route, topic, tid, ptid)
 
 
-def _keeping(
+def _with_last_values(
     values: LastValues, broker: BrokerState, topic: Topic | None, ptid: int, peer: BrokerPeer, route: Route
 ) -> Route:
     if topic is None or not values.selects(topic):
         return route
+    # Messages that are delivered turns later go to the subscribers of that time.
     is_late = isinstance(route, UnroutedRoute) or (broker.recorder is not None and broker.recorder.waits_for_disk)
     find_again = (lambda: _subscribers(broker, topic, topic.id, ptid) or route) if is_late else None
     return LastValueRoute(values.of(topic), route, peer.identity, find_again)
 
 
 class PressedRoute:
-    """A route whose publishers wait while a subscriber has more than its queue may hold."""
+    """Route whose publishers wait while the queue of a subscriber is full (slow-consumer policy `wait`)."""
 
     __slots__ = ("_broker", "_key", "_peer", "_pressure", "_route", "_tid")
 
@@ -95,33 +98,33 @@ class PressedRoute:
         self._key, self._pressure = tid.to_bytes(4, "big"), broker.slow.pressure
 
     def deliver(self, batch: bytes) -> bool | None:
-        """Deliver the batch, or keep it until there is room; true when the publisher has to wait."""
+        """Deliver the batch, or hold it back until there is room; return true when the publisher has to wait."""
         pressure = self._pressure
         if self._key in pressure.topics:
-            return pressure.wait(self._key, self._peer, self._later, batch)
+            return pressure.wait(self._key, self._peer, self._deliver_held, batch)
         self._route.deliver(batch)
-        return self._key in pressure.topics and pressure.wait(self._key, self._peer, self._later)
+        return self._key in pressure.topics and pressure.wait(self._key, self._peer, self._deliver_held)
 
     def deliver_view(self, view: memoryview) -> bool | None:
         """See `deliver`."""
         if self._key in self._pressure.topics:
             return self.deliver(bytes(view))
         self._route.deliver_view(view)
-        return self._key in self._pressure.topics and self._pressure.wait(self._key, self._peer, self._later)
+        return self._key in self._pressure.topics and self._pressure.wait(self._key, self._peer, self._deliver_held)
 
-    def _later(self, batch: bytes) -> None:
-        """Deliver to those who subscribe by now."""
+    def _deliver_held(self, batch: bytes) -> None:
+        """Deliver a batch that was held back, to the present subscribers."""
         broker, tid, peer = self._broker, self._tid, self._peer
         topic = broker.topic_table.at(self._key)
         found = _subscribers(broker, topic, tid, peer.etid)
         route = found or UnroutedRoute(broker, tid, peer.etid, peer)
         if broker.last_values is not None:
-            route = _keeping(broker.last_values, broker, topic, peer.etid, peer, route)
+            route = _with_last_values(broker.last_values, broker, topic, peer.etid, peer, route)
         route.deliver(batch)
 
 
 class HandledRoute:
-    """A route on which handlers of the server listen: publishers wait while these are behind."""
+    """Route to handlers of the server: publishers wait while these are behind."""
 
     __slots__ = ("_deliver", "_deliver_view", "_peer", "_server", "route")
 
@@ -130,7 +133,7 @@ class HandledRoute:
         self._deliver, self._deliver_view = route.deliver, route.deliver_view
 
     def deliver(self, batch: bytes) -> bool | None:
-        """Deliver the batch; true when the publisher has to wait."""
+        """Deliver the batch; return true when the publisher has to wait."""
         return self._deliver(batch) or (self._server.behind and self._server.hold(self._peer))
 
     def deliver_view(self, view: memoryview) -> bool | None:
@@ -139,7 +142,7 @@ class HandledRoute:
 
 
 class RecordedRoute:
-    """A route that is written to the journal before anybody receives from it."""
+    """Route that records messages in the journal before they are delivered."""
 
     __slots__ = ("_deliver", "_peer", "_record", "_record_large", "_recorder", "_route")
 
@@ -153,11 +156,11 @@ class RecordedRoute:
 
     @property
     def sole_raw(self) -> Outbox | None:
-        """See `Topic.sole_raw`; while the recorder is full, publishers must come through here."""
+        """The only subscriber, see `Topic.sole_raw`; None while the recorder is full, because publishers wait then."""
         return None if self._recorder.full else getattr(self._route, "sole_raw", None)
 
     def deliver(self, batch: bytes) -> bool | None:
-        """Record the batch, then deliver it; true when the publisher has to wait for the journal."""
+        """Record the batch, then deliver it; return true when the publisher has to wait."""
         self._record(batch)
         return self._deliver(batch) or (self._recorder.full and self._recorder.hold(self._peer))
 
@@ -168,17 +171,17 @@ class RecordedRoute:
 
 
 class DurableRoute(RecordedRoute):
-    """A route that is on the disk before anybody receives from it."""
+    """Route that delivers messages once they are on the disk."""
 
     __slots__ = ()
 
     @property
     def sole_raw(self) -> Outbox | None:
-        """None: nothing goes past `deliver`."""
+        """None: messages reach the subscriber only through `deliver`."""
         return None
 
     def deliver(self, batch: bytes) -> bool:
-        """Record the batch, and deliver it later; true when the publisher has to wait for that."""
+        """Record the batch and deliver it later; return true when the publisher has to wait for that."""
         self._record(batch)
         return self._recorder.send_later(self._deliver, batch, self._peer)
 
@@ -188,7 +191,7 @@ class DurableRoute(RecordedRoute):
 
 
 class SkippedRoute:
-    """A route that the journal does not want: its messages are counted."""
+    """Route that the journal does not record: counts the messages as skipped."""
 
     __slots__ = ("_recorder", "_route")
 
@@ -207,8 +210,9 @@ class SkippedRoute:
 
 
 class GuardedRoute:
-    """A route through `onpublish`, called once per batch before routing. Where the batch goes is decided behind the hook,
-    since subscribers may have come or gone meanwhile.
+    """Route through the `onpublish` hook, which is called once per batch.
+
+    The destination is resolved after the hook has answered, because subscribers may have changed meanwhile.
     """
 
     __slots__ = ("_broker", "_peer", "_ptid", "_tid")
@@ -217,22 +221,22 @@ class GuardedRoute:
         self._broker, self._tid, self._ptid, self._peer = broker, tid, ptid, peer
 
     def deliver(self, batch: bytes) -> bool:
-        """Deliver what the hook lets pass; true when the hook or the journal waits."""
+        """Deliver what the hook permits; return true when the publisher has to wait for the hook or the journal."""
         hook = self._broker.hooks.onpublish
         answer = hook(batch, self._tid, self._ptid, self._peer) if hook else batch
         if not isinstance(answer, Deferred):
-            return self._pass(batch, answer)
+            return self._deliver_allowed(batch, answer)
         if answer.done:
-            return self._pass(batch, None if answer.failed else answer.result())
+            return self._deliver_allowed(batch, None if answer.failed else answer.result())
         self._peer.pending = batch
-        answer.then(lambda allowed, error: self._answered(batch, allowed))
+        answer.then(lambda allowed, error: self._deliver_later(batch, allowed))
         return True
 
-    def _answered(self, batch: bytes, allowed: bytes | None) -> None:
+    def _deliver_later(self, batch: bytes, allowed: bytes | None) -> None:
         self._peer.pending = None
         try:
-            waits = self._pass(batch, allowed)
-        except Exception:  # the publisher must not wait for ever
+            waits = self._deliver_allowed(batch, allowed)
+        except Exception:  # else the publisher would wait forever
             log.exception("error while a message was routed; it is lost")
             waits = False
         if not waits:
@@ -242,25 +246,21 @@ class GuardedRoute:
         """See `deliver`."""
         return self.deliver(bytes(view))
 
-    def _pass(self, batch: bytes, allowed: bytes | None) -> bool:
+    def _deliver_allowed(self, batch: bytes, allowed: bytes | None) -> bool:
         allowed = allowed or b""
         if len(allowed) < len(batch):
             swallowed = count_frames(batch) - count_frames(allowed)
             self._broker.stats.drop(Drop.SWALLOWED, swallowed)
-            self._uncount(swallowed, len(batch) - len(allowed), bool(allowed))
+            table = self._broker.topic_table
+            topic = table.get(self._tid)
+            if topic is not None and topic.is_delivered:  # take back what `Session.count_batch` has counted
+                topic.messages -= swallowed - (not allowed)
+            table.traffic.add(swallowed, len(batch) - len(allowed), 0)
         return bool(allowed and destination(self._broker, self._tid, self._ptid, self._peer).deliver(allowed))
-
-    def _uncount(self, swallowed: int, size: int, is_delivered: bool) -> None:
-        """Take those that went no further out of what `Session.count_batch` counted as delivered to the topic."""
-        table = self._broker.topic_table
-        topic = table.get(self._tid)
-        if topic is not None and topic.is_delivered:
-            topic.messages -= swallowed - (not is_delivered)
-        table.traffic.add(swallowed, size, 0)
 
 
 class UnroutedRoute:
-    """The route of messages that nobody receives: they are counted and shown to `ondrop`."""
+    """Route without a subscriber: counts the messages and calls `ondrop`."""
 
     __slots__ = ("_broker", "_peer", "_ptid", "_tid")
 
@@ -268,7 +268,7 @@ class UnroutedRoute:
         self._broker, self._tid, self._ptid, self._peer = broker, tid, ptid, peer
 
     def deliver(self, batch: bytes) -> None:
-        """Count the batch as dropped."""
+        """Count the messages as dropped and call the hook."""
         messages = count_frames(batch)
         self._broker.topic_table.traffic.add(messages, len(batch), 0)
         cluster = self._broker.cluster

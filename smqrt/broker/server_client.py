@@ -1,5 +1,6 @@
-"""The server's own client: a loopback outbox whose drain calls the application's message handlers (spec:
-smq §2.4).
+"""The server's own client: publishes for the application and calls its message handlers (spec: smq §2.4).
+
+It is an outbox like that of any client; flushing it calls the handlers.
 """
 
 from __future__ import annotations
@@ -19,23 +20,24 @@ from smqrt.broker.trace import traced
 from smqrt.wire import smq
 
 Handler = Callable[[bytes, int, int, int], object]
-"""`(data, ptid, tid, stid)`. It may answer `Deferred`: later messages for it wait, in order."""
+"""`(data, ptid, tid, stid)`. It may return `Deferred`: later messages for this handler then wait, in order."""
 
 CATCH_ALL = -1
+"""In place of a sub-topic id: the handler of all sub-topics without a handler of their own."""
 HANDLER_BUDGET_BYTES = 16 << 20
-"""What may wait for a handler that blocks; further messages for it are dropped and counted."""
+"""Bytes that wait for a handler that blocks; further messages for it are dropped and counted."""
 WAITING_MESSAGE_BYTES = 200
-"""What a waiting message takes besides its payload."""
+"""Memory of a waiting message besides its payload."""
 HANDLING_S = 0.004
-"""What handling may take of the turn in which messages came; for more, publishers wait."""
+"""Time for handlers in the turn in which messages arrive; publishers wait while there are more."""
 HANDLED_BY_CLOCK = 4
-"""So many are handled before the clock is looked at: a handler may take a millisecond."""
-MESSAGES_IN_A_ROW = 20
-"""So many are routed before others have a turn: a hook that publishes at every message would never end."""
+"""Messages handled between two readings of the clock: a handler may take a millisecond."""
+ROUTED_PER_TURN = 20
+"""Messages routed before other work: a hook that publishes for each message would never return."""
 
 
 class Arrived(bytes):
-    """A batch that has come from another node.
+    """Batch that has arrived from another node.
 
     Attributes:
         origin: that node.
@@ -44,18 +46,18 @@ class Arrived(bytes):
     origin: object
 
     def __new__(cls, batch: bytes, origin: object) -> Arrived:
-        """Mark a batch."""
+        """Mark a batch with its origin."""
         arrived = super().__new__(cls, batch)
         arrived.origin = origin
         return arrived
 
 
 class HandlerQueue:
-    """Calls one handler, one message after the other, also when the handler has to wait.
+    """Queue of one handler: calls it for one message after the other, even if it blocks.
 
     Args:
         handler: the handler.
-        overflowed: called for each message that came while too many bytes waited for it.
+        overflowed: called for each message that is dropped because too many bytes wait.
         once: whether one server of a cluster handles each message.
     """
 
@@ -68,9 +70,13 @@ class HandlerQueue:
         self._waiting_bytes = 0
 
     def deliver(self, data: bytes, ptid: int, tid: int, stid: int) -> None:
-        """Call the handler now, or after the deliveries before this one."""
+        """Call the handler now, or after the earlier messages."""
         if self._busy:
-            self._wait(data, ptid, tid, stid)
+            if self._waiting_bytes > HANDLER_BUDGET_BYTES:
+                self._overflowed()
+            else:
+                self._waiting.append((data, ptid, tid, stid))
+                self._waiting_bytes += len(data) + WAITING_MESSAGE_BYTES
             return
         answer = self._handler(data, ptid, tid, stid)
         if isinstance(answer, Deferred) and not answer.done:
@@ -79,25 +85,18 @@ class HandlerQueue:
 
     @property
     def unhandled(self) -> int:
-        """How many messages wait, and the one that it handles now."""
+        """Number of messages that wait, including the one that is being handled."""
         return len(self._waiting) + self._busy
 
-    def _wait(self, data: bytes, ptid: int, tid: int, stid: int) -> None:
-        if self._waiting_bytes > HANDLER_BUDGET_BYTES:
-            self._overflowed()
-            return
-        self._waiting.append((data, ptid, tid, stid))
-        self._waiting_bytes += len(data) + WAITING_MESSAGE_BYTES
-
     def take(self) -> list[bytes]:
-        """Take away what waits, as frames."""
+        """Remove and return the messages that wait, as frames."""
         taken = [smq.publish_frame(tid, ptid, stid, data) for data, ptid, tid, stid in self._waiting]
         self._waiting.clear()
         self._waiting_bytes = 0
         return taken
 
     def _next(self) -> Iterator[None]:
-        """Deliver what waits, until the handler has to wait again; what comes meanwhile waits behind it."""
+        """Deliver what waits until the handler blocks again; messages that arrive meanwhile wait behind it."""
         while self._waiting:
             message = self._waiting.popleft()
             self._waiting_bytes -= len(message[0]) + WAITING_MESSAGE_BYTES
@@ -110,20 +109,19 @@ class HandlerQueue:
         self._busy = False
 
 
-def _no_answer(data: bytes, ptid: int, stid: int) -> bool:
-    return False
-
-
 class ServerClient(Outbox):
-    """The pseudo peer behind the broker's own publish and subscribe.
-
-    `behind` tells whether handlers have not got all messages yet: who publishes to them has to wait.
-    `answers(data, ptid, stid)` is asked first about a message to the server's ETID: whether somebody waits for it.
+    """Client behind the publish and subscribe methods of a broker.
 
     Args:
         broker: the broker.
-        topic_id: its ETID, 1 unless the broker wants a random one.
+        topic_id: its ETID; 0 draws one.
         queue_size: how many publishes may wait for an `onpublish` hook that has not answered.
+
+    Attributes:
+        behind: whether received messages wait for handlers; publishers to the server then wait.
+        answers: called with `(data, ptid, stid)` of each message to the server's ETID first; returns whether a caller
+            waits for this answer, so that no handler is called.
+        once: for each topic subscribed with `once`, by id, the ETID where other nodes send what this server handles.
     """
 
     __slots__ = (
@@ -159,21 +157,21 @@ class ServerClient(Outbox):
         self.outbox = self
         self.extra: Any = None
         self.identity: Identity | None = None
-        self.answers: Callable[[bytes, int, int], bool] = _no_answer
+        self.answers: Callable[[bytes, int, int], bool] = lambda data, ptid, stid: False
         self.topic = broker.topic_table.ephemeral(topic_id)
         self.topic.add(self)
         self.etid = self.topic.id
         self.topics: dict[int, Topic] = {}
         self.once: dict[int, Topic] = {}
-        self._once_topics: dict[int, int] = {}
-        self._once_default: set[int] = set()
-        self._handlers: dict[int, dict[int, HandlerQueue]] = {}
+        self._once_topics: dict[int, int] = {}  # the reverse of `once`: topic ids by ETID
+        self._once_default: set[int] = set()  # topics with `once` whose messages go to the default handler
+        self._handlers: dict[int, dict[int, HandlerQueue]] = {}  # by topic id and sub-topic id
         self._default: HandlerQueue | None = None
         self._queue_size = queue_size
-        self._waiting: deque[tuple[int, int, bytes]] = deque()
+        self._waiting: deque[tuple[int, int, bytes]] = deque()  # published: `(tid, ptid, frame)`
         self._busy = False
-        self._unread: deque[bytes] = deque()
-        self._held: list[BrokerPeer] = []
+        self._unread: deque[bytes] = deque()  # received batches
+        self._held: list[BrokerPeer] = []  # publishers that wait for the handlers
         self._is_held = False
         self.pending: bytes | None = None
         self.behind = False
@@ -181,12 +179,17 @@ class ServerClient(Outbox):
     # ---- receiving
 
     def on_message(self, handler: Handler | None) -> None:
-        """Set the global handler, for messages without one of their own."""
+        """Set the default handler, for messages without a handler of their own."""
         self._default = HandlerQueue(handler, self._overflowed) if handler else None
 
     def subscribe(self, topic: Topic, handler: Handler | None, stid: int = CATCH_ALL, once: bool = False) -> None:
-        """Receive `topic`; `handler` gets the messages with the sub-topic `stid`, or all that have no handler of their
-        own. With `once` each message is handled by one server of a cluster.
+        """Subscribe to `topic`.
+
+        Args:
+            topic: the topic.
+            handler: called for messages with the sub-topic `stid`; None leaves them to the default handler.
+            stid: a sub-topic id, or `CATCH_ALL`.
+            once: whether only one server of a cluster handles each message.
         """
         once = once and topic is not self.topic
         if handler:
@@ -197,13 +200,13 @@ class ServerClient(Outbox):
             self._open_inbox(topic)
         if topic is not self.topic and topic.id not in self.topics:
             self.topics[topic.id] = topic
-            topic.forget_routes()  # publishers wait for handlers that are behind
+            topic.forget_routes()  # new routes wait for handlers that are behind
             self.broker.subscribed(topic, self)
-            if not once:  # each of the servers would hand it to the one
-                self.broker.greet(topic, self)
+            if not once:  # otherwise every server would handle the same last values
+                self.broker.send_last_values(topic, self)
 
     def _open_inbox(self, topic: Topic) -> None:
-        """Have a number to which other nodes send what this server is to handle."""
+        """Create an ETID to which other nodes send what this server handles."""
         inbox = self.once[topic.id] = self.broker.topic_table.ephemeral()
         inbox.add(self)
         self._once_topics[inbox.id] = topic.id
@@ -212,31 +215,27 @@ class ServerClient(Outbox):
             self.broker.cluster.handles_once(topic, inbox.id)
 
     def is_inbox(self, number: int) -> bool:
-        """Whether what other nodes send to `number` is for this server to handle."""
+        """Whether `number` is an ETID to which other nodes send what this server handles."""
         return number in self._once_topics
 
-    def _close_inbox(self, topic: Topic) -> None:
+    def unsubscribe(self, topic: Topic) -> None:
+        """End a subscription and remove its handlers."""
+        self._handlers.pop(topic.id, None)
         self._once_default.discard(topic.id)
         inbox = self.once.pop(topic.id, None)
-        if inbox is None:
-            return
-        del self._once_topics[inbox.id]
-        self.broker.topic_table.remove(inbox)
-        self.broker.topic_table.release(inbox)
-        inbox.forget_routes()
-        if self.broker.cluster is not None:
-            self.broker.cluster.handles_once(topic, 0)
-
-    def unsubscribe(self, topic: Topic) -> None:
-        """Stop receiving `topic` and forget its handlers."""
-        self._handlers.pop(topic.id, None)
-        self._close_inbox(topic)
+        if inbox is not None:
+            del self._once_topics[inbox.id]
+            self.broker.topic_table.remove(inbox)
+            self.broker.topic_table.release(inbox)
+            inbox.forget_routes()
+            if self.broker.cluster is not None:
+                self.broker.cluster.handles_once(topic, 0)
         if self.topics.pop(topic.id, None):
             topic.forget_routes()
             self.broker.unsubscribed(topic, self)
 
     def renumbered(self, old: int, topic: Topic) -> None:
-        """A topic whose number was `old` has another one."""
+        """Note that a topic has another id than `old`."""
         if self.topics.pop(old, None):
             self.topics[topic.id] = topic
         if old in self._handlers:
@@ -246,22 +245,19 @@ class ServerClient(Outbox):
             self._once_topics[self.once[topic.id].id] = topic.id
 
     def flush(self) -> None:
-        """Call the handlers for everything in the queue: a portion now, what is left in the next turns."""
+        """Call the handlers for everything in the queue: for a while now, and for the rest in the next turns."""
         batches, self.queue = self.queue, []
         self._unread.extend(batches)
         if not self.behind:
             self.behind = True
-            self._handle(self._read())
-        if b"" in batches:
+            steps, clock = self._read(), self.broker.clock
+            until_s = clock() + HANDLING_S
+            while self.behind and clock() < until_s:
+                deque(islice(steps, HANDLED_BY_CLOCK), maxlen=0)  # consumes them
+            if self.behind:
+                run_in_background(steps)
+        if b"" in batches:  # see `_route_waiting`
             self._route_waiting()
-
-    def _handle(self, steps: Iterator[None]) -> None:
-        clock = self.broker.clock
-        until_s = clock() + HANDLING_S
-        while self.behind and clock() < until_s:
-            deque(islice(steps, HANDLED_BY_CLOCK), maxlen=0)  # consumes them
-        if self.behind:
-            run_in_background(steps)
 
     def _read(self) -> Iterator[None]:
         while self._unread:
@@ -276,8 +272,9 @@ class ServerClient(Outbox):
             peer.outbox.resume()
 
     def hold(self, peer: BrokerPeer) -> bool:
-        """Let the outbox of `peer` resume when the handlers are no longer behind; false for the server itself, whose
-        application is not made to wait.
+        """Resume the outbox of `peer` when the handlers have caught up; return whether it has to wait.
+
+        It is false for the server itself, because `publish` of the application does not wait.
         """
         if peer is self:
             return False
@@ -293,31 +290,30 @@ class ServerClient(Outbox):
         handlers = self._handlers.get(tid, {})
         inbox = handlers.get(stid) or handlers.get(CATCH_ALL) or self._default
         is_once = inbox and (inbox.once or (inbox is self._default and tid in self._once_default))
-        if is_once and not is_sent_here and not self._is_ours(tid, frame, origin):
-            return
+        if is_once and not is_sent_here:
+            cluster, topic = self.broker.cluster, self.broker.topic_table.get(tid)
+            if cluster is not None and topic is not None and not cluster.handles(topic, frame, origin):
+                return
         if inbox:
             inbox.deliver(data, ptid, tid, stid)
         else:
             self.broker.log(None, f"no handler for a message to {tid} from {ptid}: dropping it")
-
-    def _is_ours(self, tid: int, frame: bytes, origin: object) -> bool:
-        cluster, topic = self.broker.cluster, self.broker.topic_table.get(tid)
-        return cluster is None or topic is None or cluster.handles(topic, frame, origin)
 
     def _overflowed(self) -> None:
         self.dropped += 1
         self.broker.overflowed(self, Drop.OVER_BUDGET, 1)
 
     def deliver_default(self, data: bytes, ptid: int, tid: int, stid: int) -> None:
-        """Give a message to the global handler."""
+        """Pass a message to the default handler."""
         if self._default:
             self._default.deliver(data, ptid, tid, stid)
 
     # ---- publishing
 
     def publish(self, tid: int, ptid: int, frame: bytes) -> int:
-        """Route `frame` now, or queue it behind one that a hook still looks at, which may be the caller; gives the
-        number of waiting ones.
+        """Route `frame` now, or queue it behind one whose hook has not answered; return how many wait.
+
+        The caller may be that hook itself.
         """
         if not self._busy:
             self._waiting.append((tid, ptid, frame))
@@ -330,21 +326,21 @@ class ServerClient(Outbox):
         return len(self._waiting)
 
     def queue_room(self) -> tuple[int, int]:
-        """`(free, used)` places of the publish queue."""
+        """Return the `(free, used)` places of the publish queue."""
         used = len(self._waiting)
         return self._queue_size - used, used
 
     def resume(self) -> None:
-        """Go on publishing after a hook answered."""
+        """Resume publishing after a hook has answered."""
         self._route_waiting()
 
     def _route_waiting(self) -> None:
-        """Route in order until nothing waits, a hook blocks, or it is the turn of others."""
+        """Route in order until nothing waits, a hook blocks, or other work is due."""
         if self._is_held:
             return
         waiting, self._busy, blocked = self._waiting, True, False
         try:
-            for _ in range(MESSAGES_IN_A_ROW):
+            for _ in range(ROUTED_PER_TURN):
                 if not waiting or blocked:
                     break
                 tid, ptid, frame = waiting.popleft()
@@ -359,14 +355,14 @@ class ServerClient(Outbox):
         if not blocked:
             self._busy = bool(waiting)
             if waiting:
-                self.put(b"")  # nothing to receive: `flush` goes on here
+                self.put(b"")  # an empty batch, so that `flush` calls this method again
 
     def waiting(self) -> int:
-        """How many messages wait here: published ones for a hook, received ones for handlers; batches count as one."""
+        """Return how many messages wait for a hook or for handlers; a batch counts as one."""
         received = len(self._unread) + self.behind + sum(inbox.unhandled for inbox in self._queues())
         return len(self._waiting) + (self._busy and not self._is_held) + received
 
-    # ---- while the clients go on elsewhere
+    # ---- hot restart and migration
 
     def _queues(self) -> Iterator[HandlerQueue]:
         for handlers in self._handlers.values():
@@ -375,37 +371,37 @@ class ServerClient(Outbox):
             yield self._default
 
     def take_unhandled(self) -> list[bytes]:
-        """Take away the messages that no handler has got yet, in order."""
+        """Remove and return the batches that no handler has received yet, in order."""
         batches = [batch for queue in self._queues() for batch in queue.take()]
-        batches += [batch for batch in [*self._unread, *self.queue] if batch and not self._is_handled_elsewhere(batch)]
+        for batch in [*self._unread, *self.queue]:
+            # What came from another node to a topic with `once` is handled there, or comes to the ETID of `once`.
+            if batch and not (isinstance(batch, Arrived) and int.from_bytes(batch[smq.TID], "big") in self.once):
+                batches.append(batch)
         self._unread.clear()
         self.queue = []
         return batches
 
-    def _is_handled_elsewhere(self, batch: bytes) -> bool:
-        return isinstance(batch, Arrived) and int.from_bytes(batch[3:7], "big") in self.once
-
     def hold_publishes(self) -> None:
-        """Let what the application publishes from now on wait for `take_publishes` or `go_on_publishing`."""
+        """Hold back what the application publishes, until `take_publishes` or `go_on_publishing`."""
         self._busy = self._is_held = True
 
     def take_publishes(self) -> list[tuple[int, int, bytes]]:
-        """Take away what waits: `(tid, ptid, frame)` of each message."""
+        """Remove and return what was held back: `(tid, ptid, frame)` of each message."""
         taken = list(self._waiting)
         self._waiting.clear()
-        if self.pending is not None:  # a hook that no longer counts has it
+        if self.pending is not None:  # its hook has not answered, and no longer needs to
             tid, ptid, _, _ = smq.unpack_publish(self.pending)
             taken.insert(0, (tid, ptid, self.pending))
             self.pending = None
         return taken
 
     def go_on_publishing(self) -> None:
-        """Take back `hold_publishes`."""
+        """Undo `hold_publishes`."""
         self._is_held = False
         self._route_waiting()
 
     def close(self) -> None:
-        """Count what still waits as lost, and forget the handlers."""
+        """Count what still waits as dropped, and remove the handlers."""
         if self._waiting:
             self.broker.stats.drop(Drop.CLOSED, len(self._waiting))
             self.broker.log(None, f"closed with {len(self._waiting)} messages that waited for onpublish")

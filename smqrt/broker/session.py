@@ -258,7 +258,7 @@ class Session:
         self.topic, self.etid, self.state = topic, topic.id, SessionState.CONNECTED
         self.since_s = broker.clock()
         topic.add(self.outbox)
-        broker.add(self)
+        broker.add_client(self)
         for trace in broker.traces:
             trace.connected(self)
         self.outbox.reply(smq.connack(ConnackCode.ACCEPTED, topic.id))
@@ -320,7 +320,7 @@ class Session:
         return destination(self.broker, tid, self.etid, self)
 
     def route_kept(self, batch: bytes) -> bool:
-        """Route messages that the meter held back, to the present subscribers; return true when a hook has to answer."""
+        """Route messages that the meter held back, to the present subscribers; return true when a hook waits."""
         key = batch[2:11]
         return bool(self._route(self.broker.topic_table.at(key[1:5]), key).deliver(batch))
 
@@ -328,7 +328,7 @@ class Session:
         """Apply the broker's present limits of publishing."""
         self.forget_routes()
         if self.meter is not None:
-            self.meter.change(self.broker.publish_limits or PublishLimits())
+            self.meter.apply_limits(self.broker.publish_limits or PublishLimits())
 
     def _cache(self, key: bytes, topic: Topic, route: Route) -> None:
         if len(self.routes) >= MAX_ROUTES:
@@ -411,7 +411,7 @@ class Session:
         if text is not None:
             self.outbox.reply(smq.disconnect(text))
         if state is SessionState.CONNECTED and self.topic is not None:
-            self.broker.remove(self, self.topic, reason)
+            self.broker.remove_client(self, self.topic, reason)
             run_in_background(self._leave(self.topic, self.observed or set(), self.topics or {}))
             self.observed = self.topics = self.fragments = self.unsaved_answers = None
         if self.meter is not None:
@@ -430,7 +430,7 @@ class Session:
             yield
         self.forget_routes()
         self.outbox.queue = []
-        self.broker.release(self, own)
+        self.broker.release_client(self, own)
 
 
 def _refusal(code: int, text: bytes) -> str:

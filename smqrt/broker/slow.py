@@ -1,8 +1,9 @@
-"""Slow-consumer policies: what gives way when a client's queue is full, per hub and per topic.
+"""Slow-consumer policies: what is dropped when a client's queue is full.
 
-`NEWEST` is what every outbox does by itself (see `outbox.py`). For the others a client that does not read gets a
-`Backlog`, which knows where in the queue the messages stand that may go. They go out of the middle: an empty entry
-takes their place, so that nothing else moves, and empty entries are taken out when they are many.
+A policy applies to a whole broker or to topics. Every outbox implements `NEWEST` itself (see `outbox.py`). For the
+other policies a client that does not read gets a `Backlog`, which records where in the queue droppable messages are. A
+dropped entry becomes an empty one, so that the positions of others do not change; many empty entries are removed
+together. `Pressure` implements `WAIT`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from smqrt.broker.topics import Topic
 from smqrt.wire.mqtt.topics import FilterTree
 
 MAX_CACHED = 65_536
-"""Topics whose policy is remembered."""
+"""Topics whose policy is cached."""
 PIECE_BYTES = 16 << 10
-"""Of a long batch that may go, so much goes at once."""
+"""Size of the pieces in which a long batch is dropped (policy `OLDEST`)."""
 MAX_HOLES = 64
-"""Empty entries that a queue may have, or as many as others."""
+"""Empty entries of a queue before they are removed; more while they are at most half of the queue."""
 
 
 Deliver = Callable[[bytes], object]
@@ -33,14 +34,14 @@ log = logging.getLogger("smqrt")
 
 
 class Slow(Enum):
-    """What happens when messages for a client are more than its queue may hold."""
+    """What happens to messages for a client whose queue is full."""
 
     NEWEST = "newest"
-    """What comes is dropped."""
+    """The new message is dropped."""
     OLDEST = "oldest"
-    """What has waited for longest is dropped."""
+    """The message that has waited longest is dropped."""
     LATEST = "latest"
-    """Of each topic and sub-topic one message waits: the newest takes the place of the one before."""
+    """One message of each topic and sub-topic waits: a new one replaces the one before."""
     DISCONNECT = "disconnect"
     """The client is disconnected."""
     WAIT = "wait"
@@ -48,12 +49,12 @@ class Slow(Enum):
 
 
 class SlowPolicies:
-    """The policies of one hub.
+    """Slow-consumer policies of one broker.
 
     Args:
-        topics: the hub's topics by key.
-        default: of all topics that no filter names, and of messages to one client.
-        by_filter: by topic filter (`+` for one level, `#` for the rest); the first that matches counts.
+        topics: the broker's topics by key.
+        default: policy of topics that no filter matches, and of messages to one client.
+        by_filter: policies by topic filter (`+` for one level, `#` for the rest); the first match applies.
     """
 
     def __init__(self, topics: Mapping[bytes, Topic], default: Slow, by_filter: Mapping[str, Slow]) -> None:
@@ -66,11 +67,11 @@ class SlowPolicies:
             self._tree.set(topic_filter, (number, policy))
 
     def of(self, key: bytes) -> Slow:
-        """The policy of a topic, given by its key."""
+        """Return the policy of a topic, given by its key."""
         policy = self._cache.get(key)
         if policy is None:
             topic = self._topics.get(key)
-            if topic is None or topic.name is None:  # one-to-one: what an answer says is in no later one
+            if topic is None or topic.name is None:  # one-to-one: a later answer does not replace an earlier one
                 return Slow.NEWEST if self.default is Slow.LATEST else self.default
             if len(self._cache) >= MAX_CACHED:
                 self._cache.clear()
@@ -78,15 +79,15 @@ class SlowPolicies:
         return policy
 
     def named(self, name: bytes) -> Slow:
-        """The policy of the topic with this name."""
+        """Return the policy of the topic with this name."""
         found = list(self._tree.match(name.decode("utf-8", "surrogateescape")))
         return min(found, key=itemgetter(0))[1] if found else self.default
 
 
 class Backlog:
-    """The queue of one client that does not read. Made when its socket is full, gone when the queue is empty.
+    """Queue positions of one client that does not read; it exists from when its socket blocks until its queue is empty.
 
-    Entries are known by how many were there before them since the backlog was made, those that left included.
+    Positions count all entries since the backlog was created, also those that have left the queue since.
     """
 
     __slots__ = ("_control_bytes", "_holes", "_latest", "_left", "_oldest", "gave_up", "policies")
@@ -94,15 +95,16 @@ class Backlog:
     def __init__(self, policies: SlowPolicies) -> None:
         self.policies = policies
         self.gave_up = False
-        """The publishers have waited for this client for long enough: what comes is dropped now."""
+        """Whether publishers have waited for this client long enough; new messages are dropped then."""
         self._left = self._holes = self._control_bytes = 0
-        self._latest: dict[bytes, int] = {}
-        self._oldest: deque[int] = deque()
+        self._latest: dict[bytes, int] = {}  # by topic and sub-topic, the position of the newest message
+        self._oldest: deque[int] = deque()  # positions that may be dropped, the oldest first
 
     def take(self, outbox: Outbox, batch: bytes) -> bool:
-        """Apply the policy to `batch`, the last entry of the queue; true when the client is to be disconnected."""
+        """Apply the policy to `batch`, the last entry of the queue; return whether to disconnect the client."""
         if not outbox.is_message(batch, 0):
-            self._control_bytes += len(batch)  # messages may be over the budget too, by those that publishers wait with
+            # Messages may exceed the budget too, while publishers wait: so control packets are counted apart.
+            self._control_bytes += len(batch)
             is_over = outbox.queued_bytes > outbox.budget_bytes + CONTROL_BUDGET_BYTES
             return is_over and self._control_bytes > CONTROL_BUDGET_BYTES
         key = outbox.topic_key(batch)
@@ -125,7 +127,7 @@ class Backlog:
         return False
 
     def _drop_newest(self, outbox: Outbox, entries: int) -> None:
-        """Drop of the last entries of the queue what is too much: those of the newest batch."""
+        """Drop what exceeds the budget from the last entries of the queue, which are those of the newest batch."""
         for _ in range(entries):
             reason = _over(outbox)
             if reason is None:
@@ -134,12 +136,10 @@ class Backlog:
             self._latest.pop(outbox.latest_key(batch), None)
             outbox.trim(batch, reason)
 
-    # ---- keep latest
+    # ---- policy `LATEST`
 
     def _replace(self, outbox: Outbox, batch: bytes) -> int:
-        """Let the newest messages of the batch, the last entry, take the places of those before; gives how many entries
-        they are.
-        """
+        """Replace earlier messages by the newest ones of the last entry, `batch`; return how many entries these are."""
         queue, first = outbox.queue, _first(outbox)
         frames, messages = _latest_of(batch, outbox.frame_bytes, outbox.latest_key)
         queue.pop()
@@ -155,10 +155,10 @@ class Backlog:
         if dropped:
             outbox.dropped += dropped
             outbox.overflowed(Drop.REPLACED, dropped)
-        self._close_holes(outbox)
+        self._close_many_holes(outbox)
         return len(frames)
 
-    # ---- drop oldest
+    # ---- policy `OLDEST`
 
     def _add_oldest(self, outbox: Outbox, batch: bytes) -> None:
         queue = outbox.queue
@@ -178,12 +178,12 @@ class Backlog:
         if dropped and reason:
             outbox.dropped += dropped
             outbox.overflowed(reason, dropped)
-        self._close_holes(outbox)
+        self._close_many_holes(outbox)
 
     # ---- the queue
 
     def _take_out(self, outbox: Outbox, at: int) -> int:
-        """Leave out the messages of an entry; gives how many they were."""
+        """Make an entry empty; return how many messages it had."""
         batch = outbox.queue[at]
         outbox.queue[at] = b""
         outbox.released(len(batch))
@@ -191,11 +191,11 @@ class Backlog:
         return outbox.fitting(batch, 0)[1] if batch else 0
 
     def left(self, entries: int) -> None:
-        """So many entries have left the queue at its front."""
+        """Note that `entries` entries have left the queue at its front."""
         self._left += entries
 
     def close_holes(self, outbox: Outbox) -> None:
-        """Take the empty entries out."""
+        """Remove the empty entries."""
         if not self._holes:
             return
         self._holes = 0
@@ -209,17 +209,18 @@ class Backlog:
         self._oldest = deque(places[at] for at in self._oldest if at in places)
         self._left = 0
 
-    def _close_holes(self, outbox: Outbox) -> None:
+    def _close_many_holes(self, outbox: Outbox) -> None:
         if self._holes > MAX_HOLES and self._holes * 2 > len(outbox.queue):
             self.close_holes(outbox)
 
 
 def _first(outbox: Outbox) -> int:
-    """The first entry that may go: not the one whose head the client has already."""
+    """Return the first entry that may be dropped: not one that the client has partly received."""
     return 1 if outbox.torn else 0
 
 
 def _over(outbox: Outbox) -> Drop | None:
+    """Return which budget is exceeded, as the reason of a drop."""
     if QueuedMemory.total_bytes > QueuedMemory.limit_bytes:
         return Drop.OVER_GLOBAL_BUDGET
     return Drop.OVER_BUDGET if outbox.queued_bytes > outbox.budget_bytes else None
@@ -229,15 +230,16 @@ def _over(outbox: Outbox) -> Drop | None:
 def _latest_of(
     batch: bytes, frame_bytes: Callable[[bytes, int], int], latest_key: Callable[[bytes], bytes]
 ) -> tuple[tuple[tuple[bytes, bytes], ...], int]:
-    """The newest frame of each topic and sub-topic, in their order, and how many frames the batch has. Remembered,
-    because all slow subscribers ask for the same batches.
+    """Return the newest frame of each topic and sub-topic, in order, and the number of frames in the batch.
+
+    Cached, because all slow subscribers get the same batches.
     """
     frames, messages, at = dict[bytes, bytes](), 0, 0
     while at < len(batch):
         end = at + frame_bytes(batch, at)
         frame = batch[at:end]
         key = latest_key(frame)
-        frames.pop(key, None)  # the newest goes to the end
+        frames.pop(key, None)  # so that the newest is inserted at the end
         frames[key] = frame
         messages, at = messages + 1, end
     return tuple(frames.items()), messages
@@ -245,7 +247,7 @@ def _latest_of(
 
 @lru_cache(maxsize=32)
 def _pieces(batch: bytes, frame_bytes: Callable[[bytes, int], int], piece_bytes: int) -> tuple[bytes, ...]:
-    """The batch in pieces of whole frames, of about `piece_bytes` each. Remembered, so that all share them."""
+    """Split a batch into pieces of whole frames, of about `piece_bytes` each. Cached, so that outboxes share them."""
     pieces, begin, at = list[bytes](), 0, 0
     while at < len(batch):
         at += frame_bytes(batch, at)
@@ -257,23 +259,23 @@ def _pieces(batch: bytes, frame_bytes: Callable[[bytes, int], int], piece_bytes:
     return tuple(pieces)
 
 
-# ---- back-pressure
+# ---- backpressure
 
 
 class WaitingPublisher(Protocol):
-    """Client, or the server, whose outbox resumes when it may publish again."""
+    """Client, or the server, that waits to publish."""
 
     @property
     def outbox(self) -> Outbox: ...
 
 
 class Pressure:
-    """Who has to wait for whom: the publishers of a topic, while a subscriber of it has more than its queue may hold.
+    """Backpressure: publishers of a topic wait while the queue of a subscriber is full.
 
     Attributes:
-        topics: by topic, those who have too much. A publisher looks here at every batch.
-        told: called when a client here has too much of a topic, and with false when none has any more.
-        lasts_s: so long publishers wait for one client at a stretch.
+        topics: by topic key, the outboxes that are full. Publishers look here for each batch.
+        told: called with true when the first local client is full for a topic, with false when the last one is not.
+        lasts_s: how long publishers wait for one client at a stretch.
     """
 
     lasts_s = 10.0
@@ -281,13 +283,13 @@ class Pressure:
     def __init__(self) -> None:
         self.told: Callable[[bytes, bool], object] = lambda key, presses: None
         self._elsewhere: set[Outbox] = set()
-        """The ways to other nodes, whose clients have too much."""
+        """Outboxes of other nodes that have full subscribers."""
         self.topics: dict[bytes, set[Outbox]] = {}
         self._pressing: dict[Outbox, set[bytes]] = {}
         self._waiting: dict[bytes, list[tuple[WaitingPublisher, Deliver, bytes]]] = {}
 
     def press(self, outbox: Outbox, key: bytes) -> None:
-        """The publishers of a topic have to wait for `outbox`."""
+        """Let publishers of a topic wait for `outbox`."""
         if outbox not in self._pressing:
             self._pressing[outbox] = set()
             outbox.presses()
@@ -297,42 +299,42 @@ class Pressure:
             self.told(key, True)
 
     def press_elsewhere(self, way: Outbox, key: bytes) -> None:
-        """The publishers of a topic have to wait for clients of another node."""
+        """Let publishers of a topic wait for clients of another node, whose outbox is `way`."""
         self._elsewhere.add(way)
         self._pressing.setdefault(way, set()).add(key)
         self.topics.setdefault(key, set()).add(way)
 
     def release_elsewhere(self, way: Outbox, key: bytes) -> None:
-        """They have not any more."""
+        """End `press_elsewhere` of one topic."""
         if key in self._pressing.get(way, ()):
             self._pressing[way].discard(key)
-            self._no_more(way, key)
+            self._remove(way, key)
 
     def forget(self, way: Outbox) -> None:
-        """Another node is gone."""
+        """Remove another node that has left."""
         self.release(way)
         self._elsewhere.discard(way)
 
     def forget_elsewhere(self) -> None:
-        """Other policies take the place of these."""
+        """Remove all other nodes, before other policies replace these."""
         for way in list(self._elsewhere):
             self.forget(way)
 
     def here(self) -> list[bytes]:
-        """The topics of which a client here has too much."""
+        """Return the keys of the topics for which a local client is full."""
         return [key for key, pressing in self.topics.items() if not pressing <= self._elsewhere]
 
     def wait(self, key: bytes, peer: WaitingPublisher, deliver: Deliver, batch: bytes = b"") -> bool:
-        """Call `deliver(batch)` and let `peer` go on when nobody presses on the topic any more; gives true."""
+        """Call `deliver(batch)` and resume `peer` when no subscriber of the topic is full; return true."""
         self._waiting.setdefault(key, []).append((peer, deliver, batch))
         return True
 
     def release(self, outbox: Outbox) -> None:
-        """Nobody has to wait for `outbox` any more."""
+        """Let no publisher wait for `outbox` any longer."""
         for key in self._pressing.pop(outbox, ()):
-            self._no_more(outbox, key)
+            self._remove(outbox, key)
 
-    def _no_more(self, outbox: Outbox, key: bytes) -> None:
+    def _remove(self, outbox: Outbox, key: bytes) -> None:
         pressing = self.topics[key]
         pressing.discard(outbox)
         if outbox not in self._elsewhere and pressing <= self._elsewhere:
@@ -340,19 +342,19 @@ class Pressure:
         if not pressing:
             del self.topics[key]
             if key in self._waiting:
-                run_in_background(self._go_on(key))
+                run_in_background(self._resume_publishers(key))
 
-    def _go_on(self, key: bytes) -> Iterator[None]:
+    def _resume_publishers(self, key: bytes) -> Iterator[None]:
         waiting = deque(self._waiting.pop(key, ()))
         while waiting:
-            if key in self.topics:  # again
+            if key in self.topics:  # a subscriber is full again
                 self._waiting[key] = [*waiting, *self._waiting.get(key, ())]
                 return
             peer, deliver, batch = waiting.popleft()
             try:
                 if batch:
                     deliver(batch)
-            except Exception:  # the others must not wait for ever
+            except Exception:  # else the other publishers would wait forever
                 log.exception("error while a message was routed; it is lost")
             if key in self.topics:
                 self.wait(key, peer, deliver)

@@ -1,5 +1,7 @@
-"""A broker at one instant as plain values, and back: its clients go on at another broker, of this process or of the
-next one. Records are dictionaries of numbers, texts, bytes, and lists of them, so that they can be sent.
+"""Records of a broker's state, and restoring them at another broker.
+
+A record is a dictionary of numbers, texts, bytes and lists, so that it can be sent to another process, for the
+migration of sessions and for a hot restart.
 """
 
 from __future__ import annotations
@@ -13,22 +15,22 @@ from smqrt.broker.broker import Broker
 from smqrt.broker.last_values import VALUE_BYTES
 from smqrt.broker.outbox import Drop, Outbox
 from smqrt.broker.session import Session, SessionState
-from smqrt.broker.topics import Topic
 from smqrt.wire import smq
 
 Record = dict[str, Any]
 PORTION_BYTES = 1 << 20
+"""Size of the portions in which last values are sent."""
 
 
 class EtidTaken(ValueError):
-    """A client can't go on here: something else has its number."""
+    """A session cannot be restored here, because its ETID or uid is in use."""
 
 
 # ---- names
 
 
 def names_of(broker: Broker) -> Record:
-    """What the other broker needs before its application creates a topic: who has which number."""
+    """Return the names and their ids, which the other broker needs before its application creates topics."""
     return {
         "server": broker.server.etid,
         "topics": [[number, name] for number, name in broker.topics()],
@@ -37,7 +39,7 @@ def names_of(broker: Broker) -> Record:
 
 
 def adopt_names(broker: Broker, names: Record) -> list[bytes]:
-    """Give topics and sub-topics the numbers that clients know; returns the names that had others here."""
+    """Give topics and sub-topics the ids that clients know; return the names that had others here."""
     renumbered = [name for number, name in names["topics"] if broker.renumber(name, number)]
     return renumbered + [name for number, name in names["subtopics"] if broker.subtopic_table.renumber(name, number)]
 
@@ -46,7 +48,7 @@ def adopt_names(broker: Broker, names: Record) -> list[bytes]:
 
 
 def counters_of(broker: Broker) -> Record:
-    """The counters, by the names of their enumerations."""
+    """Return the counters, by the names of their enumerations."""
     stats = broker.stats
     return {
         "connects": stats.connects,
@@ -58,7 +60,7 @@ def counters_of(broker: Broker) -> Record:
 
 
 def add_counters(broker: Broker, counters: Record) -> None:
-    """Count on from there. What this version does not know is left out."""
+    """Add the counters of another broker; names that this version does not know are left out."""
     stats = broker.stats
     stats.connects += counters["connects"]
     stats.refusals += counters["refusals"]
@@ -73,8 +75,9 @@ def add_counters(broker: Broker, counters: Record) -> None:
 
 
 def values_of(broker: Broker) -> Iterator[Record]:
-    """The last values that another broker can't find in the file of names, in portions of about a megabyte. The message
-    without payload stands for a value that was taken away.
+    """Yield the last values that the other broker does not find in its file, in portions of about a megabyte.
+
+    A message without payload stands for a deleted value.
     """
     portion: Record = {"values": [], "sources": [], "stamps": []}
     places: dict[Identity | None, int] = {}
@@ -84,7 +87,7 @@ def values_of(broker: Broker) -> Iterator[Record]:
             places[source] = len(places)
             portion["sources"].append(source and _identity_record(source))
         portion["values"].append([topic.id, frame, places[source]])
-        portion["stamps"].append(broker.last_values.stamp_at((topic.key, frame[11:15])) if broker.last_values else 0)
+        portion["stamps"].append(broker.last_values.stamp_at((topic.key, frame[smq.STID])) if broker.last_values else 0)
         size_bytes += len(frame) + VALUE_BYTES
         if size_bytes >= PORTION_BYTES:
             yield portion
@@ -94,9 +97,9 @@ def values_of(broker: Broker) -> Iterator[Record]:
 
 
 def adopt_values(broker: Broker, portion: Record) -> None:
-    """Have the last values of a portion, whose topics are there; those that no filter names here are left out."""
+    """Take over a portion of last values whose topics exist; leave out those that no filter selects here."""
     sources = [one and _identity_of(one, None) for one in portion["sources"]]
-    stamps = portion.get("stamps") or itertools.repeat(None)  # none from a process of an older version
+    stamps = portion.get("stamps") or itertools.repeat(None)  # an older version sends none
     for (number, frame, source), stamp in zip(portion["values"], stamps, strict=False):
         topic = broker.topic_table.get(number)
         if broker.last_values is not None and topic is not None and broker.last_values.selects(topic):
@@ -104,23 +107,23 @@ def adopt_values(broker: Broker, portion: Record) -> None:
 
 
 def valued_topics(broker: Broker) -> set[int]:
-    """The topics of the application's own subscriptions that have last values: it got them when it subscribed."""
+    """Return the ids of topics the application subscribes to that have last values, which it has received therefore."""
     values = broker.last_values
     return {number for number, topic in broker.server.topics.items() if values is not None and values.greeting(topic)}
 
 
 def greet_application(broker: Broker, greeted: set[int]) -> None:
-    """Give the application the last values of topics it subscribed to before they came."""
+    """Send the application the last values of its topics that arrived after it subscribed."""
     for number, topic in list(broker.server.topics.items()):
         if number not in greeted and number not in broker.server.once:
-            broker.greet(topic, broker.server)
+            broker.send_last_values(topic, broker.server)
 
 
 # ---- clients
 
 
 def client_record(session: Session) -> Record:
-    """A connected client."""
+    """Return the record of a connected client."""
     return {
         "etid": session.etid,
         "uid": session.uid,
@@ -129,7 +132,7 @@ def client_record(session: Session) -> Record:
         "names": [session.names_made, session.names_made_bytes],
         "topics": list(session.topics or ()),
         "observed": [[topic.id, topic.observers.get(session, 0)] for topic in session.observed or ()],
-        "since": session.since_s,  # the clock of all processes of a machine
+        "since": session.since_s,  # monotonic: the same clock in all processes of a machine
         "identity": None if session.identity is None else _identity_record(session.identity),
         "fragments": None if session.fragments is None else bytes(session.fragments),
     }
@@ -148,16 +151,17 @@ def _identity_record(identity: Identity) -> Record:
 
 
 def _identity_of(record: Record, rights: Rights | None) -> Identity:
-    """Who a client of a record is."""
     known = {**record, "groups": tuple(record["groups"]), "method": Method(record["method"])}
     return Identity(**known, rights=rights)
 
 
 def join(broker: Broker, outbox: Outbox, record: Record, rights: Rights | None = None) -> Session:
-    """Let the client of a record go on at `broker`, whose names are adopted. Nobody is told: for others it never left.
+    """Restore the session of a record at `broker`, whose names are adopted already.
+
+    No hook, observer or node is notified: for them the client has not left.
 
     Raises:
-        EtidTaken: its number, or its uid, is somebody else's here.
+        EtidTaken: its ETID or its uid is in use here.
     """
     if broker.topic_table.get(record["etid"]) or record["uid"] in broker.uids:
         raise EtidTaken(record["etid"])
@@ -170,39 +174,41 @@ def join(broker: Broker, outbox: Outbox, record: Record, rights: Rights | None =
     session.topic, session.etid, session.state = topic, topic.id, SessionState.CONNECTED
     topic.add(outbox)
     for number in record["topics"]:
-        _subscribe(session, broker.topic_table.get(number))
+        named = broker.topic_table.get(number)
+        if named is not None:
+            if session.topics is None:
+                session.topics = {}
+            session.topics[named.id] = named
+            named.add(outbox)
     if record["identity"] is not None:
         session.identity = _identity_of(record["identity"], rights)
-    broker.list(session)
+    broker.register(session)
     return session
 
 
-def _subscribe(session: Session, topic: Topic | None) -> None:
-    if topic is not None:
-        if session.topics is None:
-            session.topics = {}
-        session.topics[topic.id] = topic
-        topic.add(session.outbox)
-
-
 def observe(session: Session, record: Record) -> None:
-    """Let a client that joined observe what it did, once all others have joined: it is told what has changed since."""
-    for number, told in record["observed"]:
+    """Restore the observations of a session, once all others have joined; notify the client of changes since.
+
+    Args:
+        session: the session that joined.
+        record: its record.
+    """
+    for number, notified in record["observed"]:
         topic = session.broker.topic_table.get(number)
         if topic is None:
-            if told:  # a client that could not be taken along
+            if notified:  # a client that was not restored
                 session.outbox.reply(smq.change(number, 0))
             continue
         if session.observed is None:
             session.observed = set()
         session.observed.add(topic)
         topic.observe(session)
-        topic.observers[session] = told
+        topic.observers[session] = notified
         topic.tell(session)
 
 
 def leave(session: Session) -> None:
-    """A client goes on elsewhere: its session here is over, and nobody is told."""
+    """Close a session that was restored elsewhere, without notifications."""
     session.state = SessionState.CLOSED
     session.forget_routes()
     session.outbox.queue = []
@@ -210,9 +216,9 @@ def leave(session: Session) -> None:
 
 
 def forget_clients(broker: Broker, gone: set[Session]) -> None:
-    """Take clients that have left out of every table."""
+    """Remove sessions that were restored elsewhere from all tables."""
     for session in gone:
-        broker.unlist(session)
+        broker.deregister(session)
         if session.topic is not None:
             broker.topic_table.remove(session.topic)
             broker.topic_table.release(session.topic)

@@ -1,5 +1,7 @@
-"""State that the clients of one broker share: its tables and counters, and its extension points: the hooks, the
-recorder of a journal, and what both see of a client.
+"""State that all clients of one broker share, and the interfaces around it.
+
+`BrokerState` holds the tables, counters and hooks. The Protocols describe what the broker calls: sessions, the server's
+own client, the recorder of a journal, traces, and the cluster.
 """
 
 from __future__ import annotations
@@ -23,19 +25,19 @@ from smqrt.wire.smq import measure_frames
 log = logging.getLogger("smqrt")
 
 LOG_INTERVAL_S = 1.0
-"""A slow client's drops are logged at most this often, and that a limit was reached."""
+"""Minimum interval between log lines about drops of one slow client, and about one limit."""
 
 
 class BrokerPeer(Protocol):
-    """Whoever publishes and subscribes at a broker, as hooks see it: a client's session, or the server's own client.
+    """Publisher and subscriber at a broker: the session of a client, or the server's own client.
 
     Attributes:
-        etid: its ephemeral topic id; 0 before a client is accepted.
-        uid, info: what a client said of itself.
-        identity: who it is; None when nobody asks, and for the server's own client.
-        topics: the topics it subscribes to, by id; None for none.
-        outbox: its way out.
-        extra: for the layer above.
+        etid: ephemeral topic id; 0 before a client is accepted.
+        uid, info: from the client's Connect packet.
+        identity: user and rights; None without authentication, and for the server's own client.
+        topics: the topics that it subscribes to, by id; None for none.
+        outbox: its send queue.
+        extra: for the application layer.
         pending: what it published and a hook has yet to answer.
     """
 
@@ -55,12 +57,12 @@ class BrokerPeer(Protocol):
 
 
 class BrokerClient(BrokerPeer, Protocol):
-    """A client's session, as hooks see it.
+    """Session of a client, as hooks see it.
 
     Attributes:
-        seed: the u32 that it was sent in Init.
-        origin: what the layer above knows of the request that opened the connection.
-        closed: whether it has ended.
+        seed: the u32 that was sent in Init.
+        origin: what the transport has of the request that opened the connection.
+        closed: whether the session has ended.
     """
 
     seed: int
@@ -70,79 +72,79 @@ class BrokerClient(BrokerPeer, Protocol):
     def closed(self) -> bool: ...
 
     def disconnect(self, reason: CloseReason, text: bytes | None = None) -> None:
-        """End the connection; `text` goes out in a Disconnect packet first."""
+        """Close the connection; `text` is sent in a Disconnect packet first."""
         ...
 
     def forget_routes(self) -> None:
-        """Look every destination up again when it is used next."""
+        """Clear the route cache, so that each destination is resolved again."""
         ...
 
 
 Verdict = tuple[int, bytes]
-"""What `authenticate` answers: 0 accepts, 1 to 6 refuse; and a text for the client."""
+"""Answer of `authenticate`: a code, 0 to accept and 1 to 6 to refuse, and a text for the client."""
 
 
 @dataclass(slots=True)
 class Hooks:
-    """Every extension point of a broker (spec: smq §2.2). An unset hook costs nothing.
+    """Extension points of a broker (spec: smq §2.2). An unset hook costs nothing.
 
-    A hook may answer with `Deferred`; the client's input waits meanwhile. A hook does not raise: the bindings (Python,
-    Lua) catch and log what the application's function raises, and answer in its place.
+    A hook may answer with `Deferred`; then the client is not read until the answer comes. Hooks do not raise: the
+    bindings (Python, Lua) catch and log what a function of the application raises, and answer in its place.
     """
 
     authenticate: Callable[[bytes, BrokerClient], Verdict | Deferred[Verdict]] | None = None
-    """`(credentials, session)` gives `(code, text)`: 0 accepts, 1 to 6 refuse."""
+    """`(credentials, session)` returns `(code, text)`: 0 accepts, 1 to 6 refuse."""
     has_logins: bool = False
-    """Whether `authenticate` asks for a login of the server first."""
+    """Whether `authenticate` requires a login of the server first."""
     permittop: Callable[[bytes, bool, BrokerClient], object] | None = None
-    """`(topic, issub, session)` gives whether the client may subscribe (or create)."""
+    """`(topic, issub, session)` returns whether the client may subscribe (or create)."""
     permitsubtop: Callable[[bytes, BrokerClient], object] | None = None
-    """`(subtopic, session)` gives whether the client may create a new sub-topic."""
+    """`(subtopic, session)` returns whether the client may create a new sub-topic."""
     onconnect: Callable[[BrokerClient], object] | None = None
     """`(session)`, after Connack."""
     onclose: Callable[[BrokerClient, CloseReason], object] | None = None
-    """`(session, reason)` for every ended connection that had been accepted."""
+    """`(session, reason)` for every closed connection that had been accepted."""
     onmoved: Callable[[BrokerClient], object] | None = None
-    """`(session)`: the client goes on at another hub, see `smqrt.smq.session_migration`."""
+    """`(session)`: the client was migrated to another hub, see `smqrt.smq.session_migration`."""
     onvanish: Callable[[BrokerPeer], object] | None = None
-    """`(phantom)`: a client of another node, which a hook has seen, is gone."""
+    """`(phantom)`: a client of another node that was passed to a hook has disconnected."""
     onpublish: Callable[[bytes, int, int, BrokerPeer], bytes | Deferred[bytes] | None] | None = None
-    """`(batch, tid, ptid, peer)` gives the frames of the batch that may pass, once per batch."""
+    """`(batch, tid, ptid, peer)` returns the frames of the batch to deliver, once per batch."""
     ondrop: Callable[[bytes, int, int, BrokerPeer], object] | None = None
-    """`(batch, tid, ptid, peer)` for messages that nobody received."""
+    """`(batch, tid, ptid, peer)` for messages without a subscriber."""
     onnode: Callable[[int, str, str], object] | None = None
     """`(number, event, why)`: another node of the cluster has "joined", is "lost", is "back", or has "left"."""
     log: Callable[[BrokerPeer | None, str], object] | None = None
-    """`(peer, text)` for what an operator may want to know; None when it is about nobody in particular."""
+    """`(peer, text)` for the operator's log; None when the line is not about one peer."""
 
 
 class Recorder(Protocol):
-    """Keeps what is published: the broker's side of a journal.
+    """Recorder of published messages: the journal, as the broker uses it.
 
     Attributes:
-        full: it can take no more for now; publishers have to wait.
+        full: whether publishers have to wait until earlier messages are written.
     """
 
     full: bool
 
     def selects(self, topic: Topic | None) -> bool:
-        """Whether messages to `topic` are recorded; None is a number that belongs to nobody."""
+        """Whether messages to `topic` are recorded; None is an id without a topic or client."""
         ...
 
     def record(self, batch: bytes) -> None:
-        """Keep a batch, in the order of the calls."""
+        """Record a batch, in the order of the calls."""
         ...
 
     def record_large(self, batch: bytes | memoryview) -> None:
-        """As `record`, for batches of many kilobytes; of a memoryview nothing is used afterwards."""
+        """Record a batch of many kilobytes, see `record`. A memoryview is not used after the call."""
         ...
 
     def record_unrouted(self, batch: bytes) -> None:
-        """Keep a batch that nobody receives."""
+        """Record a batch without a subscriber."""
         ...
 
     def record_assembled(self, deliver: Callable[[bytes], bool | None], batch: bytes) -> bool:
-        """Call `deliver(batch)`; what it records was assembled from PubFrag packets."""
+        """Call `deliver(batch)` and mark what it records as assembled from PubFrag packets."""
         ...
 
     def skipped(self, batch: bytes) -> None:
@@ -150,31 +152,33 @@ class Recorder(Protocol):
         ...
 
     def hold(self, publisher: BrokerPeer) -> bool:
-        """Let the outbox of `publisher` resume once there is room again; gives true."""
+        """Resume the outbox of `publisher` once the recorder is not full; return true."""
         ...
 
     @property
     def waits_for_disk(self) -> bool:
-        """Nobody receives a message before the disk has it: `send_later` delivers what is recorded."""
+        """Whether messages reach subscribers only after they are written; `send_later` then delivers them."""
 
     def send_later(self, deliver: Callable[[bytes], bool | None], batch: bytes, publisher: BrokerPeer) -> bool:
-        """Deliver a batch when the disk has it, and let the outbox of `publisher` resume then; gives whether it waits."""
+        """Deliver a batch once it is written, and resume the outbox of `publisher`; return whether that is later."""
         ...
 
     def left(self, client: BrokerPeer) -> None:
-        """A client is gone; what it published is still to be written with its name."""
+        """A client has disconnected; the recorder still writes its messages with its name."""
         ...
 
 
 @dataclass(slots=True)
 class Stats:
-    """The counters of one broker: nothing is lost without being counted.
+    """Counters of one broker. Every message that is lost is counted.
 
     Attributes:
-        connects: clients that were let in; refusals: those that were not; closes: of those let in.
-        denied: names that the application did not allow a client.
-        subscriptions: how many there are at the moment, without those of ETIDs.
-        ends: of all connections, by reason, also of those not let in.
+        connects: accepted clients; refusals: refused clients; closes: accepted clients that disconnected.
+        denied: names that a hook of the application denied.
+        subscriptions: the present number, without those of ETIDs.
+        ends: closed connections by reason, accepted or not.
+        drops: copies of messages that were not delivered, by reason.
+        refused: how often each limit was reached.
     """
 
     connects: int = 0
@@ -192,120 +196,120 @@ class Stats:
 
 
 class ClusterHooks(Protocol):
-    """A hub's part in a cluster, as the broker calls it."""
+    """Cluster membership of a broker, as the broker calls it."""
 
     def forwarded(self, route: Route | None, topic: Topic | None, tid: int, ptid: int) -> Route | None:
-        """Where messages of `ptid` to `tid` go: `route`, of this hub, and to other nodes; None when nobody is there."""
+        """Extend `route` by the nodes that have subscribers of `tid`; None when there is no subscriber at all."""
         ...
 
     def missed(self, tid: int, messages: int) -> bool:
-        """Count messages that nobody receives for nodes that are lost and wanted them; whether there are some."""
+        """Count messages without a subscriber for lost nodes that subscribed; return whether there are such nodes."""
         ...
 
     def paced(self, route: Route, found: Route, peer: BrokerPeer) -> Route:
-        """`route` as one on which `peer` waits for full links, when `found`, its end, leads over some."""
+        """Return `route` with backpressure of full links for `peer`, if `found`, its last part, uses any."""
         ...
 
     def handles(self, topic: Topic, frame: bytes, origin: object) -> bool:
-        """Whether the server of this node handles a message that one of the cluster is to; it is sent there otherwise.
+        """Whether this node's server handles a message of a topic with `once`; otherwise send it to the node that does.
         `origin` is the node that it came from, None for this one.
         """
         ...
 
     def handles_once(self, topic: Topic, number: int) -> None:
-        """The server handles a topic once in the cluster: what is for it comes to `number`; 0 for no more."""
+        """This server handles `topic` with `once` under the ETID `number`; 0 when it does no longer."""
         ...
 
     def pressed(self, key: bytes, presses: bool) -> None:
-        """Clients of this hub have too much of a topic, or have no more: publishers elsewhere have to wait."""
+        """Begin or end backpressure at other nodes: subscribers here have full queues of the topic, or no longer."""
         ...
 
     def subscribed(self, topic: Topic) -> None:
-        """A topic has one subscriber more."""
+        """A topic has one subscriber more here."""
         ...
 
     def unsubscribed(self, topic: Topic) -> None:
-        """A topic has one subscriber less."""
+        """A topic has one subscriber less here."""
         ...
 
     def observed(self, topic: Topic) -> None:
-        """Somebody observes a topic with a name."""
+        """A named topic is observed here."""
         ...
 
     def entered(self, client: BrokerClient) -> None:
-        """A client was let in."""
+        """A client was accepted."""
         ...
 
     def left(self, client: BrokerClient) -> None:
-        """A client is gone."""
+        """A client has disconnected."""
         ...
 
     def holder(self, uid: bytes) -> BrokerPeer | None:
-        """The client of another node that has this uid."""
+        """Return the client of another node with this uid."""
         ...
 
     def phantom(self, etid: int) -> BrokerPeer | None:
-        """The client of another node, or the server there, that has this ETID."""
+        """Return the client, or the server, of another node with this ETID."""
         ...
 
     leave: Callable[[], object]
-    """Take the hub out of the cluster."""
+    """Leave the cluster."""
     suspend: Callable[[], object]
-    """Leave the other nodes, as long as it is not known whether the clients stay here."""
+    """Leave the cluster for now, until it is decided whether the clients stay in this process."""
 
     @property
     def number(self) -> int:
-        """Of the node."""
+        """Number of this node."""
         ...
 
     @property
     def others(self) -> frozenset[int]:
-        """The numbers of the other nodes that have said what they want."""
+        """Numbers of the other nodes that have sent their subscriptions."""
         ...
 
     def pause(self) -> None:
-        """The hub is about to move to another process: have the other nodes keep what is for it, see `is_paused`."""
+        """Have the other nodes hold back messages: the broker is about to move to another process, see `is_paused`."""
         ...
 
     @property
     def is_paused(self) -> bool:
-        """Whether all that were asked do so: nothing comes any more."""
+        """Whether all nodes that were asked hold back their messages."""
         ...
 
     def stay(self) -> None:
-        """The clients stay here after all: be back."""
+        """Rejoin after `suspend`: the clients stay in this process."""
         ...
 
     @property
     def awaits_clients(self) -> bool:
-        """Whether those of another process's hub are to come here."""
+        """Whether clients of another process's broker are about to be migrated here."""
         ...
 
     def succeed(self, number: int) -> None:
-        """This hub goes on for that of the node of this number, whose clients are here; `resync` follows."""
+        """Continue as the node `number`, whose clients are here now; `resync` follows."""
         ...
 
     def resync(self) -> None:
-        """Clients of another hub go on here: tell the other nodes of them."""
+        """Send the other nodes the clients that were migrated here."""
         ...
 
     @property
     def phantoms(self) -> Mapping[int, BrokerPeer]:
-        """The clients of other nodes, by ETID."""
+        """Clients of other nodes, by ETID."""
         ...
 
     def peers_elsewhere(self) -> Iterator[BrokerPeer]:
-        """The clients of other nodes; of several with one uid only the newest, also when a lost node is not noticed
-        yet.
+        """Return the clients of other nodes; of several with one uid only the newest, because a lost node is noticed
+        late.
         """
         ...
 
     def end_all(self, text: bytes | None) -> None:
-        """End the clients of all nodes."""
+        """Disconnect the clients of all nodes."""
         ...
 
     def end_client(self, etid: int, text: bytes | None) -> bool:
-        """End a client of another node; whether there is one with this ETID."""
+        """Disconnect a client of another node; return whether there is one with this ETID."""
         ...
 
 
@@ -313,9 +317,9 @@ class ServerPeer(BrokerPeer, Protocol):
     """The server's own client, as routes see it.
 
     Attributes:
-        topic: its own ETID's.
-        once: by the id of each topic that one server of the cluster handles, where what is for this one comes.
-        behind: whether its handlers have not got all messages yet: who publishes to them has to wait.
+        topic: of its own ETID.
+        once: for each topic subscribed with `once`, by id, the ETID where other nodes send what this server handles.
+        behind: whether received messages wait for handlers; publishers to the server then wait.
     """
 
     topic: Topic
@@ -324,7 +328,7 @@ class ServerPeer(BrokerPeer, Protocol):
     behind: bool
 
     def hold(self, peer: BrokerPeer) -> bool:
-        """Let the outbox of `peer` resume when the handlers are no longer behind; gives whether it has to wait."""
+        """Resume the outbox of `peer` when the handlers have caught up; return whether it has to wait."""
         ...
 
 
@@ -359,15 +363,15 @@ class BrokerTrace(Protocol):
 
 
 class BrokerState:
-    """What the clients of one broker share.
+    """State that the clients of one broker share.
 
     Args:
         hooks: the extension points.
-        random_u32: gives random 32-bit numbers.
+        random_u32: returns random 32-bit numbers.
         encode: the WebSocket encoder for batches.
         store: keeps names over restarts, or None.
         clock: monotonic seconds.
-        limits: how many names clients may make it keep.
+        limits: limits of what clients make it keep.
     """
 
     server: ServerPeer
@@ -393,14 +397,15 @@ class BrokerState:
         self.sessions: dict[int, BrokerClient] = {}
         self.uids: dict[bytes, BrokerClient] = {}
         self.staying: dict[int, BrokerClient] = {}
-        """Those that the process before this one keeps until it closes them; other nodes reach them through this."""
+        """Clients that the process before this one serves until it closes them; other nodes reach them through here."""
         self.recorder: Recorder | None = None
         self.last_values: LastValues | None = None
         self.cluster: ClusterHooks | None = None
         self.slow: SlowPolicies | None = None
         self.publish_limits: PublishLimits | None = None
         self.users: Counter[str] = Counter()
-        """Clients that are connected, by user."""
+        """Number of connected clients by user."""
+        # These are set by whoever provides sockets and timers.
         self.measure: Callable[[bytes | memoryview], tuple[int, int]] = measure_frames
         self.call_later: Callable[[float, Callable[[], object]], object] = lambda delay_s, function: function()
         self.limit_chunks: Callable[[BrokerClient, int], None] = lambda session, size_bytes: None
@@ -410,44 +415,45 @@ class BrokerState:
         self.on_changed: Callable[[Topic], object] | None = None
         """Called when a topic, or an ETID, has one subscriber more or less."""
         self.closed = False
-        self.draining = False  # nobody new is let in
+        self.draining = False
+        """Whether new clients are rejected."""
         self._logged_s: dict[BrokerPeer, float] = {}
         self._changed: dict[Topic, None] = {}
         self._refused_s: dict[Limit, float] = {}
 
-    # ---- clients come and go
+    # ---- clients
 
-    def add(self, client: BrokerClient) -> None:
-        """Count and list a client that was accepted."""
-        self.list(client)
+    def add_client(self, client: BrokerClient) -> None:
+        """Count and register a client that was accepted."""
+        self.register(client)
         self.stats.connects += 1
         if self.on_changed is not None and (topic := self.topic_table.get(client.etid)) is not None:
             self.on_changed(topic)
         if self.cluster is not None:
             self.cluster.entered(client)
 
-    def list(self, client: BrokerClient) -> None:
-        """List a client that was accepted, here or by another process."""
+    def register(self, client: BrokerClient) -> None:
+        """Put a client that was accepted, here or by another process, into the tables."""
         self.sessions[client.etid] = self.uids[client.uid] = client
         if client.identity is not None:
             self.users[client.identity.user] += 1
 
-    def remove(self, client: BrokerClient, topic: Topic, reason: CloseReason) -> None:
-        """Take out a client whose connection ended, and the `topic` of its ETID."""
+    def remove_client(self, client: BrokerClient, topic: Topic, reason: CloseReason) -> None:
+        """Remove a client whose connection was closed, and the `topic` of its ETID."""
         self.stats.closes += 1
         if self.hooks.onclose:
             try:
                 self.hooks.onclose(client, reason)
-            except Exception:  # the client has to go all the same
+            except Exception:  # the tables must be consistent whatever the hook does
                 log.exception("error in onclose")
         if self.recorder:
             self.recorder.left(client)
-        self.unlist(client)
+        self.deregister(client)
         topic.discard(client.outbox)
         self.topic_table.remove(topic)
 
-    def unlist(self, client: BrokerClient) -> None:
-        """Take back `list`."""
+    def deregister(self, client: BrokerClient) -> None:
+        """Remove a client from the tables, see `register`."""
         del self.sessions[client.etid]
         if self.cluster is not None:
             self.cluster.left(client)
@@ -459,28 +465,28 @@ class BrokerState:
         if self.uids.get(client.uid) is client:
             del self.uids[client.uid]
 
-    def release(self, client: BrokerClient, topic: Topic) -> None:
-        """A client that was removed is out of every table: let its ETID be drawn again, once its observers know."""
+    def release_client(self, client: BrokerClient, topic: Topic) -> None:
+        """Let the ETID of a removed client be used again, once its observers are notified."""
         self._logged_s.pop(client, None)
         self.changed_count(topic)
         if not topic.observers:
             self.topic_table.release(topic)
 
     def subscribed(self, topic: Topic, outbox: Outbox) -> None:
-        """Let `outbox` receive `topic`; observers are told."""
+        """Subscribe `outbox` to `topic` and notify the observers."""
         topic.add(outbox)
         self.stats.subscriptions += 1
         self.changed_count(topic)
         if self.cluster is not None:
             self.cluster.subscribed(topic)
 
-    def greet(self, topic: Topic, outbox: Outbox) -> None:
-        """Give a new subscriber the last values of `topic`, before anything that is published from now on."""
+    def send_last_values(self, topic: Topic, outbox: Outbox) -> None:
+        """Send a new subscriber the last values of `topic`, before any message that is published later."""
         if self.last_values is not None and (batch := self.last_values.greeting(topic)):
             outbox.put(topic.encode(batch) if outbox.websocket else batch)
 
     def unsubscribed(self, topic: Topic, outbox: Outbox) -> None:
-        """Take `outbox` out of `topic`; observers are told."""
+        """Unsubscribe `outbox` from `topic` and notify the observers."""
         topic.discard(outbox)
         self.stats.subscriptions -= 1
         self.changed_count(topic)
@@ -488,7 +494,7 @@ class BrokerState:
             self.cluster.unsubscribed(topic)
 
     def gone(self, topic: Topic) -> None:
-        """The ETID of a client of another node is no longer anybody's: its observers are told."""
+        """Remove the ETID of a client of another node that has disconnected, and notify its observers."""
         topic.forget_routes()
         self.topic_table.remove(topic)
         for outbox in topic.raw:
@@ -498,21 +504,21 @@ class BrokerState:
             self.topic_table.release(topic)
 
     def add_observer(self, topic: Topic, observer: Observer) -> None:
-        """Let `observer` be told of every change from the present number of subscribers on."""
+        """Notify `observer` of each change from the present number of subscribers on."""
         topic.observe(observer)
         if self.cluster is not None and topic.name is not None:
             self.cluster.observed(topic)
 
     def changed_count(self, topic: Topic) -> None:
-        """Have the observers told once per turn, however often the number changes in it."""
+        """Notify the observers of a topic at the end of the turn, once for all changes of the turn."""
         if self.on_changed is not None:
             self.on_changed(topic)
         if topic.observers:
             if not self._changed:
-                run_in_background(self._tell())
+                run_in_background(self._notify_observers())
             self._changed[topic] = None
 
-    def _tell(self) -> Iterator[None]:
+    def _notify_observers(self) -> Iterator[None]:
         changed, self._changed = self._changed, {}
         for topic in changed:
             for observer in list(topic.observers):
@@ -525,33 +531,36 @@ class BrokerState:
     # ---- accounting
 
     def log(self, peer: BrokerPeer | None, text: str) -> None:
-        """Tell the operator's log hook."""
+        """Call the log hook."""
         if self.hooks.log:
             self.hooks.log(peer, text)
 
     def refuse(self, peer: BrokerPeer | None, limit: Limit) -> None:
-        """Count that a limit was reached; say so in the log, at most once a second for each limit."""
+        """Count that a limit was reached; log it at most once a second for each limit."""
         self.stats.refused[limit] += 1
-        who = "a client" if peer is None else f"the client {ascii(peer.uid[:64])[1:]}"
+        who = "a client" if peer is None else describe_client(peer)
         limit.refused(who)
         now_s = self.clock()
         if now_s - self._refused_s.get(limit, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
             self._refused_s[limit] = now_s
             self.log(peer, f"{limit.sentence(who)}; {self.stats.refused[limit]} times so far")
 
-    def denied(self, peer: BrokerPeer, what: str, kind: str, name: bytes) -> None:
-        """Count that the application denied a client a name; say so in the log, at most once a second."""
+    def count_denial(self, peer: BrokerPeer, what: str, kind: str, name: bytes) -> None:
+        """Count that a hook of the application denied a client a name; log it at most once a second."""
         self.stats.denied += 1
         hook = "permittop" if kind == "topic" else "permitsubtop"
-        who = f"the client {ascii(peer.uid[:64])[1:]}"
-        self._denials.warn(
-            f"denied: {who} may not {what} the {kind} {ascii(name[:128])[1:]}: {hook} of the hub said no"
-        )
+        who, name_shown = describe_client(peer), ascii(name[:128])[1:]  # without the b of b'…'
+        self._denials.warn(f"denied: {who} may not {what} the {kind} {name_shown}: {hook} of the hub returned false")
 
     def overflowed(self, peer: BrokerPeer, reason: Drop, messages: int) -> None:
-        """Count copies that a slow client did not get; log it at most once a second per client."""
+        """Count copies of messages that a slow client did not get; log it at most once a second per client."""
         self.stats.drop(reason, messages)
         now_s = self.clock()
         if now_s - self._logged_s.get(peer, -LOG_INTERVAL_S) >= LOG_INTERVAL_S:
             self._logged_s[peer] = now_s
             self.log(peer, f"slow consumer: {peer.outbox.dropped} messages dropped so far ({reason.value})")
+
+
+def describe_client(peer: BrokerPeer) -> str:
+    """Return how log lines name a client."""
+    return f"the client {ascii(peer.uid[:64])[1:]}"

@@ -1,7 +1,7 @@
-"""Topics: numbers, names, who subscribes, who observes. The routing structure, on its own.
+"""Topics: ids, names, subscribers and observers, and the limits of clients.
 
-Topic ids and ETIDs share one number space; sub-topic ids have their own. Numbers are random, non-zero and kept for the
-broker's life (spec: smq §12.6), or made from the names in a cluster. ETIDs carry the node's number.
+Topic ids and ETIDs share one number space; sub-topic ids have their own. Ids are random, not zero, and kept as long as
+the broker (spec: smq §12.6). In a cluster the ids of topics are derived from the names, and ETIDs contain the node.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from smqrt.wire.smq import LOCAL_BITS, LOCAL_MASK, MAX_PAYLOAD_BYTES, SERVER_LOC
 
 
 class Route(Protocol):
-    """Where a batch goes. Both calls return true when the publisher has to wait."""
+    """Destination of batches. Both methods return true when the publisher has to wait."""
 
     def deliver(self, batch: bytes) -> bool | None:
         """Deliver a batch of Publish frames."""
@@ -29,7 +29,7 @@ class Route(Protocol):
 
 
 class Observer(Protocol):
-    """Is told how many subscribers a topic has."""
+    """Receiver of notifications about a topic's number of subscribers."""
 
     def changed(self, topic: Topic, subscribers: int) -> None:
         """The number of subscribers of `topic` is now `subscribers`."""
@@ -37,21 +37,21 @@ class Observer(Protocol):
 
 
 class RouteCache(Protocol):
-    """Remembers where batches go: a session."""
+    """Cache of routes: a session."""
 
     def forget_route(self, destination: bytes) -> None:
-        """Drop the route to a topic, given by its key."""
+        """Remove the route to a topic, given by its key."""
         ...
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What went through a hub.
+    """Traffic counters of one broker.
 
     Attributes:
-        messages, bytes: that were published here, also those that nobody subscribed to; bytes with their headers.
-        arrived: messages that came from other nodes of a cluster, where they were published.
-        copies, copied_bytes: that were put on the queues of subscribers, also those that were dropped there.
+        messages, bytes: published here, with or without subscribers; bytes include the headers.
+        arrived: messages from other nodes of a cluster, where they were published.
+        copies, copied_bytes: put on the queues of subscribers, including what is dropped there.
     """
 
     messages: int = 0
@@ -61,7 +61,7 @@ class Traffic:
     arrived: int = 0
 
     def add(self, messages: int, size: int, copies: int) -> None:
-        """Count messages of `size` bytes together, each for so many subscribers."""
+        """Count messages of `size` bytes together, each for `copies` subscribers."""
         self.messages += messages
         self.bytes += size
         self.copies += messages * copies
@@ -69,24 +69,24 @@ class Traffic:
 
 
 _NOBODY: dict[Observer, int] = {}
-"""The observers of most topics; never written to."""
+"""Shared by topics without observers, which most are; never written to."""
 
 
 class Topic:
-    """A destination: a named topic, or the ETID of one client (`name` is None).
+    """Destination of messages: a named topic, or the ETID of one client (`name` is None).
 
-    Joining and leaving take the same time however many subscribe: `_members` is the truth, and the tuples that the data
-    path walks through are made from it when the next publisher asks for the way (`settle`). A topic with one
-    subscriber, as every ETID is, has the tuples only, which saves 200 bytes for each client.
+    Adding and removing a subscriber takes constant time: `_members` is authoritative, and the tuples that `deliver`
+    loops over are built from it when a publisher resolves its route (`settle`). A topic with one subscriber, as every
+    ETID, has the tuples only, which saves 200 bytes per client.
 
     Attributes:
-        raw, ws: the subscribers on raw sockets and on WebSockets; good after `settle`.
-        cached: the sessions whose route cache points here; they forget it when somebody joins or leaves.
-        observers: who is told of the number of subscribers, and which number each was told last.
-        elsewhere: subscribers at other nodes, where the hub counts them and somebody observes.
-        messages, bytes: delivered since `count` was called last.
-        arrived, arrived_bytes: those of other nodes among them.
-        leads_away: whether what is published goes to other nodes only.
+        raw, ws: subscribers on raw sockets and on WebSockets; valid after `settle`.
+        cached: sessions whose route cache contains this topic; they forget it when subscribers change.
+        observers: observers, and the number of subscribers each was notified of last.
+        elsewhere: number of subscribers at other nodes; counted only while the topic is observed.
+        messages, bytes: delivered since the last `count`.
+        arrived, arrived_bytes: those from other nodes among them.
+        leads_away: whether all subscribers are at other nodes.
     """
 
     __slots__ = (
@@ -127,27 +127,27 @@ class Topic:
 
     @property
     def subscribers(self) -> int:
-        """How many clients subscribe, the server's own included."""
+        """Number of subscribers of this broker, including the server's own client."""
         return len(self.raw) + len(self.ws) if self._members is None else len(self._members)
 
     @property
     def is_delivered(self) -> bool:
-        """Whether what is published reaches anybody, here or at another node; good after `settle`."""
+        """Whether there is a subscriber, here or at another node; valid after `settle`."""
         return bool(self.raw or self.ws or self.leads_away)
 
     @property
     def counted(self) -> int:
-        """How many subscribe, as observers are told: those at other nodes included where the hub counts them."""
+        """Number of subscribers that observers see, including those at other nodes."""
         return self.subscribers + self.elsewhere
 
     @property
     def sole_raw(self) -> Outbox | None:
-        """The subscriber, when there is just one and it is no WebSocket."""
+        """The subscriber, if there is exactly one and it is not a WebSocket."""
         return self.raw[0] if len(self.raw) == 1 and not self.ws else None
 
     def add(self, outbox: Outbox) -> None:
-        """Let `outbox` receive what is published here."""
-        self.forget_routes()  # a publisher's partitions know the sole subscriber
+        """Add a subscriber."""
+        self.forget_routes()  # the connection caches the sole subscriber, too
         if self.leads_away:
             self.count()
             self.leads_away = False
@@ -160,7 +160,7 @@ class Topic:
         self._settled = False
 
     def discard(self, outbox: Outbox) -> None:
-        """Take `outbox` out; nothing happens when it is not there."""
+        """Remove a subscriber; nothing happens when it is none."""
         self.forget_routes()
         if self._members is not None:
             self._members.pop(outbox, None)
@@ -170,29 +170,30 @@ class Topic:
             self.raw = self.ws = ()
 
     def forget(self, outboxes: set[Outbox], observers: Set[object]) -> None:
-        """Take out many at once, who have gone on elsewhere."""
+        """Remove many subscribers and observers at once: they were migrated."""
         self.forget_routes()
         members = self.raw + self.ws if self._members is None else self._members
-        left = [one for one in members if one not in outboxes]
-        self.raw = tuple(one for one in left if not one.websocket)
-        self.ws = tuple(one for one in left if one.websocket)
+        left = [outbox for outbox in members if outbox not in outboxes]
+        self.raw = tuple(outbox for outbox in left if not outbox.websocket)
+        self.ws = tuple(outbox for outbox in left if outbox.websocket)
         self._members, self._settled = dict.fromkeys(left) if len(left) > 1 else None, True
-        self.observers = {one: told for one, told in self.observers.items() if one not in observers} or _NOBODY
+        self.observers = {one: count for one, count in self.observers.items() if one not in observers} or _NOBODY
 
     def settle(self) -> None:
-        """Make `raw` and `ws` what they should be; whoever caches a route here calls this first."""
+        """Rebuild `raw` and `ws` if subscribers have changed. Call it before caching a route."""
         if self._settled or self._members is None:
             return
         self.count()
         self._settled = True
-        self.raw = tuple(one for one in self._members if not one.websocket)
-        self.ws = tuple(one for one in self._members if one.websocket)
+        self.raw = tuple(outbox for outbox in self._members if not outbox.websocket)
+        self.ws = tuple(outbox for outbox in self._members if outbox.websocket)
         if len(self._members) < 2:
             self._members = None
 
     def deliver(self, batch: bytes) -> None:
-        """Put `batch` on every subscriber's queue: the same bytes object for all raw ones, one encoded form for all
-        WebSockets.
+        """Append `batch` to the queue of every subscriber.
+
+        All raw subscribers share one bytes object, all WebSockets its encoded form.
         """
         self.messages += 1
         self.bytes += len(batch)
@@ -209,7 +210,7 @@ class Topic:
                 outbox.put(batch)
 
     def deliver_view(self, view: memoryview) -> None:
-        """Deliver a large batch straight from the receive buffer; to many, in the order of the flush."""
+        """Deliver a large batch from the receive buffer, without a copy while the transports take it."""
         if len(self.raw) > FLUSHED_AT_ONCE:
             self.deliver(bytes(view))
             return
@@ -223,8 +224,9 @@ class Topic:
                 outbox.put(batch)
 
     def count(self) -> None:
-        """Add what was delivered to the hub's counters: the number of subscribers was the same for all of it, since
-        this is called before it changes. So that costs nothing for each subscriber.
+        """Add the deliveries so far to the broker's traffic counters.
+
+        It is called before the number of subscribers changes, so that one addition counts the copies of all of them.
         """
         if self.messages:
             copies = 0 if self.leads_away else len(self.raw) + len(self.ws)
@@ -235,66 +237,66 @@ class Topic:
             self.messages = self.bytes = self.arrived = self.arrived_bytes = 0
 
     def forget_routes(self) -> None:
-        """Take this topic out of every route cache, because somebody joins or leaves."""
+        """Remove this topic from all route caches, because its subscribers change."""
         sessions, self.cached = self.cached, None
         for session in sessions or ():
             session.forget_route(self.key)
 
     def observe(self, observer: Observer) -> None:
-        """Let `observer` be told of every change from the present number of subscribers on."""
+        """Notify `observer` of each change from the present number of subscribers on."""
         if self.observers is _NOBODY:
             self.observers = {}
         self.observers[observer] = self.counted
 
     def unobserve(self, observer: Observer) -> None:
-        """Take back `observe`; nothing happens when it was not called."""
+        """End `observe`; nothing happens when it was not called."""
         self.observers.pop(observer, None)
 
     def tell(self, observer: Observer) -> None:
-        """Tell `observer` the present number of subscribers, unless that is what it was told last."""
+        """Notify `observer` of the number of subscribers, unless it is the number of the last notification."""
         count = self.counted
         if self.observers.get(observer, count) != count:
             self.observers[observer] = count
             observer.changed(self, count)
 
     def unobserve_all(self) -> None:
-        """Take back every `observe`."""
+        """Remove all observers."""
         self.observers = _NOBODY
 
 
 class NameStore(Protocol):
-    """Keeps names and their numbers over restarts."""
+    """Storage of names and their ids over restarts."""
 
     def load(self, kind: str) -> Iterable[tuple[bytes, int]]:
-        """All entries of `kind` (`"topic"` or `"subtopic"`)."""
+        """Return all entries of `kind` (`"topic"` or `"subtopic"`)."""
         ...
 
     def add(self, kind: str, name: bytes, number: int) -> None:
-        """Begin to keep `name` under `number`."""
+        """Start to save `name` with its id `number`."""
         ...
 
     def unsaved(self, kind: str, name: bytes) -> Deferred[None] | None:
-        """Settles when `name` is safe, or is rejected when that failed for now; None when it is safe already."""
+        """Return what settles when `name` is saved, or is rejected when that failed; None when it is saved already."""
         ...
 
     def close(self) -> None:
-        """Wait a while for what was added, then release the file."""
+        """Wait a while for what was added, then close the file."""
         ...
 
 
 class Topics:
-    """The topic table of one hub.
+    """Topic table of one broker.
 
     Args:
-        random_u32: gives random 32-bit numbers.
+        random_u32: returns random 32-bit numbers.
         encode: the WebSocket encoder for batches.
-        store: keeps topic names over restarts; None keeps them in memory.
+        store: keeps topic names over restarts; None keeps them in memory only.
 
     Attributes:
-        node: this node's number in a cluster, 0 in none; ETIDs that are drawn from now on have it.
-        numbers: what the numbers of new topics are made of; None draws them.
-        named_otherwise: called for a topic that got another number than `numbers` says.
-        absent: gives the topic of an ETID that another node has, by its number.
+        node: this node's number in a cluster, 0 without one; part of new ETIDs.
+        numbers: derives ids of new topics from their names; None draws them at random.
+        named_otherwise: called for a topic whose id is not the one that `numbers` derives.
+        absent: returns the topic of an ETID at another node, by its number, or None.
     """
 
     def __init__(
@@ -319,43 +321,40 @@ class Topics:
             self._insert(number, name)
 
     def get(self, number: int) -> Topic | None:
-        """The topic or ETID with the id `number` (u32), of this node or another one."""
+        """Return the topic or ETID with the id `number` (u32), of this node or another one."""
         return self.by_key.get(number.to_bytes(4, "big")) or self.absent(number)
 
     def at(self, key: bytes) -> Topic | None:
-        """As `get`, by the four bytes of the number."""
+        """Return the topic or ETID with this id in its four bytes, see `get`."""
         return self.by_key.get(key) or self.absent(int.from_bytes(key, "big"))
 
     def named(self, name: bytes, wanted: int = 0) -> Topic:
-        """Get or create the topic `name`; a new one gets the id `wanted` when that is free and not 0."""
+        """Return the topic `name`; create it if needed, with the id `wanted` if that is free and not 0."""
         topic = self.by_name.get(name)
         if topic is None:
-            number = self._number(name, wanted)
+            number = self._new_id(name, wanted)
             if self._store:
                 self._store.add("topic", name, number)
             topic = self._insert(number, name)
         return topic
 
-    def _number(self, name: bytes, wanted: int) -> int:
+    def _new_id(self, name: bytes, wanted: int) -> int:
         if not wanted and self.numbers:
             wanted = self.numbers.topic_number(name)
-        if wanted and wanted.to_bytes(4, "big") not in self.by_key and not self._is_of_nodes(wanted):
+        may_be_etid = self.numbers is not None and LOCAL_MASK < wanted < TOPIC_BIT  # of a client at some node
+        if wanted and wanted.to_bytes(4, "big") not in self.by_key and not may_be_etid:
             return wanted
-        return self._free(lambda: self._random_u32() | TOPIC_BIT)
-
-    def _is_of_nodes(self, number: int) -> bool:
-        """Whether clients of nodes may have `number`, so that no topic can."""
-        return self.numbers is not None and LOCAL_MASK < number < TOPIC_BIT
+        return self._draw_free(lambda: self._random_u32() | TOPIC_BIT)
 
     def renumber(self, topic: Topic, number: int) -> None:
-        """Give a topic another number, which nobody has."""
+        """Give a topic another id, which must be free."""
         topic.forget_routes()
         del self.by_key[topic.key]
         topic.id, topic.key = number, number.to_bytes(4, "big")
         self.by_key[topic.key] = topic
 
     def keep_in(self, store: NameStore) -> None:
-        """Keep the names in `store` from now on, these and its own."""
+        """Save the names in `store` from now on, and create the topics that it has."""
         known = dict(store.load("topic"))
         for name, number in known.items():
             if name not in self.by_name and not self.get(number):
@@ -370,35 +369,35 @@ class Topics:
         return self._store.unsaved("topic", name) if self._store else None
 
     def ephemeral(self, number: int = 0) -> Topic:
-        """The topic of a client's ETID; `number` asks for that id when it is free."""
+        """Create the topic of a client's ETID, with the id `number` if that is free and not 0."""
         if not number or self.get(number):
             number = self.draw()
         return self._insert(number, None)
 
     def draw(self) -> int:
-        """A number for an ETID of this node, which nobody has."""
-        return self._free(lambda: self.node << LOCAL_BITS | self._random_u32() & LOCAL_MASK)
+        """Return a free id for an ETID of this node."""
+        return self._draw_free(lambda: self.node << LOCAL_BITS | self._random_u32() & LOCAL_MASK)
 
     def foreign(self, number: int, way: Outbox) -> Topic:
-        """The topic of an ETID that another node has: what is sent there goes `way`."""
+        """Create the topic of an ETID at another node; `way` is that node's send queue."""
         topic = self._insert(number, None)
         topic.add(way)
         return topic
 
     def remove(self, topic: Topic) -> None:
-        """Forget an ETID; it is drawn again after `release` only."""
+        """Remove an ETID; the id is free again after `release`."""
         self.by_key.pop(topic.key, None)
         self._leaving.add(topic.id)
 
     def release(self, topic: Topic) -> None:
-        """The client of a removed ETID is out of every table, and its observers know."""
+        """Free the id of a removed ETID: the client is out of every table, and its observers are notified."""
         self._leaving.discard(topic.id)
 
     def names(self) -> Iterator[tuple[int, bytes]]:
-        """`(id, name)` of every named topic."""
+        """Return `(id, name)` of every named topic."""
         return iter([(topic.id, name) for name, topic in self.by_name.items()])
 
-    def _free(self, draw: Callable[[], int]) -> int:
+    def _draw_free(self, draw: Callable[[], int]) -> int:
         while True:
             number = draw()
             if number & LOCAL_MASK > SERVER_LOCAL and not self.get(number) and number not in self._leaving:
@@ -416,11 +415,11 @@ class Topics:
 
 
 class SubTopics:
-    """The sub-topic names of one hub and their numbers.
+    """Sub-topic table of one broker.
 
     Attributes:
-        numbers: what the numbers of new names are made of; None draws them.
-        on_new: called with the number and the name of each new one.
+        numbers: derives ids of new names; None draws them at random.
+        on_new: called with the id and the name of each new sub-topic.
     """
 
     def __init__(self, random_u32: Callable[[], int], store: NameStore | None = None) -> None:
@@ -435,7 +434,7 @@ class SubTopics:
             self._insert(name, number)
 
     def named(self, name: bytes, wanted: int = 0) -> int:
-        """Get or create the number of `name`; a new one gets `wanted` when that is free and not 0."""
+        """Return the id of `name`; create it if needed, with the id `wanted` if that is free and not 0."""
         number = self.by_name.get(name)
         if number is None:
             number = wanted or (self.numbers.subtopic_number(name) if self.numbers else 0)
@@ -448,7 +447,7 @@ class SubTopics:
         return number
 
     def renumber(self, name: bytes, number: int) -> bool:
-        """Let `name` have `number`; whether it had another one."""
+        """Give `name` the id `number`; return whether it had another one."""
         known = self.by_name.get(name)
         if known != number:
             if known is not None:
@@ -458,7 +457,7 @@ class SubTopics:
         return known not in (None, number)
 
     def keep_in(self, store: NameStore) -> None:
-        """Keep the names in `store` from now on, these and its own."""
+        """Save the names in `store` from now on, and create the sub-topics that it has."""
         known = dict(store.load("subtopic"))
         for name, number in known.items():
             if name not in self.by_name and number not in self.by_id:
@@ -477,23 +476,21 @@ class SubTopics:
         self.names_bytes += len(name)
 
 
-NAMES = Limit("names", "limits.names", "the hub has as many names as it may")
-NAMES_MEMORY = Limit("name_bytes", "limits.names_bytes", "the hub's names have as many bytes as they may")
-CLIENT_NAMES = Limit("client_names", "limits.client_names", "a client has brought in as many names as it may")
+NAMES = Limit("names", "limits.names", "the hub's limit of names is reached")
+NAMES_MEMORY = Limit("name_bytes", "limits.names_bytes", "the hub's limit of bytes of names is reached")
+CLIENT_NAMES = Limit("client_names", "limits.client_names", "the client's limit of new names is reached")
 CLIENT_NAMES_MEMORY = Limit(
-    "client_name_bytes",
-    "limits.client_names_bytes",
-    "the names of a client have as many bytes as they may",
+    "client_name_bytes", "limits.client_names_bytes", "the client's limit of bytes of new names is reached"
 )
 CLIENT_SUBSCRIPTIONS = Limit(
-    "client_subscriptions", "limits.subscriptions", "a client has as many subscriptions as it may"
+    "client_subscriptions", "limits.subscriptions", "the client's limit of subscriptions is reached"
 )
-CLIENT_OBSERVES = Limit("client_observes", "limits.observes", "a client observes as much as it may")
+CLIENT_OBSERVES = Limit("client_observes", "limits.observes", "the client's limit of observed topics is reached")
 HANDSHAKES = Limit(
-    "handshakes", "limits.handshakes_per_address", "an address has as many unfinished handshakes as it may"
+    "handshakes", "limits.handshakes_per_address", "the address's limit of unfinished handshakes is reached"
 )
 USER_CONNECTIONS = Limit(
-    "connections_per_user", "limits.connections_per_user", "a user has as many connections as it may"
+    "connections_per_user", "limits.connections_per_user", "the user's limit of connections is reached"
 )
 OF_HUBS = (
     NAMES,
@@ -505,18 +502,18 @@ OF_HUBS = (
     HANDSHAKES,
     USER_CONNECTIONS,
 )
-"""The limits that hubs count for themselves too (`refused`)."""
+"""Limits that each broker counts for itself, too (`refused`)."""
 
 
 @dataclass(slots=True)
 class HubLimits:
-    """How much strangers may make a broker keep (help: limits).
+    """Limits of what clients make a broker keep (help: limits).
 
     Attributes:
-        names, names_bytes: topics in all, and sub-topics in all, and the bytes of the names of either.
+        names, names_bytes: topics of the broker, and also sub-topics, and the bytes of the names of either.
         client_names, client_names_bytes: new names of one client.
         subscriptions, observes: of one client.
-        connections_per_user: None for any number.
+        connections_per_user: None for no limit.
     """
 
     names: int = 250_000
@@ -528,13 +525,13 @@ class HubLimits:
     connections_per_user: int | None = None
 
     def of_all(self, table: Topics | SubTopics, name: bytes) -> Limit | None:
-        """Why `name` may not be added to `table`."""
+        """Return the limit that forbids adding `name` to `table`."""
         if len(table.by_name) >= self.names:
             return NAMES
         return NAMES_MEMORY if table.names_bytes + len(name) > self.names_bytes else None
 
     def of_client(self, names: int, names_bytes: int, name: bytes) -> Limit | None:
-        """Why a client that brought in `names`, of `names_bytes` together, may not bring in `name`."""
+        """Return the limit that forbids `name` to a client that has created `names`, of `names_bytes` together."""
         if names >= self.client_names:
             return CLIENT_NAMES
         return CLIENT_NAMES_MEMORY if names_bytes + len(name) > self.client_names_bytes else None

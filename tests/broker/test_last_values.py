@@ -139,14 +139,14 @@ def test_an_empty_message_takes_the_value_away(of_topic: TopicValues, topic: Top
     of_topic.take_frame(frame(topic, b""), None)
     assert of_topic.newest == {}
     assert of_topic.stamps == {}
-    assert of_topic.gone == {stid(0): now[0]}
+    assert of_topic.deleted == {stid(0): now[0]}
     assert of_topic.gone_frames() == [smq.publish_frame(topic.id, 0, 0, b"")]
     assert of_topic.stamp(stid(0)) == now[0]
     now[0] += 5
     of_topic.take_frame(frame(topic, b""), None)
-    assert of_topic.gone == {stid(0): now[0]}, "once more, also where nothing is left"
+    assert of_topic.deleted == {stid(0): now[0]}, "once more, also where nothing is left"
     of_topic.take_frame(frame(topic, b"again"), None)
-    assert of_topic.gone == {}
+    assert of_topic.deleted == {}
     assert of_topic.stamps == {stid(0): now[0]}
 
 
@@ -154,7 +154,7 @@ def test_a_value_of_one_byte_is_a_value(of_topic: TopicValues, topic: Topic) -> 
     of_topic.take_frame(frame(topic, b"x"), None)
     of_topic.take_frame(frame(topic, b"y"), None)
     assert list(of_topic.newest) == [stid(0)]
-    assert of_topic.gone == {}
+    assert of_topic.deleted == {}
 
 
 # ---- stamps
@@ -197,7 +197,7 @@ def test_what_another_node_has_wins_when_newer(
 
 def test_another_node_may_have_removed_what_never_was(of_topic: TopicValues, topic: Topic) -> None:
     of_topic.take_told(frame(topic, b""), 5)
-    assert of_topic.gone == {stid(0): 5}
+    assert of_topic.deleted == {stid(0): 5}
     of_topic.take_told(frame(topic, b"first", 1), 6)
     assert of_topic.newest[stid(1)] == (frame(topic, b"first", 1), None)
 
@@ -206,9 +206,9 @@ def test_another_node_may_say_that_nothing_is_left(of_topic: TopicValues, topic:
     of_topic.take_frame(frame(topic, b"mine", 4), None, 100)
     of_topic.take_told(frame(topic, b"", 4), 101)
     assert of_topic.newest == {}
-    assert of_topic.gone == {stid(4): 101}
+    assert of_topic.deleted == {stid(4): 101}
     of_topic.take_told(frame(topic, b"", 4), 105)
-    assert of_topic.gone == {stid(4): 105}
+    assert of_topic.deleted == {stid(4): 105}
     assert of_topic.stamps == {}
 
 
@@ -238,11 +238,11 @@ def test_the_memory_of_a_hub_is_used_up(topic: Topic, spare: int, kept: int) -> 
 def test_a_full_topic_refuses_another_value(
     monkeypatch: pytest.MonkeyPatch, of_topic: TopicValues, topic: Topic
 ) -> None:
-    monkeypatch.setattr(module, "TOPIC_VALUES", 2)
+    monkeypatch.setattr(module, "MAX_TOPIC_VALUES", 2)
     for sub in range(3):
         of_topic.take_frame(frame(topic, b"x", sub), None)
     assert len(of_topic.newest) == 2
-    monkeypatch.setattr(module, "TOPIC_BYTES", of_topic.size_bytes)
+    monkeypatch.setattr(module, "MAX_TOPIC_BYTES", of_topic.size_bytes)
     of_topic.take_frame(frame(topic, b"", 0), None)
     of_topic.take_frame(frame(topic, b"x", 3), None)
     assert stid(3) in of_topic.newest, "just as many bytes as may be"
@@ -254,13 +254,13 @@ def test_a_full_topic_refuses_another_value(
 def test_removed_values_beyond_the_limit_are_forgotten(
     monkeypatch: pytest.MonkeyPatch, values: LastValues, of_topic: TopicValues, topic: Topic
 ) -> None:
-    monkeypatch.setattr(module, "MAX_GONE", 2)
+    monkeypatch.setattr(module, "MAX_DELETIONS", 2)
     for sub in (1, 2, 1, 3):
         of_topic.take_frame(frame(topic, b"", sub), None)
-    assert list(of_topic.gone) == [(1).to_bytes(4, "big"), stid(3)], "1 was removed again"
+    assert list(of_topic.deleted) == [(1).to_bytes(4, "big"), stid(3)], "1 was removed again"
     of_topic.take_frame(frame(topic, b"x", 3), None)
     of_topic.take_frame(frame(topic, b"", 4), None)
-    assert list(of_topic.gone) == [stid(1), stid(4)], "3 is no longer among those removed"
+    assert list(of_topic.deleted) == [stid(1), stid(4)], "3 is no longer among those removed"
 
 
 def test_a_forgotten_removal_is_told_to_the_disk(values: LastValues, of_topic: TopicValues, topic: Topic) -> None:
@@ -269,7 +269,7 @@ def test_a_forgotten_removal_is_told_to_the_disk(values: LastValues, of_topic: T
     of_topic.take_frame(frame(topic, b"", 1), None)
     values.take_changes(10)
     of_topic.forget(stid(1))
-    assert of_topic.gone == {}
+    assert of_topic.deleted == {}
     assert values.take_changes(10) == {(topic.key, stid(1)): None}
     assert store.woken == 2
 
@@ -291,7 +291,7 @@ def test_other_filters_forget_values_they_leave_out(
     assert values.count == 1
     assert values.size_bytes == len(frame(other, b"y")) + module.VALUE_BYTES
     assert values.take_changes(10) == {(topic.key, stid(1)): None}
-    assert (of_topic.newest, of_topic.stamps, of_topic.gone, of_topic.size_bytes) == ({}, {}, {}, 0)
+    assert (of_topic.newest, of_topic.stamps, of_topic.deleted, of_topic.size_bytes) == ({}, {}, {}, 0)
     assert not values.selects(topic)
     assert values.selects(other)
     values.set_filters(["site/#"])

@@ -79,7 +79,7 @@ def test_all_together_bring_in_so_many_names(make_site: Callable[..., Site], cap
     device.createsub(b"sub-topics have a table of their own")
     with pytest.raises(
         ArgumentError,
-        match="^topic: the hub has as many names as it may, see maxnames .* 5 are there",
+        match="^topic: the hub's limit of names is reached, see maxnames .* 5 exist",
     ):
         site.smq.publish("x", "from the server")
     assert site.smq.refused()["names"] == 51

@@ -177,10 +177,10 @@ def test_a_run_goes_on_in_portions() -> None:
     assert metered.send(25) is True
     assert metered.meter.waits
     assert metered.sink.count == 0
-    assert metered.tick() == module.LEAST_WAIT_S
+    assert metered.tick() == module.MIN_WAIT_S
     assert metered.sink.count == 10
     assert metered.resumed == 0
-    assert [metered.tick() for _ in range(3)] == pytest.approx([0.1 - module.LEAST_WAIT_S + 0.01] + [0.1] * 2, abs=0.02)
+    assert [metered.tick() for _ in range(3)] == pytest.approx([0.1 - module.MIN_WAIT_S + 0.01] + [0.1] * 2, abs=0.02)
     while metered.later:
         metered.tick()
     assert metered.sink.count == 25
@@ -204,7 +204,7 @@ def test_no_wait_is_longer_than_a_second() -> None:
     metered = Metered(per_s=0.1)
     metered.send(1)
     metered.send(1)
-    assert metered.later[0][0] == module.MOST_WAIT_S
+    assert metered.later[0][0] == module.MAX_WAIT_S
 
 
 def test_a_message_larger_than_the_burst_passes_in_time() -> None:
@@ -373,16 +373,16 @@ def test_a_count_that_is_known_is_not_taken_again() -> None:
 def test_changed_limits_count_from_now_on() -> None:
     metered = Metered(per_s=1.0)
     metered.send(1)
-    metered.meter.change(PublishLimits(per_s=5.0, burst_s=2.0, message_bytes=200, policy="drop"))
+    metered.meter.apply_limits(PublishLimits(per_s=5.0, burst_s=2.0, message_bytes=200, policy="drop"))
     assert metered.send(12) is False
     assert (metered.sink.count, metered.dropped) == (11, 2)
     assert metered.send(1, size=300) is False
     assert metered.session.closed
     metered = Metered(per_s=1.0)
-    metered.meter.change(PublishLimits(bytes_per_s=1000.0))
+    metered.meter.apply_limits(PublishLimits(bytes_per_s=1000.0))
     assert metered.send(10) is False
     assert metered.send(1) is True
-    metered.meter.change(PublishLimits())
+    metered.meter.apply_limits(PublishLimits())
     metered.tick()
     assert metered.sink.count == 11
 
@@ -421,4 +421,4 @@ def test_a_metered_route_asks_the_meter() -> None:
 
 def test_the_log_shows_the_beginning_of_a_uid() -> None:
     session = Crowd().client(b"\xff" + b"a" * 100)
-    assert module.shown(session) == "the client '\\xff" + "a" * 63 + "'"
+    assert module.describe_client(session) == "the client '\\xff" + "a" * 63 + "'"

@@ -299,4 +299,4 @@ def test_a_chore_that_fails_keeps_nobody(caplog: pytest.LogCaptureFixture) -> No
     while flush_dirty():
         pass
     assert done == [1]
-    assert "error in work that was put off" in caplog.text
+    assert "error in a background task" in caplog.text

@@ -170,7 +170,7 @@ def test_an_expired_login_ends_the_client(crowd: Crowd, expires_s: float | None,
 
 
 def test_expired_logins_end_in_portions(crowd: Crowd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "EXPIRED_AT_ONCE", 2)
+    monkeypatch.setattr(module, "EXPIRY_CHECKS_PER_STEP", 2)
     sessions = [client(crowd, b"device-%d" % n, Identity("ann", expires_s=1.0)) for n in range(5)]
     steps = module.end_expired(sessions, 100.0)
     closed = [sum(one.closed for one in sessions) for _ in steps]

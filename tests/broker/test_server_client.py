@@ -389,7 +389,7 @@ def test_many_publishes_let_others_have_a_turn() -> None:
 
     crowd.broker.hooks.onpublish = onpublish
     server.publish(topic.id, 77, message(topic, b"first"))
-    assert len(seen) == module.MESSAGES_IN_A_ROW
+    assert len(seen) == module.ROUTED_PER_TURN
     settle()
     assert len(seen) == 100
 

@@ -120,7 +120,7 @@ def test_last_values_move_with_publisher_and_stamp(old: Broker, new: Broker) -> 
     assert (sources[0].user, sources[0].groups, sources[0].method) == ("ann", ("staff", "night"), Method.PASSWORD)
     assert sources[2] is None
     assert [found.stamp(key) for key in (*keys, b"\0\0\0\3")] == [100, 101, 102, 103]
-    assert found.gone == {b"\0\0\0\3": 103}
+    assert found.deleted == {b"\0\0\0\3": 103}
 
 
 def test_values_without_stamps_are_from_now(old: Broker, new: Broker) -> None:

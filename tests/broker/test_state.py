@@ -84,7 +84,7 @@ def test_a_successor_with_the_uid_stays_listed(broker: Broker) -> None:
     old = client(broker, b"device-1")
     new = client(broker, b"device-2")
     broker.uids[b"device-1"] = new
-    broker.unlist(old)
+    broker.deregister(old)
     assert broker.uids[b"device-1"] is new
     assert list(broker.sessions) == [new.etid]
 
@@ -234,6 +234,9 @@ def test_a_denied_name_is_logged_with_its_hook(
 ) -> None:
     session = client(broker, b"device-1")
     with caplog.at_level(logging.WARNING):
-        broker.denied(session, "create", kind, b"n" * 200)
+        broker.count_denial(session, "create", kind, b"n" * 200)
     assert broker.stats.denied == 1
-    assert f"the client 'device-1' may not create the {kind} '{'n' * 128}': {hook} of the hub said no" in caplog.text
+    assert (
+        f"the client 'device-1' may not create the {kind} '{'n' * 128}': {hook} of the hub returned false"
+        in caplog.text
+    )

@@ -63,7 +63,7 @@ def test_a_client_is_traced_from_connect_to_close(crowd: Crowd) -> None:
         {"event": "observe", **who, "topic": other.etid},
         {"event": "unobserve", **who, "topic": "t"},
         {"event": "unsubscribe", **who, "topic": "t"},
-        {"event": "close", **who, "reason": "shutdown", "detail": "x" * module.NAME_SHOWN},
+        {"event": "close", **who, "reason": "shutdown", "detail": "x" * module.MAX_NAME_SHOWN_BYTES},
     ]
     assert len(woken) == 9
     assert trace.take() == []
@@ -103,7 +103,7 @@ def test_messages_are_shown_with_their_beginning(crowd: Crowd) -> None:
         session.publish(smq.publish_frame(topic.id, session.etid, stid, b"x" * 100))
     session.publish(smq.publish_frame(4711, session.etid, 0, b"x"))
     who: dict[str, Any] = {"event": "publish", "etid": session.etid, "uid": "device"}
-    message = {**who, "topic": "t", "subscribers": 1, "bytes": 100, "payload": "x" * module.PAYLOAD_SHOWN}
+    message = {**who, "topic": "t", "subscribers": 1, "bytes": 100, "payload": "x" * module.MAX_PAYLOAD_SHOWN_BYTES}
     assert trace.take() == [
         {**message, "subtopic": None},
         {**message, "subtopic": "sub\\xff"},
@@ -124,16 +124,16 @@ def test_of_a_bulk_sender_the_rest_is_counted(crowd: Crowd) -> None:
     number = crowd.broker.create(b"t")
     trace, _ = started(crowd, uid=b"device")
     frame = smq.publish_frame(number, session.etid, 0, b"x")
-    session.publish(frame * module.FRAMES_SHOWN)
-    assert events(trace) == ["publish"] * module.FRAMES_SHOWN
-    session.publish(frame * (module.FRAMES_SHOWN + 2))
+    session.publish(frame * module.MAX_FRAMES_SHOWN)
+    assert events(trace) == ["publish"] * module.MAX_FRAMES_SHOWN
+    session.publish(frame * (module.MAX_FRAMES_SHOWN + 2))
     *shown, rest = trace.take()
-    assert len(shown) == module.FRAMES_SHOWN
+    assert len(shown) == module.MAX_FRAMES_SHOWN
     assert rest == {"event": "more", "etid": session.etid, "uid": "device", "topic": "t", "bytes": 2 * len(frame)}
 
 
 def test_events_nobody_reads_are_counted(monkeypatch: pytest.MonkeyPatch, crowd: Crowd) -> None:
-    monkeypatch.setattr(module, "WAITING_EVENTS", 2)
+    monkeypatch.setattr(module, "MAX_WAITING_EVENTS", 2)
     trace, woken = started(crowd, uid=b"device")
     for _ in range(5):
         trace.add("tick")

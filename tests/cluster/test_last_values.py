@@ -148,7 +148,7 @@ def test_nodes_whose_numbers_of_before_differ_have_the_newest_value(engine: Engi
 
 
 def test_the_places_whose_values_were_taken_away_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(last_values, "MAX_GONE", 3)
+    monkeypatch.setattr(last_values, "MAX_DELETIONS", 3)
     with opened("memory", tmp_path) as engine:
         [place] = places(engine, 1)
         client = place.client()
@@ -159,5 +159,5 @@ def test_the_places_whose_values_were_taken_away_are_bounded(monkeypatch: pytest
         kept = place.hub.last_values
         assert kept is not None
         of_topic = kept.of(place.hub.topic_table.named(NAME))
-        assert [int.from_bytes(one, "big") for one in of_topic.gone] == [3, 4]
+        assert [int.from_bytes(one, "big") for one in of_topic.deleted] == [3, 4]
         assert [frame[0:3][2] for frame in of_topic.gone_frames()] == [Type.PUBLISH] * 2

@@ -145,7 +145,7 @@ def test_rules_of_the_server_reach_hubs_that_are_there(make_site: Callable[..., 
 
 
 def test_limits(make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_values, "TOPIC_VALUES", 3)
+    monkeypatch.setattr(last_values, "MAX_TOPIC_VALUES", 3)
     set_topic_rules(TopicRules(("#",), LastValueLimits(values=4, size_bytes=20_000)))
     site = make_site()
     publisher = site.device(b"publisher")
