@@ -1,5 +1,6 @@
-"""`Deferred`: a value that comes later. Whatever is waited for without a greenlet is one: the answer of a hook, a name
-on its way to the disk, a readable socket, a Lua call that parks.
+"""`Deferred`: a result that comes later, without a greenlet.
+
+Examples are the answer of a hook, a name that is being saved, a readable socket, and a Lua call that is suspended.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ T = TypeVar("T")
 
 
 class Deferred(Generic[T]):
-    """Settled once, with a value or an error, or cancelled; what comes later is ignored.
+    """Result that is settled once, with a value or an error, or cancelled; later attempts are ignored.
 
-    It knows no clock and no loop: a deadline is a timer of somebody who rejects it (`net.readiness.Wait`).
+    It has no timeout of its own: a timer may reject it.
 
     Attributes:
-        done: whether it was settled or cancelled.
+        done: whether it is settled or cancelled.
     """
 
     __slots__ = ("_continuations", "_error", "_value", "done")
@@ -33,13 +34,13 @@ class Deferred(Generic[T]):
         return self._error is not None
 
     def result(self) -> T:
-        """The value, once `done`; raises what it was rejected with."""
+        """Return the value, once `done`; raise the error it was rejected with."""
         if self._error is not None:
             raise self._error
         return cast(T, self._value)
 
     def then(self, continuation: Callable[[T | None, BaseException | None], object]) -> None:
-        """Call `continuation(value, error)` when it is settled, at once if it is so already."""
+        """Call `continuation(value, error)` when it is settled; at once if it is settled already."""
         if self.done:
             continuation(self._value, self._error)
         else:
@@ -54,7 +55,7 @@ class Deferred(Generic[T]):
         self._settle(None, error)
 
     def cancel(self) -> None:
-        """Wait no more: the continuations so far are never called; a later one is called at once, with None."""
+        """Cancel it: earlier continuations are never called; a later one is called at once, with None."""
         self._continuations = []
         self._settle(None, None)
 
@@ -68,10 +69,10 @@ class Deferred(Generic[T]):
         for continuation in continuations:
             try:
                 continuation(value, error)
-            except Exception as fault:  # the others wait for it as well
+            except Exception as fault:  # the other continuations must be called, too
                 failure = failure or fault
         if failure is not None:
             raise failure
 
     def _release(self) -> None:
-        """Called once, before the continuations, however it ends: subclasses free their timers and watchers here."""
+        """Free timers and watchers, in subclasses. Called once, before the continuations, whatever the result."""

@@ -17,7 +17,6 @@ from operator import itemgetter
 from typing import Protocol
 
 from smqrt.broker.outbox import CONTROL_BUDGET_BYTES, Drop, Outbox, QueuedMemory, run_in_background
-from smqrt.broker.topics import Topic
 from smqrt.wire.mqtt.topics import FilterTree
 
 MAX_CACHED = 65_536
@@ -48,6 +47,13 @@ class Slow(Enum):
     """The publishers are not read until there is room."""
 
 
+class NamedTopic(Protocol):
+    """A topic, or the ETID of a client, which has no name."""
+
+    @property
+    def name(self) -> bytes | None: ...
+
+
 class SlowPolicies:
     """Slow-consumer policies of one broker.
 
@@ -57,7 +63,7 @@ class SlowPolicies:
         by_filter: policies by topic filter (`+` for one level, `#` for the rest); the first match applies.
     """
 
-    def __init__(self, topics: Mapping[bytes, Topic], default: Slow, by_filter: Mapping[str, Slow]) -> None:
+    def __init__(self, topics: Mapping[bytes, NamedTopic], default: Slow, by_filter: Mapping[str, Slow]) -> None:
         self.default = default
         self.pressure = Pressure()
         self._topics = topics

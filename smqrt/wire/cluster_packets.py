@@ -1,7 +1,7 @@
 """Packets between the nodes of a cluster.
 
-They travel in the frames of raw sockets (`u16 length`, which counts itself, `u8 type`, body), between Publish frames as
-clients send them, so that the same kernels find the runs. All integers are big-endian.
+They have the framing of raw sockets (`u16 length`, which includes itself, `u8 type`, body) and are sent between Publish
+frames like those of clients, so that the same kernels split the stream. All integers are big-endian.
 """
 
 from __future__ import annotations
@@ -14,68 +14,67 @@ from typing import NamedTuple
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.wire.smq import MAX_PACKET_BYTES
 
-VERSION = 1
-
 
 class LinkType(IntEnum):
-    """Packet types; those of clients are below 32."""
+    """Packet types; types of client packets are below 32."""
 
     INTEREST = 0x41
-    """`(u32 tid, u32 check)*`: somebody subscribes to these topics now."""
+    """`(u32 tid, u32 check)*`: the sender has subscribers of these topics now."""
     NO_INTEREST = 0x42
-    """The same: nobody does any more."""
+    """The same: it has none any longer."""
     NUMBERED = 0x43
-    """`(u32 tid, u32 check, u32 number)*`: these topics have another number at the sender than their name gives."""
+    """`(u32 tid, u32 check, u32 number)*`: topics whose id at the sender is not the one derived from their name."""
     SUBTOPICS = 0x44
-    """`(u32 stid, u16 length, name)*`: the sub-topics of the sender."""
+    """`(u32 stid, u16 length, name)*`: sub-topics of the sender."""
     PEERS = 0x45
-    """`(u32 etid, u64 stamp, u8 length, uid, u16 length, info, u8 length, user)*`: clients that the sender has."""
+    """`(u32 etid, u64 stamp, u8 length, uid, u16 length, info, u8 length, user)*`: clients of the sender."""
     PEERS_GONE = 0x46
-    """`u32 etid*`: it has these no more."""
+    """`u32 etid*`: clients that have disconnected from the sender."""
     SYNCED = 0x47
-    """All that the sender had when the link came up has been said."""
+    """The end of the packets that describe the sender's state at the beginning of the link."""
     WATCH = 0x48
-    """`(u32 tid, u32 check)*`: tell me how many subscribe to these, now and when it changes."""
+    """`(u32 tid, u32 check)*`: request for the number of subscribers, now and at each change."""
     UNWATCH = 0x49
-    """The same: no more."""
+    """The same: end of the request."""
     COUNT = 0x4A
-    """`(u32 tid, u32 check, u32 subscribers)*`."""
+    """`(u32 tid, u32 check, u32 subscribers)*`: the answer to Watch."""
     END = 0x4B
-    """`u32 etid, text`: end this client, 0 for all; an empty text ends it without a word."""
+    """`u32 etid, text`: disconnect this client, or all for 0; with an empty text no Disconnect packet is sent."""
     TOPICS = 0x4C
-    """`(u32 tid, u16 length, name)*`: names whose last values follow."""
+    """`(u32 tid, u16 length, name)*`: names of topics whose last values follow."""
     VALUE = 0x4D
-    """A Publish frame without its length: a last value that the sender has."""
+    """A Publish frame without its length: a last value of the sender."""
     VALUE_AT = 0x4E
-    """`u64 stamp`, and the rest as in `VALUE`: one without payload was taken away then."""
+    """`u64 stamp`, and the rest as in `VALUE`; without payload the value was deleted at that time."""
     CLOCK = 0x4F
-    """`u64 stamp`: what follows is published now, to topics that `TOPICS` has named."""
+    """`u64 stamp`: the time of the messages that follow to topics of `TOPICS`."""
     PRESSED = 0x50
-    """`(u32 tid, u32 check)*`: publishers of these have to wait for clients of the sender; for an ETID check is 0."""
+    """`(u32 tid, u32 check)*`: publishers have to wait for clients of the sender; for an ETID check is 0."""
     RELEASED = 0x51
-    """The same: no more."""
+    """The same: end of the wait."""
     ONCE = 0x52
-    """`(u32 tid, u32 check, u32 number)*`: the server there handles messages to these once in the cluster, and those
-    that it is to handle come to this number; 0: no more.
+    """`(u32 tid, u32 check, u32 number)*`: the sender's server handles messages of these topics with `once`. Messages
+    for it to handle are sent to the ETID `number`; 0 ends that.
     """
     PAUSE = 0x53
-    """The hub is about to move to another process: keep what is for it."""
+    """The hub is about to move to another process: hold back messages for it."""
     PAUSED = 0x54
-    """Nothing comes behind this."""
+    """The answer to Pause: no messages follow."""
     SUCCESSOR = 0x55
-    """`u16 number`: this hub goes on for that of the node of this number."""
+    """`u16 number`: this hub continues as the node of this number."""
     SUCCEED = 0x56
-    """`u16 number`: it has said all that it wants."""
+    """`u16 number`: the successor has sent all its subscriptions."""
     SUCCEEDED = 0x57
-    """What comes behind this is for it."""
+    """The answer to Succeed: what follows is for the successor."""
 
 
 class Announced(NamedTuple):
-    """A client of another node.
+    """Client of another node.
 
     Attributes:
-        stamp: when it connected, in ms; the newest of a uid wins.
-        user: who it is; empty when nobody asked.
+        etid, uid, info: as at its node.
+        stamp: when it connected, in ms; of several with one uid the newest counts.
+        user: its user; empty without authentication.
     """
 
     etid: int
@@ -86,7 +85,7 @@ class Announced(NamedTuple):
 
 
 Key = tuple[int, int]
-"""Number and check of a topic, see `NameNumbers.topic`."""
+"""Id of a topic and its check number, see `NameNumbers.topic`."""
 
 _U32 = struct.Struct(">I")
 _KEY = struct.Struct(">II")
@@ -97,7 +96,7 @@ _NAMED = struct.Struct(">IH")
 
 
 def _packets(kind: int, items: Iterable[bytes]) -> Iterator[bytes]:
-    """Packets of `kind` with as many whole items as fit into each."""
+    """Yield packets of `kind` with as many whole items as fit into each."""
     packet = bytearray((kind,))
     for item in items:
         if len(packet) + len(item) > MAX_PACKET_BYTES:
@@ -109,42 +108,42 @@ def _packets(kind: int, items: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def keys(kind: LinkType, of: Iterable[Key]) -> Iterator[bytes]:
-    """Interest, NoInterest, Watch or Unwatch packets."""
+    """Yield Interest, NoInterest, Watch, Unwatch, Pressed or Released packets."""
     return _packets(kind, (_KEY.pack(*key) for key in of))
 
 
 def parse_keys(packet: bytes) -> Iterator[Key]:
-    """See `keys`."""
+    """Parse a packet of `keys`."""
     return _KEY.iter_unpack(_body(packet, _KEY.size))
 
 
 def keys_and_numbers(kind: LinkType, of: Iterable[tuple[int, int, int]]) -> Iterator[bytes]:
-    """Numbered or Count packets."""
+    """Yield Numbered, Count or Once packets."""
     return _packets(kind, (_KEY_AND_NUMBER.pack(*one) for one in of))
 
 
 def parse_keys_and_numbers(packet: bytes) -> Iterator[tuple[int, int, int]]:
-    """See `keys_and_numbers`."""
+    """Parse a packet of `keys_and_numbers`."""
     return _KEY_AND_NUMBER.iter_unpack(_body(packet, _KEY_AND_NUMBER.size))
 
 
 def etids(of: Iterable[int]) -> Iterator[bytes]:
-    """PeersGone packets."""
+    """Yield PeersGone packets."""
     return _packets(LinkType.PEERS_GONE, (_U32.pack(etid) for etid in of))
 
 
 def parse_etids(packet: bytes) -> Iterator[int]:
-    """See `etids`."""
+    """Parse a PeersGone packet."""
     return (one for (one,) in _U32.iter_unpack(_body(packet, _U32.size)))
 
 
 def names(kind: LinkType, of: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
-    """Subtopics or Topics packets, of `(number, name)`."""
+    """Yield Subtopics or Topics packets of `(number, name)`."""
     return _packets(kind, (_NAMED.pack(number, len(name)) + name for number, name in of))
 
 
 def parse_names(packet: bytes) -> Iterator[tuple[int, bytes]]:
-    """See `names`."""
+    """Parse a Subtopics or Topics packet."""
     at = 1
     while at < len(packet):
         number, size = _NAMED.unpack_from(_whole(packet, at, _NAMED.size), 0)
@@ -154,7 +153,7 @@ def parse_names(packet: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def peers(of: Iterable[Announced]) -> Iterator[bytes]:
-    """Peers packets; an `info` that would not fit a packet is cut."""
+    """Yield Peers packets; an `info` that does not fit a packet is cut."""
     return _packets(LinkType.PEERS, (_peer(one) for one in of))
 
 
@@ -166,7 +165,7 @@ def _peer(one: Announced) -> bytes:
 
 
 def parse_peers(packet: bytes) -> Iterator[Announced]:
-    """See `peers`."""
+    """Parse a Peers packet."""
     at = 1
     while at < len(packet):
         etid, stamp, size = _PEER.unpack(_whole(packet, at, _PEER.size))
@@ -180,35 +179,35 @@ def parse_peers(packet: bytes) -> Iterator[Announced]:
 
 
 def end(etid: int, text: bytes) -> bytes:
-    """The End packet."""
+    """Return an End packet."""
     return bytes((LinkType.END,)) + _U32.pack(etid) + text
 
 
 def parse_end(packet: bytes) -> tuple[int, bytes]:
-    """See `end`."""
+    """Parse an End packet into ETID and text."""
     return _U32.unpack(_whole(packet, 1, 4))[0], packet[5:]
 
 
-def rewritten(run: bytes, tid: int, ptid: int) -> bytes:
-    """`run` with another destination and publisher in each frame."""
-    head, size = _KEY.pack(tid, ptid), len(run)
-    if run[0] << 8 | run[1] == size:
-        return run[:3] + head + run[11:]
-    made, at = bytearray(run), 0
+def rewritten(batch: bytes, tid: int, ptid: int) -> bytes:
+    """Return `batch` with another destination and publisher in each frame."""
+    head, size = _KEY.pack(tid, ptid), len(batch)  # bytes 3 to 10 of a frame
+    if batch[0] << 8 | batch[1] == size:
+        return batch[:3] + head + batch[11:]
+    made, at = bytearray(batch), 0
     while at < size:
         made[at + 3 : at + 11] = head
-        at += run[at] << 8 | run[at + 1]
+        at += batch[at] << 8 | batch[at + 1]
     return bytes(made)
 
 
-def with_subtopics(run: bytes, numbers: dict[bytes, bytes]) -> bytes:
-    """`run` with the sub-topic of each frame replaced as `numbers` says, four bytes by four bytes."""
-    made, at, size = bytearray(run), 0, len(run)
+def with_subtopics(batch: bytes, numbers: dict[bytes, bytes]) -> bytes:
+    """Return `batch` with the sub-topic of each frame replaced by `numbers`, which maps four bytes to four bytes."""
+    made, at, size = bytearray(batch), 0, len(batch)
     while at < size:
-        other = numbers.get(run[at + 11 : at + 15])
+        other = numbers.get(batch[at + 11 : at + 15])  # the stid of the frame
         if other is not None:
             made[at + 11 : at + 15] = other
-        at += run[at] << 8 | run[at + 1]
+        at += batch[at] << 8 | batch[at + 1]
     return bytes(made)
 
 

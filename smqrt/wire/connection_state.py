@@ -1,22 +1,22 @@
-"""The life of a connection, of whatever kind: its states, and the moves between them that are legal.
+"""States of a connection, and the legal transitions between them.
 
-    OPENING ──▶ OPEN ◀──▶ BLOCKED        bytes go both ways; BLOCKED while the other side takes none of ours
+    OPENING ──▶ OPEN ◀──▶ BLOCKED        data in both directions; BLOCKED while the remote side takes none
         │         │           │
         └─────────┴─────┬─────┘
                         ▼
-                    DRAINING             over for its owner: the last bytes go out, the other side's close is awaited
+                    DRAINING             closed for its owner: the last data is sent, then the remote side closes
                         │
                         ▼
-                     CLOSED              the transport is closed, or somebody else's
+                     CLOSED              the transport is closed, or passed to another process
 
-DRAINING may be skipped: a connection that breaks is CLOSED at once. One whose very first bytes are not taken is BLOCKED
-before it was OPEN, and OPENING again when they are. OPENING means, of
+DRAINING may be skipped: a connection that breaks is CLOSED at once. A connection whose first data is not taken is
+BLOCKED before it was OPEN, and OPENING again afterwards. OPENING means:
 
-* an SMQ client (raw, WebSocket, over TLS, WSGI): the handshake is not over;
-* HTTP: nothing was asked yet;
+* an SMQ client (raw, WebSocket, over TLS, WSGI): the handshake is not complete;
+* HTTP: there was no request yet;
 * a `Stream`: nothing, it is OPEN from the beginning.
 
-Whether a connection is *read* is another question: who waits for a hook may be blocked or not.
+Whether a connection is *read* is independent of its state: a client that waits for a hook may be blocked or not.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ log = logging.getLogger("smqrt.life")
 
 
 class Life(Enum):
-    """Where a connection stands.
+    """State of a connection.
 
     Attributes:
-        over: for its owner: nothing is taken from it or given to it any more.
-        moves: the states it may go to.
+        over: whether it is closed for its owner: no more data is taken from it or given to it.
+        moves: the legal next states.
     """
 
     OPENING = "opening"
@@ -54,13 +54,13 @@ MOVES = {
     Life.CLOSED: (),
 }
 for _life, _moves in MOVES.items():
-    # As attributes: `over` is asked once for each run of messages, and the hash of an Enum is a call in Python.
+    # Attributes, because `over` is read for each batch of messages, and hashing an Enum is a call in Python.
     _life.over, _life.moves = _life in _OVER, _moves
 
 
 def moved(life: Life, to: Life) -> Life:
-    """`to`, where a connection in `life` goes. An illegal move is a bug of ours, never a stranger's doing: it is
-    logged, and made all the same.
+    """Return `to`, the next state of a connection in the state `life`. An illegal transition is a bug in smqrt: it is
+    logged, and made nevertheless.
     """
     if to not in life.moves:
         log.error("a connection went from %s to %s", life.value, to.value, stack_info=True)

@@ -1,9 +1,7 @@
-"""The inner loops of the data path, in Python: scan, partition, unmask, encode.
+"""Inner loops of the data path, in Python: scan, partition, unmask, encode.
 
-`wire/luajit_kernels.py` has their LuaJIT twins.
-
-All work on one shared receive buffer. A twin gives the same bytes for the same input (a property test), so which one
-runs is a question of speed only.
+`luajit_kernels.py` has the same loops for LuaJIT. All of them work on one shared receive buffer. Both kinds return the
+same bytes for the same input, which a property test checks; they differ in speed only.
 """
 
 from __future__ import annotations
@@ -15,96 +13,104 @@ from smqrt.wire.smq import PUBLISH_HEADER_BYTES, Type, count_frames, measure_fra
 from smqrt.wire.websocket import mask
 
 BUFFER_BYTES = (64 + 512) << 10
-"""Room for a left-over partial frame and the largest single receive."""
+"""Space for an incomplete frame and the largest single receive."""
 ENCODE_BYTES = 32 << 10
-"""The most that `encode` takes at once."""
+"""Bytes that `encode` takes at once."""
 MAX_RUNS = BUFFER_BYTES // 3 + 1
 MAX_PARTITIONS = 1024
 
 
 class Kernels(Protocol):
-    """The shared receive buffer and the loops over it."""
+    """Shared receive buffer and the loops over it."""
 
     chars: ctypes.Array[ctypes.c_char]
-    """The buffer; a slice of it is a `bytes` copy."""
+    """The buffer; a slice of it is a copy as `bytes`."""
     view: memoryview
     """The buffer for `recv_into` and for sending without a copy."""
     ends: memoryview
-    """u32 array: where the runs found by `scan` end."""
+    """u32 array: where the batches found by `scan` end."""
     frames: memoryview
-    """u32 array: how many frames each of these runs has."""
+    """u32 array: number of frames of each of these batches."""
 
     partitioned: ctypes.Array[ctypes.c_char]
-    """What `partition` made: the frames of one subscriber after those of the other."""
+    """Result of `partition`: the frames of one subscriber after those of another."""
     partition_ids: memoryview
-    """u32 array: the number of each partition that got frames."""
+    """u32 array: number of each partition that has frames."""
     partition_ends: memoryview
     """u32 array: where each of these ends in `partitioned`."""
 
     def scan(self, size: int, start: int) -> tuple[int, int, bool]:
-        """Split `chars[start:size]` into runs: consecutive Publish frames with equal nine bytes, or one other frame.
+        """Split `chars[start:size]` into batches: Publish frames with equal bytes 2 to 10, or one other frame.
 
-        Returns `(runs, used_bytes, bad)`: how many `ends` were written, where the last whole frame ends, and whether
-        the frame after that breaks a rule (a length under 3, or a Publish under 15).
+        Returns:
+            `(batches, used_bytes, bad)`: the number of `ends` that were written, where the last whole frame ends, and
+            whether the next frame is invalid (a length under 3, or a Publish under 15).
         """
         ...
 
     def partition_table(self, keys: bytes, numbers: bytes) -> Any:
-        """The route table for `partition`: `keys` holds destinations of four bytes each, `numbers` the partition of
-        each, a native u32 below `MAX_PARTITIONS`.
+        """Return the route table for `partition`.
 
-        Destinations of one subscriber share a partition: what it receives is never regrouped.
+        Destinations of one subscriber share a partition, so that the order of its messages is kept.
+
+        Args:
+            keys: destinations, four bytes each.
+            numbers: the partition of each, a native u32 below `MAX_PARTITIONS`.
         """
         ...
 
     def partition(self, size: int, table: Any, publisher: int) -> tuple[int, int, int]:
         """Sort the leading Publish frames of `chars[:size]` by partition into `partitioned`, in order within each.
 
-        It stops at the first frame that is no whole Publish of `publisher` (the ETID's bytes read as a little-endian
-        number) to a destination in `table`. Returns `(count, used_bytes, frames)`: how many partitions got frames, how
-        much of the buffer that covered, and how many frames that were.
+        It stops at the first frame that is not a whole Publish of `publisher` (the bytes of the ETID as a little-endian
+        number) to a destination in `table`.
+
+        Returns:
+            `(count, used_bytes, frames)`: the number of partitions with frames, the bytes of the buffer that were
+            processed, and the number of frames.
         """
         ...
 
     def unmask(self, size: int) -> tuple[int, int]:
         """Turn the leading whole, masked, final binary WebSocket frames of `chars[:size]` into raw frames, in place.
 
-        Returns `(written_bytes, used_bytes)`; it stops at the first frame that is anything else.
+        It stops at the first other frame. Returns `(written_bytes, used_bytes)`.
         """
         ...
 
-    def encode(self, run: bytes) -> tuple[bytes, int]:
-        """The WebSocket frames for the leading whole raw frames of `run`, and how many bytes of it they took."""
+    def encode(self, batch: bytes) -> tuple[bytes, int]:
+        """Return the WebSocket frames for the leading whole frames of `batch`, and the bytes of it that they took."""
         ...
 
-    def count(self, run: bytes) -> int:
-        """How many frames `run` holds, which is a whole one."""
+    def count(self, batch: bytes) -> int:
+        """Return the number of frames in a whole batch."""
         ...
 
-    def measure(self, run: bytes | memoryview) -> tuple[int, int]:
-        """How many frames a whole `run` holds, and the length of the longest; a view is one of the receive buffer."""
+    def measure(self, batch: bytes | memoryview) -> tuple[int, int]:
+        """Return the number of frames in a whole batch, and the longest; a view must be of the receive buffer."""
         ...
 
 
-def encode_run(kernels: Kernels, run: bytes) -> bytes:
-    """The WebSocket form of a whole `run` of any size."""
-    out, used = kernels.encode(run[:ENCODE_BYTES])
-    if used == len(run):
+def encode_run(kernels: Kernels, batch: bytes) -> bytes:
+    """Return the WebSocket form of a whole batch of any size."""
+    out, used = kernels.encode(batch[:ENCODE_BYTES])
+    if used == len(batch):
         return out
     parts, at = [out], used
-    while at < len(run):
-        out, used = kernels.encode(run[at : at + ENCODE_BYTES])
+    while at < len(batch):
+        out, used = kernels.encode(batch[at : at + ENCODE_BYTES])
         if not used:
-            size = run[at] << 8 | run[at + 1]
-            out, used = encode_frame(run[at : at + size]), size
+            size = batch[at] << 8 | batch[at + 1]
+            out, used = encode_frame(batch[at : at + size]), size
         parts.append(out)
         at += used
     return b"".join(parts)
 
 
 def encode_frame(raw: bytes) -> bytes:
-    """The WebSocket frame of one raw frame."""
+    """Return the WebSocket frame of one raw frame."""
     size = len(raw) - 2
+    # 0x82: a final binary frame; 0x7E: the size follows in two bytes
     head = bytes((0x82, size)) if size < 126 else b"\x82\x7e" + size.to_bytes(2, "big")
     return head + raw[2:]
 
@@ -114,7 +120,7 @@ def _u32_array(count: int) -> memoryview:
 
 
 class PureKernels:
-    """The kernels in Python, for machines without LuaJIT and as the reference."""
+    """Kernels in Python, for machines without LuaJIT and as the reference."""
 
     def __init__(self) -> None:
         self.chars = (ctypes.c_char * BUFFER_BYTES)()
@@ -125,24 +131,24 @@ class PureKernels:
 
     def scan(self, size: int, start: int) -> tuple[int, int, bool]:
         """See `Kernels.scan`."""
-        data, at, runs, last = self.view, start, 0, b""
+        data, at, batches, last = self.view, start, 0, b""
         while size - at >= 2:
             length = data[at] << 8 | data[at + 1]
             publish = size - at > 2 and data[at + 2] == Type.PUBLISH
             if length < 3 or (publish and length < PUBLISH_HEADER_BYTES):
-                return runs, at, True
+                return batches, at, True
             if at + length > size:
                 break
-            key = bytes(data[at + 2 : at + 11]) if publish else b""
+            key = bytes(data[at + 2 : at + 11]) if publish else b""  # type, destination, publisher
             if key and key == last:
-                runs -= 1
+                batches -= 1
             else:
-                self.frames[runs] = 0
+                self.frames[batches] = 0
             at += length
-            self.ends[runs] = at
-            self.frames[runs] += 1
-            runs, last = runs + 1, key
-        return runs, at, False
+            self.ends[batches] = at
+            self.frames[batches] += 1
+            batches, last = batches + 1, key
+        return batches, at, False
 
     def partition_table(self, keys: bytes, numbers: bytes) -> dict[bytes, int]:
         """See `Kernels.partition_table`."""
@@ -167,23 +173,20 @@ class PureKernels:
                 break
             parts.setdefault(partition, []).append(bytes(data[at:end]))
             at = end
-        return self._write(parts), at, sum(map(len, parts.values()))
-
-    def _write(self, parts: dict[int, list[bytes]]) -> int:
         to, partitioned = 0, memoryview(self.partitioned).cast("B")
         for number, partition in enumerate(sorted(parts)):
             frames = b"".join(parts[partition])
             partitioned[to : to + len(frames)] = frames
             to += len(frames)
             self.partition_ids[number], self.partition_ends[number] = partition, to
-        return len(parts)
+        return len(parts), at, sum(map(len, parts.values()))
 
     def unmask(self, size: int) -> tuple[int, int]:
         """See `Kernels.unmask`."""
         data, at, to = self.view, 0, 0
-        while size - at >= 6 and data[at] == 0x82:
+        while size - at >= 6 and data[at] == 0x82:  # final, binary
             short, head = data[at + 1] & 0x7F, 6
-            if data[at + 1] < 128 or short == 127 or short == 0:
+            if data[at + 1] < 128 or short == 127 or short == 0:  # not masked, or too large for a raw frame, or empty
                 break
             if short == 126:
                 if size - at < 8:
@@ -198,21 +201,21 @@ class PureKernels:
             to, at = to + 2 + short, end
         return to, at
 
-    def encode(self, run: bytes) -> tuple[bytes, int]:
+    def encode(self, batch: bytes) -> tuple[bytes, int]:
         """See `Kernels.encode`."""
-        parts, at, size = [], 0, len(run)
+        parts, at, size = [], 0, len(batch)
         while size - at >= 2:
-            end = at + (run[at] << 8 | run[at + 1])
+            end = at + (batch[at] << 8 | batch[at + 1])
             if end > size:
                 break
-            parts.append(encode_frame(run[at:end]))
+            parts.append(encode_frame(batch[at:end]))
             at = end
         return b"".join(parts), at
 
-    def count(self, run: bytes) -> int:
+    def count(self, batch: bytes) -> int:
         """See `Kernels.count`."""
-        return count_frames(run)
+        return count_frames(batch)
 
-    def measure(self, run: bytes | memoryview) -> tuple[int, int]:
+    def measure(self, batch: bytes | memoryview) -> tuple[int, int]:
         """See `Kernels.measure`."""
-        return measure_frames(run)
+        return measure_frames(batch)

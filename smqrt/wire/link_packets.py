@@ -1,15 +1,15 @@
-"""Packets of a link between two nodes: the handshake, the channels that it carries, and what keeps it alive.
+"""Packets of a link between two nodes: handshake, channels and keep-alive.
 
-    connects          accepts
+    connecting node   accepting node
        ── Hello ───────▶
        ◀────── Hello ──
        ── Proof ───────▶      HMAC-SHA-256 over "connects" and both Hellos
        ◀────── Proof ──       over "accepts" and both Hellos
        ◀── Node ───────▶      node numbers, until they differ
-       ◀── Open ───────▶      for each hub: then what `wire.cluster` says, and messages
+       ◀── Open ───────▶      for each hub: then the packets of `cluster_packets`, and messages
                               for each channel of applications: then messages, and Handled
 
-Framing as in `wire.cluster`. All integers are big-endian.
+Packets are framed as in `cluster_packets`. All integers are big-endian.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ MAGIC = b"smqrt node"
 ID_BYTES = 16
 NONCE_BYTES = 32
 APP = b"\xff"
-"""The names of applications' channels begin with it on links, which those of hubs don't: these are UTF-8. A node that
-knows no such channels takes them for hubs that it does not have.
+"""Prefix of the names of applications' channels. Names of hubs are UTF-8 and don't begin with this byte. A node without
+such channels takes them for hubs that it does not have.
 """
 ABILITY = b"\xfe"
-"""Begins the name of a channel that is none: it says what its sender can do beyond what every node can. Nodes that do
-not know it keep the name as that of a hub that they don't have.
+"""Prefix of a name that is not a channel: opening it announces a feature of the sender beyond version 1. Nodes that do
+not support the feature take it for a hub that they don't have.
 """
 PRESSURE = ABILITY + b"pressure"
-"""The sender knows the packets from `LinkType.PRESSED` on."""
+"""The sender supports the packets from `LinkType.PRESSED` on."""
 STAMPS = ABILITY + b"stamps"
-"""The sender knows `LinkType.VALUE_AT` and `LinkType.CLOCK`."""
+"""The sender supports `LinkType.VALUE_AT` and `LinkType.CLOCK`."""
 SUCCESSION = ABILITY + b"succession"
-"""The sender knows the packets from `LinkType.PAUSE` on."""
+"""The sender supports the packets from `LinkType.PAUSE` on."""
 SIBLINGS = ABILITY + b"siblings"
-"""The sender knows the packet `Packet.SIBLINGS`."""
+"""The sender supports the packet `Packet.SIBLINGS`."""
 MAX_SIBLINGS = 1024
-"""Processes of one server."""
+"""Maximum number of processes of one server."""
 PROOF_BYTES = 32
 
 
@@ -57,32 +57,32 @@ class Packet(IntEnum):
     REFUSED = 0x62
     """`u8 code, text`."""
     NODE = 0x63
-    """`u16 number, u16*`: the sender's number, and those of the nodes that it knows."""
+    """`u16 number, u16*`: the sender's number, and the numbers of the nodes that it is linked to."""
     TAKEN = 0x64
-    """`u16*`: your number is one of these; choose another."""
+    """`u16*`: numbers that are taken, among them the receiver's; the receiver must choose another one."""
     OPEN = 0x65
-    """`u16 channel, name`: what I send on this channel is of the hub with this cluster name, or, behind `APP`, of the
-    channel that applications have opened by this name.
+    """`u16 channel, name`: this channel has the packets of the hub with this cluster name, or, with the prefix `APP`,
+    of the applications' channel with this name.
     """
     CLOSE = 0x66
     """`u16 channel, text`."""
     CLOSED = 0x6B
-    """`u16 channel`: the answer to Close; what follows is of after."""
+    """`u16 channel`: the answer to Close. What follows on the channel belongs to a later Open."""
     CHANNEL = 0x67
-    """`u16 channel`: what follows is of it."""
+    """`u16 channel`: the packets that follow belong to it."""
     ACK = 0x68
-    """`u64 bytes`: so many of the link have been worked off."""
+    """`u64 bytes`: the number of bytes of the link that the sender has processed."""
     PING = 0x69
-    """`u64`: comes back in Pong."""
+    """`u64`: returned in Pong."""
     PONG = 0x6A
     HANDLED = 0x6C
-    """`u64 bytes`, on a channel of applications: so much more of what came is in their hands."""
+    """`u64 bytes`, on a channel of applications: how many more bytes the applications have received."""
     SIBLINGS = 0x6D
     """`16s server, u16 own`, then `16s id, u16 port` for each process of the sender's server: see `Siblings`."""
 
 
 class Refusal(IntEnum):
-    """Why a node does not want a link."""
+    """Reason why a node rejects a link."""
 
     VERSION = 1
     PASSWORD = 2
@@ -93,12 +93,12 @@ class Refusal(IntEnum):
 
 
 class Hello(NamedTuple):
-    """What a node says first.
+    """Contents of a Hello packet.
 
     Attributes:
-        oldest, newest: the versions that it speaks.
-        id: 16 bytes, the same after a restart when its number is fixed.
-        epoch: grows with each start, ns since 1970.
+        oldest, newest: the range of supported versions.
+        id: 16 bytes; with a fixed node number the same after a restart.
+        epoch: time of the start, in ns since 1970.
         nonce: 32 random bytes.
     """
 
@@ -110,13 +110,13 @@ class Hello(NamedTuple):
 
 
 class Siblings(NamedTuple):
-    """The processes of one server, as one of them tells other nodes.
+    """Processes of one server, as one of them announces them to other nodes.
 
     Attributes:
         server: 16 bytes that these processes share.
-        own: which of them is the sender, from 0.
-        places: for each its id, zeros when the sender has no link to it, and its port, 0 when it takes no links or
-            that is not known.
+        own: index of the sender.
+        places: id and port of each process. The id is zero when the sender has no link to it; the port is 0 when it
+            accepts no links or is unknown.
     """
 
     server: bytes
@@ -131,57 +131,57 @@ _PLACE = struct.Struct(f">{ID_BYTES}sH")
 
 
 def hello(of: Hello) -> bytes:
-    """The Hello packet."""
+    """Return a Hello packet."""
     return _HELLO.pack(Packet.HELLO, MAGIC, *of)
 
 
 def parse_hello(packet: bytes) -> Hello:
-    """See `hello`.
+    """Parse a Hello packet.
 
     Raises:
-        ProtocolError: it is none.
+        ProtocolError: it is not a Hello packet.
     """
     if len(packet) != _HELLO.size or packet[0] != Packet.HELLO or packet[1 : 1 + len(MAGIC)] != MAGIC:
-        raise ProtocolError(CloseReason.BAD_CONNECT, "what connects here is no node of smqrt")
+        raise ProtocolError(CloseReason.BAD_CONNECT, "the connection is not from a node of smqrt")
     return Hello(*_HELLO.unpack(packet)[2:])
 
 
 def proof(key: bytes, connects: bool, hellos: bytes) -> bytes:
-    """The Proof packet of one side; `hellos` are the packets of who connects and who accepts."""
+    """Return the Proof packet of one side; `hellos` are the packets of the connecting and of the accepting node."""
     side = b"connects" if connects else b"accepts"
     return bytes((Packet.PROOF,)) + hmac.digest(key, b"smqrt link " + side + hellos, "sha256")
 
 
 def is_proof(packet: bytes, key: bytes, connects: bool, hellos: bytes) -> bool:
-    """Whether a packet proves that the other side knows the key; takes the same time for every wrong one."""
+    """Whether a packet proves that the other side has the key; compares in constant time."""
     return hmac.compare_digest(packet, proof(key, connects, hellos))
 
 
 def session_key(key: bytes, hellos: bytes) -> bytes:
-    """What both sides of a link have alone, made of the key and both Hellos; 32 bytes."""
+    """Return the key that only the two sides of a link have, derived from the key and both Hellos; 32 bytes."""
     return hmac.digest(key, b"smqrt link session" + hellos, "sha256")
 
 
 def key_of(password: bytes, cluster: bytes = b"") -> bytes:
-    """The key of a password: 50 ms of work and 16 MiB, so that each guess costs as much. Call it in a thread."""
+    """Derive the key from a password. It takes 50 ms and 16 MiB, to slow down guessing; call it in a thread."""
     return hashlib.scrypt(password, salt=b"smqrt cluster " + cluster, n=1 << 14, r=8, p=1, dklen=32)
 
 
 def refused(code: Refusal, text: str) -> bytes:
-    """The Refused packet."""
+    """Return a Refused packet."""
     return bytes((Packet.REFUSED, code)) + text.encode()
 
 
 def numbers(kind: Packet, of: Iterable[int]) -> bytes:
-    """The Node or Taken packet."""
+    """Return a Node or Taken packet."""
     return bytes((kind,)) + b"".join(map(_U16.pack, of))
 
 
 def parse_numbers(packet: bytes) -> list[int]:
-    """See `numbers`.
+    """Parse a Node or Taken packet.
 
     Raises:
-        ProtocolError: it is none, or one of them is no number of a node.
+        ProtocolError: it is malformed, or a number is not valid.
     """
     if len(packet) % 2 == 0:
         raise _short()
@@ -192,16 +192,16 @@ def parse_numbers(packet: bytes) -> list[int]:
 
 
 def siblings(of: Siblings) -> bytes:
-    """The Siblings packet."""
+    """Return a Siblings packet."""
     places = b"".join(_PLACE.pack(*one) for one in of.places)
     return bytes((Packet.SIBLINGS,)) + of.server + _U16.pack(of.own) + places
 
 
 def parse_siblings(packet: bytes) -> Siblings:
-    """See `siblings`.
+    """Parse a Siblings packet.
 
     Raises:
-        ProtocolError: it is none, names too many, or does not name its sender.
+        ProtocolError: it is malformed, has too many processes, or not the sender among them.
     """
     head = 1 + ID_BYTES + _U16.size
     count, rest = divmod(len(packet) - head, _PLACE.size)
@@ -214,24 +214,24 @@ def parse_siblings(packet: bytes) -> Siblings:
 
 
 def channel(kind: Packet, number: int, text: bytes = b"") -> bytes:
-    """The Open, Close or Channel packet."""
+    """Return an Open, Close or Channel packet."""
     return bytes((kind,)) + _U16.pack(number) + text
 
 
 def parse_channel(packet: bytes) -> tuple[int, bytes]:
-    """See `channel`."""
+    """Parse an Open, Close or Channel packet into channel and text."""
     if len(packet) < 3:
         raise _short()
     return packet[1] << 8 | packet[2], packet[3:]
 
 
 def u64(kind: Packet, value: int) -> bytes:
-    """The Ack, Ping, Pong or Handled packet."""
+    """Return an Ack, Ping, Pong or Handled packet."""
     return bytes((kind,)) + _U64.pack(value)
 
 
 def parse_u64(packet: bytes) -> int:
-    """See `u64`."""
+    """Return the number in an Ack, Ping, Pong or Handled packet."""
     if len(packet) != 9:
         raise _short()
     return int.from_bytes(packet[1:], "big")

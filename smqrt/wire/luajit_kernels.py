@@ -1,4 +1,4 @@
-"""The kernels of `wire/kernels.py` in LuaJIT, which lupa's wheel ships: no compiler needed, chosen when it is there."""
+"""Kernels of `kernels.py` in LuaJIT, which is part of lupa's wheel; chosen when they work, without a compiler."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from smqrt.wire.kernels import BUFFER_BYTES, MAX_PARTITIONS, MAX_RUNS, Kernels, 
 log = logging.getLogger("smqrt")
 
 _TRIAL, _FOUND = b"\x00\x05one\x00\x05two", ((2, 10, False), 5, 2)
-"""Two frames, and what `scan`, `ends` and `count` make of them."""
+"""Two frames, and the results of `scan`, `ends` and `count` for them."""
 
 
 class JitKernels:
-    """The kernels as compiled LuaJIT loops. One per process is enough: a receive is worked off before the next."""
+    """Kernels as compiled LuaJIT loops. One process has one: a receive is processed before the next one."""
 
     def __init__(self) -> None:
         import lupa.luajit21 as lupa
@@ -35,19 +35,19 @@ class JitKernels:
         self.partition_ids = _u32_array(partition_ids_at, MAX_PARTITIONS)
         self.partition_ends = _u32_array(partition_ends_at, MAX_PARTITIONS)
 
-    def count(self, run: bytes) -> int:
+    def count(self, batch: bytes) -> int:
         """See `Kernels.count`."""
-        return self.measure(run)[0]
+        return self.measure(batch)[0]
 
-    def measure(self, run: bytes | memoryview) -> tuple[int, int]:
+    def measure(self, batch: bytes | memoryview) -> tuple[int, int]:
         """See `Kernels.measure`."""
-        address = _address(run) if isinstance(run, bytes) else ctypes.addressof(ctypes.c_char.from_buffer(run))
-        found: tuple[int, int] = self._measure(address, len(run))
+        address = _address(batch) if isinstance(batch, bytes) else ctypes.addressof(ctypes.c_char.from_buffer(batch))
+        found: tuple[int, int] = self._measure(address, len(batch))
         return found
 
 
 def _address(data: bytes) -> int | None:
-    """Where the bytes are: for Lua a string of its own would be a copy in new memory."""
+    """Return the address of the bytes: passed as a string, Lua would copy them."""
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
 
 
@@ -56,21 +56,16 @@ def _u32_array(address: int, count: int) -> memoryview:
 
 
 def load() -> Kernels:
-    """The fastest kernels this machine has; `SMQRT_KERNELS=pure` asks for the Python ones."""
+    """Return the fastest kernels that work on this machine; `SMQRT_KERNELS=pure` selects those in Python."""
     if os.environ.get("SMQRT_KERNELS") == "pure":
         return PureKernels()
     try:
         kernels = JitKernels()
-        _try(kernels)
+        kernels.view[: len(_TRIAL)] = _TRIAL  # checks that Lua sees the same bytes at the addresses as Python does
+        found = kernels.scan(len(_TRIAL), 0), kernels.ends[0], kernels.count(_TRIAL)
+        if found != _FOUND:
+            raise ValueError(f"they return {found} instead of {_FOUND}")
         return kernels
     except Exception as error:
-        log.info("LuaJIT kernels are not available (%s); the Python ones serve", error)
+        log.info("LuaJIT kernels are not available (%s); the Python kernels are used", error)
         return PureKernels()
-
-
-def _try(kernels: Kernels) -> None:
-    """Raises ValueError when the loops, which take and give addresses, see other bytes than Python does."""
-    kernels.view[: len(_TRIAL)] = _TRIAL
-    found = kernels.scan(len(_TRIAL), 0), kernels.ends[0], kernels.count(_TRIAL)
-    if found != _FOUND:
-        raise ValueError(f"they find {found} in place of {_FOUND}")

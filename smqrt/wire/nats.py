@@ -1,10 +1,10 @@
-"""The NATS client protocol without I/O: what a client says as bytes, and a decoder of what a server says.
+"""NATS client protocol without I/O: encoders for a client, and a decoder of what a server sends.
 
-The protocol is lines of text, each ended by CR LF; behind the lines MSG and HMSG come as many bytes of payload as they
-say. The names are those of the client protocol's reference (docs.nats.io, "Client Protocol").
+The protocol has lines of text that end with CR LF; MSG and HMSG lines are followed by a payload of the size that they
+contain. Names are those of the protocol reference (docs.nats.io, "Client Protocol").
 
-Every byte is looked at a constant number of times, however a server cuts what it sends, and what breaks a rule is a
-`NatsError`: a stream of this protocol can't be picked up again behind an error.
+The decoder reads each byte a constant number of times, however the server splits what it sends. After a `NatsError` the
+stream cannot be decoded any further.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from smqrt.errors import ArgumentError, NatsError
 
 PING, PONG = b"PING\r\n", b"PONG\r\n"
 DEFAULT_MAX_PAYLOAD_BYTES = 1 << 20
-"""What servers take by default; each says in INFO what it does."""
+"""Default of servers; each server sends its own limit in INFO."""
 LARGEST_PAYLOAD_BYTES = 64 << 20
-"""No server can be told to take more."""
+"""The largest limit that a server can be configured for."""
 MAX_LINE_BYTES = 64 << 10
-"""The longest line is INFO, which lists all servers of a cluster."""
+"""INFO is the longest line: it lists all servers of a cluster."""
 MAX_SUBJECT_BYTES = 1024
-"""Servers take 4096 bytes for a whole line by default."""
+"""By default servers accept 4096 bytes for a whole line."""
 MESSAGES_AT_ONCE, BYTES_AT_ONCE = 8, 64 << 10
-"""What `NatsDecoder.decode` does before it lets its caller look at the clock: a message may be a batch of many, for ten
-thousand subscribers each."""
+"""Messages and bytes that `NatsDecoder.decode` decodes before its caller can check the clock. A message may be a batch
+for ten thousand subscribers."""
 
 _TOKEN = r"[^\s.*>\x00-\x20\x7f]+"
 _SUBJECT = re.compile(rf"{_TOKEN}(?:\.{_TOKEN})*")
@@ -38,43 +38,43 @@ _QUEUE = re.compile(r"[^\s\x00-\x20\x7f]+")
 _HEADER_NAME = re.compile(r"[!-9;-~]+")
 _HEADER_VALUE = re.compile(r"[^\r\n\0]*")
 _HEADER_LINE = b"NATS/1.0"
-_MAX_NUMBER = 10  # digits, so that no number is long work
+_MAX_NUMBER_DIGITS = 10
 
 
-# ---- what a client says
+# ---- encoding
 
 
 @lru_cache(maxsize=8192)
 def subject_bytes(subject: str) -> bytes:
-    """A subject to publish to, as it is sent.
+    """Return a subject to publish to, encoded.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: it is not a valid subject.
     """
     return _checked(subject, _SUBJECT, "a subject is words with points between: 'a.b.c', without spaces, * and >")
 
 
 def pattern_bytes(pattern: str) -> bytes:
-    """A subject to subscribe to, as it is sent: `*` stands for one word, `>` at the end for all that follow.
+    """Return a subject to subscribe to, encoded: `*` matches one token, `>` at the end matches all that follow.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: it is not a valid subject.
     """
     return _checked(pattern, _PATTERN, "it is words with points between, each may be *, the last one may be >")
 
 
 def queue_bytes(queue: str) -> bytes:
-    """The name of a queue group, as it is sent.
+    """Return the name of a queue group, encoded.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: it is not a valid name.
     """
     return _checked(queue, _QUEUE, "the name of a queue group has no spaces")
 
 
-def _checked(text: str, rule: re.Pattern[str], says: str) -> bytes:
+def _checked(text: str, rule: re.Pattern[str], expected: str) -> bytes:
     if rule.fullmatch(text) is None:
-        raise ArgumentError(f"{text[:80]!r} is no subject or name: {says}")
+        raise ArgumentError(f"{text[:80]!r} is not a valid subject or name: {expected}")
     try:
         data = text.encode()
     except UnicodeEncodeError:
@@ -85,15 +85,15 @@ def _checked(text: str, rule: re.Pattern[str], says: str) -> bytes:
 
 
 def connect(options: Mapping[str, object]) -> bytes:
-    """CONNECT, with the options of the reference by their names."""
+    """Return a CONNECT line with the options of the protocol reference."""
     return b"CONNECT %b\r\n" % json.dumps(options, separators=(",", ":")).encode()
 
 
 def pub(subject: str, payload: bytes, reply: str | None = None) -> bytes:
-    """PUB: a message.
+    """Return a PUB message.
 
     Raises:
-        ArgumentError: a subject is none.
+        ArgumentError: a subject is not valid.
     """
     if reply is None:
         return b"PUB %b %d\r\n%b\r\n" % (subject_bytes(subject), len(payload), payload)
@@ -101,23 +101,23 @@ def pub(subject: str, payload: bytes, reply: str | None = None) -> bytes:
 
 
 def pub_pieces(subject: str, pieces: Sequence[bytes | memoryview]) -> bytes:
-    """PUB: a message whose payload is in pieces, which are copied this once only. Raises as `pub`."""
+    """Return a PUB message whose payload is in pieces; they are copied only once. Raises as `pub`."""
     line = b"PUB %b %d\r\n" % (subject_bytes(subject), sum(map(len, pieces)))
     return b"".join((line, *pieces, b"\r\n"))
 
 
 def hpub(subject: str, payload: bytes, headers: bytes, reply: str | None = None) -> bytes:
-    """HPUB: a message with headers, made by `headers_bytes`. Raises as `pub`."""
+    """Return an HPUB message with headers from `headers_bytes`. Raises as `pub`."""
     answer_to = b"" if reply is None else b"%b " % subject_bytes(reply)
     sizes = len(headers), len(headers) + len(payload)
     return b"HPUB %b %b%d %d\r\n%b%b\r\n" % (subject_bytes(subject), answer_to, *sizes, headers, payload)
 
 
 def sub(pattern: str, sid: int, queue: str | None = None) -> bytes:
-    """SUB: subscribe under the number `sid`.
+    """Return a SUB line: subscribe with the number `sid`.
 
     Raises:
-        ArgumentError: the subject or the name of the queue group is none.
+        ArgumentError: the subject or the name of the queue group is not valid.
     """
     if queue is None:
         return b"SUB %b %d\r\n" % (pattern_bytes(pattern), sid)
@@ -125,7 +125,7 @@ def sub(pattern: str, sid: int, queue: str | None = None) -> bytes:
 
 
 def unsub(sid: int) -> bytes:
-    """UNSUB: end a subscription."""
+    """Return an UNSUB line: end a subscription."""
     return b"UNSUB %d\r\n" % sid
 
 
@@ -133,53 +133,53 @@ def unsub(sid: int) -> bytes:
 
 
 def headers_bytes(headers: Mapping[str, str]) -> bytes:
-    """Headers as they are sent.
+    """Return headers, encoded.
 
     Raises:
-        ArgumentError: a name or a value has characters that it must not have.
+        ArgumentError: a name or a value has forbidden characters.
     """
     lines = [_HEADER_LINE]
     for name, value in headers.items():
         if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
-            raise ArgumentError(f"header {name[:80]!r}: a name has no spaces and colons, a value no line ends")
+            raise ArgumentError(f"header {name[:80]!r}: no spaces or colons in names, no line breaks in values")
         lines.append(f"{name}: {value}".encode())
     return b"\r\n".join((*lines, b"", b""))
 
 
 def parse_headers(block: bytes) -> tuple[int | None, dict[str, str]]:
-    """The status (503: nobody answers requests to this subject) and the headers; of several with one name, the last.
+    """Return the status (503 when a request has no responder) and the headers; the last one of several with one name.
 
     Raises:
-        NatsError: it is no block of headers.
+        NatsError: they are malformed.
     """
     first, *lines = block.split(b"\r\n")
     words = first.split(None, 2)
     if not words or words[0] != _HEADER_LINE or lines[-2:] != [b"", b""]:
-        raise NatsError(f"headers that begin with {first[:40]!r}, or have no end")
+        raise NatsError(f"malformed headers: {first[:40]!r}")
     status = _number(words[1]) if len(words) > 1 else None
     found = {}
     for line in lines[:-2]:
         name, colon, value = line.partition(b":")
         if not colon:
-            raise NatsError(f"a header without a colon: {line[:40]!r}")
+            raise NatsError(f"header without a colon: {line[:40]!r}")
         found[name.decode("utf-8", "replace")] = value.strip().decode("utf-8", "replace")
     return status, found
 
 
-# ---- what a server says
+# ---- decoding
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server says of itself in INFO, as far as clients need it.
+    """Contents of INFO, as far as clients need it.
 
     Attributes:
-        server_id, server_name, version, cluster: empty when it doesn't say.
-        max_payload_bytes: it takes no larger message.
-        auth_required, tls_required, tls_available, headers: what it wants and knows.
+        server_id, server_name, version, cluster: empty when they are missing.
+        max_payload_bytes: largest message that the server accepts.
+        auth_required, tls_required, tls_available, headers: what the server requires and supports.
         nonce: to be signed by clients with an nkey; empty for none.
         connect_urls: "host:port" of the servers of its cluster.
-        is_lame_duck: it will end soon; clients should go to another one.
+        is_lame_duck: whether it shuts down soon; clients should connect to another one.
     """
 
     server_id: str = ""
@@ -200,23 +200,23 @@ _INFO_FIELDS = {"max_payload_bytes": "max_payload", "is_lame_duck": "ldm"}
 
 
 def parse_info(text: bytes) -> ServerInfo:
-    """Read what stands behind INFO.
+    """Parse the JSON object of INFO.
 
     Raises:
-        NatsError: it is no JSON object, or a value has another type than it should.
+        NatsError: it is not a JSON object, or a value has the wrong type.
     """
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise NatsError(f"INFO is no JSON: {error}") from None
+        raise NatsError(f"INFO is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise NatsError("INFO is no JSON object")
+        raise NatsError("INFO is not a JSON object")
     values: dict[str, Any] = {name: _value(found, name) for name in ServerInfo.__slots__}
     return ServerInfo(**values)
 
 
 def _value(found: dict[str, object], name: str) -> object:
-    default: object = getattr(_NOTHING_SAID, name)
+    default: object = getattr(_EMPTY_INFO, name)
     key = _INFO_FIELDS.get(name, name)
     value = found.get(key)
     if value is None:
@@ -224,42 +224,42 @@ def _value(found: dict[str, object], name: str) -> object:
     if name == "connect_urls" and isinstance(value, list) and all(isinstance(one, str) for one in value):
         return tuple(value)
     if type(value) is not type(default) or (isinstance(value, int) and not 0 <= value <= LARGEST_PAYLOAD_BYTES):
-        raise NatsError(f"INFO has {key} = {str(value)[:40]!r}")
+        raise NatsError(f"INFO: invalid {key}: {str(value)[:40]!r}")
     return value
 
 
-_NOTHING_SAID = ServerInfo()
+_EMPTY_INFO = ServerInfo()
 
 
 class NatsEvents(Protocol):
-    """What a decoder tells, in the order in which it came."""
+    """Receiver of decoded operations, in the order of their arrival."""
 
     def on_message(self, sid: bytes, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-        """MSG or HMSG: a message for the subscription `sid`; `reply` and `headers` are empty when it has none."""
+        """MSG or HMSG for the subscription `sid`; `reply` and `headers` are empty when there are none."""
 
     def on_info(self, info: ServerInfo) -> None:
-        """INFO: first of all, and whenever something of it changes."""
+        """INFO: the first operation; sent again whenever it changes."""
 
     def on_ping(self) -> None:
-        """PING: wants a PONG."""
+        """PING: the server expects a PONG."""
 
     def on_pong(self) -> None:
-        """PONG: the answer to the oldest PING without one."""
+        """PONG: the answer to the oldest PING that is not answered."""
 
     def on_error(self, text: str) -> None:
-        """-ERR, without the quotes. The server may close the connection behind it."""
+        """-ERR, without the quotes. The server may close the connection after it."""
 
 
 class NatsDecoder:
-    """Takes the bytes of a server, in pieces as they come, and tells its events.
+    """Decoder of the bytes that a server sends, in pieces of any size.
 
     Args:
-        events: takes what came.
-        max_payload_bytes: a larger message is an error; servers may send more than they take, so this is memory's.
+        events: receives the operations.
+        max_payload_bytes: limit of memory; servers may send larger messages than they accept.
 
     Attributes:
-        events: may be another one from the next `decode` on.
-        messages, payload_bytes: how many came, and how many bytes of payload and headers.
+        events: may be replaced between two calls of `decode`.
+        messages, payload_bytes: number of messages, and bytes of payload and headers.
     """
 
     __slots__ = (
@@ -278,14 +278,14 @@ class NatsDecoder:
     def __init__(self, events: NatsEvents, max_payload_bytes: int = LARGEST_PAYLOAD_BYTES) -> None:
         self.events, self._max_payload_bytes = events, max_payload_bytes
         self._data, self._at = b"", 0
-        self._next = b"", 0  # what is to be decoded behind that
-        self._held = bytearray()  # what is not whole yet
-        self._needed_bytes = 0
-        self._is_line = True
+        self._next = b"", 0  # data behind `_data`, and where to continue in it
+        self._held = bytearray()  # an incomplete line or message
+        self._needed_bytes = 0  # size of that message
+        self._is_line = True  # whether it is a line
         self.messages = self.payload_bytes = 0
 
     def feed(self, data: bytes) -> None:
-        """Take what was received, when `decode` has nothing left of what came before.
+        """Add received bytes. Call it when `decode` has returned false.
 
         Raises:
             NatsError: a line is too long.
@@ -308,13 +308,13 @@ class NatsDecoder:
         held.clear()
 
     def decode(self) -> bool:
-        """Tell the events of what is whole, at most `MESSAGES_AT_ONCE` and, but for the last one, `BYTES_AT_ONCE`.
+        """Call the events for complete operations, up to `MESSAGES_AT_ONCE` and about `BYTES_AT_ONCE`.
 
         Returns:
-            Whether there is more.
+            Whether there is more to decode.
 
         Raises:
-            NatsError: the server broke a rule; nothing more can be decoded.
+            NatsError: the server violated the protocol.
         """
         data, at = self._data, self._at
         find, on_message = data.find, self.events.on_message
@@ -325,31 +325,37 @@ class NatsDecoder:
                     break
                 end = find(b"\n", at, at + MAX_LINE_BYTES)
                 if end < 0:
-                    self._hold_line(at)
+                    if len(data) - at >= MAX_LINE_BYTES:
+                        raise _too_long(data[at : at + 40])
+                    self._held += data[at:]
+                    self._is_line = True
                     at = len(data)
                     break
                 line = data[at:end]
                 words = line.split()
                 kind, headers_size = words[0] if words else b"", 0
                 if kind == b"HMSG":
-                    headers_size = _headers_size(words)
+                    headers_size = _number(words[-2]) if len(words) > 4 else 0
+                    if not headers_size:
+                        raise NatsError("HMSG without headers")
                     del words[-2]
                 elif kind != b"MSG":
                     at = end + 1
                     self._control(kind, line)
                     continue
                 if not 4 <= len(words) <= 5 or line[-1:] != b"\r":
-                    raise NatsError(f"a message whose line is {line[:80]!r}")
+                    raise NatsError(f"malformed message line: {line[:80]!r}")
                 size = _number(words[-1])
                 first, stop = end + 1, end + 1 + size
                 if not headers_size <= size <= self._max_payload_bytes:
-                    raise NatsError(f"a message of {size} bytes with {headers_size} bytes of headers")
+                    raise NatsError(f"invalid size of a message: {size} bytes, of these {headers_size} for headers")
                 if stop + 2 > len(data):
-                    self._hold(at, stop + 2 - at)
+                    self._held += memoryview(data)[at:]
+                    self._is_line, self._needed_bytes = False, stop + 2 - at
                     at = len(data)
                     break
                 if not data.startswith(b"\r\n", stop):
-                    raise NatsError("a message that is longer than it says")
+                    raise NatsError("no CR LF at the end of a message")
                 at = stop + 2
                 messages += 1
                 payload_bytes += size
@@ -366,19 +372,9 @@ class NatsDecoder:
         self._next = b"", 0
         return self._at < len(self._data)
 
-    def _hold_line(self, at: int) -> None:
-        if len(self._data) - at >= MAX_LINE_BYTES:
-            raise _too_long(self._data[at : at + 40])
-        self._held += self._data[at:]
-        self._is_line = True
-
-    def _hold(self, at: int, needed_bytes: int) -> None:
-        self._held += memoryview(self._data)[at:]
-        self._is_line, self._needed_bytes = False, needed_bytes
-
     def _control(self, word: bytes, line: bytes) -> None:
         if line[-1:] != b"\r":
-            raise NatsError(f"a line without CR at its end: {line[:40]!r}")
+            raise NatsError(f"no CR at the end of a line: {line[:40]!r}")
         rest = line.strip()[len(word) :]
         kind, events = word.upper(), self.events
         if kind == b"PING":
@@ -390,20 +386,13 @@ class NatsDecoder:
         elif kind == b"-ERR":
             events.on_error(rest.strip().strip(b"'").decode("utf-8", "replace"))
         elif kind != b"+OK":
-            raise NatsError(f"an unknown operation: {line[:40]!r}")
+            raise NatsError(f"unknown operation: {line[:40]!r}")
 
 
 def _number(word: bytes) -> int:
-    if len(word) > _MAX_NUMBER or not word.isdigit():
-        raise NatsError(f"{word[:40]!r} is no number")
+    if len(word) > _MAX_NUMBER_DIGITS or not word.isdigit():
+        raise NatsError(f"not a number: {word[:40]!r}")
     return int(word)
-
-
-def _headers_size(words: list[bytes]) -> int:
-    size = _number(words[-2]) if len(words) > 4 else 0
-    if not size:
-        raise NatsError("HMSG without headers")
-    return size
 
 
 def _too_long(beginning: bytes) -> NatsError:

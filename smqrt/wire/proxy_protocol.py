@@ -1,5 +1,7 @@
-"""The PROXY protocol, versions 1 and 2: what a proxy says of a client before the client's own first byte (HAProxy's
-proxy-protocol.txt, sections 2.1 and 2.2). Bytes in, a header out.
+"""PROXY protocol, versions 1 and 2, without I/O.
+
+A proxy sends this header before the client's first byte, with the client's address (HAProxy's proxy-protocol.txt,
+sections 2.1 and 2.2).
 """
 
 from __future__ import annotations
@@ -10,27 +12,31 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import NamedTuple
 
 SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
+"""The first bytes of a header of version 2."""
 MAX_V1_BYTES = 107
 MAX_V2_BYTES = 4096
-"""With what proxies add to it: the names and certificates of a TLS connection are a few hundred bytes."""
+"""With additional fields: names and certificates of a TLS connection have a few hundred bytes."""
 _V1 = re.compile(
     rb"PROXY (?:(TCP4|TCP6) ([0-9A-Fa-f.:]{2,45}) ([0-9A-Fa-f.:]{2,45}) ([0-9]{1,5}) ([0-9]{1,5})|UNKNOWN[^\r\n]*)\r\n"
 )
 _MAX_PORT = 65535
-_LOCAL, _PROXY = 0x20, 0x21
+_V2_HEAD_BYTES = 16
+"""Signature, command, family and length."""
+_LOCAL, _PROXY = 0x20, 0x21  # commands
 _TCP4, _TCP6 = 0x11, 0x21
-_ADDRESS_BYTES = {0x11: 12, 0x12: 12, 0x21: 36, 0x22: 36, 0x31: 216, 0x32: 216}  # by family and transport
+_ADDRESS_BYTES = {_TCP4: 12, 0x12: 12, _TCP6: 36, 0x22: 36, 0x31: 216, 0x32: 216}
+"""By family and transport: IPv4, IPv6 and Unix sockets, with TCP (or stream) and UDP (or datagram)."""
 _TLV_SSL, _CLIENT_SSL = 0x20, 0x01
 
 
 class ProxyHeader(NamedTuple):
-    """What a proxy says.
+    """Contents of a header.
 
     Attributes:
         size_bytes: of the header.
-        client: the client's address and port; None when the connection is the proxy's own (a health check), or it does
-            not know.
-        is_tls: the client speaks TLS with the proxy.
+        client: the client's address and port. None when the connection is the proxy's own (a health check), or the
+            proxy does not have them.
+        is_tls: whether the client uses TLS to the proxy.
     """
 
     size_bytes: int
@@ -39,20 +45,20 @@ class ProxyHeader(NamedTuple):
 
 
 class NoProxyHeader(ValueError):
-    """What came is no header of the protocol; the message says which rule it breaks."""
+    """The data is not a header of the PROXY protocol; the message has the rule that it violates."""
 
 
 def parse(data: bytes) -> ProxyHeader | None:
-    """Read a header at the beginning of `data`; None while it is not complete.
+    """Parse the header at the beginning of `data`; return None while it is not complete.
 
     Raises:
-        NoProxyHeader: it will never be one.
+        NoProxyHeader: the data is not the beginning of a header.
     """
     if data[:1] == b"P":
         return _version_1(data)
     if data[: len(SIGNATURE)] != SIGNATURE[: len(data)]:
         raise NoProxyHeader("neither PROXY nor the signature of version 2")
-    return _version_2(data) if len(data) >= 16 else None
+    return _version_2(data) if len(data) >= _V2_HEAD_BYTES else None
 
 
 def _version_1(data: bytes) -> ProxyHeader | None:
@@ -85,7 +91,7 @@ def _address(family: bytes, text: bytes) -> str:
 
 
 def plain(address: IPv4Address | IPv6Address) -> str:
-    """Write an address so that one machine has one: IPv4 in IPv6 as IPv4."""
+    """Return the text of an address; an IPv4 address in IPv6 as IPv4, so that a machine has one text only."""
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
@@ -97,7 +103,7 @@ def _port(text: bytes) -> int:
 
 def _version_2(data: bytes) -> ProxyHeader | None:
     command, family, length = struct.unpack_from(">BBH", data, len(SIGNATURE))
-    size = 16 + length
+    size = _V2_HEAD_BYTES + length
     if command not in (_LOCAL, _PROXY):
         raise NoProxyHeader("neither LOCAL nor PROXY of version 2")
     if size > MAX_V2_BYTES:
@@ -108,21 +114,21 @@ def _version_2(data: bytes) -> ProxyHeader | None:
         return ProxyHeader(size)
     if family not in _ADDRESS_BYTES:
         raise NoProxyHeader("an unknown family of addresses")
-    at = 16 + _ADDRESS_BYTES[family]
+    at = _V2_HEAD_BYTES + _ADDRESS_BYTES[family]
     if at > size:
         raise NoProxyHeader("addresses that are too short")
-    is_tls = _says_tls(data[at:size])
+    is_tls = _has_tls(data[at:size])
     if family == _TCP4:
-        packed, port = struct.unpack_from(">4s4xH", data, 16)
+        packed, port = struct.unpack_from(">4s4xH", data, _V2_HEAD_BYTES)
         return ProxyHeader(size, (str(IPv4Address(packed)), port), is_tls)
     if family == _TCP6:
-        packed, port = struct.unpack_from(">16s16xH", data, 16)
+        packed, port = struct.unpack_from(">16s16xH", data, _V2_HEAD_BYTES)
         return ProxyHeader(size, (plain(IPv6Address(packed)), port), is_tls)
-    return ProxyHeader(size, None, is_tls)  # a client of UDP or of a Unix socket has no address of TCP
+    return ProxyHeader(size, None, is_tls)  # clients of UDP or of a Unix socket have no TCP address
 
 
-def _says_tls(fields: bytes) -> bool:
-    """Walk over the type-length-value fields; whether that of TLS says that the client speaks it."""
+def _has_tls(fields: bytes) -> bool:
+    """Parse the type-length-value fields; return whether the client uses TLS."""
     at, is_tls = 0, False
     while at < len(fields):
         if at + 3 > len(fields):

@@ -1,4 +1,4 @@
-"""URLs: those of HTTP and WebSocket servers as requests need them, and the parts of any other."""
+"""URLs: parsing of HTTP and WebSocket URLs for requests, and splitting of any URL."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ PORTS = {"http": 80, "ws": 80, "https": 443, "wss": 443}
 """The schemes of `Url` with their default ports."""
 
 _PATH_SAFE = "/%:@!$&'()*+,;=~-._"
-_QUERY_SAFE = _PATH_SAFE + "?[]{}|^`\\"  # as browsers have it: what servers take is left as it is
+_QUERY_SAFE = _PATH_SAFE + "?[]{}|^`\\"  # as in browsers: servers accept these without encoding
 
 
 class UrlParts(NamedTuple):
-    """A URL taken apart; what it does not say is empty or None.
+    """Parts of a URL; missing parts are empty or None.
 
     Attributes:
         scheme: in lower case.
         host: name or address, IPv6 without brackets.
-        path, query: as they stand there.
+        port: None when it is missing.
+        path, query: as in the URL, not decoded.
         user, password: decoded.
     """
 
@@ -34,10 +35,10 @@ class UrlParts(NamedTuple):
 
 
 def split_url(text: str) -> UrlParts:
-    """Take a URL apart.
+    """Split a URL into its parts.
 
     Raises:
-        ValueError: brackets without an end, or a port that is none.
+        ValueError: unbalanced brackets or an invalid port.
     """
     parts = urlsplit(text)
     user = None if parts.username is None else unquote(parts.username)
@@ -47,12 +48,12 @@ def split_url(text: str) -> UrlParts:
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """A URL of HTTP or WebSocket.
+    """HTTP or WebSocket URL.
 
     Attributes:
         host: name (IDNA) or address, IPv6 without brackets.
-        target: path and query as they are sent, percent-encoded.
-        user, password: what the URL names, decoded.
+        target: path and query as sent in a request, percent-encoded.
+        user, password: from the URL, decoded.
     """
 
     scheme: str
@@ -64,22 +65,22 @@ class Url:
 
     @property
     def secure(self) -> bool:
-        """Whether TLS is spoken."""
+        """Whether the connection uses TLS."""
         return self.scheme in ("https", "wss")
 
     @property
     def websocket(self) -> bool:
-        """Whether an upgrade to WebSocket is asked for."""
+        """Whether it is a WebSocket URL."""
         return self.scheme in ("ws", "wss")
 
     @property
     def origin(self) -> tuple[bool, str, int]:
-        """What credentials and connections are for."""
+        """The scope of credentials and connections: TLS or not, host and port."""
         return self.secure, self.host, self.port
 
     @property
     def authority(self) -> str:
-        """Host and port as the Host field needs them."""
+        """Host and port in the form of the Host field."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -88,14 +89,14 @@ class Url:
 
 
 def parse_url(text: str, more_query: str = "") -> Url:
-    """Read a URL of HTTP or WebSocket.
+    """Parse an HTTP or WebSocket URL.
 
     Args:
         text: the URL.
         more_query: encoded parameters to append to its query.
 
     Raises:
-        ValueError: it is none, in a sentence without the URL.
+        ValueError: it is not valid; the message does not contain the URL, which may have a password.
     """
     parts = split_url(text)
     if parts.scheme not in PORTS or not parts.host:
@@ -113,5 +114,5 @@ def parse_url(text: str, more_query: str = "") -> Url:
 
 
 def basic_authorization(user: str, password: str | None) -> str:
-    """The value of an Authorization field for Basic authentication (RFC 7617)."""
+    """Return the value of an Authorization field for Basic authentication (RFC 7617)."""
     return "Basic " + base64.b64encode(f"{user}:{password or ''}".encode()).decode()

@@ -1,8 +1,8 @@
-"""WebSocket (RFC 6455), both sides: the handshake's fields, frames out, frames in; bytes in, messages out.
+"""WebSocket (RFC 6455) for servers and clients, without I/O: handshake fields and a codec of frames.
 
-`parse_head` holds the rules of a frame's head and `Assembler` those of fragments. The broker's data path decodes whole
-masked binary frames in a kernel (`kernels.py`) and leaves the others, a fragment, a text message, a ping, a close, an
-error, to `parse_client_frame`; everybody else has a `WebSocketCodec`.
+`parse_head` checks the head of a frame and `Assembler` joins fragments. The broker's data path decodes whole masked
+binary frames in a kernel (`kernels.py`) and passes other ones (fragments, text, pings, closes, errors) to
+`parse_client_frame`. All other code uses a `WebSocketCodec`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import NamedTuple
 from smqrt.errors import CloseReason, ProtocolError
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+"""Appended to a client's key for `Sec-WebSocket-Accept` (RFC 6455 §1.3)."""
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 _OPCODES = frozenset((CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG))
 
 CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_PROTOCOL_ERROR, CLOSE_NO_CODE, CLOSE_INVALID_TEXT = 1000, 1001, 1002, 1005, 1007
-"""Close codes (RFC 6455 §7.4.1); `CLOSE_NO_CODE` is never sent: it stands for a close frame without a code."""
+"""Close codes (RFC 6455 §7.4.1). `CLOSE_NO_CODE` is never sent: it stands for a close frame without a code."""
 CLOSE_POLICY, CLOSE_TOO_BIG = 1008, 1009
 _CLOSE_CODES = {
     CloseReason.WEBSOCKET_PROTOCOL: CLOSE_PROTOCOL_ERROR,
@@ -34,18 +35,23 @@ _CLOSE_CODES = {
 }
 
 MAX_FRAGMENTS = 4096
-"""The most frames of one message. The sense of fragments is large messages; 16 MiB in so many are 4 KiB each."""
+"""Frames of one message. With 16 MiB, the largest message, fragments have 4 KiB each on average."""
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_CONTROL_BYTES = 125
-"""The most that a ping, a pong or a close carries."""
+"""Payload of a ping, a pong or a close."""
 PIECE_BYTES = 65535
-"""A codec gives a frame up to this size whole, a larger one in pieces of at most this size."""
+"""A codec returns a frame up to this size whole, a larger one in pieces of at most this size."""
 FRAMES_AT_A_TIME = 1000
-"""Of those that carry nothing for the application: 1 to 2 ms of work."""
+"""Frames without a message for the application that are decoded in one call: 1 to 2 ms of work."""
+_FIN, _MASKED, _RESERVED, _OPCODE, _SIZE = 0x80, 0x80, 0x70, 0x0F, 0x7F
+"""Bits of the first byte (`_FIN`, `_RESERVED`, `_OPCODE`) and of the second one (`_MASKED`, `_SIZE`) of a frame."""
+_SIZE_U16, _SIZE_U64 = 126, 127
+"""Sizes in the second byte that say that the size follows in two or eight bytes."""
+_MASK_BYTES = 4
 
 
 class Frame(NamedTuple):
-    """One frame, unmasked, or a part of one."""
+    """One frame, unmasked, or a part of one. The codec uses it for control frames and fragments."""
 
     fin: bool
     opcode: int
@@ -53,20 +59,20 @@ class Frame(NamedTuple):
 
 
 def close_code(reason: CloseReason) -> int:
-    """The code of the close frame that tells the other side about `reason`."""
+    """Return the code of the close frame for a close reason."""
     return _CLOSE_CODES.get(reason, CLOSE_NORMAL)
 
 
-# ---- the handshake
+# ---- handshake
 
 
 def new_key() -> str:
-    """A fresh `Sec-WebSocket-Key`."""
+    """Return a random `Sec-WebSocket-Key`."""
     return base64.b64encode(os.urandom(16)).decode()
 
 
 def request_headers(key: str) -> list[tuple[str, str]]:
-    """The header fields that ask for an upgrade."""
+    """Return the header fields of an upgrade request."""
     return [
         ("Upgrade", "websocket"),
         ("Connection", "Upgrade"),
@@ -76,7 +82,7 @@ def request_headers(key: str) -> list[tuple[str, str]]:
 
 
 def accept_key(key: str) -> str:
-    """The `Sec-WebSocket-Accept` value for a client's `Sec-WebSocket-Key`."""
+    """Return the `Sec-WebSocket-Accept` value for a client's `Sec-WebSocket-Key`."""
     return base64.b64encode(hashlib.sha1(key.strip().encode("latin-1") + _GUID).digest()).decode()
 
 
@@ -89,87 +95,91 @@ def valid_key(key: str) -> bool:
 
 
 def switching_protocols(key: str, extra: bytes = b"") -> bytes:
-    """The 101 answer; `extra` holds whole header lines."""
+    """Return the response 101; `extra` has whole header lines."""
     return (
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Accept: " + accept_key(key).encode() + b"\r\n" + extra + b"\r\n"
     )
 
 
-# ---- frames out
+# ---- encoding
 
 
 def header(opcode: int, size_bytes: int) -> bytes:
-    """The head of an unmasked final frame."""
-    if size_bytes < 126:
-        return bytes((0x80 | opcode, size_bytes))
+    """Return the head of an unmasked final frame."""
+    if size_bytes < _SIZE_U16:
+        return bytes((_FIN | opcode, size_bytes))
     if size_bytes < 65536:
-        return bytes((0x80 | opcode, 126)) + size_bytes.to_bytes(2, "big")
-    return bytes((0x80 | opcode, 127)) + size_bytes.to_bytes(8, "big")
+        return bytes((_FIN | opcode, _SIZE_U16)) + size_bytes.to_bytes(2, "big")
+    return bytes((_FIN | opcode, _SIZE_U64)) + size_bytes.to_bytes(8, "big")
 
 
 def encode(opcode: int, payload: bytes) -> bytes:
-    """An unmasked final frame, as servers send."""
+    """Return an unmasked final frame, as servers send it."""
     return header(opcode, len(payload)) + payload
 
 
 def encode_masked(opcode: int, payload: bytes) -> bytes:
-    """A masked final frame, as clients send."""
+    """Return a masked final frame, as clients send it."""
     head = bytearray(header(opcode, len(payload)))
-    head[1] |= 0x80
-    key = os.urandom(4)
+    head[1] |= _MASKED
+    key = os.urandom(_MASK_BYTES)
     return bytes(head) + key + mask(payload, key)
 
 
 def close_payload(code: int, text: bytes = b"") -> bytes:
-    """The payload of a close frame; `text` is cut to the 123 bytes that fit."""
+    """Return the payload of a close frame; `text` is cut to the 123 bytes that fit."""
     return b"" if code == CLOSE_NO_CODE else code.to_bytes(2, "big") + text[:123]
 
 
 def mask(payload: bytes, key: bytes) -> bytes:
-    """`payload` XOR the four-byte `key`, which masks and unmasks."""
+    """Return `payload` XOR the four-byte `key`, which masks and unmasks."""
     size = len(payload)
     pad = (key * (size // 4 + 1))[:size]
     return (int.from_bytes(payload, "little") ^ int.from_bytes(pad, "little")).to_bytes(size, "little")
 
 
-# ---- frames in
+# ---- decoding
 
 
 def parse_head(data: bytes, at: int, is_masked: bool) -> tuple[int, int, int] | None:
-    """The head of the frame at `data[at]`: its first byte, the size of its payload, and where its mask (without one,
-    its payload) starts; None when more bytes are needed.
+    """Parse the head of the frame at `data[at]`.
 
     Args:
-        is_masked: whether frames have to have a mask (those of a client), or may not have one (those of a server).
+        data: the bytes.
+        at: where the frame starts.
+        is_masked: whether frames must be masked (those of a client), or must not (those of a server).
 
+    Returns:
+        The first byte, the size of the payload, and where the mask starts, or the payload of a frame without a mask.
+        None when more bytes are needed.
     Raises:
         ProtocolError: the sender broke RFC 6455 §5.2.
     """
     if len(data) - at < 2:
         return None
     first, second = data[at], data[at + 1]
-    opcode, size, start = first & 0x0F, second & 0x7F, at + 2
-    if first & 0x70:
+    opcode, size, start = first & _OPCODE, second & _SIZE, at + 2
+    if first & _RESERVED:
         raise _violation("a reserved bit is set")
     if opcode not in _OPCODES:
         raise _violation(f"unknown opcode {opcode}")
-    if (second >= 0x80) is not is_masked:
+    if (second >= _MASKED) is not is_masked:
         raise _violation("a client frame that is not masked" if is_masked else "a server frame that is masked")
-    if opcode >= CLOSE and (first < 0x80 or size > MAX_CONTROL_BYTES):
+    if opcode >= CLOSE and (first < _FIN or size > MAX_CONTROL_BYTES):
         raise _violation("a control frame that is fragmented or over 125 bytes")
-    if size > 125:
-        start += 2 if size == 126 else 8
+    if size >= _SIZE_U16:
+        start += 2 if size == _SIZE_U16 else 8
         if len(data) < start:
             return None
         size = int.from_bytes(data[at + 2 : start], "big")
-        if size < 126 or (size < 65536 and start - at > 4):
+        if size < _SIZE_U16 or (size < 65536 and start - at > 4):
             raise _violation("a frame length that is not minimal")
     return first, size, start
 
 
 def parse_client_frame(data: bytes, limit_bytes: int, at: int = 0) -> tuple[Frame | None, int]:
-    """The frame at `data[at]` and where it ends, or `(None, at)` when more bytes are needed.
+    """Return the frame at `data[at]` and where it ends, or `(None, at)` when more bytes are needed.
 
     Raises:
         ProtocolError: the client broke RFC 6455, or the frame is larger than `limit_bytes`.
@@ -180,18 +190,18 @@ def parse_client_frame(data: bytes, limit_bytes: int, at: int = 0) -> tuple[Fram
     first, size, start = head
     if size > limit_bytes:
         raise _too_large(size, limit_bytes)
-    end = start + 4 + size
+    end = start + _MASK_BYTES + size
     if len(data) < end:
         return None, at
-    payload = mask(data[start + 4 : end], data[start : start + 4])
-    return Frame(first >= 0x80, first & 0x0F, payload), end
+    payload = mask(data[start + _MASK_BYTES : end], data[start : start + _MASK_BYTES])
+    return Frame(first >= _FIN, first & _OPCODE, payload), end
 
 
 def checked(opcode: int, message: bytes) -> bytes:
-    """The message, whose first frame has `opcode`.
+    """Check a message whose first frame has `opcode`, and return it.
 
     Raises:
-        ProtocolError: it is a text that is not UTF-8.
+        ProtocolError: a text message is not UTF-8.
     """
     if opcode == TEXT:
         try:
@@ -202,7 +212,7 @@ def checked(opcode: int, message: bytes) -> bytes:
 
 
 def check_close(payload: bytes) -> int:
-    """The code to answer a close frame with.
+    """Check a close frame; return the code for the answer.
 
     Raises:
         ProtocolError: a body of one byte, a code that may not be sent, or text that is not UTF-8.
@@ -244,22 +254,22 @@ class Assembler:
 
     @property
     def busy(self) -> bool:
-        """Whether a message is under way, whose first frame had `opcode`."""
+        """Whether a message has begun, whose first frame had `opcode`."""
         return self._joined is not None
 
     def state(self) -> tuple[int, int, bytes] | None:
-        """What is under way, for `of`; None when nothing is."""
+        """Return the incomplete message, as arguments for `of`; None without one."""
         return None if self._joined is None else (self.opcode, self._count, bytes(self._joined))
 
     @classmethod
     def of(cls, opcode: int, count: int, joined: bytes) -> Assembler:
-        """One that goes on where another one was."""
+        """Return an assembler with an incomplete message of another one."""
         made = cls()
         made.opcode, made._count, made._joined = opcode, count, bytearray(joined)
         return made
 
     def add(self, frame: Frame, limit_bytes: int) -> bytes | None:
-        """The whole message when `frame` was its last fragment.
+        """Add a fragment; return the whole message if it was the last one.
 
         Raises:
             ProtocolError: a continuation without a start, a start inside a message, a message over the limit or of
@@ -285,7 +295,7 @@ class Assembler:
 
 
 class WebSocketMessage(NamedTuple):
-    """A message, or a piece of a large one: then `done_bytes` of `frame_bytes` have come with it."""
+    """Message, or a piece of a large one: with it, `done_bytes` of `frame_bytes` have arrived."""
 
     data: bytes
     is_text: bool
@@ -294,28 +304,28 @@ class WebSocketMessage(NamedTuple):
 
 
 class _LargeFrame:
-    """A frame that is worked off in pieces."""
+    """Large frame, which is decoded in pieces."""
 
     __slots__ = ("decoder", "done", "fin", "key", "opcode", "size")
 
     def __init__(self, first: int, size: int, key: bytes) -> None:
-        self.fin, self.opcode = first >= 0x80, first & 0x0F
+        self.fin, self.opcode = first >= _FIN, first & _OPCODE
         self.size, self.key, self.done = size, key, 0
         self.decoder = codecs.getincrementaldecoder("utf-8")() if self.opcode == TEXT else None
 
     def piece(self, data: bytes) -> bytes:
-        """The next piece, unmasked."""
-        turn = self.done % 4
+        """Unmask the next piece."""
+        shift = self.done % _MASK_BYTES  # the position in the mask where this piece starts
         self.done += len(data)
-        return mask(data, self.key[turn:] + self.key[:turn]) if self.key else data
+        return mask(data, self.key[shift:] + self.key[:shift]) if self.key else data
 
     def fragment(self, piece: bytes) -> Frame:
-        """The piece as a fragment of the message that this frame is a fragment of."""
+        """Return a piece as a fragment of the message to which this frame belongs."""
         opcode, self.opcode = self.opcode, CONTINUATION
         return Frame(self.fin and self.done == self.size, opcode, piece)
 
     def message(self, piece: bytes) -> WebSocketMessage:
-        """The piece as a message, its text checked."""
+        """Return a piece as a message, after checking its text."""
         if self.decoder:
             try:
                 self.decoder.decode(piece, self.done == self.size)
@@ -325,15 +335,16 @@ class _LargeFrame:
 
 
 class WebSocketCodec:
-    """One side of a connection: decodes what arrives and encodes what is sent.
+    """Codec of one side of a connection.
 
     Args:
-        is_client: whether this side connected: it masks, the other one does not.
+        is_client: whether this side is the client, which masks its frames.
+        max_message_bytes: largest message that is accepted.
 
     Attributes:
-        max_message_bytes: a larger message is refused.
-        has_more: whether `next` stopped only because it had looked at many frames; it goes on at the next call.
-        close_code: of the close frame that came, None before.
+        max_message_bytes: see above.
+        has_more: whether `next` returned None only because it had decoded many frames; call it again.
+        close_code: code of the close frame that was received, None before.
         close_sent: whether this side has sent its close frame.
     """
 
@@ -359,45 +370,47 @@ class WebSocketCodec:
         self.has_more = False
         self._is_client = is_client
         self._encode = encode_masked if is_client else encode
-        self._ping: bytes | None = None  # what the last ping carried, until it is answered
-        self._answer = b""  # to a close
+        self._ping: bytes | None = None  # payload of the last ping that is not answered
+        self._answer = b""  # to a close frame
         self._buffer, self._at = b"", 0
         self._large: _LargeFrame | None = None
-        self._assembler: Assembler | None = None  # while a message comes in fragments
+        self._assembler: Assembler | None = None  # while a message arrives in fragments
 
-    # ---- out
+    # ---- encoding
 
     def message(self, data: bytes, is_text: bool) -> bytes:
-        """A message as one frame."""
+        """Return a message as one frame."""
         return self._encode(TEXT if is_text else BINARY, data)
 
     def ping(self, data: bytes) -> bytes:
-        """A ping; at most 125 bytes."""
+        """Return a ping frame; `data` has at most 125 bytes."""
         return self._encode(PING, data)
 
     def close(self, code: int, text: bytes = b"") -> bytes:
-        """A close frame, empty when one was sent before."""
+        """Return a close frame; empty when one was sent before."""
         if self.close_sent:
             return b""
         self.close_sent = True
         return self._encode(CLOSE, close_payload(code, text))
 
     def take_replies(self) -> bytes:
-        """What is to be sent back: the pong to the last ping, the answer to a close. Made here and not when a ping
-        comes, since one read can bring thousands of them."""
+        """Return what to send back: the pong to the last ping, the answer to a close.
+
+        It is built here and not for each ping, because one read can contain thousands of them.
+        """
         pong = b"" if self._ping is None else self._encode(PONG, self._ping)
         replies, self._ping, self._answer = pong + self._answer, None, b""
         return replies
 
-    # ---- in
+    # ---- decoding
 
     def feed(self, data: bytes) -> None:
-        """Take what arrived."""
+        """Add received bytes."""
         self._buffer = self._buffer[self._at :] + data if self._at < len(self._buffer) else data
         self._at = 0
 
     def next(self) -> WebSocketMessage | None:
-        """The next message or piece, None when more has to arrive (or the other side has closed).
+        """Return the next message or piece; None when more bytes are needed or the other side has closed.
 
         Raises:
             ProtocolError: the other side broke RFC 6455, or sent a message over `max_message_bytes`.
@@ -407,24 +420,26 @@ class WebSocketCodec:
             if self.close_code is not None:
                 return None
             message = None
-            if self._large is None:
+            large = self._large
+            if large is None:
                 frame = self._frame()
                 if frame is not None:
                     message = self._whole(frame)
                 elif self._large is None:
                     return None
             else:
-                piece = self._piece(self._large)
-                if not piece:
+                end = min(len(self._buffer), self._at + min(PIECE_BYTES, large.size - large.done))
+                data, self._at = self._buffer[self._at : end], end
+                if not data:
                     return None
-                message = self._part(self._large, piece)
+                message = self._part(large, large.piece(data))
             if message is not None:
                 return message
         self.has_more = True
         return None
 
     def _frame(self) -> Frame | None:
-        """The next frame; None when more has to arrive, or for a large one, which begins."""
+        """Return the next frame; None when more bytes are needed, and for a large one, which starts then."""
         buffer = self._buffer
         head = parse_head(buffer, self._at, not self._is_client)
         if head is None:
@@ -432,7 +447,7 @@ class WebSocketCodec:
         first, size, start = head
         if size > self.max_message_bytes:
             raise _too_large(size, self.max_message_bytes)
-        begin = start if self._is_client else start + 4
+        begin = start if self._is_client else start + _MASK_BYTES
         if size > PIECE_BYTES:
             if begin <= len(buffer):
                 self._large, self._at = _LargeFrame(first, size, buffer[start:begin]), begin
@@ -442,16 +457,16 @@ class WebSocketCodec:
             return None
         self._at = end
         payload = buffer[begin:end]
-        return Frame(first >= 0x80, first & 0x0F, payload if self._is_client else mask(payload, buffer[start:begin]))
-
-    def _piece(self, large: _LargeFrame) -> bytes:
-        end = min(len(self._buffer), self._at + min(PIECE_BYTES, large.size - large.done))
-        data, self._at = self._buffer[self._at : end], end
-        return large.piece(data) if data else b""
+        payload = payload if self._is_client else mask(payload, buffer[start:begin])
+        return Frame(first >= _FIN, first & _OPCODE, payload)
 
     def _whole(self, frame: Frame) -> WebSocketMessage | None:
         if frame.opcode >= CLOSE:
-            self._control(frame)
+            if frame.opcode == PING:
+                self._ping = frame.payload  # only the last one is answered (RFC 6455 §5.5.3), so they don't accumulate
+            elif frame.opcode == CLOSE:
+                self.close_code = check_close(frame.payload)
+                self._answer = self.close(self.close_code)
             return None
         if frame.fin and frame.opcode and self._assembler is None:
             return WebSocketMessage(checked(frame.opcode, frame.payload), frame.opcode == TEXT)
@@ -471,10 +486,3 @@ class WebSocketCodec:
             return None
         self._assembler = None
         return WebSocketMessage(message, assembler.opcode == TEXT)
-
-    def _control(self, frame: Frame) -> None:
-        if frame.opcode == PING:
-            self._ping = frame.payload  # only the last is answered (RFC 6455 §5.5.3): pings can't pile up
-        elif frame.opcode == CLOSE:
-            self.close_code = check_close(frame.payload)
-            self._answer = self.close(self.close_code)

@@ -158,4 +158,4 @@ def test_loops_that_see_other_bytes_are_not_used(
     monkeypatch.setattr(luajit_kernels, "_address", lambda data: ctypes.addressof(SOMETHING_ELSE))
     assert isinstance(luajit_kernels.load(), PureKernels)
     assert len(caplog.records) == 1
-    assert "LuaJIT kernels are not available (they find" in caplog.text
+    assert "LuaJIT kernels are not available (they return" in caplog.text
