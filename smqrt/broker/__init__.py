@@ -1,1 +1,1 @@
-"""The broker: pure state. It knows neither sockets nor greenlets nor Lua, and asks for time and randomness."""
+"""Broker state without I/O: no sockets, greenlets or Lua; the clock and random numbers are passed in."""

@@ -83,7 +83,7 @@ def send_acknowledgement(
 
 
 def deny_subscription(client: RequestingClient, name: bytes) -> None:
-    """Send a Suback that says no."""
+    """Send a Suback with topic id 0, which denies the subscription."""
     send_answer(client, smq.ack(Type.SUBACK, NO_ID, name))
 
 
@@ -147,7 +147,7 @@ def _subscribe(client: RequestingClient, name: bytes, permitted: Any) -> None:
                 client.topics = {}
             client.topics[topic.id] = topic
             broker.subscribed(topic, client.outbox)
-            topic.tell(client)  # before the Suback; other observers are notified at the end of the turn
+            topic.notify(client)  # before the Suback; other observers are notified at the end of the turn
         client.outbox.reply(smq.ack(Type.SUBACK, topic.id if saved else NO_ID, name))
         if is_new and broker.last_values is not None:
             broker.send_last_values(topic, client.outbox)
@@ -236,7 +236,7 @@ def unobserve(client: RequestingClient, packet: bytes) -> None:
         topic.unobserve(client)
 
 
-# ---- others
+# ---- other packets
 
 
 def publish_fragment(client: RequestingClient, packet: bytes) -> bool:

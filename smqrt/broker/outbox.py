@@ -278,7 +278,7 @@ def flush_dirty(clock: Callable[[], float] = _stopped_clock) -> bool:
     Flushing the server's own client runs handlers, which may publish; that is flushed too.
 
     Args:
-        clock: returns seconds. The default stands still, so that everything is done at once.
+        clock: returns seconds. The default always returns 0, so that everything is done at once.
 
     Returns:
         True when something is left for the next turn.
@@ -301,6 +301,7 @@ def flush_dirty(clock: Callable[[], float] = _stopped_clock) -> bool:
             break
         if len(dirty) > FLUSHED_AT_ONCE:
             dirty.sort(key=_queued_bytes)  # small messages are not delayed by megabytes for others
+        # Copies, because flushing the server's own client adds to `dirty`.
         turn = dirty[:FLUSHED_AT_ONCE]
         late = dirty[FLUSHED_AT_ONCE:]
         dirty.clear()

@@ -152,7 +152,7 @@ class ServerClient(Outbox):
 
     def __init__(self, broker: BrokerState, topic_id: int, queue_size: int) -> None:
         super().__init__()
-        self.budget_bytes = 1 << 62
+        self.budget_bytes = 1 << 62  # none: each handler has a budget, and publishers wait for handlers
         self.broker = broker
         self.outbox = self
         self.extra: Any = None
@@ -169,10 +169,10 @@ class ServerClient(Outbox):
         self._default: HandlerQueue | None = None
         self._queue_size = queue_size
         self._waiting: deque[tuple[int, int, bytes]] = deque()  # published: `(tid, ptid, frame)`
-        self._busy = False
+        self._busy = False  # while a message is routed, or its hook has not answered
         self._unread: deque[bytes] = deque()  # received batches
         self._held: list[BrokerPeer] = []  # publishers that wait for the handlers
-        self._is_held = False
+        self._is_held = False  # see `hold_publishes`
         self.pending: bytes | None = None
         self.behind = False
 
@@ -192,7 +192,7 @@ class ServerClient(Outbox):
             once: whether only one server of a cluster handles each message.
         """
         once = once and topic is not self.topic
-        if handler:
+        if handler:  # replaces an earlier one; what waits for that is still handled by it
             self._handlers.setdefault(topic.id, {})[stid] = HandlerQueue(handler, self._overflowed, once)
         elif once:
             self._once_default.add(topic.id)
@@ -374,7 +374,7 @@ class ServerClient(Outbox):
         """Remove and return the batches that no handler has received yet, in order."""
         batches = [batch for queue in self._queues() for batch in queue.take()]
         for batch in [*self._unread, *self.queue]:
-            # What came from another node to a topic with `once` is handled there, or comes to the ETID of `once`.
+            # A batch of another node for a topic with `once` is handled there, or sent again to the ETID of `once`.
             if batch and not (isinstance(batch, Arrived) and int.from_bytes(batch[smq.TID], "big") in self.once):
                 batches.append(batch)
         self._unread.clear()

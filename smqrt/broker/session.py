@@ -144,9 +144,7 @@ class Session:
         except ProtocolError as error:
             self.fail(error)
             return False
-        if (
-            waits and packet[0] != Type.PUBFRAG
-        ):  # after PubFrag the assembled message waits, and is in `pending` already
+        if waits and packet[0] != Type.PUBFRAG:  # after PubFrag, `pending` is the assembled message
             self.pending = smq.frame(packet)
         if not waits and self.unsaved_answers and len(self.unsaved_answers) >= control_packets.MAX_UNSAVED_ANSWERS:
             self.waits_for_disk = waits = True
@@ -193,7 +191,7 @@ class Session:
                 answer.then(answered)
                 return True
             answer = None if answer.failed else answer.result()
-        if self.state is not SessionState.CLOSED:  # a hook may disconnect the client that it is asked about
+        if self.state is not SessionState.CLOSED:  # the hook may have disconnected this client
             then(answer)
         return False
 
@@ -250,10 +248,11 @@ class Session:
                 return
         if old:
             old.disconnect(CloseReason.TAKEN_OVER, CloseReason.TAKEN_OVER.value.encode())
-        if broker.closed:
+        if broker.closed:  # a hook may have closed it meanwhile
             self.disconnect(CloseReason.SHUTDOWN)
         if self.state is SessionState.CLOSED:  # `onclose` of the old session may have closed this one
             return
+        # The ETID of a session that was taken over is free now, and passes to this one.
         topic = broker.topic_table.ephemeral(old.etid if old else 0)
         self.topic, self.etid, self.state = topic, topic.id, SessionState.CONNECTED
         self.since_s = broker.clock()
@@ -274,7 +273,7 @@ class Session:
             self.refuse(ConnackCode.SERVER_UNAVAILABLE, b"", CloseReason.CONNECT_TIMEOUT)
 
     def refuse(self, code: int, text: bytes, reason: CloseReason, detail: str = "") -> None:
-        """Send Connack `code` and close the connection. No hook and no other client has seen it so far."""
+        """Send Connack `code` and close the connection. Neither hooks nor other clients are notified of it."""
         self.broker.stats.refusals += 1
         self.outbox.reply(smq.connack(code, 0, text[: smq.MAX_NAME_BYTES]))
         self.disconnect(reason, None, detail)
@@ -401,7 +400,7 @@ class Session:
             text: sent in a Disconnect packet first; None sends no packet.
             detail: the reason more exactly, for the operator.
         """
-        state, self.state = self.state, SessionState.CLOSED
+        state, self.state = self.state, SessionState.CLOSED  # first: hooks below may disconnect it again
         if state is SessionState.CLOSED:
             return
         self.broker.stats.ends[reason] += 1
@@ -412,12 +411,14 @@ class Session:
             self.outbox.reply(smq.disconnect(text))
         if state is SessionState.CONNECTED and self.topic is not None:
             self.broker.remove_client(self, self.topic, reason)
+            # Leaving thousands of topics takes milliseconds, so it is done in portions.
             run_in_background(self._leave(self.topic, self.observed or set(), self.topics or {}))
             self.observed = self.topics = self.fragments = self.unsaved_answers = None
         if self.meter is not None:
             self.meter.end()
         self.outbox.finish(reason)
         if state is SessionState.CONNECTED:
+            # Publishers deliver to this outbox until `_leave` is done.
             self.outbox.queue = DiscardingQueue(self.outbox, self.broker.stats)
 
     def _leave(self, own: Topic, observed: set[Topic], topics: dict[int, Topic]) -> Iterator[None]:

@@ -304,27 +304,27 @@ class Pressure:
             self.topics.setdefault(key, set()).add(outbox)
             self.told(key, True)
 
-    def press_elsewhere(self, way: Outbox, key: bytes) -> None:
-        """Let publishers of a topic wait for clients of another node, whose outbox is `way`."""
-        self._elsewhere.add(way)
-        self._pressing.setdefault(way, set()).add(key)
-        self.topics.setdefault(key, set()).add(way)
+    def press_elsewhere(self, outbox: Outbox, key: bytes) -> None:
+        """Let publishers of a topic wait for clients of another node, whose outbox is `outbox`."""
+        self._elsewhere.add(outbox)
+        self._pressing.setdefault(outbox, set()).add(key)
+        self.topics.setdefault(key, set()).add(outbox)
 
-    def release_elsewhere(self, way: Outbox, key: bytes) -> None:
+    def release_elsewhere(self, outbox: Outbox, key: bytes) -> None:
         """End `press_elsewhere` of one topic."""
-        if key in self._pressing.get(way, ()):
-            self._pressing[way].discard(key)
-            self._remove(way, key)
+        if key in self._pressing.get(outbox, ()):
+            self._pressing[outbox].discard(key)
+            self._remove(outbox, key)
 
-    def forget(self, way: Outbox) -> None:
+    def forget(self, outbox: Outbox) -> None:
         """Remove another node that has left."""
-        self.release(way)
-        self._elsewhere.discard(way)
+        self.release(outbox)
+        self._elsewhere.discard(outbox)
 
     def forget_elsewhere(self) -> None:
         """Remove all other nodes, before other policies replace these."""
-        for way in list(self._elsewhere):
-            self.forget(way)
+        for outbox in list(self._elsewhere):
+            self.forget(outbox)
 
     def here(self) -> list[bytes]:
         """Return the keys of the topics for which a local client is full."""

@@ -204,7 +204,7 @@ def observe(session: Session, record: Record) -> None:
         session.observed.add(topic)
         topic.observe(session)
         topic.observers[session] = notified
-        topic.tell(session)
+        topic.notify(session)
 
 
 def leave(session: Session) -> None:
@@ -215,13 +215,13 @@ def leave(session: Session) -> None:
     session.topics = session.observed = session.fragments = None
 
 
-def forget_clients(broker: Broker, gone: set[Session]) -> None:
+def forget_clients(broker: Broker, sessions: set[Session]) -> None:
     """Remove sessions that were restored elsewhere from all tables."""
-    for session in gone:
+    for session in sessions:
         broker.deregister(session)
         if session.topic is not None:
             broker.topic_table.remove(session.topic)
             broker.topic_table.release(session.topic)
-    outboxes = {session.outbox for session in gone}
+    outboxes = {session.outbox for session in sessions}
     for topic in broker.topic_table.by_key.values():
-        topic.forget(outboxes, gone)
+        topic.forget(outboxes, sessions)

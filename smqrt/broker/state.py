@@ -405,7 +405,7 @@ class BrokerState:
         self.publish_limits: PublishLimits | None = None
         self.users: Counter[str] = Counter()
         """Number of connected clients by user."""
-        # These are set by whoever provides sockets and timers.
+        # Set by the layer that has sockets and timers.
         self.measure: Callable[[bytes | memoryview], tuple[int, int]] = measure_frames
         self.call_later: Callable[[float, Callable[[], object]], object] = lambda delay_s, function: function()
         self.limit_chunks: Callable[[BrokerClient, int], None] = lambda session, size_bytes: None
@@ -417,9 +417,9 @@ class BrokerState:
         self.closed = False
         self.draining = False
         """Whether new clients are rejected."""
-        self._logged_s: dict[BrokerPeer, float] = {}
-        self._changed: dict[Topic, None] = {}
-        self._refused_s: dict[Limit, float] = {}
+        self._logged_s: dict[BrokerPeer, float] = {}  # when drops of a slow client were last logged
+        self._changed: dict[Topic, None] = {}  # topics whose observers are notified at the end of the turn
+        self._refused_s: dict[Limit, float] = {}  # when reaching a limit was last logged
 
     # ---- clients
 
@@ -441,7 +441,7 @@ class BrokerState:
     def remove_client(self, client: BrokerClient, topic: Topic, reason: CloseReason) -> None:
         """Remove a client whose connection was closed, and the `topic` of its ETID."""
         self.stats.closes += 1
-        if self.hooks.onclose:
+        if self.hooks.onclose:  # before `deregister`, so that the hook finds the client in the tables
             try:
                 self.hooks.onclose(client, reason)
             except Exception:  # the tables must be consistent whatever the hook does
@@ -462,7 +462,7 @@ class BrokerState:
             self.users[user] -= 1
             if not self.users[user]:
                 del self.users[user]
-        if self.uids.get(client.uid) is client:
+        if self.uids.get(client.uid) is client:  # another session may have the uid by now
             del self.uids[client.uid]
 
     def release_client(self, client: BrokerClient, topic: Topic) -> None:
@@ -522,7 +522,7 @@ class BrokerState:
         changed, self._changed = self._changed, {}
         for topic in changed:
             for observer in list(topic.observers):
-                topic.tell(observer)
+                topic.notify(observer)
                 yield
             if topic.name is None:
                 topic.unobserve_all()

@@ -122,8 +122,8 @@ class Topic:
         self.ws: tuple[Outbox, ...] = ()
         self.observers: dict[Observer, int] = _NOBODY
         self.cached: set[RouteCache] | None = None
-        self._members: dict[Outbox, None] | None = None
-        self._settled = True
+        self._members: dict[Outbox, None] | None = None  # a dict: ordered, and removal takes constant time
+        self._settled = True  # whether `raw` and `ws` agree with `_members`
 
     @property
     def subscribers(self) -> int:
@@ -252,7 +252,7 @@ class Topic:
         """End `observe`; nothing happens when it was not called."""
         self.observers.pop(observer, None)
 
-    def tell(self, observer: Observer) -> None:
+    def notify(self, observer: Observer) -> None:
         """Notify `observer` of the number of subscribers, unless it is the number of the last notification."""
         count = self.counted
         if self.observers.get(observer, count) != count:
@@ -314,7 +314,7 @@ class Topics:
         self._random_u32 = random_u32
         self._encode = encode
         self._store = store
-        self._leaving: set[int] = set()
+        self._leaving: set[int] = set()  # removed, but not released
         self.traffic = Traffic()
         self.names_bytes = 0
         for name, number in store.load("topic") if store else ():
@@ -378,10 +378,10 @@ class Topics:
         """Return a free id for an ETID of this node."""
         return self._draw_free(lambda: self.node << LOCAL_BITS | self._random_u32() & LOCAL_MASK)
 
-    def foreign(self, number: int, way: Outbox) -> Topic:
-        """Create the topic of an ETID at another node; `way` is that node's send queue."""
+    def foreign(self, number: int, outbox: Outbox) -> Topic:
+        """Create the topic of an ETID at another node; `outbox` is that node's send queue."""
         topic = self._insert(number, None)
-        topic.add(way)
+        topic.add(outbox)
         return topic
 
     def remove(self, topic: Topic) -> None:
@@ -400,6 +400,7 @@ class Topics:
     def _draw_free(self, draw: Callable[[], int]) -> int:
         while True:
             number = draw()
+            # Local number 1 is a server's. ETIDs in `_leaving` are still observed, or in other tables.
             if number & LOCAL_MASK > SERVER_LOCAL and not self.get(number) and number not in self._leaving:
                 return number
 

@@ -321,7 +321,7 @@ class NatsDecoder:
         until, messages, payload_bytes = min(at + BYTES_AT_ONCE, len(data)), 0, 0
         try:
             for _ in range(MESSAGES_AT_ONCE):
-                if at >= until:
+                if at >= until:  # the caller checks the clock
                     break
                 end = find(b"\n", at, at + MAX_LINE_BYTES)
                 if end < 0:
@@ -332,7 +332,7 @@ class NatsDecoder:
                     at = len(data)
                     break
                 line = data[at:end]
-                words = line.split()
+                words = line.split()  # MSG subject sid [reply-to] size; HMSG has the headers' size before the size
                 kind, headers_size = words[0] if words else b"", 0
                 if kind == b"HMSG":
                     headers_size = _number(words[-2]) if len(words) > 4 else 0

@@ -135,6 +135,7 @@ def close_payload(code: int, text: bytes = b"") -> bytes:
 def mask(payload: bytes, key: bytes) -> bytes:
     """Return `payload` XOR the four-byte `key`, which masks and unmasks."""
     size = len(payload)
+    # One XOR of two large integers is faster than a loop over the bytes.
     pad = (key * (size // 4 + 1))[:size]
     return (int.from_bytes(payload, "little") ^ int.from_bytes(pad, "little")).to_bytes(size, "little")
 
@@ -173,7 +174,7 @@ def parse_head(data: bytes, at: int, is_masked: bool) -> tuple[int, int, int] | 
         if len(data) < start:
             return None
         size = int.from_bytes(data[at + 2 : start], "big")
-        if size < _SIZE_U16 or (size < 65536 and start - at > 4):
+        if size < _SIZE_U16 or (size < 65536 and start - at > 4):  # a shorter form was possible (§5.2)
             raise _violation("a frame length that is not minimal")
     return first, size, start
 

@@ -390,14 +390,14 @@ def test_names_have_bytes(table: Topics) -> None:
 def test_an_observer_is_told_a_number_once(table: Topics) -> None:
     topic, observer = table.named(b"lamp"), Observer()
     topic.observe(observer)
-    topic.tell(observer)
+    topic.notify(observer)
     topic.add(Outbox())
-    topic.tell(observer)
-    topic.tell(observer)
+    topic.notify(observer)
+    topic.notify(observer)
     assert observer.told == [1]
     topic.unobserve(observer)
     topic.add(Outbox())
-    topic.tell(observer)
+    topic.notify(observer)
     assert observer.told == [1]
 
 
@@ -407,8 +407,8 @@ def test_observers_hear_of_subscribers_elsewhere(table: Topics) -> None:
     topic.add(Outbox())
     topic.observe(observer)
     topic.elsewhere = 3
-    topic.tell(observer)
-    topic.tell(Observer())
+    topic.notify(observer)
+    topic.notify(Observer())
     assert observer.told == [4]
     assert len(topic.observers) == 1
 
