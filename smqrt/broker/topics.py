@@ -385,7 +385,7 @@ class Topics:
         return topic
 
     def remove(self, topic: Topic) -> None:
-        """Remove an ETID; the id is free again after `release`."""
+        """Remove an ETID; its id is drawn again only after `release`."""
         self.by_key.pop(topic.key, None)
         self._leaving.add(topic.id)
 
