@@ -1,1 +1,4 @@
-"""Broker state without I/O: no sockets, greenlets or Lua; the clock and random numbers are passed in."""
+"""Broker state without I/O.
+
+No module here uses sockets, greenlets or Lua. The clock and the source of random numbers are passed in.
+"""

@@ -1,8 +1,8 @@
-"""Last values: the newest message of each selected topic and sub-topic, for later subscribers.
+"""Last values of topics and sub-topics, for later subscribers.
 
-They are recorded where a message is delivered: after `onpublish`, and after the disk when a journal waits for it. So a
-new subscriber gets the newest message that was delivered before, then all later ones; none twice and none missing. A
-message without payload deletes the value.
+The newest message of each selected topic is recorded where it is delivered: after `onpublish`, and after the disk when
+a journal waits for it. So a new subscriber gets the newest message that was delivered before, then all later ones; none
+twice and none missing. A message without payload deletes the value.
 """
 
 from __future__ import annotations

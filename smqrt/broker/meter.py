@@ -1,4 +1,4 @@
-"""Publish limits of one client: message size, and messages and bytes per second.
+"""Publish limits of one client: message size, messages and bytes per second.
 
 Without such limits a client has no meter, and its routes do not change. With limits, the outermost route of a client is
 a `MeteredRoute`. It charges a whole batch to token buckets at once, so the cost per message is small.

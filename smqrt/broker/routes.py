@@ -1,4 +1,4 @@
-"""Resolving of routes, and routes with hooks, journal, backpressure or without a subscriber.
+"""Routes through hooks, journal and backpressure, and how they are resolved.
 
 When no hook is set and nothing is recorded, a client's route cache holds the topic itself, so unused features cost the
 data path nothing. Otherwise routes are nested, the outermost first:

@@ -1,6 +1,7 @@
-"""The server's own client: publishes for the application and calls its message handlers (spec: smq §2.4).
+"""The server's own client (spec: smq §2.4).
 
-It is an outbox like that of any client; flushing it calls the handlers.
+It publishes for the application and calls its message handlers. It is an outbox like that of any client; flushing it
+calls the handlers.
 """
 
 from __future__ import annotations

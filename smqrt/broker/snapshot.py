@@ -1,7 +1,7 @@
 """Records of a broker's state, and restoring them at another broker.
 
-A record is a dictionary of numbers, texts, bytes and lists, so that it can be sent to another process, for the
-migration of sessions and for a hot restart.
+A record is a dictionary of numbers, texts, bytes and lists, so that it can be sent to another process. Migration of
+sessions and hot restarts use them.
 """
 
 from __future__ import annotations

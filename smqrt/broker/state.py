@@ -1,4 +1,4 @@
-"""State that all clients of one broker share, and the interfaces around it.
+"""State that the clients of one broker share, and its interfaces.
 
 `BrokerState` holds the tables, counters and hooks. The Protocols describe what the broker calls: sessions, the server's
 own client, the recorder of a journal, traces, and the cluster.

@@ -1,7 +1,7 @@
 """Packets between the nodes of a cluster.
 
-They have the framing of raw sockets (`u16 length`, which includes itself, `u8 type`, body) and are sent between Publish
-frames like those of clients, so that the same kernels split the stream. All integers are big-endian.
+They have the framing of raw sockets: `u16 length`, which includes itself, `u8 type`, body. Publish frames like those of
+clients are between them, so that the same kernels split the stream. All integers are big-endian.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Kernels of `kernels.py` in LuaJIT, which is part of lupa's wheel; chosen when they work, without a compiler."""
+"""Kernels of `kernels.py` in LuaJIT.
+
+LuaJIT is part of lupa's wheel, so no compiler is needed. `load` chooses these kernels when they work.
+"""
 
 from __future__ import annotations
 

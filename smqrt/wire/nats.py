@@ -1,7 +1,8 @@
-"""NATS client protocol without I/O: encoders for a client, and a decoder of what a server sends.
+"""NATS client protocol without I/O.
 
-The protocol has lines of text that end with CR LF; MSG and HMSG lines are followed by a payload of the size that they
-contain. Names are those of the protocol reference (docs.nats.io, "Client Protocol").
+There are encoders for a client, and a decoder of what a server sends. The protocol has lines of text that end with CR
+LF; MSG and HMSG lines are followed by a payload of the size that they contain. Names are those of the protocol
+reference (docs.nats.io, "Client Protocol").
 
 The decoder reads each byte a constant number of times, however the server splits what it sends. After a `NatsError` the
 stream cannot be decoded any further.

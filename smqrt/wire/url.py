@@ -1,4 +1,4 @@
-"""URLs: parsing of HTTP and WebSocket URLs for requests, and splitting of any URL."""
+"""URLs of HTTP and WebSocket servers, and the parts of any URL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""WebSocket (RFC 6455) for servers and clients, without I/O: handshake fields and a codec of frames.
+"""WebSocket (RFC 6455) for servers and clients, without I/O.
 
 `parse_head` checks the head of a frame and `Assembler` joins fragments. The broker's data path decodes whole masked
 binary frames in a kernel (`kernels.py`) and passes other ones (fragments, text, pings, closes, errors) to
