@@ -1,7 +1,7 @@
 """Traces of one client or one topic, for an operator.
 
-Without traces a broker's routes do not change. With traces, the routes that concern them go through a `TracedRoute`. A
-trace holds a bounded number of events, and counts those that its reader missed.
+Without traces a broker's routes do not change. With traces, the routes that concern them go through a `TracedRoute`.
+A trace holds a bounded number of events, and counts those that its reader missed.
 """
 
 from __future__ import annotations

@@ -184,7 +184,7 @@ def parse_numbers(packet: bytes) -> list[int]:
         ProtocolError: it is malformed, or a number is not valid.
     """
     if len(packet) % 2 == 0:
-        raise _short()
+        raise _wrong_length()
     found = [one for (one,) in _U16.iter_unpack(memoryview(packet)[1:])]
     if found and not 0 < min(found) <= max(found) <= MAX_NODE:
         raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"a node whose number is not 1 to {MAX_NODE}")
@@ -206,7 +206,7 @@ def parse_siblings(packet: bytes) -> Siblings:
     head = 1 + ID_BYTES + _U16.size
     count, rest = divmod(len(packet) - head, _PLACE.size)
     if len(packet) < head or rest:
-        raise _short()
+        raise _wrong_length()
     (own,) = _U16.unpack_from(packet, 1 + ID_BYTES)
     if not own < count <= MAX_SIBLINGS:
         raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"a node is number {own} of {count} processes")
@@ -221,7 +221,7 @@ def channel(kind: Packet, number: int, text: bytes = b"") -> bytes:
 def parse_channel(packet: bytes) -> tuple[int, bytes]:
     """Parse an Open, Close or Channel packet into channel and text."""
     if len(packet) < 3:
-        raise _short()
+        raise _wrong_length()
     return packet[1] << 8 | packet[2], packet[3:]
 
 
@@ -233,9 +233,9 @@ def u64(kind: Packet, value: int) -> bytes:
 def parse_u64(packet: bytes) -> int:
     """Return the number in an Ack, Ping, Pong or Handled packet."""
     if len(packet) != 9:
-        raise _short()
+        raise _wrong_length()
     return int.from_bytes(packet[1:], "big")
 
 
-def _short() -> ProtocolError:
+def _wrong_length() -> ProtocolError:
     return ProtocolError(CloseReason.SHORT_PACKET, "a packet of another node has the wrong length")

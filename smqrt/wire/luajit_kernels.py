@@ -33,10 +33,10 @@ class JitKernels:
         buffer_at, ends_at, frames_at, partitioned_at, partition_ids_at, partition_ends_at = addresses
         self.chars = (ctypes.c_char * BUFFER_BYTES).from_address(buffer_at)
         self.view = memoryview(self.chars).cast("B")
-        self.ends, self.frames = _u32_array(ends_at, MAX_RUNS), _u32_array(frames_at, MAX_RUNS)
+        self.ends, self.frames = _u32_view(ends_at, MAX_RUNS), _u32_view(frames_at, MAX_RUNS)
         self.partitioned = (ctypes.c_char * BUFFER_BYTES).from_address(partitioned_at)
-        self.partition_ids = _u32_array(partition_ids_at, MAX_PARTITIONS)
-        self.partition_ends = _u32_array(partition_ends_at, MAX_PARTITIONS)
+        self.partition_ids = _u32_view(partition_ids_at, MAX_PARTITIONS)
+        self.partition_ends = _u32_view(partition_ends_at, MAX_PARTITIONS)
 
     def count(self, batch: bytes) -> int:
         """See `Kernels.count`."""
@@ -54,7 +54,7 @@ def _address(data: bytes) -> int | None:
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
 
 
-def _u32_array(address: int, count: int) -> memoryview:
+def _u32_view(address: int, count: int) -> memoryview:
     return memoryview((ctypes.c_uint32 * count).from_address(address)).cast("B").cast("I")
 
 

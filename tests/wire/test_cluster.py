@@ -92,7 +92,11 @@ NUMBERS = st.lists(st.integers(1, MAX_NODE), max_size=20)
 SINGLE: dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
     "hello": (HELLO, link_packets.hello, link_packets.parse_hello),
     "numbers": (NUMBERS, lambda of: link_packets.numbers(Packet.NODE, of), link_packets.parse_numbers),
-    "channel": (st.tuples(U16, NAME), lambda of: link_packets.channel(Packet.OPEN, *of), link_packets.parse_channel),
+    "channel": (
+        st.tuples(U16, NAME),
+        lambda of: link_packets.channel(Packet.OPEN, *of),
+        link_packets.parse_channel,
+    ),
     "u64": (U64, lambda of: link_packets.u64(Packet.ACK, of), link_packets.parse_u64),
     "end": (st.tuples(U32, NAME), lambda of: cluster_packets.end(*of), cluster_packets.parse_end),
 }
