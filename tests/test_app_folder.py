@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import weakref
 from pathlib import Path
 
 import gevent
@@ -50,9 +51,10 @@ def test_what_an_application_made_ends_with_it(tmp_path: Path, caplog: pytest.Lo
     assert "closing" in caplog.text
 
 
-def test_what_nobody_refers_to_is_not_kept(tmp_path: Path) -> None:
+def test_an_application_keeps_no_object_alive(tmp_path: Path) -> None:
     app, thing = AppScope(tmp_path), Thing()
     app.add(thing)
+    reference = weakref.ref(thing)
     del thing
     gc.collect()
-    assert not list(app._things)
+    assert reference() is None

@@ -19,7 +19,7 @@ class Closable(Protocol):
     """An object that is closed with the application that made it."""
 
     def close(self) -> object:
-        """Close it; may block. A second call does nothing. A method `_end_with_app`, if there is one, takes precedence."""
+        """Close it; may block. A second call does nothing. A method `_end_with_app` takes precedence."""
 
 
 class AppScope:

@@ -18,7 +18,7 @@ from gevent import get_hub
 from smqrt.broker.outbox import backlog, dirty, flush_dirty
 from smqrt.broker.session import Session, SessionState
 from smqrt.errors import ArgumentError, CloseReason
-from smqrt.loop.greenlet_pool import Inlet
+from smqrt.loop.threads import Inlet
 from smqrt.loop.scheduling import share
 from smqrt.wire import luajit_kernels
 from smqrt.wire.kernels import encode_run

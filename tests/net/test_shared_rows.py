@@ -14,7 +14,7 @@ import pytest
 
 from smqrt.errors import StartError
 from smqrt.workers import shared_rows
-from smqrt.workers.shared_rows import MOST_READ, Row, SharedRows
+from smqrt.workers.shared_rows import MAX_READ, Row, SharedRows
 from tests.waiting import wait_until
 
 SECRET = b"s" * 32
@@ -58,10 +58,10 @@ def first_file(rows: SharedRows) -> str:
 def test_much_comes_in_portions(pair: tuple[SharedRows, SharedRows]) -> None:
     first, second = pair
     with first.together():
-        for owner in range(1, MOST_READ + 11):
+        for owner in range(1, MAX_READ + 11):
             first.put(owner, HEAD, b"x")
     assert first.write(), "in portions, too"
-    assert len(second.changes()) == MOST_READ
+    assert len(second.changes()) == MAX_READ
     assert not second.is_complete
     assert len(second.changes()) == 10
     assert second.is_complete
@@ -108,11 +108,11 @@ def test_a_full_disk_is_tried_again(
     first._db.execute(f"PRAGMA max_page_count = {pages}")
     for owner in range(1, 20):
         first.put(owner, HEAD, b"x" * 1000)
-    monkeypatch.setattr(shared_rows, "MOST_WAITING", 19)
+    monkeypatch.setattr(shared_rows, "MAX_WAITING", 19)
     first.put(20, HEAD, b"x" * 1000)
     assert (shared_rows.WAITING.count, len(first._waiting)) == (1, 19)
     assert "database or disk is full" in caplog.text
-    assert caplog.text.count("tried again") == 1
+    assert caplog.text.count("trying again") == 1
     first._db.execute(f"PRAGMA max_page_count = {1 << 20}")
     wait_until(first.write)
     assert len(second.changes()) <= 19

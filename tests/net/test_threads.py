@@ -12,7 +12,7 @@ from gevent.threadpool import ThreadPool
 
 from smqrt import hub
 from smqrt.errors import ArgumentError, ClosedError
-from smqrt.loop import greenlet_pool
+from smqrt.loop import threads
 from tests.device import Site, bounded, publish
 from tests.waiting import let_others_run
 
@@ -72,14 +72,14 @@ def test_an_idle_loop_wakes_up(site: Site, thread: ThreadPool) -> None:
 def test_what_waits_is_bounded_and_the_thread_is_told(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(greenlet_pool, "MAX_INLET_CALLS", 3)
+    monkeypatch.setattr(threads, "MAX_INLET_CALLS", 3)
     assert [site.smq.publish_threadsafe("x", "news") for _ in range(5)] == [True] * 3 + [False] * 2
     let_others_run()
     assert site.smq.publish_threadsafe("x", "news")
     let_others_run()
-    monkeypatch.setattr(greenlet_pool, "MAX_INLET_BYTES", 10)
+    monkeypatch.setattr(threads, "MAX_INLET_BYTES", 10)
     assert not site.smq.publish_threadsafe("x" * 11, "news")
-    assert greenlet_pool.CALLS_OF_THREADS.count == 3
+    assert threads.CALLS_OF_THREADS.count == 3
     assert "threads hand in more than the loop takes" in caplog.text
 
 
