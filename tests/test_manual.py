@@ -302,7 +302,7 @@ def test_figures_of_the_manual_are_those_of_the_code() -> None:
     for figure in (
         f"`budget` of `create` | {outbox.DEFAULT_BUDGET_BYTES >> 20} MiB",
         f"together | {outbox.GLOBAL_BUDGET_BYTES >> 20} MiB",
-        f"not one byte | {data_path.STALLED_AFTER_S:g} s",
+        f"not one byte | {data_path.limits.stalled_s:g} s",
         f"up to {graceful_close.LINGER_S:g} s",
     ):
         assert figure in shown

@@ -195,7 +195,7 @@ class MovingClient:
         self.is_unchanged = False
         self._carry: tuple[bytes, bytes] = (b"", b"")
         self._is_unread = ahead is not None and ahead.is_unread
-        data_path.still.add(connection)
+        data_path.frozen_connections.add(connection)
         connection.watcher.stop()
 
     @property
@@ -231,7 +231,7 @@ class MovingClient:
     def go_on(self) -> None:
         """Stay here, as if nothing had been."""
         connection = self.connection
-        data_path.still.discard(connection)
+        data_path.frozen_connections.discard(connection)
         if connection.life.over:
             return
         if self.record:
@@ -252,7 +252,7 @@ class MovingClient:
 
     def detach(self) -> Any:
         """Take the transport away from the connection, which is over."""
-        data_path.still.discard(self.connection)
+        data_path.frozen_connections.discard(self.connection)
         _close_quietly(self.connection)
         snapshot.leave(self.session)
         return self.connection.transport
@@ -331,7 +331,7 @@ class FrozenHub:
                 continue
             self.others.append(session)
             if isinstance(connection, RawConnection):
-                data_path.still.add(connection)
+                data_path.frozen_connections.add(connection)
                 connection.watcher.stop()
 
     def settle(self, within_s: float = SETTLE_S) -> None:
@@ -358,7 +358,7 @@ class FrozenHub:
         self._enroll()
         for one in [one for one in self.clients if one.session.closed]:
             self.clients.remove(one)
-            data_path.still.discard(one.connection)
+            data_path.frozen_connections.discard(one.connection)
         self.broker.server.hold_publishes()
         self._unhandled = self.broker.server.take_unhandled()
         for one in self.clients:
@@ -381,7 +381,7 @@ class FrozenHub:
     def _read_others(self) -> None:
         for session in self.others:
             connection: Any = session.outbox
-            data_path.still.discard(connection)
+            data_path.frozen_connections.discard(connection)
             if isinstance(connection, RawConnection) and not connection.life.over and not connection.paused:
                 connection.paused = True
                 connection.resume()
@@ -560,7 +560,9 @@ class RestoredHub:
         cluster, until_s = self.broker.cluster, time.monotonic() + LINK_S
         while cluster is not None and not cluster.others.issuperset(others) and time.monotonic() < until_s:
             gevent.sleep(OTHERS_TURN_S)
-        ordered = _waiting_first([one for one in connections if not one.life.over and one not in data_path.still])
+        ordered = _waiting_first(
+            [one for one in connections if not one.life.over and one not in data_path.frozen_connections]
+        )
         for at in range(0, len(ordered), _AT_ONCE):
             for connection in ordered[at : at + _AT_ONCE]:
                 connection.resume()

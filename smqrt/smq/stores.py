@@ -308,9 +308,7 @@ class SqliteValues:
                     sources[source] = _identity_from_text(source)
                 values.restore(topic, smq.publish_frame(tid, server_etid, stid, payload), sources[source], stamp)
         if obsolete:
-            log.info(
-                "persist: %s: deleted %d last values of unselected topics", self._names.path, len(obsolete)
-            )
+            log.info("persist: %s: deleted %d last values of unselected topics", self._names.path, len(obsolete))
             self._names.connection.executemany("DELETE FROM last_values WHERE tid = ? AND stid = ?", obsolete)
         for (tid, stid), (stamp, checksum) in stamps.items():
             topic = topics.get(tid)

@@ -94,7 +94,7 @@ class WsgiConnection(Outbox):
 
     def settled(self) -> None:
         """The handshake ended."""
-        data_path.handshake_over(self)
+        data_path.end_handshake(self)
         if self.life is Life.OPENING:
             self.life = moved(self.life, Life.OPEN)
 
@@ -126,7 +126,7 @@ class WsgiConnection(Outbox):
             gevent.wait([reader, writer], count=1)
             self.session.disconnect(CloseReason.PEER_CLOSED)
             if self.life is Life.DRAINING:
-                writer.join(data_path.STALLED_AFTER_S)
+                writer.join(data_path.limits.stalled_s)
                 reader.join(LINGER_S)
         finally:
             self.session.disconnect(CloseReason.PEER_CLOSED)
@@ -187,7 +187,7 @@ class WsgiConnection(Outbox):
     def _send_outgoing(self) -> None:
         while self._outgoing:
             packet = self._outgoing[0]
-            with gevent.Timeout(data_path.STALLED_AFTER_S):
+            with gevent.Timeout(data_path.limits.stalled_s):
                 self.sock.send(packet, binary=True)
             if self._outgoing:  # else it was counted as lost meanwhile
                 self._outgoing.popleft()

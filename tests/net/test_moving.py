@@ -300,7 +300,7 @@ def test_an_attempt_is_taken_back(make_site: Any) -> None:
     standing.go_on()
     assert messages(ws) == [b"held", b"half"]
     assert messages(raw) == [b"held", b"half"]
-    assert not data_path.still
+    assert not data_path.frozen_connections
     assert QueuedMemory.total_bytes == 0
 
 
@@ -433,14 +433,14 @@ def test_descriptors_come_with_their_message() -> None:
 @pytest.mark.parametrize(
     ("data", "fault"),
     [
-        (b"\0\0\x10\0" + bytes(8), "a message of 4096 bytes"),
+        (b"\0\0\x10\0" + bytes(8), "message too large: 4096 bytes"),
         (b"\0\0\0\0\xff\0\0\0" + bytes(4), "bytes"),
-        (b"\0\0\0\2" + bytes(8) + b"[]", "none"),
-        (b"\0\0\0\2" + bytes(8) + b"{\xff", "none"),
+        (b"\0\0\0\2" + bytes(8) + b"[]", "invalid message"),
+        (b"\0\0\0\2" + bytes(8) + b"{\xff", "invalid message"),
         (b"\0\0\0\2" + b"\0\0\0\0\0\0\0\1{}", "descriptors are missing"),
-        (b'\0\0\0\x0b' + bytes(8) + b'{"@":[1,"x"]', "none"),
+        (b'\0\0\0\x0b' + bytes(8) + b'{"@":[1,"x"]', "invalid message"),
         (b"GET / HTTP/1.1\r\n\r\n", "bytes"),
-        (b"\0\0\0\2", "said nothing"),
+        (b"\0\0\0\2", "sent nothing"),
     ],
 )  # fmt: skip
 def test_nonsense_is_refused(data: bytes, fault: str) -> None:
