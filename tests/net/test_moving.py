@@ -91,7 +91,7 @@ MOVED = {
 
 @pytest.mark.parametrize("kind", MOVED, ids=lambda kind: kind.__name__)
 def test_everything_that_a_client_has_goes_along_or_is_rebuilt(kind: Any) -> None:
-    """Whoever adds an attribute says here what becomes of it at a hot restart (broker/snapshot.py, session_migration.py)."""
+    """A new attribute needs an entry here: what becomes of it at a hot restart (see session_migration.py)."""
     assert set(kind.__slots__) == MOVED[kind] | set(REBUILT[kind])
     assert not MOVED[kind] & set(REBUILT[kind])
 
