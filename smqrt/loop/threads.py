@@ -437,7 +437,7 @@ class DiskThreads:
 MAX_INLET_CALLS, MAX_INLET_BYTES = 10_000, 16 << 20
 """How many calls may wait, and the bytes of their messages."""
 INLET_PORTION_S = 0.004
-CALLS_OF_THREADS = Limit("calls_of_threads", "", "threads hand in more than the loop takes (publish_threadsafe)")
+CALLS_OF_THREADS = Limit("calls_of_threads", "", "threads pass more calls than the loop handles (publish_threadsafe)")
 
 
 class Inlet:
@@ -484,5 +484,5 @@ class Inlet:
         try:
             function(*arguments)
         except Exception:
-            log.exception("error in what a thread handed in")
+            log.exception("error in a call from a thread")
         return True

@@ -58,7 +58,12 @@ class HubAuthentication:
         try:
             identity = self._service.login(shown_by(client, credentials), lambda: not client.closed)
             client.identity = identity
-            verdict = self._ask_application(credentials, client)
+            verdict: Verdict = ConnackCode.ACCEPTED, b""
+            if self._authenticate is not None:
+                answer: Any = self._authenticate(credentials, client)
+                if isinstance(answer, Deferred):
+                    answer = greenlet_pool.wait(answer)
+                verdict = answer if isinstance(answer, tuple) else (ConnackCode.ACCESS_DENIED, b"")
             fault = self._service.revalidate(identity)  # the application may have blocked for long
             if not verdict[0] and fault is not None:
                 verdict, client.identity = (ConnackCode.BAD_CREDENTIALS, fault.encode()), None
@@ -70,14 +75,6 @@ class HubAuthentication:
         except Exception:
             log.exception("error while a client logged in; it is rejected")
             return ConnackCode.SERVER_UNAVAILABLE, b""
-
-    def _ask_application(self, credentials: bytes, client: BrokerClient) -> Verdict:
-        if self._authenticate is None:
-            return ConnackCode.ACCEPTED, b""
-        answer: Any = self._authenticate(credentials, client)
-        if isinstance(answer, Deferred):
-            answer = greenlet_pool.wait(answer)
-        return answer if isinstance(answer, tuple) else (ConnackCode.ACCESS_DENIED, b"")
 
 
 def shown_by(client: BrokerClient, credentials: bytes) -> PresentedCredentials:

@@ -150,7 +150,10 @@ class Requests:
         Raises:
             NoAnswer: none was received in time, or `give_up` was called.
         """
-        key = etid, self._next_number(etid)
+        self._last = self._last % 0xFFFFFFFF + 1
+        while (etid, self._last) in self._open:
+            self._last = self._last % 0xFFFFFFFF + 1
+        key = etid, self._last
         answer = self._open[key] = AsyncResult()
         try:
             send(key[1])
@@ -163,12 +166,6 @@ class Requests:
             self._over[key] = None
             if len(self._over) > REMEMBERED_REQUESTS:
                 self._over.popitem(last=False)
-
-    def _next_number(self, etid: int) -> int:
-        while True:
-            self._last = number = self._last % 0xFFFFFFFF + 1
-            if (etid, number) not in self._open:
-                return number
 
     def take(self, data: bytes, etid: int, subtid: int) -> bool:
         """Deliver a message from `etid` if it is an answer, and return whether it is; called before any handler.

@@ -175,7 +175,7 @@ class SqliteNames:
                 else:
                     if self._complained:
                         self._complained = False
-                        log.warning("persist: %s takes names again", self.path)
+                        log.warning("persist: %s: names are saved again", self.path)
                     for kind, name, *_ in group:
                         self._unsaved.pop((kind, name)).resolve()
                 finally:
@@ -196,7 +196,7 @@ class SqliteNames:
         if not self._complained:
             self._complained = True
             log.error(
-                "persist: %s: %s; clients that ask for a new name are denied it until the disk takes names again",
+                "persist: %s: %s; clients are denied new names until the disk accepts writes again",
                 self.path,
                 fault,
             )
@@ -217,7 +217,7 @@ class SqliteNames:
         if writer is not None:
             writer.join(CLOSE_S)
         if self._unsaved:
-            log.error("persist: %s: closed with %d names that the disk did not take", self.path, len(self._unsaved))
+            log.error("persist: %s: closed with %d unsaved names", self.path, len(self._unsaved))
         self._rows.clear()
         for pending in list(self._unsaved.values()):
             pending.reject(NotSavedError(f"{self.path} was closed"))
@@ -356,7 +356,11 @@ class SqliteValues:
         except (sqlite3.Error, OSError) as error:
             if not self._complained:
                 self._complained = True
-                log.error("persist: %s: %s; last values are not saved until it takes them", self._names.path, error)
+                log.error(
+                    "persist: %s: %s; last values are not saved until the disk accepts writes again",
+                    self._names.path,
+                    error,
+                )
             if not self._closed:
                 self._writer = gevent.spawn_later(VALUES_RETRY_S, self._write)
                 return
@@ -397,7 +401,7 @@ class SqliteValues:
             raise
         if self._complained:
             self._complained = False
-            log.warning("persist: %s takes last values again", self._names.path)
+            log.warning("persist: %s: last values are saved again", self._names.path)
         return True
 
     def _commit(
@@ -430,7 +434,7 @@ class SqliteValues:
             last.join(CLOSE_S)
         if self._is_writing or self._complained:
             count = sum(1 for _ in self._values.unsaved()) if self._values is not None else 0
-            log.error("persist: %s: closed with %d last values that the disk did not take", self._names.path, count)
+            log.error("persist: %s: closed with %d unsaved last values", self._names.path, count)
         unfinished.discard(self)
 
 

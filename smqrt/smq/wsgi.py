@@ -176,22 +176,19 @@ class WsgiConnection(Outbox):
             while self._outgoing or not self.life.over:
                 self._more.wait()
                 self._more.clear()
-                self._send_outgoing()
+                while self._outgoing:
+                    packet = self._outgoing[0]
+                    with gevent.Timeout(data_path.limits.stalled_s):
+                        self.sock.send(packet, binary=True)
+                    if self._outgoing:  # otherwise it was counted as lost during `send`
+                        self._outgoing.popleft()
+                    self.queued_bytes -= len(packet) + 2
             self.sock.close()
         except gevent.Timeout:
             reason = CloseReason.SLOW_CONSUMER
         except Exception as error:
             log.debug("writing to the WebSocket failed: %s", error)
         self.session.disconnect(reason)
-
-    def _send_outgoing(self) -> None:
-        while self._outgoing:
-            packet = self._outgoing[0]
-            with gevent.Timeout(data_path.limits.stalled_s):
-                self.sock.send(packet, binary=True)
-            if self._outgoing:  # otherwise it was counted as lost during `send`
-                self._outgoing.popleft()
-            self.queued_bytes -= len(packet) + 2
 
 
 def _receive(sock: Any) -> Any:

@@ -80,7 +80,7 @@ def test_what_waits_is_bounded_and_the_thread_is_told(
     monkeypatch.setattr(threads, "MAX_INLET_BYTES", 10)
     assert not site.smq.publish_threadsafe("x" * 11, "news")
     assert threads.CALLS_OF_THREADS.count == 3
-    assert "threads hand in more than the loop takes" in caplog.text
+    assert "threads pass more calls than the loop handles" in caplog.text
 
 
 def test_wrong_arguments_are_told_to_the_thread(site: Site) -> None:
