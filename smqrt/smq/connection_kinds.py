@@ -6,7 +6,6 @@ They are `RawConnection`s with a layer between. Each layer may hold data back, i
 from __future__ import annotations
 
 from time import time
-from typing import TYPE_CHECKING
 
 from gevent import get_hub
 
@@ -155,13 +154,7 @@ class WsConnection(RawConnection):
         super()._last_words(reason)
 
 
-if TYPE_CHECKING:
-    _Base = RawConnection
-else:
-    _Base = object
-
-
-class OverTls(_Base):
+class OverTls(RawConnection):
     """Mixin for a connection whose `sock` is a `TlsTransport`."""
 
     __slots__ = ()

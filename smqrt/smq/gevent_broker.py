@@ -273,7 +273,7 @@ class GeventBroker(SucceedingBroker):
 
     Attributes:
         number: unique among all workers; 0 for internal brokers, which operators do not see.
-        made_at, identities: see above and `SucceedingBroker`.
+        made_at: see above.
         app: the name of the folder of the application that made it; empty outside of applications.
         counts_of: the option `observe`.
 

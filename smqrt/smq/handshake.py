@@ -16,13 +16,14 @@ from smqrt.broker.state import BrokerClient
 from smqrt.broker.topics import HANDSHAKES
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.loop.greenlet_pool import wait
+from smqrt.loop.readiness import Watcher
 from smqrt.settings.options import whole
 from smqrt.smq import data_path
 from smqrt.smq.connection import RawConnection
 from smqrt.smq.slow_consumers import connection_class
 from smqrt.transport.listener import KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S
 from smqrt.transport.origins import Origins, is_loopback
-from smqrt.transport.tls import TlsTransport
+from smqrt.transport.tls import Transport
 from smqrt.wire import smq, websocket
 
 MIN_KEEPALIVE_INTERVAL_S = 3
@@ -52,8 +53,8 @@ class DetachedConnection(Protocol):
         secure: whether the transport is a `TlsTransport`.
     """
 
-    transport: Any
-    watcher: Any
+    transport: Transport
+    watcher: Watcher
     data: bytes
     secure: bool
 
@@ -161,7 +162,7 @@ class KeepAlive:
         self.idle_s = int(idle_s)
         self.interval_s = max(int(interval_s or idle_s // 10), MIN_KEEPALIVE_INTERVAL_S)
 
-    def apply(self, sock: socket.socket | TlsTransport) -> None:
+    def apply(self, sock: Transport) -> None:
         """Set it on a client's socket, unless the listener has set the same."""
         if (self.idle_s, self.interval_s) == (KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S):
             return

@@ -25,7 +25,7 @@ from smqrt.broker import permissions, snapshot
 from smqrt.broker.outbox import QueuedMemory, run_in_background
 from smqrt.broker.session import Session, SessionState
 from smqrt.broker.snapshot import Record, adopt_values, values_of
-from smqrt.broker.state import BrokerPeer
+from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.errors import CloseReason
 from smqrt.loop.readiness import READ
 from smqrt.process import current_application
@@ -255,7 +255,7 @@ class MovingClient:
         """Remove the client here, and close this process's descriptor of its socket."""
         self.detach().close()
 
-    def detach(self) -> Any:
+    def detach(self) -> Transport:
         """Remove the client here, and return its transport."""
         data_path.frozen_connections.discard(self.connection)
         _close_quietly(self.connection)
@@ -323,7 +323,7 @@ class FrozenHub:
         self.clients: list[MovingClient] = []
         self.others: list[Session] = []
         self._with_tls = with_tls
-        self._seen: set[Any] = set()
+        self._seen: set[BrokerClient] = set()
         self._unhandled: list[bytes] = []
         self._onpublish = broker.hooks.onpublish
         self._freeze_clients()
@@ -332,8 +332,8 @@ class FrozenHub:
         for session in [one for one in self.broker.sessions.values() if one not in self._seen]:
             self._seen.add(session)
             assert isinstance(session, Session)
-            connection: Any = session.outbox
-            if can_move(session, self._with_tls):
+            connection = session.outbox
+            if isinstance(connection, RawConnection) and can_move(session, self._with_tls):
                 self.clients.append(MovingClient(session, connection, self._ahead.get(session)))
                 continue
             self.others.append(session)
@@ -389,11 +389,12 @@ class FrozenHub:
 
     def _read_others(self) -> None:
         for session in self.others:
-            connection: Any = session.outbox
-            data_path.frozen_connections.discard(connection)
-            if isinstance(connection, RawConnection) and not connection.life.over and not connection.paused:
-                connection.paused = True
-                connection.resume()
+            connection = session.outbox
+            if isinstance(connection, RawConnection):
+                data_path.frozen_connections.discard(connection)
+                if not connection.life.over and not connection.paused:
+                    connection.paused = True
+                    connection.resume()
 
     def let_go(self, forward: Callable[[bytes, int, int], None]) -> None:
         """Remove the clients that have migrated; the others are read again until they are closed.
@@ -425,7 +426,7 @@ class FrozenHub:
             session.forget_routes()
         self.broker.server.go_on_publishing()
 
-    def hand_over(self) -> list[tuple[Record, Any]]:
+    def hand_over(self) -> list[tuple[Record, Transport]]:
         """Remove the clients, and return their records and transports, for a migration within this process."""
         records = [(one.record, one.detach()) for one in self.clients]
         self._forget()
@@ -465,7 +466,7 @@ class RestoredHub:
 
     # ---- before the old hub is frozen
 
-    def prepare(self, number: int, record: Record, transport: Any) -> None:
+    def prepare(self, number: int, record: Record, transport: Transport) -> None:
         """Prepare the connection of a client whose record was sent early; `place_prepared` registers the client."""
         self._prepared[number] = self._connection(record, transport), record
 
@@ -485,7 +486,7 @@ class RestoredHub:
             log.warning("the topic %r has got back the number that its clients use; the application saw another", name)
         snapshot.add_counters(self.broker, record["counters"])
 
-    def place(self, record: Record, transport: Any) -> None:
+    def place(self, record: Record, transport: Transport) -> None:
         """Register a client. It is not read before `begin`, and nothing is sent to it."""
         self._join(self._connection(record, transport), record)
 
@@ -500,7 +501,7 @@ class RestoredHub:
         _close_quietly(connection)
         self.place(record, connection.transport)
 
-    def _connection(self, record: Record, transport: Any) -> RawConnection:
+    def _connection(self, record: Record, transport: Transport) -> RawConnection:
         connection = connection_of(record["connection"], transport, self.broker.slow is not None)
         connection.hold_back()
         return connection
@@ -592,7 +593,7 @@ KEEP_S = 10.0
 class _KeptClients(NamedTuple):
     record: Record
     values: list[Record]
-    clients: list[tuple[Record, Any]]
+    clients: list[tuple[Record, Transport]]
     place: Record
     timer: Any
 

@@ -17,12 +17,11 @@ import struct
 import termios
 from collections.abc import Iterable, Sequence
 from time import monotonic
-from typing import Any
 
 import gevent
 
 from smqrt.broker.outbox import Drop, backlog, dirty
-from smqrt.broker.session import Session
+from smqrt.broker.state import BrokerClient
 from smqrt.errors import CloseReason
 from smqrt.loop.greenlet_pool import in_hub
 from smqrt.loop.scheduling import Turn
@@ -123,14 +122,14 @@ def wait_sent(most_s: float) -> None:
         gevent.sleep(_POLL_S)
 
 
-def _in_order(brokers: Iterable[GeventBroker]) -> list[Any]:
+def _in_order(brokers: Iterable[GeventBroker]) -> list[BrokerClient]:
     """Return all clients: those without subscriptions first, otherwise at random, so that sites reconnect evenly."""
     sessions = [session for broker in brokers for session in broker.sessions.values()]
     random.shuffle(sessions)
     return sorted(sessions, key=lambda session: bool(session.topics))
 
 
-def _close_if_idle(session: Session) -> bool:
+def _close_if_idle(session: BrokerClient) -> bool:
     """Close a client unless it has to read more or its data still has to be routed; return whether it is closed."""
     if session.closed:
         return True

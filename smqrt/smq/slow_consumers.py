@@ -6,21 +6,14 @@ of other hubs use the classes of `connection.py` and `connection_kinds.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from smqrt.broker.outbox import BLOCKED, QueuedMemory
 from smqrt.broker.slow import Backlog
 from smqrt.smq import data_path
 from smqrt.smq.connection import RawConnection
 from smqrt.smq.connection_kinds import TlsRawConnection, TlsWsConnection, WsConnection
 
-if TYPE_CHECKING:
-    _Base = RawConnection
-else:
-    _Base = object
 
-
-class _Policed(_Base):
+class _Policed(RawConnection):
     """Mixin for a connection. It has no attributes, so that `police` can change the class of an open connection."""
 
     __slots__ = ()

@@ -16,7 +16,8 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from io import FileIO
+from typing import Protocol
 
 import gevent
 from gevent import get_hub
@@ -227,7 +228,7 @@ class SqliteNames:
         self._lock.close()
 
 
-def _lock_file(path: str) -> Any:
+def _lock_file(path: str) -> FileIO:
     """Return the open, locked file `<path>-lock`.
 
     It is not the database itself: closing a second descriptor of that would drop SQLite's POSIX locks.
@@ -236,7 +237,7 @@ def _lock_file(path: str) -> Any:
         fd = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ArgumentError(f"persist: {path}: {error.strerror}; give a file that this process may write") from None
-    file = os.fdopen(fd, "r+b", buffering=0)
+    file = FileIO(fd, "r+b")
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
