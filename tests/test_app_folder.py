@@ -1,4 +1,4 @@
-"""Whose code runs, and what ends with it, without a server."""
+"""The current application: its folder, and the objects that close with it, without a server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_relative_paths_begin_in_the_folder_of_the_application(tmp_path: Path) -
     assert application_folder() is None
 
 
-def test_what_an_application_made_ends_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_objects_close_with_their_application(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     app, outside, mine, broken = AppScope(tmp_path), Thing(), Thing(), Thing(fails=True)
     close_with_app(outside)
     with running_app(app):

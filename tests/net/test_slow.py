@@ -1,4 +1,4 @@
-"""Subscribers that do not read: no other client notices, lost copies are counted (help: slow-consumers)."""
+"""Subscribers that do not read: other clients are not affected, lost copies are counted (help: slow-consumers)."""
 
 from __future__ import annotations
 
