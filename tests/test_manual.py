@@ -273,7 +273,7 @@ def test_every_method_of_the_hub_is_documented_in_one_order() -> None:
 
 
 def test_every_metric_and_every_reason_is_in_its_table() -> None:
-    assert set(close_log.ENDINGS) == set(CloseReason)
+    assert set(close_log.EXPLANATIONS) == set(CloseReason)
     assert close_log.manual() in page_text("troubleshooting"), "run scripts/fix"
     assert metrics.manual() in page_text("metrics"), "run scripts/fix"
 

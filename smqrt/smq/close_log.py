@@ -46,7 +46,7 @@ class Ending:
     is_trouble: bool = True
 
 
-ENDINGS = {
+EXPLANATIONS = {
     CloseReason.CLIENT_DISCONNECT: Ending(
         "The client sent a Disconnect packet.", "Nothing is wrong.", is_trouble=False
     ),
@@ -164,13 +164,13 @@ UNKNOWN = Ending("The connection was closed.", "Check the log.")
 
 def ending_of(reason: CloseReason) -> Ending:
     """Return the explanation of a reason."""
-    return ENDINGS.get(reason, UNKNOWN)
+    return EXPLANATIONS.get(reason, UNKNOWN)
 
 
 def manual() -> str:
     """Return the table of the manual in Markdown."""
     lines = ["| reason | in the log | what happened | what to do | what changes it |", "|---|---|---|---|---|"]
-    for reason, ending in ENDINGS.items():
+    for reason, ending in EXPLANATIONS.items():
         setting = f"`{ending.setting.rpartition(' ')[2]}`" if ending.setting else ""
         kind = " of [the hub](hub-api.md)" if ending.setting.startswith("hub option ") else ""
         name = f"`{reason.name.lower()}`"
@@ -214,7 +214,7 @@ class Closed:
     setting: str = ""
 
 
-class Closes:
+class CloseLog:
     """The last closed connections."""
 
     def __init__(self, kept: int = KEPT) -> None:
@@ -234,7 +234,7 @@ class Closes:
 DETAIL_CHARS = 200
 """The part of a detail that is kept: some details contain text of the client."""
 
-closes = Closes()
+closes = CloseLog()
 """The last closed connections of this process."""
 observers: list[Callable[[Closed], object]] = []
 """Functions that are called for each closed connection."""
@@ -248,7 +248,7 @@ _line_limits: defaultdict[tuple[int, CloseReason], LineLimit] = defaultdict(Line
 _MAX_LINE_LIMITS = 2000
 
 
-def ended(hub: int, session: Session, reason: CloseReason, detail: str) -> None:
+def record(hub: int, session: Session, reason: CloseReason, detail: str) -> None:
     """Record a closed connection, and log it, unless this reason was logged for this hub within the last second."""
     since_s = session.since_s
     closed = Closed(

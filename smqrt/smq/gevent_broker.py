@@ -324,7 +324,7 @@ class GeventBroker(SucceedingBroker):
         self.draining = not _all_hubs.accept_clients
         self.limit_chunks = handshake.limit_chunks
         if self.number:
-            self.on_end = partial(close_log.ended, self.number)
+            self.on_end = partial(close_log.record, self.number)
         self.measure = data_path.kernels.measure
         self.call_later = call_later
         self.apply_limits(in_force())
