@@ -94,7 +94,7 @@ def shown_by(client: BrokerClient, credentials: bytes) -> PresentedCredentials:
             try:
                 pair = b64decode(value.strip(), validate=True)
             except (binascii.Error, ValueError):
-                pair = b""  # an empty name, which no user has
+                pair = b""  # malformed: rejected as a wrong login
         elif scheme.lower() == "bearer":
             token = value.strip().encode("latin-1")
     name, password = None, None
@@ -103,12 +103,8 @@ def shown_by(client: BrokerClient, credentials: bytes) -> PresentedCredentials:
         name = name_bytes.decode("utf-8", "replace")
     verified = getattr(getattr(client.outbox, "transport", None), "peer_certificate", None)
     certificate: bytes | None = verified() if verified else None
-    return PresentedCredentials(origin.address, client.uid, name, password, token, certificate, _login(request))
-
-
-def _login(request: Any) -> Identity | None:
-    """Return the user that is logged in with the browser's session, if the server's own users were used."""
+    # The login of the browser's session; its identity is None unless it was a login with the server's own users.
     logins = None if isinstance(request, dict) else getattr(request, "logins", None)
     login = logins.of(request) if logins is not None else None
-    found: Identity | None = login.identity if login is not None else None
-    return found
+    browser: Identity | None = login.identity if login is not None else None
+    return PresentedCredentials(origin.address, client.uid, name, password, token, certificate, browser)

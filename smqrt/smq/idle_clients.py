@@ -72,6 +72,7 @@ class IdleClients:
             run_in_background(self._steps(list(self._clients())))
 
     def _steps(self, clients: Iterable[Session]) -> Iterator[None]:
+        """Check one client in each step."""
         try:
             for session in clients:
                 connection = session.outbox
@@ -85,10 +86,9 @@ class IdleClients:
 
     def _check(self, session: Session, connection: RawConnection) -> None:
         silence_s = silent_s(connection)
+        # A blocked connection has a deadline of its own; the answer of a paused one is not read.
         if silence_s < self._idle_s or connection.paused or connection.life is BLOCKED:
-            self._pinged_s.pop(
-                session, None
-            )  # its connection has a deadline of its own, or the broker does not read it
+            self._pinged_s.pop(session, None)
             return
         now_s = time.monotonic()
         pinged_s = self._pinged_s.get(session)

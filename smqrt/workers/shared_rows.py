@@ -107,7 +107,11 @@ class SharedRows:
         self._no_wait_until_s = self._rest_until_s = 0.0
         self._lines = LineLimit()
         try:
-            self._db = _connect(directory / f"shared-{FORMAT}.db")
+            self._db = sqlite3.connect(directory / f"shared-{FORMAT}.db", isolation_level=None, timeout=OPEN_S)
+            self._db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = OFF")  # the rows end with the server: a power failure ends both
+            self._db.executescript(_TABLES)
             self.writer = self._db.execute("INSERT INTO writers DEFAULT VALUES").lastrowid or 0
             self._db.execute("PRAGMA busy_timeout = 0")  # SQLite would block the loop; see `_execute_with_lock`
         except sqlite3.Error as error:
@@ -171,7 +175,10 @@ class SharedRows:
         if data is None:
             keep_s = ENDED_S
         until_s = None if keep_s is None else time() + keep_s
-        sealed = None if data is None else self._encrypt(owner, name, data)
+        sealed = None
+        if data is not None:
+            nonce = _NONCE.pack(self.writer, self._next_nonce())
+            sealed = nonce + self._cipher.encrypt(nonce, data, b"%d %b" % (owner, name))
         needs_no_head = owner == 0 or (name == self._head and data is not None)
         row = (owner, name, sealed, self.writer, until_s)
         self._add((_PUT, *row) if needs_no_head else (_PUT_IF, *row, self._head))
@@ -282,24 +289,9 @@ class SharedRows:
     def _complain(self, done: str, error: sqlite3.Error) -> None:
         self._lines.warn(f"shared rows of the workers can't be {done} now; trying again: {error}")
 
-    # ---- encryption
-
-    def _encrypt(self, owner: int, name: bytes, data: bytes) -> bytes:
-        nonce = _NONCE.pack(self.writer, self._next_nonce())
-        return nonce + self._cipher.encrypt(nonce, data, b"%d %b" % (owner, name))
-
     def _decrypt(self, owner: int, name: bytes, sealed: bytes) -> bytes | None:
         try:
             nonce, text = sealed[: _NONCE.size], sealed[_NONCE.size :]
             return self._cipher.decrypt(nonce, text, b"%d %b" % (owner, name))
         except InvalidTag:  # not written by a worker of this server
             return None
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(path, isolation_level=None, timeout=OPEN_S)
-    db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = OFF")  # the rows end with the server: a power failure ends both
-    db.executescript(_TABLES)
-    return db
