@@ -468,7 +468,7 @@ class GeventBroker(SucceedingBroker):
             elif wsgi.HANDLER in request:
                 request = wsgi.HandlerRequest(request)
             else:
-                return wsgi.connect(self, self._admission, request, origin)
+                return wsgi.connect_environ(self, self._admission, request, origin)
         handshake.connect(self, self._admission, request, origin)
         return True
 

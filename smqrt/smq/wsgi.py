@@ -271,7 +271,7 @@ class HandlerRequest:
         return self
 
 
-def connect(broker: Broker, admission: Admission, environ: dict[str, Any], origin: Origin) -> bool:
+def connect_environ(broker: Broker, admission: Admission, environ: dict[str, Any], origin: Origin) -> bool:
     """Serve the WebSocket that gevent-websocket put into `environ`, until it ends.
 
     A WebSocket from a page of a foreign host is closed at once.
