@@ -270,7 +270,7 @@ def record(hub: int, session: Session, reason: CloseReason, detail: str) -> None
     for observer in observers:
         observer(closed)
     level = logging.WARNING if ending_of(reason).is_trouble else logging.INFO
-    if len(_line_limits) >= _MAX_LINE_LIMITS:  # those of closed hubs stay otherwise
+    if len(_line_limits) >= _MAX_LINE_LIMITS:  # limits of closed hubs would accumulate
         _line_limits.clear()
     others = _line_limits[hub, reason].others() if log.isEnabledFor(level) else None
     if others is not None:
@@ -289,11 +289,11 @@ def setting_of(session: Session, reason: CloseReason, detail: str) -> str:
 
 def sentence(closed: Closed) -> str:
     """Return the log line."""
-    who = f"{closed.uid!r} " if closed.uid else ""
+    client = f"{closed.uid!r} " if closed.uid else ""
     ending = ending_of(closed.reason)
     detail = f" ({closed.detail})" if closed.detail and closed.detail != closed.reason.value else ""
     setting = f"; see {closed.setting}" if ending.is_trouble and closed.setting else ""
-    return f"closed: {who}{closed.address} {closed.transport}: {closed.reason.value}{detail}{setting}"
+    return f"closed: {client}{closed.address} {closed.transport}: {closed.reason.value}{detail}{setting}"
 
 
 def fields(closed: Closed) -> dict[str, object]:

@@ -264,7 +264,7 @@ class _PersistFile:
 
 
 class GeventBroker(SucceedingBroker):
-    """A broker whose clients come through HTTP requests.
+    """A broker that accepts clients from HTTP requests.
 
     Args:
         hooks: the application's callbacks.

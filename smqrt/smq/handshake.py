@@ -206,7 +206,7 @@ def connect(broker: Broker, admission: Admission, request: object, origin: Origi
     elif broker.closed:  # its clients may reconnect before the application has made a new hub
         request.response.error(503, "This hub has been closed.", {"Retry-After": "1"})
     elif broker.draining:
-        request.response.error(503, "This server takes no new clients.", {"Retry-After": "1"})
+        request.response.error(503, "This server accepts no new clients.", {"Retry-After": "1"})
     elif too_many(broker, request.peer[0]) or not _count_connection(request):
         request.response.error(503, "Too many clients of your address are connecting.")
     else:
