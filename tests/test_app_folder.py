@@ -1,9 +1,10 @@
-"""Whose code runs, and what ends with it, without a server."""
+"""The current application: its folder, and the objects that close with it, without a server."""
 
 from __future__ import annotations
 
 import gc
 import logging
+import weakref
 from pathlib import Path
 
 import gevent
@@ -37,7 +38,7 @@ def test_relative_paths_begin_in_the_folder_of_the_application(tmp_path: Path) -
     assert application_folder() is None
 
 
-def test_what_an_application_made_ends_with_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_objects_close_with_their_application(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     app, outside, mine, broken = AppScope(tmp_path), Thing(), Thing(), Thing(fails=True)
     close_with_app(outside)
     with running_app(app):
@@ -50,9 +51,10 @@ def test_what_an_application_made_ends_with_it(tmp_path: Path, caplog: pytest.Lo
     assert "closing" in caplog.text
 
 
-def test_what_nobody_refers_to_is_not_kept(tmp_path: Path) -> None:
+def test_an_application_keeps_no_object_alive(tmp_path: Path) -> None:
     app, thing = AppScope(tmp_path), Thing()
     app.add(thing)
+    reference = weakref.ref(thing)
     del thing
     gc.collect()
-    assert not list(app._things)
+    assert reference() is None

@@ -69,9 +69,7 @@ def test_the_server_ends_on_a_full_disk(small_disk: Path, tmp_path: Path) -> Non
     assert time.monotonic() - began_s < 25
     served.end()
     lost = re.search(r"journal ends with (\d+) messages that could not be written", served.output)
-    assert re.search(r"names: closed with [1-9]\d* last values that the disk did not take", served.output), (
-        served.output
-    )
+    assert re.search(r"names: closed with [1-9]\d* unsaved last values", served.output), served.output
     assert lost, served.output
     assert "Traceback" not in served.output
 

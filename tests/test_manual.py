@@ -273,7 +273,7 @@ def test_every_method_of_the_hub_is_documented_in_one_order() -> None:
 
 
 def test_every_metric_and_every_reason_is_in_its_table() -> None:
-    assert set(close_log.ENDINGS) == set(CloseReason)
+    assert set(close_log.EXPLANATIONS) == set(CloseReason)
     assert close_log.manual() in page_text("troubleshooting"), "run scripts/fix"
     assert metrics.manual() in page_text("metrics"), "run scripts/fix"
 
@@ -302,7 +302,7 @@ def test_figures_of_the_manual_are_those_of_the_code() -> None:
     for figure in (
         f"`budget` of `create` | {outbox.DEFAULT_BUDGET_BYTES >> 20} MiB",
         f"together | {outbox.GLOBAL_BUDGET_BYTES >> 20} MiB",
-        f"not one byte | {data_path.STALLED_AFTER_S:g} s",
+        f"not one byte | {data_path.limits.stalled_s:g} s",
         f"up to {graceful_close.LINGER_S:g} s",
     ):
         assert figure in shown

@@ -1,4 +1,4 @@
-"""Callbacks of an application, run in one greenlet, in order, away from the connection."""
+"""Queue of an application's callbacks, run in order in one greenlet of their own."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from smqrt.loop.scheduling import Turn
 Answer = TypeVar("Answer")
 
 ROOM_JOBS = 1000
-"""With more jobs waiting the connection is not read: a slow callback slows the broker down, not the memory up."""
+"""With more waiting jobs, the connection is not read: a slow callback must slow the broker, not fill the memory."""
 
 
 class Callbacks:
     """Runs jobs one after the other. A callback may block and may call any method of the client.
 
     Args:
-        log: takes what callbacks raise.
+        log: where exceptions of callbacks are logged.
     """
 
     def __init__(self, log: logging.Logger) -> None:
@@ -44,11 +44,11 @@ class Callbacks:
             self._greenlet = gevent.spawn(self._run)
 
     def ask(self, fn: Callable[..., Answer], *args: object) -> Answer | None:
-        """Run `fn(*args)` in its turn and wait for its answer; None when it failed, which is logged."""
+        """Run `fn(*args)` in its turn and wait for its result; None when it failed, which is logged."""
         return self.ask_later(fn, *args).get()
 
     def ask_later(self, fn: Callable[..., Answer], *args: object) -> AsyncResult[Answer | None]:
-        """Run `fn(*args)` in its turn; its answer, None when it failed, will be in what is returned now."""
+        """Run `fn(*args)` in its turn, and return its future result; None when it failed, which is logged."""
         answer: AsyncResult[Answer | None] = AsyncResult()
 
         def job() -> None:
@@ -65,12 +65,12 @@ class Callbacks:
 
     @property
     def is_current(self) -> bool:
-        """Whether a callback is asking, which had better not wait for another one."""
+        """Whether the caller is a callback; one that waited for another callback would wait forever."""
         return self._greenlet is not None and gevent.getcurrent() is self._greenlet
 
     @property
     def waiting(self) -> int:
-        """How many jobs wait for their turn."""
+        """The number of waiting jobs."""
         return len(self._jobs)
 
     @property
@@ -96,21 +96,22 @@ class Callbacks:
         try:
             while not is_over:
                 try:
-                    is_over = self._work()
-                except (Exception, gevent.Timeout):  # a Timeout may come later than the callback that left it behind
+                    is_over = self._run_jobs()
+                except (Exception, gevent.Timeout):  # a callback's Timeout may be raised after the callback has ended
                     self._log.exception("a callback failed")
         finally:
             self._greenlet = None
-            if not is_over and self._jobs:  # a callback ended its greenlet: the others have a right to theirs
+            if not is_over and self._jobs:  # a callback killed this greenlet: another one runs the remaining jobs
                 self._greenlet = gevent.spawn(self._run)
 
-    def _work(self) -> bool:
-        """Do what comes, until a job fails, or the last one is done: true."""
+    def _run_jobs(self) -> bool:
+        """Run jobs until `_stop`, then return True. The exception of a job ends it, too."""
         jobs, turn = self._jobs, Turn()
         while True:
             self._wake.wait()
             while jobs:
                 fn, args = jobs.popleft()
+                # At half the bound, so that a connection is not paused and resumed for each message.
                 if len(jobs) < ROOM_JOBS // 2 and not self._room.is_set():
                     self._room.set()
                 if fn is _stop:
@@ -121,4 +122,4 @@ class Callbacks:
 
 
 def _stop() -> None:
-    """The job that ends it."""
+    """Mark the end in the queue of jobs."""

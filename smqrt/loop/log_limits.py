@@ -1,4 +1,4 @@
-"""Lines that strangers can cause in the log: so many a second, and the others are counted."""
+"""Rate limit for logged errors that remote clients can cause."""
 
 from __future__ import annotations
 
@@ -9,47 +9,43 @@ from typing import Any
 
 from gevent import get_hub
 
-ERRORS_PER_S = 10  # of one callback, with tracebacks: a stranger may have found a message that it fails at
+ERRORS_PER_S = 10  # per callback, each with its traceback: a client can repeat a message that makes it fail
 
 
 class ErrorLimit:
-    """Lets `ERRORS_PER_S` errors of one callback into the log in a second, and counts the others."""
+    """Limits the logged errors of one callback to `ERRORS_PER_S`, and counts the others."""
 
-    __slots__ = ("_left_out", "_second_ends_s", "_shown")
+    __slots__ = ("_second_ends_s", "_shown", "_suppressed")
 
     def __init__(self) -> None:
         self._second_ends_s = 0.0
-        self._shown = self._left_out = 0
+        self._shown = self._suppressed = 0
 
     def others(self) -> str | None:
-        """Returns None when this error is left out, else what its line says of those that were before it."""
+        """Return None when this error is suppressed, else a suffix for its line with the number suppressed before."""
         now_s = monotonic()
         if now_s >= self._second_ends_s:
             self._second_ends_s, self._shown = now_s + 1, 0
         if self._shown >= ERRORS_PER_S:
-            self._left_out += 1
+            self._suppressed += 1
             return None
-        others = f" ({self._left_out} more are not shown)" if self._left_out else ""
-        self._shown, self._left_out = self._shown + 1, 0
-        return others
+        suffix = f" ({self._suppressed} more are not shown)" if self._suppressed else ""
+        self._shown, self._suppressed = self._shown + 1, 0
+        return suffix
 
 
 def limit_errors_of_greenlets() -> None:
-    """Let so many errors of greenlets onto standard error in a second, for each line that raises; gevent prints all."""
+    """Limit the errors of greenlets on standard error, per raising line; gevent prints all of them."""
     hub: Any = get_hub()
-    show, limits = hub.print_exception, defaultdict[Any, ErrorLimit](ErrorLimit)
+    print_all, limits = hub.print_exception, defaultdict[tuple[CodeType, int] | None, ErrorLimit](ErrorLimit)
 
-    def print_exception(context: Any, kind: Any, error: Any, traceback: Any) -> None:
-        if (others := limits[_raised_at(traceback)].others()) is not None:
-            show(f"{context!r}{others}" if others else context, kind, error, traceback)
+    def print_exception(context: Any, kind: Any, error: Any, traceback: TracebackType | None) -> None:
+        innermost = traceback
+        while innermost is not None and innermost.tb_next is not None:
+            innermost = innermost.tb_next
+        # A program has a bounded number of lines, so this dictionary is bounded as well.
+        raised_at = (innermost.tb_frame.f_code, innermost.tb_lineno) if innermost is not None else None
+        if (suffix := limits[raised_at].others()) is not None:
+            print_all(f"{context!r}{suffix}" if suffix else context, kind, error, traceback)
 
     hub.print_exception = print_exception
-
-
-def _raised_at(traceback: TracebackType | None) -> tuple[CodeType, int] | None:
-    """Where the error was raised; programs have only so many lines."""
-    if traceback is None:
-        return None
-    while traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return traceback.tb_frame.f_code, traceback.tb_lineno

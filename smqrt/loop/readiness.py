@@ -1,8 +1,7 @@
-"""Waiting for a file descriptor without a greenlet: a `Wait` is settled when the descriptor is ready, when time is up,
-or when the descriptor is closed.
+"""Waiting for events and file descriptors without a greenlet.
 
-A `Wait` is settled in the Hub greenlet only, so that its continuation may switch. `block` is the same for code that
-has a greenlet to block.
+A `Wait` is settled when the event occurs or the descriptor is ready, after its timeout, or when the descriptor is
+closed. That happens in the Hub greenlet only, so that its continuation may switch. `block` waits in a greenlet.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ class Watcher(Protocol):
         """Have `callback` called whenever the descriptor is ready."""
 
     def stop(self) -> None:
-        """Call it no more."""
+        """Stop calling it."""
 
     def close(self) -> None:
-        """Give it back; it can't be started any more."""
+        """Free it; it can't be started again."""
 
 
 class TimedDeferred(Deferred[T]):
@@ -59,7 +58,7 @@ class TimedDeferred(Deferred[T]):
 
 
 class Wait(TimedDeferred[None]):
-    """Something to wait for: resolved with None, or rejected with `StreamError` ("timeout" or why it never comes)."""
+    """A pending event: resolved with None, or rejected with `StreamError` ("timeout", or why it can't occur)."""
 
     __slots__ = ("_signal",)
 
@@ -73,7 +72,7 @@ class Wait(TimedDeferred[None]):
 
 
 class Signal:
-    """What a number of `Wait`s wait for."""
+    """An event that any number of `Wait`s wait for."""
 
     __slots__ = ("_waits",)
 
@@ -84,30 +83,31 @@ class Signal:
         return len(self._waits)
 
     def wait(self, timeout_s: float | None = None) -> Wait:
-        """Give a `Wait` for the next time."""
+        """Return a `Wait` for its next occurrence."""
         wait = Wait(self, timeout_s)
         self._waits.append(wait)
         return wait
 
     def forget(self, wait: Wait) -> None:
-        """Called by a `Wait` that is over."""
+        """Remove a settled `Wait`; called by it."""
         if wait in self._waits:
             self._waits.remove(wait)
 
     def fire(self) -> None:
-        """Resolve all that wait now. In the Hub greenlet only."""
+        """Resolve all current `Wait`s. In the Hub greenlet only."""
         for wait in self._waits.copy():
             wait.resolve()
 
     def fail(self, error: BaseException) -> None:
-        """Reject all that wait now, in the next turn of the loop. From any greenlet."""
+        """Reject all current `Wait`s, in the next turn of the loop. From any greenlet."""
         for wait in self._waits.copy():
             get_hub().loop.run_callback(wait.reject, error)
 
 
 class Ready(Signal):
-    """Fires when a file descriptor is ready for `events`, in a later turn when many are. Its watcher runs only while
-    somebody waits.
+    """Fires when a file descriptor is ready for `events`; in a later turn when this turn's share is spent.
+
+    Its watcher is active only while there are `Wait`s.
     """
 
     __slots__ = ("_share", "_watcher")
@@ -118,7 +118,7 @@ class Ready(Signal):
         self._watcher: Any = get_hub().loop.io(fd, events)
 
     def wait(self, timeout_s: float | None = None) -> Wait:
-        """Give a `Wait` for the next time the descriptor is ready."""
+        """Return a `Wait` for the descriptor."""
         wait = super().wait(timeout_s)
         if not self._watcher.active:
             self._watcher.start(self._is_ready)
@@ -132,13 +132,13 @@ class Ready(Signal):
             self.fire()
 
     def forget(self, wait: Wait) -> None:
-        """Called by a `Wait` that is over."""
+        """Remove a settled `Wait`; called by it."""
         super().forget(wait)
         if not self._waits and self._watcher is not None:
             self._watcher.stop()
 
     def close(self, error: BaseException) -> None:
-        """End the watcher, before the descriptor is closed; who waits is rejected with `error`."""
+        """Close the watcher, and reject all `Wait`s with `error`. To be called before the descriptor is closed."""
         self._watcher.stop()
         self._watcher.close()
         self._watcher = None

@@ -1,4 +1,4 @@
-"""The event loop's time: what busy ones may take of a turn, deadlines, and the passes of Python's garbage collector."""
+"""Time of the event loop: shares of a turn, deadlines, and passes of Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from gevent.hub import Hub, Waiter
 log = logging.getLogger("smqrt")
 
 NEVER = float("inf")
-"""The deadline of who has none."""
+"""The deadline of objects without one."""
 TICK_S = 0.25
 TURN_S = 0.004
-_SHORTEST_S = 1e-6  # a timer: the loop looks at sockets and timers in between, which it does not for `run_callback`
+"""The time of one turn for all busy tasks together."""
+_SHORTEST_S = 1e-6  # by a timer: before it, the loop checks sockets and other timers, unlike before `run_callback`
 _SHARE = "smqrt_share"  # the attribute of the hub that holds its share: threads have hubs of their own
 
 Job = tuple[Callable[..., object], tuple[object, ...]]
 
 
 class Share:
-    """The time that all of them may take together in one turn of the loop; `share()` gives the one of this thread.
+    """The time that all busy tasks of a thread share in one turn of the loop; see `share`.
 
-    One who finds the share spent goes on in a later turn, in the order of asking: a hundred busy connections hold the
-    loop no longer than one does.
+    A task that finds the share spent continues in a later turn, in the order of `later` calls. A hundred busy
+    connections block the loop no longer than one does.
     """
 
     __slots__ = ("_loop", "_queue", "_timer", "_turn", "_until_s")
@@ -41,7 +42,7 @@ class Share:
         self._timer: Any = self._loop.timer(_SHORTEST_S)
 
     def spent(self) -> bool:
-        """Whether this turn's time is used up. The first who asks in a turn begins it."""
+        """Return whether the time of this turn is used up. It begins with the first call in a turn."""
         turn: int = self._loop.iteration
         if turn != self._turn:
             self._turn, self._until_s = turn, monotonic() + TURN_S
@@ -52,7 +53,7 @@ class Share:
         """Call `fn(*args)` in the Hub greenlet, in a later turn of the loop."""
         self._queue.append((fn, args))
         if not self._timer.active:
-            self._timer.start(self._go_on)
+            self._timer.start(self._run_queue)
 
     def wait(self) -> None:
         """Block this greenlet until a later turn of the loop."""
@@ -60,7 +61,7 @@ class Share:
         self.later(waiter.switch, None)
         waiter.get()
 
-    def _go_on(self) -> None:
+    def _run_queue(self) -> None:
         queue = self._queue
         try:
             while queue:
@@ -70,11 +71,11 @@ class Share:
                     break
         finally:
             if queue and not self._timer.active:
-                self._timer.start(self._go_on)
+                self._timer.start(self._run_queue)
 
 
 def share() -> Share:
-    """The share of this thread's loop."""
+    """Return the share of this thread's loop."""
     hub = get_hub()
     found: Share | None = getattr(hub, _SHARE, None)
     if found is None:
@@ -84,7 +85,7 @@ def share() -> Share:
 
 
 class Turn:
-    """Keeps a busy greenlet from holding the loop: call `yield_if_due` between pieces of work."""
+    """Keeps a busy greenlet from blocking the loop: call `yield_if_due` between pieces of work."""
 
     __slots__ = ("_share",)
 
@@ -92,7 +93,7 @@ class Turn:
         self._share = share()
 
     def yield_if_due(self) -> bool:
-        """Let the others run when the share of this turn is spent; tells whether they did."""
+        """Let other greenlets run when the share of this turn is spent; return whether they did."""
         if not self._share.spent():
             return False
         self._share.wait()
@@ -103,22 +104,22 @@ class Turn:
 
 
 class Timed(Protocol):
-    """What can be watched: `deadline_s` is on the clock of `time.monotonic`."""
+    """An object with a deadline, on the clock of `time.monotonic`."""
 
     deadline_s: float
 
     def expired(self) -> None:
-        """The deadline is over. Called in the Hub greenlet; must not block."""
+        """Handle the passed deadline. Called in the Hub greenlet; must not block."""
 
 
 class Deadlines:
     """Calls `expired()` of each watched object once its `deadline_s` has passed.
 
-    Arming a deadline is one attribute write: a repeating timer looks over all watched objects a few times a second.
-    That is cheaper than a timer each, since nearly every deadline is moved many times and never reached.
+    Setting a deadline is one attribute write: a repeating timer checks all watched objects a few times a second. That
+    costs less than a timer for each, since nearly every deadline is moved many times and never reached.
 
     Args:
-        tick_s: seconds between two looks, and so the most by which a deadline is late.
+        tick_s: seconds between two checks, and so the maximum delay of `expired`.
     """
 
     def __init__(self, tick_s: float = TICK_S) -> None:
@@ -133,28 +134,28 @@ class Deadlines:
         return iter(self._watched)
 
     def watch(self, item: Timed) -> None:
-        """Begin to look at `item`."""
-        if not self._watched:  # an idle process is not woken
-            self._timer.start(self._look)
+        """Watch `item`."""
+        if not self._watched:  # so that an idle process is not woken up
+            self._timer.start(self._check)
         self._watched.add(item)
 
     def forget(self, item: Timed) -> None:
-        """Stop looking at `item`."""
+        """Stop watching `item`."""
         self._watched.discard(item)
         if not self._watched:
             self._timer.stop()
 
     def close(self) -> None:
-        """Forget all."""
+        """Stop watching all objects."""
         self._watched.clear()
         self._timer.stop()
         self._timer.close()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now, turn = monotonic(), share()
         for item in [item for item in self._watched if item.deadline_s <= now]:
-            if turn.spent():  # so many at once: the others of them in a later turn
-                turn.later(self._look)
+            if turn.spent():  # many have expired: the others in a later turn
+                turn.later(self._check)
                 return
             item.deadline_s = NEVER
             try:
@@ -166,23 +167,23 @@ class Deadlines:
 # ---- garbage
 
 YOUNG_OBJECTS = 10_000
-"""Python's own threshold, for a turn that makes so many: ten thousand clients that connect at once need not wait for it
-every 700 objects, which is 8 % of the CPU of a connect, measured."""
+"""The threshold for Python's own passes. With the default of 700 objects they would take 8 % of the CPU time of a
+connect (measured with ten thousand clients that connect at once)."""
 _NO_LIMIT = (1 << 31) - 1
 YOUNG_S = 0.1
-"""So often the young are looked at and become old, before they are many."""
+"""The interval of passes over young objects, before there are many."""
 DUE_OBJECTS = 50_000
-"""When so many objects more have been made than went, a full pass may find something."""
+"""A full pass is due when so many more objects were created than deleted."""
 RESTS = 50
-"""After a full pass there is none for so many times as long as it took: 2 % of the time at most."""
+"""After a full pass, there is none for so many times its duration: 2 % of the time at most."""
 
 
 class GarbageCollector:
-    """The garbage collector's passes in a server, in turns of the loop that are their own.
+    """Runs the garbage collector's passes of a server in turns of their own.
 
-    A full pass looks at every client and every subscription: 8 ms for 10,000 idle clients, 25 ms for 1,000 that
-    subscribe to 2,000 topics each. Python would begin it wherever the next object is made, on top of the work of that
-    turn. And what it calls young may be large: those 1,000 clients are 10,000 objects with four million references,
+    A full pass visits every client and every subscription: 8 ms for 10,000 idle clients, 25 ms for 1,000 that
+    subscribe to 2,000 topics each. Python would start it in the middle of other work, where the next object is created.
+    A pass over young objects may be long, too: those 1,000 clients are 10,000 objects with four million references,
     49 ms.
     """
 
@@ -194,17 +195,17 @@ class GarbageCollector:
         self._rests_until_s = 0.0
 
     def start(self) -> None:
-        """Make passes from now on. What is there already stays, and is not looked at again."""
+        """Start the passes. Objects that exist already are never visited again (`gc.freeze`)."""
         gc.collect()
         gc.freeze()
         gc.set_threshold(YOUNG_OBJECTS, _NO_LIMIT, _NO_LIMIT)
-        self._timer.start(self._look)
+        self._timer.start(self._collect)
 
     def stop(self) -> None:
-        """Make no more passes."""
+        """Stop the passes."""
         self._timer.stop()
 
-    def _look(self) -> None:
+    def _collect(self) -> None:
         young, passes, _ = gc.get_count()
         self._made += young + passes * YOUNG_OBJECTS
         began_s = perf_counter()

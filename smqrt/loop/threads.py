@@ -1,7 +1,15 @@
-"""Threads for work that blocks and is not gevent's: a bounded number, shared by groups, answering by `Deferred`s.
+"""Threads: for blocking work of the loop, and for calls from threads into the loop.
 
-gevent's own pool costs twice as much for a job of some ten microseconds: it makes a watcher for each, where this one
-wakes the loop once for all that are done (measured with SQLite: 105 against 190 us for three jobs).
+| for | use |
+|---|---|
+| a short blocking call | `in_thread`, in the threads that the process shares |
+| long jobs of one owner, or jobs that need one thread | `DedicatedThreads` |
+| files, which a dead network disk can block for minutes | `DiskThreads`, one for each disk or purpose |
+| many jobs of some ten microseconds, of several groups | `Threads` |
+| a call from a thread that is not ours | `Inlet` |
+| a thread that must run while the loop is blocked | `start_thread` |
+
+Except for the last one, results and errors are delivered in the loop.
 """
 
 from __future__ import annotations
@@ -10,10 +18,13 @@ import logging
 from _queue import Empty, SimpleQueue
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar, cast
+from time import monotonic
+from typing import Any, NamedTuple, TypeVar, cast
 
 from gevent import get_hub, monkey
+from gevent.event import AsyncResult
 from gevent.hub import Hub, Waiter
+from gevent.threadpool import ThreadPool
 from greenlet import getcurrent
 
 from smqrt.broker.deferred import Deferred
@@ -21,23 +32,95 @@ from smqrt.loop.readiness import TimedDeferred
 from smqrt.loop.scheduling import share
 from smqrt.settings.limit_register import Limit
 
+log = logging.getLogger("smqrt")
+
 T = TypeVar("T")
 
+# gevent replaces these by versions for greenlets, also in the standard library; here are those of the system.
+start_thread: Callable[..., int] = monkey.get_original("_thread", "start_new_thread")
+"""Start a thread of the system: `start_thread(function, arguments)`, with the arguments in a tuple."""
+new_lock: Callable[[], Any] = monkey.get_original("_thread", "allocate_lock")
+"""Return a new lock between threads of the system."""
+block_thread: Callable[[float], None] = monkey.get_original("time", "sleep")
+"""Block this thread, with all of its greenlets, for some seconds."""
+
+
+# ---- One call, in the threads that the process shares
+
+
+def in_thread(function: Callable[..., T], *args: object) -> T:
+    """Call `function(*args)` in a thread, and return its value; blocks this greenlet. Raises what the function raises.
+
+    gevent prints the stack of every error that leaves a thread of its pool, also of those that are expected. Therefore
+    errors are passed as results.
+    """
+    return in_pool(get_hub().threadpool, function, *args)
+
+
+def in_pool(pool: ThreadPool, function: Callable[..., T], *args: object) -> T:
+    """Do the same as `in_thread`, in a thread of another pool."""
+    try:
+        result = pool.apply(_catch, (function, args))
+        if isinstance(result, _Raised):
+            raise result.error
+        return cast(T, result)
+    finally:
+        result = None  # the error's traceback has this frame: a cycle
+
+
+class _Raised(NamedTuple):
+    error: Exception
+
+
+def _catch(function: Callable[..., T], args: tuple[object, ...]) -> T | _Raised:
+    try:
+        return function(*args)
+    except Exception as error:
+        return _Raised(error)
+
+
+class DedicatedThreads:
+    """Threads of one owner, for jobs that are long or need the same thread. They start with the first job.
+
+    Args:
+        count: how many threads; more jobs wait.
+    """
+
+    def __init__(self, count: int = 1) -> None:
+        self._pool = ThreadPool(count)
+
+    def call(self, function: Callable[..., T], *args: object) -> T:
+        """Call `function(*args)` in a thread, and return its value; blocks this greenlet. Raises what it raises."""
+        return in_pool(self._pool, function, *args)
+
+    def submit(self, function: Callable[..., T], *args: object) -> AsyncResult[T]:
+        """Call `function(*args)` in a thread, and return its future value; blocks only when all threads are busy."""
+        return cast("AsyncResult[T]", self._pool.spawn(function, *args))
+
+    def close(self) -> None:
+        """End the threads, which must be idle."""
+        self._pool.kill()
+
+
+# ---- Quick jobs of several groups
+#
+# gevent's own pool costs twice as much for a job of some ten microseconds: it makes a watcher for each, where this one
+# wakes the loop once for all that are done (measured with SQLite: 105 against 190 us for three jobs).
+
 IDLE_S = 10.0
-"""A thread that has had nothing to do for so long ends."""
+"""A thread without work for this long ends."""
 QUICK = 2
-"""So many quick jobs of a group run at a time. With more, threads mostly wait for Python's lock: SQLite pages take 40 %
-more CPU with eight (measured on two cores)."""
+"""How many quick jobs of a group run at a time. With more, threads mostly wait for Python's lock: SQLite pages take
+40 % more CPU with eight (measured on two cores)."""
 SLOW_S = 0.005
-"""A job that takes longer is no quick one: it does not count as one of `QUICK`."""
+"""A job that takes longer is slow: it does not count as one of `QUICK`."""
 
 _Queue: Any = monkey.get_original("queue", "SimpleQueue")
 _Empty: type[Exception] = monkey.get_original("queue", "Empty")
-_start_thread: Callable[..., int] = monkey.get_original("_thread", "start_new_thread")
 
 
 class _Group:
-    """Whose jobs they are: those that wait, and how many run and are slow."""
+    """The waiting jobs of one key, and how many of its jobs run and are slow."""
 
     __slots__ = ("running", "slow", "waiting")
 
@@ -58,11 +141,11 @@ class _Job:
 
 
 class Threads:
-    """Made and used in the thread of a loop; threads begin when there is work.
+    """A bounded number of threads that groups of jobs share; used in the thread of a loop.
 
     Args:
-        limit: how many threads there are at most.
-        per_group: how many jobs of one group run at a time; the others wait, and do not hold those of other groups.
+        limit: the maximum number of threads.
+        per_group: how many jobs of one group run at a time; its other jobs wait, and don't delay other groups.
     """
 
     def __init__(self, limit: int, per_group: int) -> None:
@@ -81,7 +164,7 @@ class Threads:
 
     @property
     def count(self) -> int:
-        """How many threads there are at the moment."""
+        """The current number of threads."""
         return self._threads
 
     def submit(self, key: Hashable, function: Callable[..., T], *arguments: object) -> Deferred[T]:
@@ -89,6 +172,8 @@ class Threads:
 
         Args:
             key: the group.
+            function: is called in a thread.
+            arguments: its arguments.
 
         Returns:
             its value, or rejected with what it raised. To cancel it does not stop the function.
@@ -104,13 +189,13 @@ class Threads:
         return job.answer
 
     def _advance(self, group: _Group) -> None:
-        """Begin what may begin."""
+        """Begin the jobs that may begin."""
         while group.waiting and group.running < self._per_group and group.running - group.slow < QUICK:
             job = group.waiting.popleft()
             group.running += 1
             job.tick = self._tick
             if not self._running:
-                self._wake.ref = True  # whoever waits for the job alone has something to wait for
+                self._wake.ref = True  # keeps the loop running for a greenlet that waits for nothing but this job
             self._running.add(job)
             self._jobs.put(job)
             self._grow()
@@ -118,10 +203,10 @@ class Threads:
     def _grow(self) -> None:
         if len(self._running) > self._threads and self._threads < self._limit:
             self._threads += 1
-            _start_thread(_work, (self._jobs, self._done, self._wake))
+            start_thread(_run_jobs, (self._jobs, self._done, self._wake))
 
     def _look(self) -> None:
-        """Jobs that have run for longer than a tick are slow, and others may begin beside them."""
+        """Mark jobs that have run for more than a tick as slow, so that others may begin beside them."""
         for job in self._running:
             if job.tick < self._tick and not job.is_slow:
                 job.is_slow = True
@@ -136,7 +221,7 @@ class Threads:
     def _collect(self) -> None:
         while self._done:
             job = self._done.popleft()
-            if job is None:  # a thread has ended, maybe while a job was posted for it
+            if job is None:  # a thread has ended, perhaps while a job was queued for it
                 self._threads -= 1
                 self._grow()
             else:
@@ -158,8 +243,7 @@ class Threads:
             job.answer.resolve(job.value)
 
 
-def _work(jobs: Any, done: deque[_Job | None], wake: Any) -> None:
-    """Body of a thread."""
+def _run_jobs(jobs: Any, done: deque[_Job | None], wake: Any) -> None:
     while True:
         try:
             job = jobs.get(timeout=IDLE_S)
@@ -172,38 +256,32 @@ def _work(jobs: Any, done: deque[_Job | None], wake: Any) -> None:
         except BaseException as error:
             job.error = error
         done.append(job)
-        del job
+        del job  # not kept alive while this thread waits
         wake.send()
 
 
-# ---- Threads for what waits for disks: a few for each, so that one which hangs takes no threads but its own.
-
-log = logging.getLogger("smqrt")
+# ---- Jobs that wait for a disk: each disk has threads of its own, so that a dead disk blocks no others
 
 THREADS = 4  # of one disk
-MAX_WAITING = 1000  # jobs for one disk that no thread has begun
+MAX_WAITING = 1000  # jobs of one disk that no thread has begun
 PATIENCE_S = 60.0
-"""How long a job is waited for, from when it is handed in. A network disk that lost its server comes back within a
-minute or not at all."""
+"""The timeout of a job, from its submission. A network disk that lost its server recovers within a minute, or not at
+all."""
 DISK_IDLE_S = 5.0  # then a thread ends
 _RETURNS = "smqrt_disk_returns"  # the attribute of the hub
 
 
-_new_lock = monkey.get_original("_thread", "allocate_lock")
-_start_disk_thread = monkey.get_original("_thread", "start_new_thread")
-
-
 class DiskJob(TimedDeferred[Any]):
-    """A call in a thread: resolved with its value, rejected with its error or, when it takes too long, with
-    `TimeoutError`.
+    """A call in a thread: resolved with its value, rejected with its error or, after `PATIENCE_S`, `TimeoutError`.
 
     Args:
         function: is called with `args` in a thread.
-        must_run: it is run also when nobody waits for it any more.
+        args: its arguments.
+        must_run: run it also after its timeout, or when it was cancelled.
 
     Attributes:
-        after: called in the loop when the thread is through with it, also when nobody waits any more.
-        discard: called in the loop with a value that nobody waits for any more.
+        after: called in the loop when the thread has finished the job, also after its timeout.
+        discard: called in the loop with the value of a job that has timed out or was cancelled.
     """
 
     __slots__ = ("after", "args", "discard", "function", "must_run", "outcome")
@@ -216,7 +294,7 @@ class DiskJob(TimedDeferred[Any]):
         self.discard: Callable[[Any], object] | None = None
 
     def run(self) -> None:
-        """Do it; in the thread."""
+        """Call the function; in the thread."""
         if self.done and not self.must_run:
             return
         try:
@@ -225,14 +303,14 @@ class DiskJob(TimedDeferred[Any]):
             self.outcome = None, error.with_traceback(None)  # it would keep the frames of this thread
         else:
             if self.done and self.discard is None:
-                value = None  # a file that nobody wants is closed here
+                value = None  # the last reference: a file is closed here, not in the loop
             self.outcome = value, None
 
     def finish(self) -> None:
-        """Tell whoever waits; in the loop."""
+        """Deliver the outcome; in the loop."""
         value, error = self.outcome
         self.outcome = None, None
-        if self.after is not None:  # first: who waits may want to go on with the same file at once
+        if self.after is not None:  # first: the waiting code may use the same file at once
             self.after()
         if self.done and self.discard is not None and value is not None:
             self.discard(value)
@@ -246,7 +324,7 @@ class DiskJob(TimedDeferred[Any]):
 
 
 class _Returns:
-    """Where threads put jobs that are done, for one hub."""
+    """The finished jobs of one hub's thread; threads add them, and the loop delivers them."""
 
     def __init__(self, hub: Hub) -> None:
         self._done: deque[DiskJob] = deque()
@@ -254,38 +332,38 @@ class _Returns:
         loop: Any = hub.loop
         self._wake = loop.async_()
         self._wake.ref = False
-        self._wake.start(self._work)
+        self._wake.start(self._deliver)
+
+    @staticmethod
+    def of_this_hub() -> _Returns:
+        hub = get_hub()
+        found: _Returns | None = getattr(hub, _RETURNS, None)
+        if found is None:
+            found = _Returns(hub)
+            setattr(hub, _RETURNS, found)
+        return found
 
     def put(self, job: DiskJob) -> None:
-        """From any thread."""
+        """Add a job. From any thread."""
         self._done.append(job)
         self._wake.send()
 
-    def _work(self) -> None:
+    def _deliver(self) -> None:
         while self._done:
             if self._share.spent():
-                self._share.later(self._work)
+                self._share.later(self._deliver)
                 return
             try:
                 self._done.popleft().finish()
-            except Exception:  # the others wait as well
+            except Exception:  # the other jobs are delivered nevertheless
                 log.exception("error behind a file operation")
-
-
-def _returns() -> _Returns:
-    hub = get_hub()
-    found: _Returns | None = getattr(hub, _RETURNS, None)
-    if found is None:
-        found = _Returns(hub)
-        setattr(hub, _RETURNS, found)
-    return found
 
 
 DISK_JOBS = Limit("disk_jobs", "", f"{MAX_WAITING} operations wait for one disk already")
 
 
 class DiskThreads:
-    """The threads of one disk; they come when there is work, and go.
+    """The threads of one disk; they start when there is work, and end after `DISK_IDLE_S` without.
 
     Args:
         name: of the disk, for the log.
@@ -294,29 +372,33 @@ class DiskThreads:
     def __init__(self, name: str) -> None:
         self._name = name
         self._jobs: SimpleQueue[tuple[DiskJob, _Returns]] = SimpleQueue()
-        self._lock = _new_lock()
+        self._lock = new_lock()
         self._threads = self._idle = self._waiting = 0
 
     def submit(self, job: DiskJob) -> DiskJob:
-        """Have a thread do a job, which is returned."""
+        """Have a thread do a job, and return the job."""
         with self._lock:
             is_full = self._waiting >= MAX_WAITING and not job.must_run
             if not is_full:
                 self._waiting += 1
-                self._jobs.put((job, _returns()))
+                self._jobs.put((job, _Returns.of_this_hub()))
                 is_short = self._waiting > self._idle and self._threads < THREADS
                 self._threads += is_short
         if is_full:
             DISK_JOBS.refused(f"a file operation on the disk {self._name}")
-            job.outcome = None, TimeoutError("too many wait for this disk")
+            job.outcome = None, TimeoutError("too many operations wait for this disk")
             job.finish()
         elif is_short:
-            _start_disk_thread(self._work, ())
+            start_thread(self._run_jobs, ())
         return job
 
     def call(self, function: Callable[..., T], *args: object) -> T:
-        """Give what a function gives that is called in a thread; blocks this greenlet. Raises what the function raises,
-        TimeoutError when it takes too long."""
+        """Call a function in a thread, and return its value; blocks this greenlet.
+
+        Raises:
+            Exception: what the function raises.
+            TimeoutError: after `PATIENCE_S`, or when too many jobs wait.
+        """
         job = self.submit(DiskJob(function, *args))
         hub = get_hub()
         assert getcurrent() is not hub, "the Hub greenlet can't wait"
@@ -329,7 +411,7 @@ class DiskThreads:
                 job.cancel()
         return cast(T, job.result())
 
-    def _work(self) -> None:
+    def _run_jobs(self) -> None:
         while True:
             with self._lock:
                 self._idle += 1
@@ -348,3 +430,59 @@ class DiskThreads:
             job.run()
             returns.put(job)
             del job, returns
+
+
+# ---- Calls from other threads into the loop
+
+MAX_INLET_CALLS, MAX_INLET_BYTES = 10_000, 16 << 20
+"""How many calls may wait, and the bytes of their messages."""
+INLET_PORTION_S = 0.004
+CALLS_OF_THREADS = Limit("calls_of_threads", "", "threads pass more calls than the loop handles (publish_threadsafe)")
+
+
+class Inlet:
+    """A bounded queue of calls from threads, made by the loop in order. Created in the loop's thread."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[tuple[int, Callable[..., object], tuple[Any, ...]]] = deque()
+        self._bytes = 0
+        self._lock = new_lock()
+        loop: Any = get_hub().loop
+        self._wake = loop.async_()
+        self._wake.ref = False
+        self._wake.start(self._run_portion)
+
+    def put(self, size_bytes: int, function: Callable[..., object], *arguments: object) -> bool:
+        """Have the loop call `function(*arguments)` soon; return False when the queue is full. From any thread."""
+        with self._lock:
+            if len(self._jobs) >= MAX_INLET_CALLS or self._bytes + size_bytes > MAX_INLET_BYTES:
+                CALLS_OF_THREADS.refused("a message of a thread")
+                return False
+            self._jobs.append((size_bytes, function, arguments))
+            self._bytes += size_bytes
+        self._wake.send()
+        return True
+
+    def drain(self) -> None:
+        """Make all waiting calls; in the loop's thread only."""
+        while self._run_next():
+            pass
+
+    def _run_portion(self) -> None:
+        until_s = monotonic() + INLET_PORTION_S
+        while self._run_next():
+            if monotonic() >= until_s:
+                self._wake.send()  # sockets and timers are served before the next portion
+                return
+
+    def _run_next(self) -> bool:
+        with self._lock:
+            if not self._jobs:
+                return False
+            size_bytes, function, arguments = self._jobs.popleft()
+            self._bytes -= size_bytes
+        try:
+            function(*arguments)
+        except Exception:
+            log.exception("error in a call from a thread")
+        return True

@@ -1,1 +1,1 @@
-"""The operating-system process: its start, its folders, its signals and its children."""
+"""This operating-system process: start folder, current application, early signals, and child processes."""

@@ -1,4 +1,4 @@
-"""Child processes: how long to wait for them, how they ended, and that they don't outlive this one."""
+"""Child processes: restart delays, exit states, and the signal on a parent's death."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import ctypes
 import signal
 from dataclasses import dataclass
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)  # loaded here: between fork and exec it is too late
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_libc = ctypes.CDLL(None)  # loaded here: between fork and exec, loading a library can deadlock
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to wait, in seconds.
+    """Delays for restarting and stopping a child process, in seconds.
 
     Attributes:
-        first_s, longest_s: before a failed process starts again; doubled each time.
-        steady_s: after running for so long, it begins with `first_s` again.
+        first_s, longest_s: the delay before a failed process starts again; it doubles each time.
+        steady_s: after this run time, the delay is `first_s` again.
         stop_s: from SIGTERM to SIGKILL.
     """
 
@@ -27,17 +27,17 @@ class Patience:
 
 
 def failure(code: int) -> str | None:
-    """Returns how a process failed, by what `wait` gives; None when it did not."""
+    """Return how a process failed, from its return code; None when it succeeded."""
     if code < 0:
         return f"ended by {signal.Signals(-code).name}"
     return f"ended with exit code {code}" if code else None
 
 
 def end_with_parent() -> None:
-    """In the new process, before its program: a server that is killed leaves nobody behind."""
+    """Have the kernel send SIGTERM to this process when its parent dies. Call it between fork and exec."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def outlive_parent() -> None:
-    """In that process, once it hears of its parent's end in another way: a signal would be the second one to end it."""
+    """Undo `end_with_parent`, once the process learns of its parent's end in another way."""
     _libc.prctl(_PR_SET_PDEATHSIG, 0)

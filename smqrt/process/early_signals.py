@@ -1,7 +1,7 @@
-"""Signals that arrive while a server or its pipelines load: kept, and handled when the program is ready.
+"""Signals that arrive while the program loads, kept for its handlers.
 
-The default action of each of them ends the process. Loading takes some tenths of a second, so the handlers of the
-program itself come too late.
+The default action of each of these signals terminates the process. Loading takes some tenths of a second, so the
+program's own handlers are installed too late.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ _arrived: dict[int, None] = {}
 
 
 def block() -> None:
-    """Block these signals: in a new process, before its program. `hold` unblocks them."""
+    """Block these signals between fork and exec. `hold` unblocks them in the new program."""
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
 
 
 def hold() -> None:
-    """Keep these signals from now on, those excepted that are ignored, as `nohup` does with SIGHUP."""
+    """Record these signals from now on. Signals that the parent ignores, as `nohup` does with SIGHUP, stay ignored."""
+
+    def record(number: int, _frame: FrameType | None) -> None:
+        _arrived[number] = None
+
     for number in HELD:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _keep)
+            signal.signal(number, record)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
 
 
-def _keep(number: int, frame: FrameType | None) -> None:
-    _arrived[number] = None
-
-
 def take() -> list[int]:
-    """Return the signals that arrived, each once, in order; they are forgotten then."""
+    """Return the recorded signals, each once, in order of arrival, and clear the record."""
     arrived = list(_arrived)
     _arrived.clear()
     return arrived

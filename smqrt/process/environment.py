@@ -1,7 +1,7 @@
-"""The folder and the command with which this process was started, for processes that replace it.
+"""Start folder, command line, CPU count and user folders of this process.
 
 `FOLDER` and `COMMAND` are read when this module is imported, before applications can change the working folder or the
-environment.
+environment. Processes that replace this one start with them.
 """
 
 from __future__ import annotations
@@ -25,66 +25,66 @@ def start_folder() -> str:
         return actual
 
 
-def _through(folder: str, path: str) -> str:
-    """Return `path` by way of `folder` when it lies in the working folder: Python resolves relative paths of itself."""
-    actual = os.getcwd()
+def _start_executable(folder: str) -> str:
+    """Return the path of Python below `folder`: Python itself resolves a relative path, and with it the link."""
+    actual, path = os.getcwd(), sys.executable
     return folder + path.removeprefix(actual) if path.startswith(f"{actual}/") else path
 
 
 FOLDER = start_folder()
 """The working folder."""
-COMMAND = [_through(FOLDER, sys.executable), *sys.orig_argv[1:]]
+COMMAND = [_start_executable(FOLDER), *sys.orig_argv[1:]]
 """The program and its arguments."""
 
 
-# ---- How many cores this process may use: those that it may run on, and no more than its control group is given.
+# ---- CPU cores
 
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_CGROUP_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 
-def cores(quota: Path = _QUOTA) -> int:
-    """Returns the number of cores, at least 1; of a container with 1.5 cores it is 1.
+def cores(quota: Path = _CGROUP_CPU_MAX) -> int:
+    """Return the number of cores that this process may use, at least 1; in a container with 1.5 cores it is 1.
 
     Args:
-        quota: the file in which Linux says what the control group is given: microseconds of so many.
+        quota: the file with the quota of the control group: "<microseconds> <period in microseconds>", or "max …".
     """
     usable = len(os.sched_getaffinity(0))
     try:
-        most, period = quota.read_text().split()
-        usable = min(usable, int(most) // int(period))
+        quota_us, period_us = quota.read_text().split()
+        usable = min(usable, int(quota_us) // int(period_us))
     except (OSError, ValueError):  # no such file, or "max"
         pass
     return max(usable, 1)
 
 
-# ---- Folders of the user who runs the program (XDG Base Directory Specification).
+# ---- Folders of the user who runs the program (XDG Base Directory Specification)
 
 
 def cache_folder() -> Path:
-    """Return `$XDG_CACHE_HOME/smqrt`, else `~/.cache/smqrt`; raises FileNotFoundError as `home_folder`."""
-    return _folder("XDG_CACHE_HOME", ".cache")
+    """Return `$XDG_CACHE_HOME/smqrt`, else `~/.cache/smqrt`. Raises FileNotFoundError as `home_folder`."""
+    return _user_folder("XDG_CACHE_HOME", ".cache")
 
 
 def config_folder() -> Path:
-    """Return `$XDG_CONFIG_HOME/smqrt`, else `~/.config/smqrt`; raises FileNotFoundError as `home_folder`."""
-    return _folder("XDG_CONFIG_HOME", ".config")
+    """Return `$XDG_CONFIG_HOME/smqrt`, else `~/.config/smqrt`. Raises FileNotFoundError as `home_folder`."""
+    return _user_folder("XDG_CONFIG_HOME", ".config")
 
 
 def state_folder() -> Path:
-    """Return `$XDG_STATE_HOME/smqrt`, else `~/.local/state/smqrt`; raises FileNotFoundError as `home_folder`."""
-    return _folder("XDG_STATE_HOME", ".local/state")
+    """Return `$XDG_STATE_HOME/smqrt`, else `~/.local/state/smqrt`. Raises FileNotFoundError as `home_folder`."""
+    return _user_folder("XDG_STATE_HOME", ".local/state")
 
 
-def _folder(variable: str, default: str) -> Path:
+def _user_folder(variable: str, default: str) -> Path:
     base = os.environ.get(variable)
     return (Path(base) if base else home_folder() / default) / "smqrt"
 
 
 def home_folder() -> Path:
-    """Return the user's home folder: `$HOME`, else what the system has for the user.
+    """Return the user's home folder: `$HOME`, else the entry in the system's user database.
 
     Raises:
-        FileNotFoundError: there is neither, as in containers that run with the number of a user without a name.
+        FileNotFoundError: neither exists, as in a container that runs under a user id without a name.
     """
     if home := os.environ.get("HOME"):
         return Path(home)

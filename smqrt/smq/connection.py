@@ -1,8 +1,9 @@
-"""The data path: a connected SMQ client as callbacks of the event loop (help: data-path).
+"""The data path of a connected SMQ client, as callbacks of the event loop (help: data-path).
 
-One shared receive buffer, runs instead of messages, one dictionary lookup per run, unchanged bytes forwarded, one flush
-per loop turn. `RawConnection` speaks the framing of raw sockets; `smq/connection_kinds.py` adds WebSocket and TLS.
-Nothing here blocks and nothing here knows what a topic is.
+All connections share one receive buffer. A run is a batch of frames from one publisher to one destination: it costs one
+dictionary lookup, its bytes are forwarded unchanged, and queues are flushed once per turn of the loop. `SocketOutbox`
+writes, `RawConnection` also reads, with the framing of raw sockets. `smq/connection_kinds.py` adds WebSocket and TLS.
+Nothing here blocks.
 """
 
 from __future__ import annotations
@@ -32,23 +33,22 @@ log = logging.getLogger("smqrt")
 READ, WRITE = 1, 2
 
 LARGE_RUN_BYTES = 4096
-"""From here on a run is sent from the receive buffer instead of being copied into queues."""
+"""Runs of at least this size are sent from the receive buffer instead of being copied into queues."""
 SMALL_READ_BYTES = 200
-"""Up to here a loop in Python is quicker than calling the scan kernel."""
+"""Up to this size a loop in Python is faster than calling the scan kernel."""
 MIN_RECEIVE_BYTES, MAX_RECEIVE_BYTES = 16384, 262144
 MANY_RUNS = 16
-"""A receive with more runs than this is worth sorting by subscriber in one go."""
+"""With more runs in one receive, sorting them by subscriber pays off."""
 RUNS_AT_ONCE = 8
-"""So many runs are routed before the clock is looked at: 5 ms of work to 10,000 subscribers, 24 ms to 1,000 that do not
-read."""
+"""The clock is read after so many runs: they take 5 ms with 10,000 subscribers, 24 ms with 1,000 that do not read."""
 GATHER_RUNS = 64
-"""Longer queues are joined; shorter ones with a large run go out in one gathering system call."""
-DRAIN_RUNS = 256
+"""Longer queues are joined; shorter ones with a large run are sent by one gathering system call."""
+DRAIN_RUNS = 256  # in one sendmsg; Linux accepts 1024 (IOV_MAX)
 
 ABRUPT = frozenset((CloseReason.PEER_CLOSED, CloseReason.READ_FAILED, CloseReason.WRITE_FAILED))
 
 _NEVER_S = float("inf")
-_TORN_CONTROL, _TORN_MESSAGE = 1, 2
+_TORN_CONTROL, _TORN_MESSAGE = 1, 2  # values of `torn`
 
 chars: Any = data_path.kernels.chars
 view, ends, frames = data_path.kernels.view, data_path.kernels.ends, data_path.kernels.frames
@@ -57,43 +57,26 @@ partitioned: Any = data_path.kernels.partitioned
 partition_ids, partition_ends = data_path.kernels.partition_ids, data_path.kernels.partition_ends
 
 
-class _Ended:
-    """A connection that has come to its end, when others took the time of the turn. To receive that again would not end
-    it, and cost each of many connections a look in each turn.
-    """
+class SocketOutbox(Outbox):
+    """The send queue of a client, and the end of its connection.
 
-    def __init__(self, connection: RawConnection) -> None:
-        self._connection = connection
-
-    def go_on(self) -> None:
-        """End it."""
-        self._connection.lost(CloseReason.PEER_CLOSED)
-
-
-class RawConnection(Outbox):
-    """A client on a raw socket.
-
-    Whether it is read (`paused`) does not depend on its `life`: who waits for a hook may be blocked or not. `torn`
-    tells whether the first entry of the queue is the tail of a frame whose head the client has already, and of what
-    kind: 0 for no.
+    While the socket accepts everything, the queue is empty at the end of every turn. Otherwise `life` is BLOCKED, and
+    the `writer` watcher continues when the socket is writable.
 
     Args:
-        sock: a socket, a `TlsTransport`, or what limits how much one of these sends at once.
+        sock: a socket, a `TlsTransport`, or a wrapper that limits how much one of these sends at once.
         watcher: the loop's READ watcher for it, stopped.
+
+    Attributes:
+        session: of the client.
+        sock, watcher: see above.
+        writer: the WRITE watcher, created when it is first needed.
+        handshake: resolved once the client is accepted or rejected, and then None.
+        torn: whether the first entry of the queue is the rest of a frame that was begun: 0 for no, else its kind.
+        backlog: the policies' view of the queue of a slow consumer, if its hub has policies.
     """
 
-    __slots__ = (
-        "backlog",
-        "carry",
-        "handshake",
-        "paused",
-        "receive_bytes",
-        "session",
-        "sock",
-        "torn",
-        "watcher",
-        "writer",
-    )
+    __slots__ = ("backlog", "handshake", "session", "sock", "torn", "watcher", "writer")
     session: Session
 
     def __init__(self, sock: ClientSocket, watcher: Watcher) -> None:
@@ -101,257 +84,15 @@ class RawConnection(Outbox):
         self.sock = sock
         self.watcher: Any = watcher
         self.writer: Any = None
-        self.carry = b""
-        self.receive_bytes = MIN_RECEIVE_BYTES
         self.handshake: Deferred[None] | None = Deferred()
         self.life = Life.OPENING
-        self.paused = False
         self.torn = 0
         self.backlog: Backlog | None = None
 
     @property
     def transport(self) -> Transport:
-        """The socket or `TlsTransport`, without what limits its sends."""
+        """The socket or `TlsTransport` itself, also when `sock` limits its sends."""
         return cast(Transport, getattr(self.sock, "unlimited", self.sock))
-
-    def greet(self, reply: bytes, hello: bytes) -> None:
-        """Send the HTTP reply and the frame of Init at once: a reply in the queue would be taken for frames."""
-        self._say(reply + hello)
-
-    def _say(self, data: bytes) -> None:
-        try:
-            said = self.sock.send(data) == len(data)
-        except OSError:
-            said = False
-        if not said:  # a fresh connection that takes nothing is gone
-            self.lost(CloseReason.WRITE_FAILED)
-
-    def start(self, session: Session, data: bytes) -> None:
-        """Begin to read; `data` came with the HTTP request."""
-        if self.life.over:
-            return
-        self.session = session
-        self.watcher.start(self.on_readable)
-        if data:
-            self.carry = data
-            get_hub().loop.run_callback(self.on_data_waiting)
-
-    # ---- reading
-
-    def on_readable(self) -> None:
-        """Receive once behind the left-over partial frame and work off what is there.
-
-        One whole message to a known destination, the commonest receive of all, takes no further step.
-        """
-        carry = self.carry
-        held, size = len(carry), self.receive_bytes
-        try:
-            if held:
-                view[:held] = carry
-                got = self.sock.recv_into(view[held:], size)
-            else:
-                got = self.sock.recv_into(view, size)
-        except BlockingIOError:
-            return
-        except OSError:
-            self.lost(CloseReason.READ_FAILED)
-            return
-        if not got:
-            if time() < data_path.share_ends_s():
-                self.lost(CloseReason.PEER_CLOSED)
-            else:  # so many end together that this one does in the next turn
-                self.pause()
-                data_path.deferred_reads.append(_Ended(self))
-            return
-        if got <= SMALL_READ_BYTES and not held and not self.websocket:
-            data = chars[:got]
-            route = self.session.routes.get(data[2:11])
-            if route is not None and data[0] << 8 | data[1] == got >= PUBLISH_HEADER_BYTES:
-                if route.deliver(data):
-                    self.pause()
-                return
-        if got == size:
-            if size < MAX_RECEIVE_BYTES:
-                self.receive_bytes = size << 1
-        elif size > MIN_RECEIVE_BYTES and got < size >> 2:
-            self.receive_bytes = size >> 1
-        self.carry = b""
-        self.feed(held + got)
-
-    def on_data_waiting(self) -> None:
-        """Work off bytes that are here already, after a pause or with the HTTP request."""
-        data, self.carry = self.carry, b""
-        if data and not self.life.over and not self.paused:
-            view[: len(data)] = data
-            self.feed(len(data))
-        else:
-            self.carry = data
-
-    def feed(self, size: int) -> None:
-        """Work off `chars[:size]`; what is left over is carried to the next receive."""
-        used = self.route(size)
-        if used < size and not self.life.over:
-            self.carry = chars[used:size]
-
-    def route(self, size: int) -> int:
-        """Route the raw frames in `chars[:size]`; gives how many bytes were worked off (all, when the connection
-        ended).
-        """
-        try:
-            return self._route_runs(size) if size > SMALL_READ_BYTES else self._route_frames(size)
-        except ProtocolError as error:
-            self.session.fail(error)
-        except (Exception, Timeout):  # a Timeout that an application forgot to cancel is no Exception
-            log.exception("error while routing; the connection is closed")
-            self.lost(CloseReason.HOOK_FAILED)
-        return size
-
-    def _route_runs(self, size: int) -> int:
-        if backlog or (size >= LARGE_RUN_BYTES and time() >= data_path.share_ends_s()):
-            self.give_way()  # subscribers are behind, and more in bulk would fill their queues; or the turn is over
-            return 0
-        session = self.session
-        at = self._partition(size) if session.partitions else 0
-        waits: bool | None = False
-        cached = session.routes.get
-        runs, used, bad = scan(size, at)
-        until_s = data_path.share_ends_s() if runs > RUNS_AT_ONCE else _NEVER_S
-        for first in range(0, runs, RUNS_AT_ONCE):
-            if runs > RUNS_AT_ONCE and time() >= until_s:
-                self.give_way()
-                return at
-            last = min(first + RUNS_AT_ONCE, runs)
-            for end, count in zip(ends[first:last].tolist(), frames[first:last].tolist(), strict=True):
-                route = cached(chars[at + 2 : at + 11])
-                if route is None:
-                    if chars[at + 2] != b"\x08":
-                        waits = session.control(chars[at + 2 : end])
-                    else:
-                        route = session.resolve(chars[at + 2 : at + 11])
-                        cached = session.routes.get
-                if route is not None:
-                    if count > 1:
-                        session.count_batch(chars[at + 3 : at + 7], count - 1)
-                    short = end - at < LARGE_RUN_BYTES
-                    waits = route.deliver(chars[at:end]) if short else route.deliver_view(view[at:end])
-                if waits:
-                    self.pause()
-                    return end
-                if self.life.over:
-                    return size
-                at = end
-        if bad:
-            raise ProtocolError(CloseReason.SHORT_PACKET)
-        if runs > MANY_RUNS:
-            self._make_partitions()
-        return used
-
-    def _make_partitions(self) -> None:
-        """Give each sole raw subscriber of this client's destinations a partition, unless done for these routes."""
-        session = self.session
-        if session.topic is None or (session.partitions and session.partitions[0] == len(session.routes)):
-            return
-        pairs = [(key[1:5], getattr(route, "sole_raw", None)) for key, route in session.routes.items()]
-        slow = session.broker.slow
-        found = [
-            (key, outbox)
-            for key, outbox in pairs
-            if outbox is not None and (slow is None or slow.of(key) is slow.default)  # what is mixed has one policy
-        ][:MAX_PARTITIONS]
-        partition_of: dict[Outbox, int] = {}
-        numbers = array("I", [partition_of.setdefault(outbox, len(partition_of)) for _, outbox in found])
-        table = data_path.kernels.partition_table(b"".join(key for key, _ in found), numbers.tobytes())
-        publisher = int.from_bytes(session.topic.key, "little")
-        session.partitions = len(session.routes), table, list(partition_of), publisher
-
-    def _partition(self, size: int) -> int:
-        """Many short runs to sole subscribers: sorted by subscriber in a kernel. Gives how many bytes that covered."""
-        _, table, outboxes, publisher = self.session.partitions
-        recorder = self.session.broker.recorder
-        if recorder and recorder.full:
-            return 0
-        count, used, messages = data_path.kernels.partition(size, table, publisher)
-        meter = self.session.meter
-        if meter is not None and used and not meter.admits(chars[:used]):
-            return 0  # run by run, until one may not pass
-        self.session.broker.topic_table.traffic.add(messages, used, 1)
-        if recorder and used:
-            recorder.record_large(view[:used])
-        at = 0
-        for partition, end in zip(partition_ids[:count].tolist(), partition_ends[:count].tolist(), strict=True):
-            outboxes[partition].put(partitioned[at:end])
-            at = end
-        return int(used)
-
-    def _route_frames(self, size: int) -> int:
-        session, at = self.session, 0
-        waits: bool | None = False
-        cached = session.routes.get
-        data: bytes = chars[:size]
-        while size - at >= 2:
-            length = data[at] << 8 | data[at + 1]
-            end = at + length
-            if end > size:
-                break
-            route = cached(data[at + 2 : at + 11])
-            if route is None or length < 15:
-                if length < 3:
-                    raise ProtocolError(CloseReason.SHORT_PACKET)
-                if data[at + 2] == 8:
-                    if length < 15:
-                        raise ProtocolError(CloseReason.SHORT_PACKET)
-                    route = session.resolve(data[at + 2 : at + 11])
-                    cached = session.routes.get
-                else:
-                    route = None
-                    waits = session.control(data[at + 2 : end])
-            if route is not None:
-                waits = route.deliver(data if length == size else data[at:end])
-            if waits:
-                self.pause()
-                return end
-            if self.life.over:
-                return size
-            at = end
-        return at
-
-    def pause(self) -> None:
-        """Stop reading until `resume`: a hook has to answer first."""
-        self.paused = True
-        self.watcher.stop()
-
-    def give_way(self) -> None:
-        """Go on in the next turn: this receive is a lot of work, and others wait."""
-        self.pause()
-        data_path.deferred_reads.append(self)
-
-    def resume(self) -> None:
-        """Go on, in a turn of its own: the shared buffer may be in use right now."""
-        get_hub().loop.run_callback(self.go_on)
-
-    def go_on(self) -> None:
-        """Go on where `pause` stopped."""
-        if not self.paused or self.life.over:
-            return
-        meter = self.session.meter
-        if meter is not None and meter.waits:
-            return  # it resumes by itself
-        self.paused = False
-        if 0 < len(self.carry) < MIN_RECEIVE_BYTES and not self.websocket:
-            self._receive_more()
-        self.on_data_waiting()
-        if not self.paused and not self.life.over and self not in data_path.still:
-            self.watcher.start(self.on_readable)
-
-    def _receive_more(self) -> None:
-        """Take what has come since too: to a thousand subscribers two small runs cost twice what one of both does."""
-        try:
-            got = self.sock.recv_into(view, MIN_RECEIVE_BYTES)
-        except OSError:
-            return  # nothing there, or what the next receive meets again
-        self.carry += bytes(view[:got])
-
-    # ---- writing
 
     def reply(self, packet: bytes) -> None:
         """Queue a control packet."""
@@ -359,9 +100,7 @@ class RawConnection(Outbox):
             self.put((len(packet) + 2).to_bytes(2, "big") + packet)
 
     def put_view(self, view: memoryview) -> None:
-        """Send a large run straight from the receive buffer when nothing is queued; else one gathering call keeps the
-        order.
-        """
+        """Send a large run directly from the receive buffer, together with a queue in one gathering call."""
         if self.life is BLOCKED or self.life.over or len(self.queue) >= GATHER_RUNS:
             self.put(bytes(view))
             return
@@ -416,7 +155,7 @@ class RawConnection(Outbox):
         self._advance(sent)
 
     def _advance(self, sent: int) -> None:
-        """Take `sent` bytes off the queue; what is left waits until the socket is writable."""
+        """Remove `sent` bytes from the queue; the rest waits until the socket is writable."""
         queue, whole = self.queue, 0
         if self.life is BLOCKED:
             self.released(sent)
@@ -428,16 +167,16 @@ class RawConnection(Outbox):
             self.torn = 0
         del queue[:whole]
         if sent:
-            self._tear(sent)
+            self._split_partly_sent(sent)
         if queue and self.life is not BLOCKED:
             self._block()
         elif not queue and self.life is BLOCKED:
             self._unblock()
         if whole or sent:
-            data_path.progress(self)
+            data_path.mark_progress(self)
 
-    def _tear(self, sent: int) -> None:
-        """Split the half-sent first run: the tail of the frame that is on its way, and the whole frames behind it."""
+    def _split_partly_sent(self, sent: int) -> None:
+        """Split the partly sent first run: the rest of the frame that was begun, and the whole frames behind it."""
         run, at = self.queue[0], 0
         if self.torn:
             self.queue[0] = run[sent:]
@@ -457,11 +196,11 @@ class RawConnection(Outbox):
         if self.writer is None:
             self.writer = get_hub().loop.io(self.watcher.fd, WRITE)
         self.writer.start(self.on_writable)
-        data_path.blocked_now(self)
+        data_path.mark_blocked(self)
         self._shed()
 
     def _shed(self) -> None:
-        """What one turn queued beyond the budget goes the way of later messages: newest first."""
+        """Drop messages of this turn that exceed the budget, the newest first, as later ones are."""
         first = 1 if self.torn else 0
         while len(self.queue) > first:
             over_all = QueuedMemory.total_bytes > QueuedMemory.limit_bytes
@@ -469,7 +208,7 @@ class RawConnection(Outbox):
             if not over_all and before <= self.budget_bytes:
                 break
             self.trim(self.queue[-1], Drop.OVER_GLOBAL_BUDGET if over_all else Drop.OVER_BUDGET)
-            if self.queued_bytes == before:
+            if self.queued_bytes == before:  # only control packets are left in this run
                 break
 
     def _unblock(self) -> None:
@@ -480,29 +219,29 @@ class RawConnection(Outbox):
         data_path.unblocked(self)
 
     def hold_back(self) -> None:
-        """Send nothing before `send_again`."""
+        """Send nothing until `send_again`."""
         if self.life is not BLOCKED:
             self.life = moved(self.life, BLOCKED)
             self.queued_bytes = sum(map(len, self.queue))
             QueuedMemory.total_bytes += self.queued_bytes
-        if self.writer is not None:  # one for each would be most of what moving 500 clients takes
+        if self.writer is not None:  # not created here: for 500 clients that would take most of their migration
             self.writer.stop()
         data_path.unblocked(self)
 
     def send_again(self) -> None:
-        """Take back `hold_back`."""
+        """Undo `hold_back`."""
         if not self.queue:
             self._unblock()
             return
         if self.writer is None:
             self.writer = get_hub().loop.io(self.watcher.fd, WRITE)
         self.writer.start(self.on_writable)
-        data_path.blocked_now(self)
+        data_path.mark_blocked(self)
         if self.backlog is None:
             self._shed()
 
     def on_writable(self) -> None:
-        """The socket takes bytes again."""
+        """Send more of the queue: the socket is writable again."""
         try:
             sent = self.sock.sendmsg(self.queue[:DRAIN_RUNS])
         except BlockingIOError:
@@ -513,30 +252,30 @@ class RawConnection(Outbox):
         self._advance(sent)
 
     def overflowed(self, reason: Drop, messages: int) -> None:
-        """Messages for this client were dropped."""
+        """Report that messages for this client were dropped."""
         self.session.broker.overflowed(self.session, reason, messages)
 
     def overloaded(self) -> None:
-        """The client asks for more answers than it reads."""
+        """Disconnect a client that does not read: too many answers wait for it."""
         self.session.disconnect(CloseReason.SLOW_CONSUMER, CloseReason.SLOW_CONSUMER.value.encode())
 
-    # ---- the end
+    # ---- closing
 
     def settled(self) -> None:
-        """The handshake ended: accepted or refused."""
+        """Resolve the handshake; the client was accepted or rejected."""
         handshake, self.handshake = self.handshake, None
         if handshake:
-            data_path.handshake_over(self)
+            data_path.end_handshake(self)
             if self.life is Life.OPENING:
                 self.life = moved(self.life, Life.OPEN)
             handshake.resolve()
 
     def lost(self, reason: CloseReason) -> None:
-        """The connection is gone."""
+        """Disconnect the session of a broken connection."""
         self.session.disconnect(reason)
 
     def finish(self, reason: CloseReason) -> None:
-        """Send what can be sent at once, count the rest, and close so that the client still gets the last packet."""
+        """Send what the socket accepts at once, count the rest, and close; gracefully unless the connection broke."""
         if self.life.over:
             return
         self.settled()
@@ -557,8 +296,9 @@ class RawConnection(Outbox):
             half_close(self, self.transport, self.watcher)
 
     def _last_words(self, reason: CloseReason) -> None:
+        """Send as much of the queue as the socket accepts at once."""
         if self.life is BLOCKED:
-            self._keep_control()
+            self._drop_messages()
         sent = 1
         while self.queue and sent:
             try:
@@ -567,13 +307,13 @@ class RawConnection(Outbox):
                 return
             self._advance(sent)
 
-    def _keep_control(self) -> None:
-        """A client that does not read: the frame on its way and the control packets behind it get a last chance."""
+    def _drop_messages(self) -> None:
+        """Drop the messages for a client that does not read, so that it may still get the control packets."""
         first = 1 if self.torn else 0
-        torn, runs = self.queue[:first], self.queue[first:]
+        begun, runs = self.queue[:first], self.queue[first:]
         dropped = self.messages(runs)
         kept = [run for run in runs if not self.is_message(run, 0)]
-        self.queue[:] = [*torn, *kept]
+        self.queue[:] = [*begun, *kept]
         self.released(self.queued_bytes - sum(map(len, self.queue)))
         if dropped:
             self.dropped += dropped
@@ -586,3 +326,275 @@ class RawConnection(Outbox):
         if runs:
             lost = int(self.torn == _TORN_MESSAGE) + self.messages(runs[1 if self.torn else 0 :])
             self.session.broker.stats.drop(Drop.CLOSED, lost)
+
+
+class RawConnection(SocketOutbox):
+    """A client on a raw socket.
+
+    Args:
+        sock, watcher: see `SocketOutbox`.
+
+    Attributes:
+        carry: the partial frame of the last receive, or what is not routed yet during a pause.
+        receive_bytes: the size of the next receive; it follows the amount of data.
+        paused: whether the client is not read. That is independent of `life`: its socket may be blocked or not.
+    """
+
+    __slots__ = ("carry", "paused", "receive_bytes")
+
+    def __init__(self, sock: ClientSocket, watcher: Watcher) -> None:
+        super().__init__(sock, watcher)
+        self.carry = b""
+        self.receive_bytes = MIN_RECEIVE_BYTES
+        self.paused = False
+
+    def greet(self, reply: bytes, hello: bytes) -> None:
+        """Send the HTTP reply and the Init frame at once: in the queue the reply would be parsed as frames."""
+        self._send_at_once(reply + hello)
+
+    def _send_at_once(self, data: bytes) -> None:
+        try:
+            is_sent = self.sock.send(data) == len(data)
+        except OSError:
+            is_sent = False
+        if not is_sent:  # the send buffer of a new connection is empty, so the connection is gone
+            self.lost(CloseReason.WRITE_FAILED)
+
+    def start(self, session: Session, data: bytes) -> None:
+        """Begin to read; `data` was received with the HTTP request."""
+        if self.life.over:
+            return
+        self.session = session
+        self.watcher.start(self.on_readable)
+        if data:
+            self.carry = data
+            get_hub().loop.run_callback(self.on_data_waiting)
+
+    def on_readable(self) -> None:
+        """Receive once, behind the partial frame of the last receive, and route the frames.
+
+        One whole message to a known destination is the most frequent case, and is delivered at once.
+        """
+        carry = self.carry
+        held, size = len(carry), self.receive_bytes
+        try:
+            if held:
+                view[:held] = carry
+                got = self.sock.recv_into(view[held:], size)
+            else:
+                got = self.sock.recv_into(view, size)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.lost(CloseReason.READ_FAILED)
+            return
+        if not got:
+            if time() < data_path.share_ends_s():
+                self.lost(CloseReason.PEER_CLOSED)
+            else:  # many connections close together: this one is closed in the next turn
+                self.pause()
+                data_path.deferred_reads.append(_DeferredClose(self))
+            return
+        if got <= SMALL_READ_BYTES and not held and not self.websocket:
+            data = chars[:got]
+            # Bytes 2 to 10: packet type, destination and publisher, the key of a route.
+            route = self.session.routes.get(data[2:11])
+            if route is not None and data[0] << 8 | data[1] == got >= PUBLISH_HEADER_BYTES:
+                if route.deliver(data):
+                    self.pause()
+                return
+        if got == size:
+            if size < MAX_RECEIVE_BYTES:
+                self.receive_bytes = size << 1
+        elif size > MIN_RECEIVE_BYTES and got < size >> 2:
+            self.receive_bytes = size >> 1
+        self.carry = b""
+        self.feed(held + got)
+
+    def on_data_waiting(self) -> None:
+        """Route bytes that were received before, with the HTTP request or before a pause."""
+        data, self.carry = self.carry, b""
+        if data and not self.life.over and not self.paused:
+            view[: len(data)] = data
+            self.feed(len(data))
+        else:
+            self.carry = data
+
+    def feed(self, size: int) -> None:
+        """Route `chars[:size]`; a partial frame at its end is kept for the next receive."""
+        used = self.route(size)
+        if used < size and not self.life.over:
+            self.carry = chars[used:size]
+
+    def route(self, size: int) -> int:
+        """Route the raw frames in `chars[:size]`; return how many bytes were used (all, when the connection closed)."""
+        try:
+            return self._route_runs(size) if size > SMALL_READ_BYTES else self._route_frames(size)
+        except ProtocolError as error:
+            self.session.fail(error)
+        except (Exception, Timeout):  # gevent.Timeout is a BaseException, and a callback may have left one
+            log.exception("error while routing; the connection is closed")
+            self.lost(CloseReason.HOOK_FAILED)
+        return size
+
+    def _route_runs(self, size: int) -> int:
+        if backlog or (size >= LARGE_RUN_BYTES and time() >= data_path.share_ends_s()):
+            self.give_way()  # subscribers are behind, and bulk messages would fill their queues; or the turn is over
+            return 0
+        session = self.session
+        at = self._partition(size) if session.partitions else 0
+        waits: bool | None = False
+        cached = session.routes.get
+        runs, used, bad = scan(size, at)
+        until_s = data_path.share_ends_s() if runs > RUNS_AT_ONCE else _NEVER_S
+        for first in range(0, runs, RUNS_AT_ONCE):
+            if runs > RUNS_AT_ONCE and time() >= until_s:
+                self.give_way()
+                return at
+            last = min(first + RUNS_AT_ONCE, runs)
+            for end, count in zip(ends[first:last].tolist(), frames[first:last].tolist(), strict=True):
+                route = cached(chars[at + 2 : at + 11])
+                if route is None:
+                    if chars[at + 2] != b"\x08":
+                        waits = session.control(chars[at + 2 : end])
+                    else:
+                        route = session.resolve(chars[at + 2 : at + 11])
+                        cached = session.routes.get
+                if route is not None:
+                    if count > 1:
+                        session.count_batch(chars[at + 3 : at + 7], count - 1)
+                    short = end - at < LARGE_RUN_BYTES
+                    waits = route.deliver(chars[at:end]) if short else route.deliver_view(view[at:end])
+                if waits:
+                    self.pause()
+                    return end
+                if self.life.over:
+                    return size
+                at = end
+        if bad:
+            raise ProtocolError(CloseReason.SHORT_PACKET)
+        if runs > MANY_RUNS:
+            self._make_partitions()
+        return used
+
+    def _make_partitions(self) -> None:
+        """Assign a partition to each sole raw subscriber of this client's destinations, once for the same routes."""
+        session = self.session
+        if session.topic is None or (session.partitions and session.partitions[0] == len(session.routes)):
+            return
+        pairs = [(key[1:5], getattr(route, "sole_raw", None)) for key, route in session.routes.items()]
+        slow = session.broker.slow
+        found = [
+            (key, outbox)
+            for key, outbox in pairs
+            if outbox is not None
+            and (slow is None or slow.of(key) is slow.default)  # all topics of a partition have the same policy
+        ][:MAX_PARTITIONS]
+        partition_of: dict[Outbox, int] = {}
+        numbers = array("I", [partition_of.setdefault(outbox, len(partition_of)) for _, outbox in found])
+        table = data_path.kernels.partition_table(b"".join(key for key, _ in found), numbers.tobytes())
+        publisher = int.from_bytes(session.topic.key, "little")
+        session.partitions = len(session.routes), table, list(partition_of), publisher
+
+    def _partition(self, size: int) -> int:
+        """Sort short runs to sole subscribers by subscriber, in a kernel; return how many bytes were delivered."""
+        _, table, outboxes, publisher = self.session.partitions
+        recorder = self.session.broker.recorder
+        if recorder and recorder.full:
+            return 0
+        count, used, messages = data_path.kernels.partition(size, table, publisher)
+        meter = self.session.meter
+        if meter is not None and used and not meter.admits(chars[:used]):
+            return 0  # route run by run, until one exceeds the rate
+        self.session.broker.topic_table.traffic.add(messages, used, 1)
+        if recorder and used:
+            recorder.record_large(view[:used])
+        at = 0
+        for partition, end in zip(partition_ids[:count].tolist(), partition_ends[:count].tolist(), strict=True):
+            outboxes[partition].put(partitioned[at:end])
+            at = end
+        return int(used)
+
+    def _route_frames(self, size: int) -> int:
+        # A small receive: frame by frame in Python. The offsets are those of `wire/smq.py`.
+        session, at = self.session, 0
+        waits: bool | None = False
+        cached = session.routes.get
+        data: bytes = chars[:size]
+        while size - at >= 2:
+            length = data[at] << 8 | data[at + 1]
+            end = at + length
+            if end > size:
+                break
+            route = cached(data[at + 2 : at + 11])
+            if route is None or length < 15:
+                if length < 3:
+                    raise ProtocolError(CloseReason.SHORT_PACKET)
+                if data[at + 2] == 8:
+                    if length < 15:
+                        raise ProtocolError(CloseReason.SHORT_PACKET)
+                    route = session.resolve(data[at + 2 : at + 11])
+                    cached = session.routes.get
+                else:
+                    route = None
+                    waits = session.control(data[at + 2 : end])
+            if route is not None:
+                waits = route.deliver(data if length == size else data[at:end])
+            if waits:
+                self.pause()
+                return end
+            if self.life.over:
+                return size
+            at = end
+        return at
+
+    def pause(self) -> None:
+        """Stop reading until `resume`, for example while a hook waits."""
+        self.paused = True
+        self.watcher.stop()
+
+    def give_way(self) -> None:
+        """Continue in the next turn: this receive is much work, and other events wait."""
+        self.pause()
+        data_path.deferred_reads.append(self)
+
+    def resume(self) -> None:
+        """Continue in a later callback of the loop: the shared buffer may be in use now."""
+        get_hub().loop.run_callback(self.go_on)
+
+    def go_on(self) -> None:
+        """Continue where `pause` stopped."""
+        if not self.paused or self.life.over:
+            return
+        meter = self.session.meter
+        if meter is not None and meter.waits:
+            return  # the meter resumes the connection itself
+        self.paused = False
+        if 0 < len(self.carry) < MIN_RECEIVE_BYTES and not self.websocket:
+            self._receive_more()
+        self.on_data_waiting()
+        if not self.paused and not self.life.over and self not in data_path.frozen_connections:
+            self.watcher.start(self.on_readable)
+
+    def _receive_more(self) -> None:
+        """Receive what has arrived meanwhile: with a thousand subscribers, one run costs half of two small ones."""
+        try:
+            got = self.sock.recv_into(view, MIN_RECEIVE_BYTES)
+        except OSError:
+            return  # nothing has arrived; or an error, which the next receive reports
+        self.carry += bytes(view[:got])
+
+
+class _DeferredClose:
+    """Closes a connection in a later turn.
+
+    The end of the stream was received when the turn's time was used up. Receiving again would not close the connection,
+    and with many such connections it would cost each of them a receive in each turn.
+    """
+
+    def __init__(self, connection: RawConnection) -> None:
+        self._connection = connection
+
+    def go_on(self) -> None:
+        """Close it."""
+        self._connection.lost(CloseReason.PEER_CLOSED)

@@ -1,11 +1,11 @@
-"""SMQ connections over WebSocket, over TLS, and over both: the path of `RawConnection`, with what the layers between
-hold back in both directions.
+"""SMQ connections over WebSocket, over TLS, and over both.
+
+They are `RawConnection`s with a layer between. Each layer may hold data back, in both directions.
 """
 
 from __future__ import annotations
 
 from time import time
-from typing import TYPE_CHECKING
 
 from gevent import get_hub
 
@@ -23,10 +23,14 @@ unmask = data_path.kernels.unmask
 
 
 class WsConnection(RawConnection):
-    """A client on a WebSocket: frames are turned into raw frames in the receive buffer and take the same path
-    (spec: smq §12.11).
+    """A client on a WebSocket (spec: smq §12.11).
 
-    `decoded` holds raw frames that were unmasked already when a hook made the connection wait.
+    Its frames are converted into raw frames in the receive buffer, and routed as those.
+
+    Attributes:
+        assembler: collects a fragmented message.
+        close_sent: whether the Close frame was sent.
+        decoded: raw frames that were unmasked but not routed when a hook paused the connection.
     """
 
     __slots__ = ("assembler", "close_sent", "decoded")
@@ -42,24 +46,21 @@ class WsConnection(RawConnection):
     # ---- reading
 
     def feed(self, size: int) -> None:
-        """Work off the WebSocket frames in `chars[:size]`."""
+        """Route the WebSocket frames in `chars[:size]`."""
         try:
-            self._work_off(size)
+            # The kernel unmasks the plain messages at the front; from the first other frame on, Python takes over.
+            written, used = (0, 0) if self.assembler and self.assembler.busy else unmask(size)
+            rest = chars[used:size] if used < size else b""
+            if written and not self._route_decoded(written):
+                self.carry = rest
+                return
+            at = self._route_each_frame(rest) if rest else 0
+            self.carry = rest[at:]
         except ProtocolError as error:
             self.session.fail(error)
 
-    def _work_off(self, size: int) -> None:
-        """Route the plain messages at the front; from the first frame of another kind on, take frame by frame."""
-        written, used = (0, 0) if self.assembler and self.assembler.busy else unmask(size)
-        rest = chars[used:size] if used < size else b""
-        if written and not self._route_decoded(written):
-            self.carry = rest
-            return
-        at = self._frame_by_frame(rest) if rest else 0
-        self.carry = rest[at:]
-
-    def _frame_by_frame(self, data: bytes) -> int:
-        """Handle the frames of `data`; gives how many bytes were worked off."""
+    def _route_each_frame(self, data: bytes) -> int:
+        """Handle the frames of `data`; return how many bytes were used."""
         at, until_s = 0, data_path.share_ends_s()
         while not self.life.over:
             if time() >= until_s and at < len(data):
@@ -69,27 +70,26 @@ class WsConnection(RawConnection):
             if frame is None:
                 break
             at = end
-            message = self._frame(frame)
-            if message is not None and not self._route_message(message):
+            message = self._handle_frame(frame)
+            if message is None:
+                continue
+            if not message:
+                raise ProtocolError(CloseReason.SHORT_PACKET)
+            raw = smq.frame(message)
+            view[: len(raw)] = raw
+            if not self._route_decoded(len(raw)):
                 break
         return at
 
-    def _route_message(self, packet: bytes) -> bool:
-        if not packet:
-            raise ProtocolError(CloseReason.SHORT_PACKET)
-        raw = smq.frame(packet)
-        view[: len(raw)] = raw
-        return self._route_decoded(len(raw))
-
     def _route_decoded(self, size: int) -> bool:
-        """Route raw frames; false when the connection waits or ended."""
+        """Route raw frames; return False when the connection is paused or closed."""
         used = self.route(size)
         if self.paused and used < size:
             self.decoded = chars[used:size]
         return not self.paused and not self.life.over
 
     def on_data_waiting(self) -> None:
-        """Work off what was decoded before a pause, then what was received."""
+        """Route what was decoded before a pause, then what was received."""
         decoded, self.decoded = self.decoded, b""
         if decoded and not self.life.over:
             view[: len(decoded)] = decoded
@@ -97,26 +97,22 @@ class WsConnection(RawConnection):
                 return
         super().on_data_waiting()
 
-    def _frame(self, frame: Frame) -> bytes | None:
-        """Handle a frame that the kernel left; gives a message when one is complete."""
+    def _handle_frame(self, frame: Frame) -> bytes | None:
+        """Handle a frame that the kernel left; return a message when one is complete."""
         if frame.opcode == websocket.PING:
             self.put(websocket.encode(websocket.PONG, frame.payload))
-        elif frame.opcode == websocket.CLOSE:
-            self._closing(frame.payload)
-        elif frame.opcode != websocket.PONG:
-            return self._assembled(frame)
-        return None
-
-    def _assembled(self, frame: Frame) -> bytes | None:
+            return None
+        if frame.opcode == websocket.CLOSE:
+            self._send_close(websocket.check_close(frame.payload))
+            self.session.disconnect(CloseReason.WEBSOCKET_CLOSED)
+            return None
+        if frame.opcode == websocket.PONG:
+            return None
         if frame.fin and frame.opcode != websocket.CONTINUATION and not (self.assembler and self.assembler.busy):
             return websocket.checked(frame.opcode, frame.payload)
         if self.assembler is None:
             self.assembler = Assembler()
         return self.assembler.add(frame, smq.MAX_PACKET_BYTES)
-
-    def _closing(self, payload: bytes) -> None:
-        self._send_close(websocket.check_close(payload))
-        self.session.disconnect(CloseReason.WEBSOCKET_CLOSED)
 
     def _send_close(self, code: int) -> None:
         self.close_sent = True
@@ -131,24 +127,24 @@ class WsConnection(RawConnection):
 
     @staticmethod
     def frame_bytes(run: bytes, at: int) -> int:
-        """The size of the WebSocket frame at `run[at]`."""
+        """The size of the WebSocket frame at `run[at]`; frames of a server are not masked."""
         short = run[at + 1]
         return short + 2 if short < 126 else (run[at + 2] << 8 | run[at + 3]) + 4
 
     @staticmethod
     def is_message(run: bytes, at: int) -> bool:
-        """Whether the WebSocket frame at `run[at]` carries Publish."""
+        """Whether the WebSocket frame at `run[at]` carries Publish: a final binary frame (0x82) with that type."""
         return run[at] == 0x82 and run[at + (2 if run[at + 1] < 126 else 4)] == smq.Type.PUBLISH
 
     @staticmethod
     def topic_key(run: bytes) -> bytes:
-        """See `Outbox.topic_key`."""
+        """See `Outbox.topic_key`: the destination, behind the frame header and the packet type."""
         start = 3 if run[1] < 126 else 5
         return run[start : start + 4]
 
     @staticmethod
     def latest_key(run: bytes) -> bytes:
-        """See `Outbox.latest_key`."""
+        """See `Outbox.latest_key`: destination and sub-topic."""
         start = 3 if run[1] < 126 else 5
         return run[start : start + 4] + run[start + 8 : start + 12]
 
@@ -158,54 +154,51 @@ class WsConnection(RawConnection):
         super()._last_words(reason)
 
 
-if TYPE_CHECKING:
-    _Base = RawConnection
-else:
-    _Base = object
-
-
-class OverTls(_Base):
-    """Mixed into a connection whose `sock` is a `TlsTransport`."""
+class OverTls(RawConnection):
+    """Mixin for a connection whose `sock` is a `TlsTransport`."""
 
     __slots__ = ()
     sock: TlsTransport
 
     def greet(self, reply: bytes, hello: bytes) -> None:
-        """Send the HTTP reply and Init in a record each: the Java client hangs when they share one."""
+        """Send the HTTP reply and Init in separate records: the Java client hangs when they share one."""
         if reply:
-            self._say(reply)
+            self._send_at_once(reply)
         if not self.life.over:
-            self._say(hello)
+            self._send_at_once(hello)
 
     def start(self, session: Session, data: bytes) -> None:
-        """Begin to read; what was decrypted with the HTTP request will not make the socket readable."""
+        """Begin to read; data that was decrypted with the HTTP request does not make the socket readable."""
         super().start(session, data)
         if not self.life.over:
             get_hub().loop.run_callback(self._on_pending)
 
     def on_readable(self) -> None:
-        """Receive, unless the turn is over: records of TLS itself take milliseconds too, and end in no message."""
+        """Receive, unless the turn is over: records of TLS itself take milliseconds, too, without any message."""
         if time() < data_path.share_ends_s():
             self._receive()
         else:
             self.give_way()
 
     def _receive(self) -> None:
-        """Receive; decrypted bytes that did not fit are looked at in the next turn, since the socket won't call for
-        them.
-        """
+        """Receive; decrypted bytes that did not fit are read in the next turn, since no event reports them."""
         super().on_readable()
         if not self.life.over and not self.paused and self.sock.has_pending:
             get_hub().loop.run_callback(self._on_pending)
 
     def _on_pending(self) -> None:
-        if not self.life.over and not self.paused and self.sock.has_pending and self not in data_path.still:
+        if (
+            not self.life.over
+            and not self.paused
+            and self.sock.has_pending
+            and self not in data_path.frozen_connections
+        ):
             self.on_readable()
 
     def go_on(self) -> None:
-        """See `RawConnection.go_on`; who gave way receives at once, or others might come first every time."""
+        """See `RawConnection.go_on`; a deferred connection receives at once, or others might be first each time."""
         super().go_on()
-        if not self.paused and not self.life.over and self not in data_path.still:
+        if not self.paused and not self.life.over and self not in data_path.frozen_connections:
             self._receive()
 
     def _advance(self, sent: int) -> None:
@@ -213,7 +206,7 @@ class OverTls(_Base):
         self._watch_ciphertext()
 
     def flush(self) -> None:
-        """Send the queue; ciphertext that the socket did not take waits until it is writable."""
+        """Send the queue; ciphertext that the socket did not accept waits until it is writable."""
         super().flush()
         self._watch_ciphertext()
 
@@ -227,28 +220,24 @@ class OverTls(_Base):
             if self.writer is None:
                 self.writer = get_hub().loop.io(self.watcher.fd, WRITE)
             self.writer.start(self.on_writable)
-            data_path.blocked_now(self)
+            data_path.mark_blocked(self)
 
     def on_writable(self) -> None:
-        """The socket takes bytes again: ciphertext first, then the queue."""
-        if self.sock.wants_write and not self._flush_ciphertext():
-            return
+        """Send more when the socket is writable again: ciphertext first, then the queue."""
+        if self.sock.wants_write:
+            data_path.mark_progress(self)  # the socket is writable, so it accepts some
+            try:
+                self.sock.flush()
+            except BlockingIOError:
+                return
+            except OSError:
+                self.lost(CloseReason.WRITE_FAILED)
+                return
         if self.life is Life.BLOCKED:
             super().on_writable()
         elif self.writer is not None:
             self.writer.stop()
             data_path.unblocked(self)
-
-    def _flush_ciphertext(self) -> bool:
-        data_path.progress(self)  # the socket is writable, so it takes some
-        try:
-            self.sock.flush()
-        except BlockingIOError:
-            return False
-        except OSError:
-            self.lost(CloseReason.WRITE_FAILED)
-            return False
-        return True
 
 
 class TlsRawConnection(OverTls, RawConnection):

@@ -1,7 +1,7 @@
-"""The part of the data path that all connections of a process share: the kernels with the receive buffer, the flush
-once per loop turn, and the deadlines.
+"""What all connections of a process share: kernels, receive buffer, flush and deadlines.
 
-Deadlines are kept in dictionaries that hold only the few connections that have one, and are looked at by one timer.
+Queues are flushed once per turn of the loop. Deadlines are kept in dictionaries of only those few connections that have
+one, and are checked by one timer.
 """
 
 from __future__ import annotations
@@ -18,21 +18,41 @@ from gevent import get_hub
 from smqrt.broker.outbox import backlog, dirty, flush_dirty
 from smqrt.broker.session import Session, SessionState
 from smqrt.errors import ArgumentError, CloseReason
-from smqrt.loop.greenlet_pool import Inlet
 from smqrt.loop.scheduling import share
+from smqrt.loop.threads import Inlet
+from smqrt.settings.limits import LimitSettings
 from smqrt.wire import luajit_kernels
 from smqrt.wire.kernels import encode_run
 
 CHECK_INTERVAL_S = 0.25
-PRESSES_FOR_S = 10.0
-"""So long publishers wait for one client at a stretch, however much it takes meanwhile."""
-STALLED_AFTER_S = 10.0
-"""A client that takes not one byte for so long is disconnected."""
 SHARE_S = 0.006
-TURN_S, LEAST_TURN_S = 0.012, 0.004
-"""What connections that receive a lot take of a turn together; the least is for those who gave way in the last one."""
-AUTHENTICATE_S = 30.0
-"""What `authenticate` has to answer after the time for Connect is over."""
+TURN_S, MIN_TURN_S = 0.012, 0.004
+"""The part of a turn for all connections that receive much; the minimum is for those deferred by the last turn."""
+
+
+class DataPathLimits:
+    """Limits of all connections, from the settings (help: settings, `limits`).
+
+    Attributes:
+        stalled_s: a client whose socket accepts no byte for this time is disconnected.
+        backpressure_s: how long publishers wait for one client without a break, even if it reads slowly.
+        authenticate_s: the time for `authenticate`, from the end of the time for Connect.
+        handshakes_per_address: the maximum number of unfinished handshakes of one address; None without a limit.
+    """
+
+    def __init__(self) -> None:
+        self.apply(LimitSettings())
+
+    def apply(self, settings: LimitSettings) -> None:
+        """Apply the settings of the server."""
+        self.stalled_s = settings.stalled_s
+        self.backpressure_s = settings.slow_wait_s
+        self.authenticate_s = settings.authenticate_s
+        self.handshakes_per_address = settings.handshakes_per_address
+
+
+limits = DataPathLimits()
+"""The limits of this process."""
 
 
 class TimedClient(Protocol):
@@ -45,49 +65,52 @@ class BackpressureSource(TimedClient, Protocol):
     """A connection that publishers wait for."""
 
     def gives_up(self) -> None:
-        """They have waited for long enough."""
+        """End the waiting: the publishers have waited for `limits.backpressure_s`."""
         ...
 
 
 class WaitingPublisher(Protocol):
-    """A connection that gave way."""
+    """A connection whose data is routed in a later turn."""
 
     def go_on(self) -> None:
-        """Work off what is left."""
+        """Route the data."""
 
 
 kernels = luajit_kernels.load()
 encode = partial(encode_run, kernels)
 
 _handshakes: dict[TimedClient, float] = {}
-_asking: set[TimedClient] = set()
-"""Those whose Connect came in time, but not the answer of `authenticate`."""
-_shaking: dict[TimedClient, str] = {}
+"""Connections whose handshake is not finished, with its deadline."""
+_authenticating: set[TimedClient] = set()
+"""Those of them whose Connect came in time, but whose `authenticate` is still running."""
+_addresses: dict[TimedClient, str] = {}
+"""The addresses of connections whose handshake is not finished."""
 unfinished: Counter[str] = Counter()
-"""Handshakes under way, by address."""
+"""The number of unfinished handshakes, by address."""
 _blocked: dict[TimedClient, float] = {}
+"""Connections whose socket accepts nothing, and when it last did."""
 _pressing: dict[BackpressureSource, float] = {}
 """Clients whose publishers wait for them, and since when."""
 deferred_reads: deque[WaitingPublisher] = deque()
-"""Connections whose last receive was more work than their share of a turn; they go on in the next one."""
-still: set[WaitingPublisher] = set()
-"""Connections that are not read again before they have gone on at another hub (`smq/session_migration.py`)."""
+"""Connections whose last receive was more work than their share of a turn; they continue in the next one."""
+frozen_connections: set[WaitingPublisher] = set()
+"""Connections that are not read during the migration of their sessions (`smq/session_migration.py`)."""
 turn_ends: list[Callable[[], None]] = []
-"""Called once per turn of the loop, before it flushes: a journal gives what was recorded in this turn its time."""
+"""Functions that are called once per turn, before the flush: a journal stamps what was recorded in this turn."""
 _watchers: list[Any] = []
 _loop: Any = None
 _thread: int | None = None
 _turn_ends_s = 0.0
 inlet: Inlet
-"""The way in for other threads."""
-_AT_ONCE = 2
+"""Calls from other threads."""
+_AT_ONCE = 2  # the index in _watchers of the timer that runs out at once
 
 
 def install() -> None:
     """Start the flush and the deadlines on this thread's loop; later calls do nothing.
 
     Raises:
-        ArgumentError: the loop of another thread, which still runs, has them: they can't be shared.
+        ArgumentError: another running thread has hubs on its own loop.
     """
     global _loop, _thread, inlet
     hub = get_hub()
@@ -101,19 +124,21 @@ def install() -> None:
     _watchers.clear()
     _thread, inlet = hub.thread_ident, Inlet()
     loop = _loop = hub.loop
-    # Before the default priority: otherwise what greenlets write waits for the next event.
+    # Lower than the priority of the loop's own callbacks, so after them: otherwise the output of greenlets would wait
+    # for the next event.
     flush = loop.prepare(priority=-2)
     flush.start(_flush)
     timer = loop.timer(CHECK_INTERVAL_S, CHECK_INTERVAL_S)
     timer.start(check_deadlines)
     _watchers.extend((flush, timer, loop.timer(0)))
     for watcher in _watchers:
-        watcher.ref = False  # they alone do not keep a process alive
+        watcher.ref = False  # they do not keep the process alive
 
 
 def _flush() -> None:
-    """Flush, and let the loop go on at once when handlers began something: its own callbacks were run before this
-    watcher, and it would not look at new ones before the next event.
+    """Flush all queues, and start another turn at once if there is more to do.
+
+    In a turn, the loop runs its callbacks before this watcher. New callbacks would otherwise wait for the next event.
     """
     for turn_end in turn_ends:
         turn_end()
@@ -122,11 +147,11 @@ def _flush() -> None:
 
 
 def _next_turn() -> None:
-    """Let those go on who gave way, one after the other, once all subscribers have what was sent so far."""
+    """Continue deferred reads, one after the other, once the queues of all subscribers have been flushed."""
     if backlog:
         return
     global _turn_ends_s
-    _turn_ends_s = time.time() + LEAST_TURN_S
+    _turn_ends_s = time.time() + MIN_TURN_S
     ends_s = max(_turn_ends_s, _loop.now() + TURN_S)
     for _ in range(len(deferred_reads)):
         deferred_reads.popleft().go_on()
@@ -135,96 +160,87 @@ def _next_turn() -> None:
 
 
 def share_ends_s() -> float:
-    """When (on the clock of `time.time`) a connection that receives a lot gives way: after `SHARE_S`, or sooner, even
-    at once, when others have taken much of this turn before it.
+    """Return when a connection that receives much defers its work, on the clock of `time.time`.
+
+    That is after `SHARE_S`, or sooner, even at once, when other connections have used much of this turn.
     """
     ends_s: float = min(time.time() + SHARE_S, max(_turn_ends_s, _loop.now() + TURN_S))
     return ends_s
 
 
 def check_deadlines() -> None:
-    """Refuse late handshakes, end stalled clients; when they are many, in several
-    turns.
-    """
+    """Reject late handshakes, disconnect stalled clients, end long backpressure; many of them in several turns."""
     turn = share()
-    for end, connection in _due(time.monotonic()):
+    for expire in _due(time.monotonic()):
         if turn.spent():
             turn.later(check_deadlines)
             return
-        end(connection)
+        expire()
 
 
-def _due(now: float) -> Iterator[tuple[Callable[[TimedClient], None], TimedClient]]:
+def _due(now: float) -> Iterator[Callable[[], None]]:
     for connection in [one for one, deadline in _handshakes.items() if deadline <= now]:
-        yield _end_late, connection
-    for connection in [one for one, since in _blocked.items() if now - since >= STALLED_AFTER_S]:
-        yield _end_stalled, connection
-    for pressing in [one for one, since in _pressing.items() if now - since >= PRESSES_FOR_S]:
-        yield _give_up, pressing
+        yield partial(_end_late_handshake, connection)
+    slow = CloseReason.SLOW_CONSUMER
+    for connection in [one for one, since in _blocked.items() if now - since >= limits.stalled_s]:
+        yield partial(connection.session.disconnect, slow, slow.value.encode())
+    for source in [one for one, since in _pressing.items() if now - since >= limits.backpressure_s]:
+        yield source.gives_up
 
 
-def _end_late(connection: TimedClient) -> None:
-    if connection.session.state is SessionState.ASKING and connection not in _asking:
-        _asking.add(connection)
-        _handshakes[connection] = time.monotonic() + AUTHENTICATE_S
+def _end_late_handshake(connection: TimedClient) -> None:
+    if connection.session.state is SessionState.ASKING and connection not in _authenticating:
+        _authenticating.add(connection)
+        _handshakes[connection] = time.monotonic() + limits.authenticate_s
         return
-    handshake_over(connection)
+    end_handshake(connection)
     connection.session.connect_timed_out()
 
 
-def _end_stalled(connection: TimedClient) -> None:
-    reason = CloseReason.SLOW_CONSUMER
-    connection.session.disconnect(reason, reason.value.encode())
-
-
-def _give_up(connection: Any) -> None:
-    connection.gives_up()
-
-
-def pressing_now(connection: BackpressureSource) -> None:
-    """Publishers wait for the client from now on."""
+def start_backpressure(connection: BackpressureSource) -> None:
+    """Note that publishers wait for the client from now on."""
     _pressing.setdefault(connection, time.monotonic())
 
 
-def presses_no_more(connection: BackpressureSource) -> None:
-    """Nobody waits for the client."""
+def end_backpressure(connection: BackpressureSource) -> None:
+    """Note that no publisher waits for the client."""
     _pressing.pop(connection, None)
 
 
-def handshake_begins(connection: TimedClient, timeout_s: float, address: str) -> None:
-    """Expect the handshake with `address` to be over within `timeout_s`."""
+def start_handshake(connection: TimedClient, timeout_s: float, address: str) -> None:
+    """Expect the handshake with `address` to end within `timeout_s`."""
     _handshakes[connection] = time.monotonic() + timeout_s
-    _shaking[connection] = address
+    _addresses[connection] = address
     unfinished[address] += 1
 
 
 def unfinished_connections() -> list[TimedClient]:
-    """Those whose handshake is under way."""
-    return list(_shaking)
+    """Return the connections whose handshake is not finished."""
+    return list(_addresses)
 
 
-def handshake_over(connection: TimedClient) -> None:
-    """The handshake ended in time."""
+def end_handshake(connection: TimedClient) -> None:
+    """Note that the handshake has ended, or the connection has."""
     _handshakes.pop(connection, None)
-    _asking.discard(connection)
-    address = _shaking.pop(connection, None)
+    _authenticating.discard(connection)
+    address = _addresses.pop(connection, None)
     if address is not None:
         unfinished[address] -= 1
         if not unfinished[address]:
             del unfinished[address]
 
 
-def blocked_now(connection: TimedClient) -> None:
-    """The client's socket takes nothing for now."""
+def mark_blocked(connection: TimedClient) -> None:
+    """Note that the client's socket accepts nothing now."""
     _blocked.setdefault(connection, time.monotonic())
 
 
-def progress(connection: TimedClient) -> None:
-    """The client's socket took something."""
+def mark_progress(connection: TimedClient) -> None:
+    """Note that the client's socket has accepted something."""
     if connection in _blocked:
         _blocked[connection] = time.monotonic()
 
 
 def unblocked(connection: TimedClient) -> None:
-    """The client's queue is empty again."""
+    """Note that the client's queue is empty again."""
     _blocked.pop(connection, None)

@@ -1,4 +1,7 @@
-"""A broker under gevent: behind sockets, with a clock, random numbers, a file of names, and a way in for threads."""
+"""A broker under gevent: with sockets, clock, random numbers, files, and calls from threads.
+
+Also here: the options of `create`, and what applies to all hubs of this process.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,7 @@ class HubOptions:
     slow: str | None = option(
         None,
         optional(choice(*SLOW)),
-        "What happens when more waits for a client than `budget` allows: `newest` (what comes is dropped), `oldest`, "
+        "What happens when more waits for a client than `budget` allows: `newest` (new ones are dropped), `oldest`, "
         "`latest`, `disconnect` or `wait`, see [slow consumers](slow-consumers.md)",
         shown="`limits.slow`, `newest`",
     )
@@ -111,19 +114,19 @@ class HubOptions:
     clientnames: int | None = option(
         None,
         optional(whole(1)),
-        "Names that one client may bring in; its subscriptions; what it observes",
+        "Names that one client may create; its subscriptions; what it observes",
         shown="`limits.client_names`, 10000",
     )
     auth: bool = option(
         True,
         switch(),
-        "Let in whom the server's [users and rules](identity.md) let in, when it has some; false: whoever comes",
+        "Apply the server's [users and rules](identity.md), when it has some; false: anonymous clients are accepted",
     )
     name: str | None = option(
         None,
         optional(_NAME),
-        "By which its clients find it again after a [hot restart](hot-restart.md), also when the application makes "
-        "its hubs in another order; one hub of an application has it",
+        "Identifies the hub for its clients after a [hot restart](hot-restart.md), also when the application makes "
+        "its hubs in another order; unique in the application",
         shown="its number in the order they are made",
     )
     keep: bool = option(
@@ -156,21 +159,21 @@ class HubOptions:
         None,
         optional(path()),
         "A file that keeps topic and sub-topic names with their numbers over restarts (SQLite, for one hub only). A "
-        "client is told a number when the disk has it; names of one turn share a commit. While the disk is full or "
+        "client gets a number when it is on the disk; names of one turn share a commit. While the disk is full or "
         "fails, or takes longer than 10 s, clients that ask for new names are denied them, and the log says so once; "
-        "it is tried again by itself. What the server creates itself is saved soon after, at the latest by `close`",
+        "the commit is repeated until it succeeds. Names of the server itself are saved soon, at the latest by `close`",
         shown="none",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRules:
-    """What the server's settings say of topics, for all hubs.
+    """The server's settings about topics, for all hubs.
 
     Attributes:
         last_values: filters of the topics whose last values are kept.
-        limits: how many of them.
-        sync_s: seconds from a change of one to its commit.
+        limits: of these last values.
+        sync_s: seconds from a change of a last value to its commit.
     """
 
     last_values: tuple[str, ...] = ()
@@ -178,59 +181,61 @@ class TopicRules:
     sync_s: float = 1.0
 
 
-_topic_rules = [TopicRules()]
+class _AllHubs:
+    """The hubs of this process, and what applies to all of them, also to later ones."""
+
+    def __init__(self) -> None:
+        self.brokers: WeakSet[GeventBroker] = WeakSet()
+        self.numbers = itertools.count(1)
+        self.topic_rules = TopicRules()
+        self.accept_clients = True
+        self.idle_clients: IdleClients | None = None  # once the limit is set
+
+
+_all_hubs = _AllHubs()
 
 
 def set_topic_rules(rules: TopicRules) -> None:
-    """Have all hubs follow these rules from now on.
+    """Apply these rules to all hubs from now on.
 
     Raises:
-        ArgumentError: a filter is none; nothing has changed then.
+        ArgumentError: a filter is invalid; nothing has changed then.
     """
     check_filters(rules.last_values)
-    _topic_rules[:] = [rules]
+    _all_hubs.topic_rules = rules
     for broker in opened():
         broker.apply_topic_rules()
 
 
-_takes_newcomers = [True]
-
-
 def let_newcomers_in(on: bool) -> None:
-    """Let new clients into the hubs of this process, also into those that are made later; false: answer them 503."""
-    _takes_newcomers[:] = [on]
+    """Accept new clients at all hubs from now on; False answers them with 503."""
+    _all_hubs.accept_clients = on
     for broker in opened():
         broker.draining = not on
 
 
-_brokers: WeakSet[GeventBroker] = WeakSet()
-_numbers = itertools.count(1)
-
-
 def all_brokers() -> list[GeventBroker]:
-    """Every broker of this process that is open and no internal one, in the order they were made."""
-    return sorted((one for one in list(_brokers) if one.number and not one.closed), key=lambda one: one.number)
+    """Return the open brokers of this process except internal ones, in the order they were made."""
+    return sorted((broker for broker in opened() if broker.number), key=lambda broker: broker.number)
 
 
 def opened() -> list[GeventBroker]:
-    """The brokers of this process that are not closed."""
-    return [broker for broker in _brokers if not broker.closed]
+    """Return the open brokers of this process, also internal ones."""
+    return [broker for broker in list(_all_hubs.brokers) if not broker.closed]
 
 
 def follow(service: IdentityService) -> None:
-    """Look at the clients of all hubs again when users or rules of `service` change, and end those whose login
+    """Re-check the clients of all hubs when users or rules of `service` change, and disconnect those whose login
     expires; in portions.
     """
-    service.changed.append(
-        lambda: _each_hub(service, lambda all_of: permissions.look_again(all_of, service.revalidate))
-    )
-    service.expiring.append(lambda: _each_hub(service, lambda all_of: permissions.end_expired(all_of, time.time())))
 
+    def for_each_hub(steps: Callable[[list[Session]], Iterator[None]]) -> None:
+        for broker in list(_all_hubs.brokers):
+            if broker.identities is service:
+                run_in_background(steps(list(broker.clients())))
 
-def _each_hub(service: IdentityService, steps: Callable[[list[Session]], Iterator[None]]) -> None:
-    for broker in list(_brokers):
-        if broker.identities is service:
-            run_in_background(steps(list(broker.clients())))
+    service.changed.append(lambda: for_each_hub(lambda sessions: permissions.look_again(sessions, service.revalidate)))
+    service.expiring.append(lambda: for_each_hub(lambda sessions: permissions.end_expired(sessions, time.time())))
 
 
 def close_all() -> None:
@@ -239,8 +244,8 @@ def close_all() -> None:
         broker.close()
 
 
-class _KeptNames:
-    """The `persist` file of a hub, as one that another process may have to let go of first."""
+class _PersistFile:
+    """The `persist` file of a hub, when another process has to close it first."""
 
     def __init__(self, broker: GeventBroker, path: str) -> None:
         self._broker, self._path = broker, path
@@ -258,7 +263,7 @@ class _KeptNames:
 
 
 class GeventBroker(SucceedingBroker):
-    """A broker whose clients come through HTTP requests.
+    """A broker that accepts clients from HTTP requests.
 
     Args:
         hooks: the application's callbacks.
@@ -266,9 +271,9 @@ class GeventBroker(SucceedingBroker):
         made_at: the line of the application that made it.
 
     Attributes:
-        number: counts the brokers of this process, and those of another worker have others; 0 for internal ones, which
-            operators are not shown.
-        app: the folder of the application that made it; empty outside of applications.
+        number: unique among all workers; 0 for internal brokers, which operators do not see.
+        made_at: see above.
+        app: the name of the folder of the application that made it; empty outside of applications.
         counts_of: the option `observe`.
 
     Raises:
@@ -279,7 +284,9 @@ class GeventBroker(SucceedingBroker):
         data_path.install()
         folder = current_application.application_folder()
         scope = current_application.current_app.get()
-        self.number = 0 if scope is not None and scope.is_internal else worker_place().hub_number(next(_numbers))
+        self.number = (
+            0 if scope is not None and scope.is_internal else worker_place().hub_number(next(_all_hubs.numbers))
+        )
         self.made_at, self.app = made_at, folder.name if folder else ""
         self._scope = scope
         self.identities = of_server() if options.auth else None
@@ -294,7 +301,11 @@ class GeventBroker(SucceedingBroker):
         self._files: list[HubFile] = []
         store: NameStore | None = None
         if options.persist and not succession.is_waiting:
-            store = self._stored_names(options.persist)
+            try:
+                store = SqliteNames(worker_place().own_file(options.persist))
+            except ArgumentError:
+                succession.give_back(self.key)
+                raise
         super().__init__(
             hooks,
             random_u32=random_u32,
@@ -308,11 +319,11 @@ class GeventBroker(SucceedingBroker):
         if names:
             snapshot.adopt_names(self, names)
         if options.persist:
-            self._files.append(_KeptNames(self, worker_place().own_file(options.persist)))
-        self.draining = not _takes_newcomers[0]
+            self._files.append(_PersistFile(self, worker_place().own_file(options.persist)))
+        self.draining = not _all_hubs.accept_clients
         self.limit_chunks = handshake.limit_chunks
         if self.number:
-            self.on_end = partial(close_log.ended, self.number)
+            self.on_end = partial(close_log.record, self.number)
         self.measure = data_path.kernels.measure
         self.call_later = call_later
         self.apply_limits(in_force())
@@ -325,8 +336,8 @@ class GeventBroker(SucceedingBroker):
         except ArgumentError:
             self.abandon()
             raise
-        _brokers.add(self)
-        if self.number:  # operators log in again
+        _all_hubs.brokers.add(self)
+        if self.number:  # clients of internal hubs are operators, who log in again
             succession.add(self)
         session_migration.claim(self)
 
@@ -335,28 +346,19 @@ class GeventBroker(SucceedingBroker):
         """See `Broker`."""
         return self._scope is not None and self._scope.is_unloading
 
-    def _stored_names(self, persist: str) -> SqliteNames:
-        try:
-            return SqliteNames(worker_place().own_file(persist))
-        except ArgumentError:
-            succession.give_back(self.key)
-            raise
-
     def keep_clients(self) -> None:
-        """The application ends: keep its clients for when it starts again, if that was asked for; blocks then."""
+        """Keep the clients for the restart of the application, if the option `keep` is set; blocks then."""
         if self._options.keep and not (self.closed or self.draining):
             session_migration.keep(self)
 
     def attach(self, file: HubFile) -> None:
-        """Open `file` as soon as no other process can have it: now, unless this one takes another's place. Raises what
-        `file.open` does.
-        """
+        """Open `file` now, or at a hot restart once the old process has closed it. Raises what `file.open` raises."""
         if not succession.is_waiting:
             file.open()
         self._files.append(file)
 
     def open_files(self) -> None:
-        """See `SucceedingBroker`; when one can't be opened, none is."""
+        """See `SucceedingBroker`; when opening one fails, the others are closed again."""
         for count, file in enumerate(self._files):
             try:
                 file.open()
@@ -371,7 +373,7 @@ class GeventBroker(SucceedingBroker):
             file.close()
 
     def apply_limits(self, settings: LimitSettings) -> None:
-        """Bring limits into force, for the clients that are connected too; the options of `create` go before them."""
+        """Apply limits, also to connected clients; the options of `create` take precedence."""
         options, admission = self._options, self._admission
         names, own = options.maxnames or settings.names, options.clientnames
         self.limits = HubLimits(
@@ -401,8 +403,8 @@ class GeventBroker(SucceedingBroker):
         self.set_slow(Slow(options.slow or settings.slow), by_filter)
 
     def apply_topic_rules(self) -> None:
-        """Keep the last values that the options of this hub and the settings of the server ask for."""
-        rules = _topic_rules[0]
+        """Keep the last values that the options of this hub or the settings of the server select."""
+        rules = _all_hubs.topic_rules
         filters = tuple(dict.fromkeys((*self._filters, *rules.last_values)))
         if self._values is not None:
             self._values.set_filters(filters)
@@ -413,26 +415,26 @@ class GeventBroker(SucceedingBroker):
             session.forget_routes()
 
     def _new_values(self, filters: Iterable[str]) -> LastValues:
-        values = LastValues(filters, _topic_rules[0].limits)
+        values = LastValues(filters, _all_hubs.topic_rules.limits)
         if self.identities is not None:
             values.permits = self.identities.may_still_publish
         return values
 
     def keep_values_in(self, names: SqliteNames) -> None:
-        """Keep last values in the file of names, and have those that are there.
+        """Keep last values in the `persist` file, and restore those of the file.
 
         Raises:
             ArgumentError: the file was damaged.
         """
-        if self._values is None:  # it may have some of a time when filters asked for them
+        if self._values is None:  # the file may have values of former filters, which are deleted
             self._values = self._new_values(())
-        SqliteValues(names, _topic_rules[0].sync_s).load(self._values, self.topic_table, self.server.etid)
+        SqliteValues(names, _all_hubs.topic_rules.sync_s).load(self._values, self.topic_table, self.server.etid)
 
     def set_slow(self, default: Slow, by_filter: Mapping[str, Slow]) -> None:
-        """Set the slow-consumer policies, for the clients that are connected too.
+        """Set the slow-consumer policies, also of connected clients.
 
         Args:
-            default: of all topics that no filter names.
+            default: of topics that no filter selects.
             by_filter: by topic filter.
         """
         before = self.slow
@@ -441,7 +443,9 @@ class GeventBroker(SucceedingBroker):
         if before is self.slow:
             return
         if self.slow is not None:
-            self.slow.pressure.told = self._pressed
+            self.slow.pressure.told = lambda key, presses: (
+                self.cluster.pressed(key, presses) if self.cluster is not None else None
+            )
         if before is not None:
             before.pressure.forget_elsewhere()
         for session in self.sessions.values():
@@ -449,15 +453,12 @@ class GeventBroker(SucceedingBroker):
             if isinstance(session.outbox, RawConnection):
                 police(session.outbox, policed)
 
-    def _pressed(self, key: bytes, presses: bool) -> None:
-        if self.cluster is not None:
-            self.cluster.pressed(key, presses)
-
     def connect(self, request: object, arg: object = None) -> bool:
         """Turn an HTTP request into an SMQ connection; blocks until the handshake ended (spec: smq §2.3).
 
-        A request that is not SMQ gets 404, one of a page of another host 403, any when this broker is closed 503.
-        Returns false when nothing was answered, because the WSGI server hands no connections over.
+        A request that is not SMQ is answered with 404, one from a page of a foreign host with 403, and any request to
+        a closed broker with 503. Returns False when nothing was answered, since the WSGI server can't pass the
+        connection on.
         """
         origin = Origin(request, arg)
         if isinstance(request, dict):
@@ -466,12 +467,12 @@ class GeventBroker(SucceedingBroker):
             elif wsgi.HANDLER in request:
                 request = wsgi.HandlerRequest(request)
             else:
-                return wsgi.connect(self, self._admission, request, origin)
+                return wsgi.connect_environ(self, self._admission, request, origin)
         handshake.connect(self, self._admission, request, origin)
         return True
 
     def clients(self) -> Iterator[Session]:
-        """The clients that are connected."""
+        """Return the connected clients."""
         return (one for one in self.sessions.values() if isinstance(one, Session))
 
     def setkeepalive(self, idle_s: int, interval_s: int = 0) -> None:
@@ -481,51 +482,41 @@ class GeventBroker(SucceedingBroker):
     def publish_threadsafe(
         self, data: bytes, topic: Name, subtopic: Name | None = None, ptid: int | None = None
     ) -> bool:
-        """As `publish`, from any thread; false when so much waits for the loop that this was not taken."""
+        """Publish from any thread; return False when too many calls wait for the loop."""
         self._check_open()
         check_size(data)
         return data_path.inlet.put(len(data), self.publish, data, topic, subtopic, ptid)
 
     def abandon(self) -> None:
-        """Close, since the hub could not be made; what it would have had is for the next one."""
+        """Close a hub that could not be made; the next one gets its key."""
         self.close()
         succession.give_back(self.key)
 
     def close(self) -> None:
-        """As `Broker.close`; first what threads have handed in is published."""
+        """Publish what threads have passed, and close."""
         if not self.closed:
             data_path.inlet.drain()
             succession.remove(self)
             super().close()
 
 
-def _relimit(settings: LimitSettings) -> None:
+def _apply_limits(settings: LimitSettings) -> None:
     QueuedMemory.limit_bytes = settings.queues_bytes
-    data_path.STALLED_AFTER_S, data_path.PRESSES_FOR_S = settings.stalled_s, settings.slow_wait_s
-    data_path.AUTHENTICATE_S = settings.authenticate_s
     Pressure.lasts_s = settings.slow_wait_s
-    handshake.MAX_UNFINISHED = settings.handshakes_per_address
+    data_path.limits.apply(settings)
     for broker in opened():
         broker.apply_limits(settings)
-    if settings.idle_s is not None or _idle:
-        _idle[:] = _idle or [IdleClients(_clients)]
-        _idle[0].apply(settings)
+    if _all_hubs.idle_clients is None and settings.idle_s is not None:
+        _all_hubs.idle_clients = IdleClients(lambda: (one for broker in opened() for one in broker.clients()))
+    if _all_hubs.idle_clients is not None:
+        _all_hubs.idle_clients.apply(settings)
 
 
-def _clients() -> Iterator[Session]:
-    for broker in opened():
-        yield from broker.clients()
-
-
-_idle: list[IdleClients] = []
-"""What looks for silent clients, once that was asked for."""
-
-
-on_change(_relimit)
+on_change(_apply_limits)
 
 
 def call_later(delay_s: float, function: Callable[[], object]) -> None:
-    """Call `function` in the Hub greenlet after a while."""
+    """Call `function` in the Hub greenlet after `delay_s`."""
     timer: Any = get_hub().loop.timer(delay_s)
 
     def call() -> None:
@@ -537,14 +528,14 @@ def call_later(delay_s: float, function: Callable[[], object]) -> None:
 
 _DRAW = struct.Struct("1024I")
 _random: list[int] = []
-"""Drawn by the thousand: a system call for each would show in connects."""
+"""Read 1024 at a time: a system call for each would slow down connects."""
 
 
 def random_u32() -> int:
-    """A random 32-bit number that nobody can guess."""
+    """Return an unpredictable random 32-bit number."""
     if not _random:
         _random.extend(_DRAW.unpack(os.urandom(_DRAW.size)))
     return _random.pop()
 
 
-os.register_at_fork(after_in_child=_random.clear)  # two processes must not draw the same numbers
+os.register_at_fork(after_in_child=_random.clear)  # or two processes would use the same numbers

@@ -1,4 +1,7 @@
-"""From an HTTP request to a connected SMQ client: the three bootstraps (spec: smq §1.1, §12.1)."""
+"""SMQ handshake: from an HTTP request to a connected client (spec: smq §1.1, §12.1).
+
+There are three ways: a raw socket with the header `SimpleMQ`, the same with an HTTP reply, and a WebSocket.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,19 @@ from smqrt.broker.state import BrokerClient
 from smqrt.broker.topics import HANDSHAKES
 from smqrt.errors import ArgumentError, SmqrtError
 from smqrt.loop.greenlet_pool import wait
+from smqrt.loop.readiness import Watcher
 from smqrt.settings.options import whole
 from smqrt.smq import data_path
 from smqrt.smq.connection import RawConnection
 from smqrt.smq.slow_consumers import connection_class
 from smqrt.transport.listener import KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S
 from smqrt.transport.origins import Origins, is_loopback
-from smqrt.transport.tls import TlsTransport
+from smqrt.transport.tls import Transport
 from smqrt.wire import smq, websocket
 
-MAX_UNFINISHED: int | None = 256
-"""Handshakes of one address that may be under way."""
 MIN_KEEPALIVE_INTERVAL_S = 3
 KEEPALIVE_SECONDS = whole(1, 32767, "seconds")
-"""More is refused by Linux."""
+"""Linux refuses more."""
 ANSWERED = "request: it is answered already; connect takes each request once, before anything of its response is sent"
 NOT_SMQ = "This address speaks SMQ."
 _REPLY = b"HTTP/1.1 200 OK\r\nServer: smqrt\r\nSmqBroker: true\r\nCache-Control: no-store\r\n\r\n"
@@ -34,7 +36,7 @@ _UPGRADE_LINES = b"SmqBroker: true\r\n"
 
 
 class ErrorResponse(Protocol):
-    """The answer to a request, as far as a bootstrap gives one."""
+    """The response to a request, as far as a handshake needs it."""
 
     def error(self, status: int, detail: str, headers: dict[str, str] | None = None, /) -> object:
         """Answer with an error."""
@@ -42,23 +44,23 @@ class ErrorResponse(Protocol):
 
 
 class DetachedConnection(Protocol):
-    """A connection that was taken away from the HTTP server.
+    """A connection that was taken over from the HTTP server.
 
     Attributes:
         transport: its socket or `TlsTransport`.
         watcher: the loop's READ watcher for it, stopped.
-        data: what came behind the request.
+        data: what was received behind the request.
         secure: whether the transport is a `TlsTransport`.
     """
 
-    transport: Any
-    watcher: Any
+    transport: Transport
+    watcher: Watcher
     data: bytes
     secure: bool
 
 
 class BootstrapRequest(Protocol):
-    """An HTTP request, as far as a bootstrap looks at it.
+    """An HTTP request, as far as a handshake needs it.
 
     Attributes:
         peer: the client's address.
@@ -72,46 +74,46 @@ class BootstrapRequest(Protocol):
 
     @property
     def is_answered(self) -> bool:
-        """Whether its response has begun, or its connection was taken away."""
+        """Whether its response has begun, or its connection was taken over."""
         ...
 
     def get(self, name: str, /) -> str | None:
-        """The value of a header field, None when there is none."""
+        """Return the value of a header field; None without it."""
         ...
 
     def refuse_foreign(self, more: Origins | None, /) -> bool:
-        """Answer with 403 when it comes from a page of another host; tells whether it does."""
+        """Answer a request from a page of a foreign host with 403; return whether it is one."""
         ...
 
     def upgrade_lines(self) -> bytes:
-        """The header lines that the application adds to a 101. Raises SmqrtError when the client would refuse them."""
+        """Return the header lines that the application adds to a 101. Raises SmqrtError for invalid ones."""
         ...
 
     def detach(self) -> DetachedConnection:
-        """Take the connection away from the server."""
+        """Take the connection over from the server."""
         ...
 
 
 def is_smq(request: object) -> bool:
-    """Whether a request is SMQ: it has the header `SimpleMQ` or `Sec-WebSocket-Key` (spec: smq §2.1).
+    """Return whether a request is SMQ: it has the header `SimpleMQ` or `Sec-WebSocket-Key` (spec: smq §2.1).
 
     Raises:
-        ArgumentError: it is no request.
+        ArgumentError: it is not a request.
     """
     if isinstance(request, dict):
         return "HTTP_SIMPLEMQ" in request or "HTTP_SEC_WEBSOCKET_KEY" in request
-    head = _checked(request)
+    head = _http_request(request)
     return head.get("SimpleMQ") is not None or head.get("Sec-WebSocket-Key") is not None
 
 
 def page_user(request: Any) -> str | None:
-    """The user that has logged in at the page of a request, by whatever kind of login; None for nobody."""
+    """Return the user of a page's login, of any kind; None without a login."""
     find = getattr(request, "user", None)
     login = find() if callable(find) else None
     return None if login is None else login.name
 
 
-def _checked(request: object) -> BootstrapRequest:
+def _http_request(request: object) -> BootstrapRequest:
     if not hasattr(request, "detach"):
         raise ArgumentError("request: not an HTTP request; pass the page's request, or a WSGI environ")
     return cast(BootstrapRequest, request)
@@ -119,18 +121,23 @@ def _checked(request: object) -> BootstrapRequest:
 
 @dataclass(slots=True)
 class Origin:
-    """What `authenticate` and `onconnect` may want to know of the request that opened a connection."""
+    """The request that opened a connection, for `authenticate` and `onconnect`.
+
+    Attributes:
+        request: the HTTP request; None when it is not known any more.
+        arg: the argument of the application's `connect`.
+        address: of the client.
+        info: the object that the application gets, once it was made.
+    """
 
     request: Any
     arg: object
     address: str = ""
-    """The client's."""
     info: Any = None
-    """What was made of it for the application."""
 
     @classmethod
     def restored(cls) -> Origin:
-        """Of a client that was connected before: nobody knows its request any more."""
+        """Return the origin of a client that was connected to another hub, whose request is unknown."""
         return cls(None, None)
 
 
@@ -149,14 +156,14 @@ class KeepAlive:
         self.set(idle_s, interval_s, ("keepidle", "keepintv"))
 
     def set(self, idle_s: int, interval_s: int, names: tuple[str, str] = ("time", "intv")) -> None:
-        """Other times, for new connections; `names` are those of the arguments in errors. Raises as the class."""
+        """Set the times for new connections; `names` are those of the arguments in errors. Raises as the class."""
         for name, seconds in zip(names, (idle_s, interval_s or 1), strict=True):
             KEEPALIVE_SECONDS.check(name, seconds)
         self.idle_s = int(idle_s)
         self.interval_s = max(int(interval_s or idle_s // 10), MIN_KEEPALIVE_INTERVAL_S)
 
-    def apply(self, sock: socket.socket | TlsTransport) -> None:
-        """Set it on a client's socket, unless it is what the listener gave it."""
+    def apply(self, sock: Transport) -> None:
+        """Set it on a client's socket, unless the listener has set the same."""
         if (self.idle_s, self.interval_s) == (KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S):
             return
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -166,12 +173,13 @@ class KeepAlive:
 
 @dataclass(slots=True)
 class Admission:
-    """Whom a broker lets in, and how.
+    """Conditions for new clients of a broker.
 
     Attributes:
         readtmo_ms: time for Connect.
-        budget_bytes: what may wait for a client that does not read.
-        origins: pages of other hosts that may connect.
+        budget_bytes: the maximum send queue of a client.
+        origins: pages of foreign hosts that may connect.
+        keep_alive: of the connections.
     """
 
     readtmo_ms: int = 4000
@@ -181,13 +189,12 @@ class Admission:
 
 
 def connect(broker: Broker, admission: Admission, request: object, origin: Origin) -> None:
-    """Turn a request into a connection of `broker`; blocks until the handshake ended. One that may not be is answered
-    with an error.
+    """Turn a request into a connection of `broker`, or answer it with an error; blocks until the handshake ended.
 
     Raises:
-        ArgumentError: `request` is none, or was answered already.
+        ArgumentError: `request` is not a request, or was answered before.
     """
-    request = _checked(request)
+    request = _http_request(request)
     if request.is_answered:
         raise ArgumentError(ANSWERED)
     raw = request.get("SimpleMQ") is not None
@@ -195,89 +202,90 @@ def connect(broker: Broker, admission: Admission, request: object, origin: Origi
     if not raw and key is None:
         request.response.error(404, NOT_SMQ)
     elif request.refuse_foreign(admission.origins):
-        pass  # it has answered
-    elif broker.closed:  # its clients come back before there is a new one
+        pass  # and has answered
+    elif broker.closed:  # its clients may reconnect before the application has made a new hub
         request.response.error(503, "This hub has been closed.", {"Retry-After": "1"})
     elif broker.draining:
-        request.response.error(503, "This server takes no new clients.", {"Retry-After": "1"})
-    elif too_many(broker, request.peer[0]) or not _is_counted(request):
+        request.response.error(503, "This server accepts no new clients.", {"Retry-After": "1"})
+    elif too_many(broker, request.peer[0]) or not _count_connection(request):
         request.response.error(503, "Too many clients of your address are connecting.")
     else:
-        _begin(broker, admission, request, key, origin)
+        _start_session(broker, admission, request, key, origin)
 
 
 def websocket_key(request: BootstrapRequest) -> str | None:
-    """The key of a request that asks for a WebSocket; None when it does not, or asks wrongly."""
+    """Return the key of a request that asks for a WebSocket; None when it does not, or is invalid (RFC 6455 §4.2.1)."""
     key: str | None = request.get("Sec-WebSocket-Key")
-    return key if key is not None and _valid_upgrade(request, key) else None
-
-
-def _valid_upgrade(request: BootstrapRequest, key: str) -> bool:
+    if key is None:
+        return None
     tokens = {token.strip().lower() for token in (request.get("Connection") or "").split(",")}
-    return (
+    is_valid = (
         request.method == "GET"
         and (request.get("Upgrade") or "").strip().lower() == "websocket"
         and "upgrade" in tokens
         and (request.get("Sec-WebSocket-Version") or "").strip() == "13"
         and websocket.valid_key(key)
     )
+    return key if is_valid else None
 
 
-def _begin(broker: Broker, admission: Admission, request: BootstrapRequest, key: str | None, origin: Origin) -> None:
-    greets = key is None and request.get("SendSmqHttpResponse") == "true"
+def _start_session(
+    broker: Broker, admission: Admission, request: BootstrapRequest, key: str | None, origin: Origin
+) -> None:
+    wants_reply = key is None and request.get("SendSmqHttpResponse") == "true"
     try:
         lines = b"" if key is None else request.upgrade_lines() + _UPGRADE_LINES
     except SmqrtError as error:
         request.response.error(400, str(error))
         return
-    taken = request.detach()
-    admission.keep_alive.apply(taken.transport)
-    connection = connection_class(taken.secure, key is not None, broker.slow is not None)(
-        taken.transport, taken.watcher
+    detached = request.detach()
+    admission.keep_alive.apply(detached.transport)
+    connection = connection_class(detached.secure, key is not None, broker.slow is not None)(
+        detached.transport, detached.watcher
     )
     session = open_session(broker, admission, connection, origin, request.peer[0])
     hello = init(session, request.peer[0])
     if key is not None:
         connection.greet(websocket.switching_protocols(key, lines), websocket.encode(websocket.BINARY, hello))
     else:
-        connection.greet(_REPLY if greets else b"", smq.frame(hello))
-    connection.start(session, taken.data)
+        connection.greet(_REPLY if wants_reply else b"", smq.frame(hello))
+    connection.start(session, detached.data)
     handshake = connection.handshake
     if handshake:
         wait(handshake)
 
 
 def too_many(broker: Broker, address: str) -> bool:
-    """Whether `address` has as many unfinished handshakes as it may; counted and logged then. Addresses of this machine
-    may have any number: they are those of everybody behind a proxy on it.
+    """Return whether `address` has reached the limit of unfinished handshakes, which is counted and logged.
+
+    Addresses of this machine have no limit: with a local proxy, they are those of all clients.
     """
-    if MAX_UNFINISHED is None or data_path.unfinished[address] < MAX_UNFINISHED or is_loopback(address):
+    limit = data_path.limits.handshakes_per_address
+    if limit is None or data_path.unfinished[address] < limit or is_loopback(address):
         return False
     broker.refuse(None, HANDSHAKES)
     return True
 
 
-def _is_counted(request: BootstrapRequest) -> bool:
-    """Whether the connection counts for the address of the client, also behind a proxy that speaks HTTP; false when
-    that has too many.
-    """
+def _count_connection(request: BootstrapRequest) -> bool:
+    """Count the connection for the address of the client behind an HTTP proxy; return False when that has too many."""
     comes_from = getattr(getattr(request, "transport", None), "comes_from", None)
     return comes_from is None or comes_from(request.peer[0])
 
 
 def open_session(broker: Broker, admission: Admission, connection: Any, origin: Origin, address: str) -> Session:
-    """The session of a new connection, whose handshake clock runs from now."""
+    """Return the session of a new connection, and start the clock of its handshake."""
     connection.budget_bytes = admission.budget_bytes
     origin.address = address
     needed = broker.hooks.authenticate or broker.hooks.onconnect
     session = Session(broker, connection, broker.random_u32(), origin if needed else None)
     connection.session = session
-    data_path.handshake_begins(connection, admission.readtmo_ms / 1000, address)
+    data_path.start_handshake(connection, admission.readtmo_ms / 1000, address)
     return session
 
 
 def init(session: Session, address: str) -> bytes:
-    """The Init packet; the C client needs at least three bytes of address."""
+    """Return the Init packet; the C client needs at least three bytes of address."""
     return smq.init(session.seed, address.ljust(3))
 
 
@@ -303,12 +311,12 @@ class _Chunked:
 
 
 def chunk_bytes(connection: RawConnection) -> int:
-    """What a client takes at once; 0 when it did not say."""
+    """Return the largest frame that a client accepts at once; 0 without a limit."""
     return connection.sock.size_bytes if isinstance(connection.sock, _Chunked) else 0
 
 
 def limit_chunks(session: BrokerClient, size_bytes: int) -> None:
-    """Respect the largest frame that a version 2 client takes at once (257 to 8192 bytes)."""
+    """Send at most the frame size that a version 2 client has announced (257 to 8192 bytes)."""
     connection = session.outbox
-    if isinstance(connection, RawConnection):  # gevent-websocket sends as it likes
+    if isinstance(connection, RawConnection):  # gevent-websocket does its own sending
         connection.sock = _Chunked(connection.sock, min(max(size_bytes, 257), 8192))

@@ -1,8 +1,8 @@
-"""The gate of a hub: clients prove who they are to the server's identity service before the application is asked.
+"""Authentication of a hub's clients by the server's users and rules.
 
-A client may show, in this order: credentials in its Connect packet (`name:password`, or a token), the header
-`Authorization` of the request that it came with (Basic, Bearer), the login of the browser that it came from, a client
-certificate.
+The application's `authenticate` is called for accepted clients only. A client may present, in this order: credentials
+in its Connect packet (`name:password`, or a token), the header `Authorization` of its request (Basic, Bearer), the
+login of its browser, a client certificate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger("smqrt")
 
 MAX_HEADER_BYTES = 16 << 10
 TOKEN = re.compile(rb"eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*\Z")
-"""A JSON Web Token: a colon, which stands behind every user name, is no part of it."""
+"""A JSON Web Token. It has no colon, which every `name:password` has."""
 _CODES = {
     LoginFailure.CERTIFICATE: ConnackCode.CERTIFICATE_REJECTED,
     LoginFailure.BUSY: ConnackCode.SERVER_UNAVAILABLE,
@@ -36,11 +36,11 @@ _Authenticate = Callable[[bytes, BrokerClient], Verdict | Deferred[Verdict]]
 
 
 class HubAuthentication:
-    """Asks the identity service, then the application.
+    """Calls the identity service, then the application.
 
     Args:
         service: of the server.
-        hooks: of the hub; its `authenticate` is asked for those whom the service lets in.
+        hooks: of the hub; its `authenticate` is replaced, and called for clients that the service accepts.
     """
 
     def __init__(self, service: IdentityService, hooks: Hooks) -> None:
@@ -54,85 +54,57 @@ class HubAuthentication:
         return greenlet_pool.call(self._admit, credentials, client)
 
     def _admit(self, credentials: bytes, client: BrokerClient) -> Verdict:
-        """In a greenlet, which may block."""
-        try:
-            return self._decide(credentials, client)
-        except Exception:
-            log.exception("error while a client logged in; it is not let in")
-            return ConnackCode.SERVER_UNAVAILABLE, b""
-
-    def _decide(self, credentials: bytes, client: BrokerClient) -> Verdict:
+        """Decide; in a greenlet, which may block."""
         try:
             identity = self._service.login(shown_by(client, credentials), lambda: not client.closed)
+            client.identity = identity
+            verdict: Verdict = ConnackCode.ACCEPTED, b""
+            if self._authenticate is not None:
+                answer: Any = self._authenticate(credentials, client)
+                if isinstance(answer, Deferred):
+                    answer = greenlet_pool.wait(answer)
+                verdict = answer if isinstance(answer, tuple) else (ConnackCode.ACCESS_DENIED, b"")
+            fault = self._service.revalidate(identity)  # the application may have blocked for long
+            if not verdict[0] and fault is not None:
+                verdict, client.identity = (ConnackCode.BAD_CREDENTIALS, fault.encode()), None
+            if not self._keeps_origin:
+                client.origin = None
+            return verdict
         except LoginRefused as refused:
             return _CODES.get(refused.why, ConnackCode.BAD_CREDENTIALS), str(refused).encode()
-        client.identity = identity
-        verdict = _asked(self._authenticate, credentials, client)
-        fault = self._service.revalidate(identity)  # time has gone by
-        if not verdict[0] and fault is not None:
-            verdict, client.identity = (ConnackCode.BAD_CREDENTIALS, fault.encode()), None
-        if not self._keeps_origin:
-            client.origin = None
-        return verdict
-
-
-def _asked(hook: _Authenticate | None, credentials: bytes, client: BrokerClient) -> Verdict:
-    if hook is None:
-        return ConnackCode.ACCEPTED, b""
-    answer: Any = hook(credentials, client)
-    if isinstance(answer, Deferred):
-        answer = greenlet_pool.wait(answer)
-    return answer if isinstance(answer, tuple) else (ConnackCode.ACCESS_DENIED, b"")
+        except Exception:
+            log.exception("error while a client logged in; it is rejected")
+            return ConnackCode.SERVER_UNAVAILABLE, b""
 
 
 def shown_by(client: BrokerClient, credentials: bytes) -> PresentedCredentials:
-    """What a client shows."""
+    """Return the credentials that a client presents."""
     origin = client.origin
-    name, password, token = None, None, None
+    request = origin.request
+    pair, token = None, None
     if credentials:
         if TOKEN.match(credentials):
             token = credentials
         else:
-            name, password = _name_and_password(credentials)
+            pair = credentials
     else:
-        scheme, _, value = _authorization(origin.request).partition(" ")
+        header = request.get("HTTP_AUTHORIZATION" if isinstance(request, dict) else "Authorization") or ""
+        scheme, _, value = header.partition(" ") if len(header) <= MAX_HEADER_BYTES else ("", "", "")
         if scheme.lower() == "basic":
-            name, password = _basic(value)
+            try:
+                pair = b64decode(value.strip(), validate=True)
+            except (binascii.Error, ValueError):
+                pair = b""  # malformed: rejected as a wrong login
         elif scheme.lower() == "bearer":
             token = value.strip().encode("latin-1")
-    certificate = _certificate(client)
-    return PresentedCredentials(origin.address, client.uid, name, password, token, certificate, _login(origin.request))
-
-
-def _name_and_password(credentials: bytes) -> tuple[str, bytes]:
-    name, _, password = credentials.partition(b":")
-    return name.decode("utf-8", "replace"), password
-
-
-def _basic(value: str) -> tuple[str, bytes]:
-    try:
-        data = b64decode(value.strip(), validate=True)
-    except (binascii.Error, ValueError):
-        data = b""
-    name, _, password = data.partition(b":")
-    return name.decode("utf-8", "replace"), password
-
-
-def _authorization(request: Any) -> str:
-    value = request.get("HTTP_AUTHORIZATION") if isinstance(request, dict) else request.get("Authorization")
-    return value if value is not None and len(value) <= MAX_HEADER_BYTES else ""
-
-
-def _certificate(client: BrokerClient) -> bytes | None:
-    """The certificate that TLS has verified."""
-    shown = getattr(getattr(client.outbox, "transport", None), "peer_certificate", None)
-    der: bytes | None = shown() if shown else None
-    return der
-
-
-def _login(request: Any) -> Identity | None:
-    """Who is logged in with the browser's session, if that was by the server's own users."""
+    name, password = None, None
+    if pair is not None:
+        name_bytes, _, password = pair.partition(b":")
+        name = name_bytes.decode("utf-8", "replace")
+    verified = getattr(getattr(client.outbox, "transport", None), "peer_certificate", None)
+    certificate: bytes | None = verified() if verified else None
+    # The login of the browser's session; its identity is None unless it was a login with the server's own users.
     logins = None if isinstance(request, dict) else getattr(request, "logins", None)
     login = logins.of(request) if logins is not None else None
-    found: Identity | None = login.identity if login is not None else None
-    return found
+    browser: Identity | None = login.identity if login is not None else None
+    return PresentedCredentials(origin.address, client.uid, name, password, token, certificate, browser)

@@ -1,7 +1,7 @@
-"""Succession of hubs: hubs by their keys, and what waits for the hub of a key.
+"""Registry of this process's hubs by key, also across a hot restart.
 
 A key is the name of the application and the hub's own name, or its number in the order in which the application makes
-its hubs. So the hub that an application makes in the next process, or when it starts again in this one, is found.
+its hubs. The hub with the same key in the next process, or after a restart of the application, gets the clients.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ log = logging.getLogger("smqrt")
 
 
 class HubFile(Protocol):
-    """A file of a hub that one process only may have open: the names it keeps, its journal."""
+    """A file of a hub that only one process may have open: its `persist` file, its journal."""
 
     def open(self) -> None:
-        """Open it. Raises SmqrtError when that can't be."""
+        """Open it. Raises SmqrtError when that fails."""
 
     def close(self) -> None:
-        """Write it to its end and let go of it; blocks."""
+        """Write the last changes and close it; blocks."""
 
 
 class SucceedingBroker(Broker):
@@ -35,7 +35,7 @@ class SucceedingBroker(Broker):
 
     Attributes:
         key: see above.
-        identities: who may come in; None for whoever comes.
+        identities: checks clients by the server's users and rules; None if the hub does not use these.
     """
 
     key: str
@@ -49,16 +49,16 @@ class SucceedingBroker(Broker):
 
 
 class Succession:
-    """The hubs of this process, and those of the process before that they go on for.
+    """The hubs of this process, and what a new process of a hot restart knows about those of the old one.
 
     Attributes:
-        is_waiting: another process has the files of the hubs still.
-        predecessors: the ids and epochs of that process in clusters: this one is to have no links to it.
-        has_left: whether that process, if there is one, has left its clusters.
+        is_waiting: whether the old process still has the files of the hubs.
+        predecessors: the ids and epochs of the old process in clusters: this one opens no links to it.
+        has_left: whether the old process, if there is one, has left its clusters.
+        names: the topic names of hubs of the old process, by key; a new hub needs them before it creates topics.
     """
 
     def __init__(self) -> None:
-        # By key: what the hub that goes on for another one has to know before its application makes a topic.
         self.is_waiting = False
         self.predecessors: frozenset[tuple[bytes, int]] = frozenset()
         self.has_left = True
@@ -68,15 +68,15 @@ class Succession:
         self._without_application = 0
 
     def hubs(self) -> Iterator[SucceedingBroker]:
-        """Every hub that is open, in the order they were made."""
+        """Return an iterator over the open hubs, in the order they were made."""
         return iter(list(self._hubs.values()))
 
     def find(self, key: str) -> SucceedingBroker | None:
-        """The open hub with that key."""
+        """Return the open hub with that key."""
         return self._hubs.get(key)
 
     def key_of(self, name: str | None) -> str:
-        """The key of a hub that is being made.
+        """Return the key of a hub that is being made.
 
         Raises:
             ArgumentError: `name` is the name of another one of this application.
@@ -97,57 +97,63 @@ class Succession:
                 return key
 
     def give_back(self, key: str) -> None:
-        """The hub with that key, the last one, could not be made: its number is the next one's. In another process it
-        could perhaps be made, and the hubs behind it are to have the same keys there.
+        """Free the number of the last hub, which could not be made.
+
+        In another process it may succeed, and later hubs need the same keys there.
         """
         app = current_application.current_app.get()
         if app and key.endswith(f"/{app.hubs_made}"):
             app.hubs_made -= 1
 
     def names_for(self, key: str) -> Record | None:
-        """The names of the hub that this one goes on for; None for a new one."""
+        """Return the names of the old process's hub with that key; None without one."""
         return self.names.get(key)
 
     def add(self, broker: SucceedingBroker) -> None:
-        """List a hub."""
+        """Register a hub."""
         self._hubs[broker.key] = broker
 
     def remove(self, broker: SucceedingBroker) -> None:
-        """A hub is closed."""
+        """Remove a closed hub."""
         if self._hubs.get(broker.key) is broker:
             del self._hubs[broker.key]
 
-    # ---- in the process that takes over
+    # ---- in the new process of a hot restart
 
     def expect(self, names: dict[str, Record], nodes: Iterable[tuple[bytes, int]]) -> None:
-        """Hubs with these keys will be taken over; their files are another process's until then."""
+        """Expect the hubs of the old process; until `end`, it has their files open.
+
+        Args:
+            names: by key, see the class.
+            nodes: see `predecessors`.
+        """
         self.names, self.predecessors = names, frozenset(nodes)
         self.is_waiting, self.has_left = True, False
 
     def when_left(self, call: Callable[[], object]) -> None:
-        """Call when the other process has left its clusters."""
+        """Have `call` called when the old process has left its clusters."""
         self._when_left.append(call)
 
     def left(self) -> None:
-        """The other process has left its clusters, or is gone. A second call does nothing."""
+        """Note that the old process has left its clusters, or is gone. A second call does nothing."""
         self.has_left = True
         calls, self._when_left = self._when_left, []
         for call in calls:
             try:
                 call()
             except Exception:
-                log.exception("a part of a cluster could not begin")
+                log.exception("a part of a cluster could not start")
 
     def end(self) -> None:
-        """Nothing is waited for any more; hubs that go on for none open their files."""
+        """End the restart; hubs without a counterpart in the old process open their files."""
         taken, self.names, self.is_waiting = self.names, {}, False
         for broker in self.hubs():
             if broker.key not in taken:
                 try:
                     broker.open_files()
                 except SmqrtError as error:
-                    log.error("a hub goes on without its file: %s", error)
+                    log.error("a hub continues without its file: %s", error)
 
 
 succession = Succession()
-"""Of this process."""
+"""The registry of this process."""

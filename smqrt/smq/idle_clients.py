@@ -1,7 +1,7 @@
-"""Clients that have been silent for too long: each is pinged, and who does not answer is disconnected.
+"""Idle clients: pinged after a time of silence, and disconnected if they do not answer.
 
-How long a client has been silent is what the kernel knows (`TCP_INFO`): reading costs nothing more. Over WebSockets the
-ping is one of WebSocket, which every client answers (RFC 6455); over raw sockets it is Ping of SMQ.
+The kernel knows how long a client has been silent (`TCP_INFO`), so reading has no extra cost. Over WebSockets the ping
+is a WebSocket frame, which every client answers (RFC 6455); over raw sockets it is an SMQ packet.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gevent import get_hub
@@ -22,38 +22,38 @@ from smqrt.settings.limits import LimitSettings
 from smqrt.smq.connection import RawConnection
 from smqrt.wire import smq, websocket
 
-IDLE = Limit("idle", "limits.idle_s", "a client that is silent for so long has to answer when it is pinged")
-LEAST_LOOK_S = 0.1
-_LAST_DATA_RECEIVED = struct.Struct("I")
-_AT_BYTE, _INFO_BYTES = 52, 104
-"""Where `tcp_info` of Linux has `tcpi_last_data_recv`, in milliseconds (linux/tcp.h; the start never changes)."""
+IDLE = Limit("idle", "limits.idle_s", "a client that is silent for this long must answer a ping")
+MIN_CHECK_S = 0.1
+_U32 = struct.Struct("I")
+_LAST_DATA_RECEIVED_AT, _TCP_INFO_BYTES = 52, 104
+"""The offset of `tcpi_last_data_recv`, in milliseconds, in `struct tcp_info` (linux/tcp.h; its start never changes)."""
 
 
 def silent_s(connection: RawConnection) -> float:
-    """Seconds since the client has sent anything; 0 when that is not known."""
+    """Return the seconds since the client has sent anything; 0 when that is not known."""
     try:
-        info = connection.transport.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-        return float(_LAST_DATA_RECEIVED.unpack_from(info, _AT_BYTE)[0]) / 1000
+        info = connection.transport.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        return float(_U32.unpack_from(info, _LAST_DATA_RECEIVED_AT)[0]) / 1000
     except (OSError, struct.error):
-        return 0.0  # it is closed, or a socket of another kind
+        return 0.0  # a closed socket, or not a TCP socket
 
 
 class IdleClients:
-    """Looks at the clients of hubs now and then.
+    """Checks the clients of all hubs periodically.
 
     Args:
-        clients: gives all clients of this process.
+        clients: returns all clients of this process.
     """
 
-    def __init__(self, clients: Any) -> None:
+    def __init__(self, clients: Callable[[], Iterable[Session]]) -> None:
         self._clients = clients
         self._timer: Any = None
         self._pinged_s: dict[Session, float] = {}
-        self._is_looking = False
+        self._is_checking = False
         self._idle_s = self._answer_s = 0.0
 
     def apply(self, settings: LimitSettings) -> None:
-        """Bring limits into force."""
+        """Apply new limits."""
         if self._timer is not None:
             self._timer.stop()
             self._timer.close()
@@ -62,16 +62,17 @@ class IdleClients:
         if settings.idle_s is None:
             return
         self._idle_s, self._answer_s = settings.idle_s, settings.idle_answer_s
-        look_s = max(LEAST_LOOK_S, min(self._idle_s, self._answer_s) / 4)
-        self._timer = get_hub().loop.timer(look_s, look_s, ref=False)
-        self._timer.start(self._look)
+        check_s = max(MIN_CHECK_S, min(self._idle_s, self._answer_s) / 4)
+        self._timer = get_hub().loop.timer(check_s, check_s, ref=False)
+        self._timer.start(self._check_all)
 
-    def _look(self) -> None:
-        if not self._is_looking:
-            self._is_looking = True
+    def _check_all(self) -> None:
+        if not self._is_checking:
+            self._is_checking = True
             run_in_background(self._steps(list(self._clients())))
 
     def _steps(self, clients: Iterable[Session]) -> Iterator[None]:
+        """Check one client in each step."""
         try:
             for session in clients:
                 connection = session.outbox
@@ -81,26 +82,23 @@ class IdleClients:
             for session in [one for one in self._pinged_s if one.closed]:
                 del self._pinged_s[session]
         finally:
-            self._is_looking = False
+            self._is_checking = False
 
     def _check(self, session: Session, connection: RawConnection) -> None:
         silence_s = silent_s(connection)
+        # A blocked connection has a deadline of its own; the answer of a paused one is not read.
         if silence_s < self._idle_s or connection.paused or connection.life is BLOCKED:
-            self._pinged_s.pop(session, None)  # one that takes nothing is met by another deadline
+            self._pinged_s.pop(session, None)
             return
         now_s = time.monotonic()
         pinged_s = self._pinged_s.get(session)
         if pinged_s is None:
             self._pinged_s[session] = now_s
-            _ping(connection)
+            if connection.websocket:
+                connection.put(websocket.encode(websocket.PING, b""))
+            else:
+                connection.reply(smq.PING)
         elif now_s - pinged_s >= self._answer_s and silence_s >= now_s - pinged_s:
             del self._pinged_s[session]
             IDLE.refused(f"the client {ascii(session.uid[:64])[1:]}", f"it was silent for {silence_s:.0f} s")
             session.disconnect(CloseReason.IDLE, None, f"silent for {silence_s:.0f} s")
-
-
-def _ping(connection: RawConnection) -> None:
-    if connection.websocket:
-        connection.put(websocket.encode(websocket.PING, b""))
-    else:
-        connection.reply(smq.PING)

@@ -1,11 +1,11 @@
-"""Messages as applications see them: what may be sent, what a handler gets, and which answer belongs to which request.
+"""Messages of applications: payloads, received messages, and requests with their answers.
 
-Payloads, the same for the hub, the client and Lua: bytes go as they are, text as UTF-8, everything else as JSON. NaN
-and the infinities, which JSON does not have, are null.
+Payloads are the same for the hub, the client and Lua: bytes are sent unchanged, text as UTF-8, everything else as JSON.
+NaN and the infinities, which JSON does not have, become null.
 
-Requests: the asker puts a number into the sub-topic id of its message, to the ETID of who shall answer. The answer goes
-to the ETID of the asker, with the same sub-topic id. Nobody else can give it, since the broker checks publishers; and
-no name is made for it.
+A request is a message to the ETID of one client; its sub-topic id is its number. The answer goes to the ETID of
+the requester, with the same sub-topic id. No other client can forge it, since the broker checks publishers. The number
+needs no sub-topic name.
 """
 
 from __future__ import annotations
@@ -29,25 +29,28 @@ Payload = (
 """What can be published: see `payload`."""
 
 REMEMBERED_REQUESTS = 256
-"""So many requests that are over are remembered: their late answers are no news to the application."""
+"""The number of finished requests that are remembered, so that their late answers do not reach the application."""
 
 
 def payload(data: object) -> bytes:
-    """Returns `data` as the bytes of a message.
+    """Return `data` as the bytes of a message.
 
     Args:
         data: bytes, bytearray or memoryview as they are; a str as UTF-8 (with the bytes behind surrogate escapes); a
-            dict, list, tuple, number, bool or None as JSON, with null for what is no number.
+            dict, list, tuple, number, bool or None as JSON, with null for NaN and the infinities.
 
     Raises:
-        ArgumentError: JSON does not know it, or it has more than 65520 bytes.
+        ArgumentError: JSON can't represent it, or it has more than 65520 bytes.
     """
     if isinstance(data, bytes):
         made = data
     elif isinstance(data, bytearray | memoryview):
         made = bytes(data)
     elif isinstance(data, str):
-        made = _utf8(data)
+        try:
+            made = data.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            raise ArgumentError(f"data: {error}; send bytes when it is no text") from None
     else:
         made = json_bytes(data)
     if len(made) > MAX_PAYLOAD_BYTES:
@@ -55,15 +58,8 @@ def payload(data: object) -> bytes:
     return made
 
 
-def _utf8(text: str) -> bytes:
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        raise ArgumentError(f"data: {error}; send bytes when it is no text") from None
-
-
 def json_bytes(value: object) -> bytes:
-    """Returns `value`, a str as well, as JSON, with null for what is no number. Raises ArgumentError as `payload`."""
+    """Return `value`, also a str, as JSON, with null for NaN and the infinities. Raises ArgumentError as `payload`."""
     try:
         try:
             return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
@@ -74,21 +70,21 @@ def json_bytes(value: object) -> bytes:
 
 
 def json_value(data: bytes) -> Any:
-    """Returns the value that `data` is the JSON of, by the rules of Lua's decoder: UTF-8, no NaN and no infinity.
+    """Return the value of the JSON text `data`, by the rules of Lua's decoder: UTF-8, no NaN and no infinity.
 
     Raises:
-        ValueError: it is no JSON; UnicodeDecodeError is one.
+        ValueError: it is not JSON; UnicodeDecodeError is one.
         RecursionError: it is nested too deeply.
     """
-    return json.loads(data.decode(), parse_constant=_no_json)
 
+    def reject(word: str) -> Any:
+        raise ValueError(f"{word} is no JSON")
 
-def _no_json(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
+    return json.loads(data.decode(), parse_constant=reject)
 
 
 def _finite(value: Any) -> Any:
-    """`value` with None for every number that is none."""
+    """Return `value` with None in place of NaN and the infinities."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -98,14 +94,14 @@ def _finite(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message as the functions of `on` get it, and as `request` returns it.
+    """A message, as the functions of `on` get it and `request` returns it.
 
     Attributes:
-        data: the payload as it came.
-        etid: the address of who published it, 1 for the server; `ptid` elsewhere.
-        tid: the number of the topic, or one's own ETID.
-        subtid: the number of the sub-topic, 0 for none; of a request, its number.
-        topic: the topic as it was subscribed to; of an answer, the ETID that was asked.
+        data: the payload.
+        etid: the ETID of the publisher, 1 for the server; `ptid` elsewhere.
+        tid: the number of the topic, or the receiver's own ETID.
+        subtid: the number of the sub-topic, 0 for none; the number of a request.
+        topic: the topic as it was subscribed to; for an answer, the ETID that was asked.
     """
 
     data: bytes
@@ -117,19 +113,19 @@ class Message:
 
     @property
     def text(self) -> str:
-        """The payload as text; what is no UTF-8 shows as U+FFFD."""
+        """The payload as text; invalid UTF-8 becomes U+FFFD."""
         return self.data.decode("utf-8", "replace")
 
     @property
     def json(self) -> Any:
-        """The value that the payload is the JSON of. Raises ValueError: it is no JSON."""
+        """The value of a JSON payload. Raises ValueError when it is not JSON."""
         try:
             return json_value(self.data)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"a message from {self.etid} to {self.topic!r} is no JSON: {error}") from None
 
     def reply(self, data: Payload) -> None:
-        """Send `data` to who published this, with the same sub-topic: so it answers a `request`.
+        """Send `data` to the publisher, with the same sub-topic: that answers a `request`.
 
         Raises:
             ArgumentError: as `publish`.
@@ -138,7 +134,7 @@ class Message:
 
 
 class Requests:
-    """The requests of one side that wait for their answers."""
+    """The open requests of one client or hub."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, int], AsyncResult[bytes]] = {}
@@ -152,9 +148,12 @@ class Requests:
             the answer's payload, and the number.
 
         Raises:
-            NoAnswer: none came in time, or `give_up` was called.
+            NoAnswer: none was received in time, or `give_up` was called.
         """
-        key = etid, self._next_number(etid)
+        self._last = self._last % 0xFFFFFFFF + 1
+        while (etid, self._last) in self._open:
+            self._last = self._last % 0xFFFFFFFF + 1
+        key = etid, self._last
         answer = self._open[key] = AsyncResult()
         try:
             send(key[1])
@@ -168,15 +167,10 @@ class Requests:
             if len(self._over) > REMEMBERED_REQUESTS:
                 self._over.popitem(last=False)
 
-    def _next_number(self, etid: int) -> int:
-        while True:
-            self._last = number = self._last % 0xFFFFFFFF + 1
-            if (etid, number) not in self._open:
-                return number
-
     def take(self, data: bytes, etid: int, subtid: int) -> bool:
-        """Whether a message of `etid` to oneself is an answer, to be called before any handler. A late answer is one
-        too: nobody gets it.
+        """Deliver a message from `etid` if it is an answer, and return whether it is; called before any handler.
+
+        A late answer is discarded.
         """
         answer = self._open.get((etid, subtid))
         if answer is not None and not answer.ready():
@@ -185,7 +179,7 @@ class Requests:
         return answer is not None or (etid, subtid) in self._over
 
     def give_up(self, why: str, etid: int | None = None) -> None:
-        """Let the requests to `etid`, or all, fail with NoAnswer: the connection has ended, for example."""
+        """Fail the requests to `etid`, or all, with NoAnswer, for example at the end of the connection."""
         for (asked, _), answer in self._open.items():
             if not answer.ready() and (etid is None or asked == etid):
                 answer.set_exception(NoAnswer(why))

@@ -1,14 +1,13 @@
-"""Clients that go on at another hub: of the process that takes this one's place, or of the application that starts
-again in this one.
+"""Migration of connected clients to another hub.
 
-    at the old hub    stand_still ──▶ settle ──▶ take ──▶ let_go     (or go_on, as if nothing had been)
-    at the new hub    (prepare)                  place ──▶ begin
+The other hub is that of the new process of a hot restart, or that of an application that starts again in this process.
 
-Clients that are at rest can be prepared before anybody stands still (precopy.py).
+    old hub    FrozenHub ──▶ settle ──▶ take ──▶ let_go     (or go_on, which rolls back)
+    new hub    (prepare)                place ──▶ begin
 
-While a client stands still the kernel holds what it sends. What was read of it already is delivered, or goes along:
-half a frame, half a message, what waits in its queue. Connections over TLS can go along within a process only: their
-keys can't be sent.
+While a client is frozen, it is not read, and the kernel buffers what it sends. Data that was read before is delivered,
+or is a part of its record: a partial frame or message, and its send queue. Clients that are at rest can be prepared
+before their hub is frozen (pre-copy). Connections over TLS can migrate only within a process: their keys can't be sent.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from smqrt.broker import permissions, snapshot
 from smqrt.broker.outbox import QueuedMemory, run_in_background
 from smqrt.broker.session import Session, SessionState
 from smqrt.broker.snapshot import Record, adopt_values, values_of
-from smqrt.broker.state import BrokerPeer
+from smqrt.broker.state import BrokerClient, BrokerPeer
 from smqrt.errors import CloseReason
 from smqrt.loop.readiness import READ
 from smqrt.process import current_application
@@ -40,16 +39,16 @@ from smqrt.transport.tls import TlsTransport, Transport
 from smqrt.wire.connection_state import Life
 from smqrt.wire.websocket import Assembler
 
-# ---- Connections as plain values, and back: what is under way on them in both directions.
+# ---- Connections as records of plain values, and back
 
 
 def address_of(connection: RawConnection) -> str:
-    """The address of the client, as its connections are counted by it."""
+    """Return the address of the client, under which its connections are counted."""
     return str(getattr(connection.transport, "peer_host", None) or "")
 
 
 def connection_record(connection: RawConnection) -> Record:
-    """What is under way on a connection, in both directions."""
+    """Return the unfinished data of a connection, in both directions."""
     if connection.backlog is not None:
         connection.backlog.close_holes(connection)
     record: Record = {
@@ -69,10 +68,16 @@ def connection_record(connection: RawConnection) -> Record:
 
 
 def connection_of(record: Record, transport: Transport, policed: bool) -> RawConnection:
-    """The connection of a record, which is not read yet; `policed`: of a hub with slow-consumer policies."""
+    """Return a connection made from its record, which is not read yet.
+
+    Args:
+        record: see `connection_record`.
+        transport: the socket, or the `TlsTransport`.
+        policed: for a hub with slow-consumer policies.
+    """
     watcher = get_hub().loop.io(transport.fileno(), READ)
-    made = connection_class(type(transport) is TlsTransport, record["ws"] is not None, policed)
-    connection = made(transport, watcher)
+    make = connection_class(type(transport) is TlsTransport, record["ws"] is not None, policed)
+    connection = make(transport, watcher)
     connection.handshake, connection.life = None, Life.OPEN
     connection.carry, connection.receive_bytes = record["carry"], record["receive"]
     connection.dropped, connection.budget_bytes = record["dropped"], record["budget"]
@@ -83,35 +88,36 @@ def connection_of(record: Record, transport: Transport, policed: bool) -> RawCon
     return connection
 
 
-# ---- Pre-copy: clients whose records are sent ahead of their hub's move, while they are served on.
+# ---- Pre-copy: records of clients are sent before their hub is frozen, while they are still served
 #
-# Most clients say nothing in the second that this takes, so that at the move itself a number for each is enough: its
-# record is still true.
+# Most clients send nothing in the second that this takes. Their records are then still valid, and at the migration
+# itself their numbers are sufficient.
 
 
 class SentAhead:
-    """A client whose record was taken down and sent.
+    """A client whose record was sent before the migration.
 
-    What a client may change by what it sends is not looked at again: its next read takes a mark off its connection's
-    watcher, which costs those nothing that are read later. What others may change is compared.
+    What the client itself can change is not compared: its next read removes a mark from the watcher of its connection,
+    so that later reads cost no more. What others can change is compared.
 
     Args:
-        number: by which both processes know the record.
+        number: identifies the record in both processes.
         session: of the client, which is `is_at_rest`.
 
     Attributes:
+        number: see above.
         connection: of the client.
-        record: what was taken down.
+        record: what was sent.
     """
 
-    __slots__ = ("_facts", "_session", "connection", "number", "record")
+    __slots__ = ("_session", "_state", "connection", "number", "record")
 
     def __init__(self, number: int, session: Session) -> None:
         connection = session.outbox
         assert isinstance(connection, RawConnection)
         self.number, self._session, self.connection = number, session, connection
         self.record = client_and_connection(session, connection)
-        self._facts = self._look()
+        self._state = self._current_state()
         connection.watcher.callback = self._first_read
 
     def _first_read(self) -> None:
@@ -121,37 +127,37 @@ class SentAhead:
 
     @property
     def is_unread(self) -> bool:
-        """Whether nothing was read since; to be asked before the watcher is stopped."""
+        """Whether nothing was read since then; valid until the watcher is stopped."""
         return bool(self.connection.watcher.callback == self._first_read)
 
     @property
     def is_true(self) -> bool:
-        """Whether the record of a client that was not read still tells all of it."""
-        return _has_nothing_under_way(self._session, self.connection) and self._look() == self._facts
+        """Whether the record of a client that was not read is still valid."""
+        return _has_no_unfinished_data(self._session, self.connection) and self._current_state() == self._state
 
-    def _look(self) -> tuple[object, ...]:
+    def _current_state(self) -> tuple[object, ...]:
         session, connection = self._session, self.connection
         made, topics = (session.names_made, session.names_made_bytes), len(session.topics or ())
         return session.identity, made, topics, connection.sock, connection.dropped
 
 
 def client_and_connection(session: Session, connection: RawConnection) -> Record:
-    """The record of a client."""
+    """Return the record of a client."""
     return {"client": snapshot.client_record(session), "connection": connection_record(connection)}
 
 
 def is_at_rest(session: Session) -> bool:
-    """Whether the record of a client can be sent ahead: it can move, is read, and nothing is under way.
+    """Return whether the record of a client can be sent early: it can migrate, is read, and has no unfinished data.
 
-    One that observes goes with the others: what it was told changes by what others do.
+    Clients that observe topics are excluded: their records change by what others do.
     """
     connection = session.outbox
     if not isinstance(connection, RawConnection) or type(connection.transport) is TlsTransport:
         return False
-    return not connection.paused and connection.watcher.active and _has_nothing_under_way(session, connection)
+    return not connection.paused and connection.watcher.active and _has_no_unfinished_data(session, connection)
 
 
-def _has_nothing_under_way(session: Session, connection: RawConnection) -> bool:
+def _has_no_unfinished_data(session: Session, connection: RawConnection) -> bool:
     if session.state is not SessionState.CONNECTED or connection.life is not Life.OPEN:
         return False
     if connection.queue or connection.carry or connection.torn or connection.backlog is not None:
@@ -164,27 +170,27 @@ def _has_nothing_under_way(session: Session, connection: RawConnection) -> bool:
 log = logging.getLogger("smqrt")
 
 SETTLE_S = 0.1
-"""How long hooks and handlers may take with what they are at."""
-_LOOK_S = 0.002
-_AT_ONCE = 500
+"""How long hooks, handlers and handshakes that are running may take."""
+_POLL_S = 0.002
+_PORTION = 500  # clients that are closed or resumed without a pause for others
 OTHERS_TURN_S = 0.001
-"""For those who are served between two portions; sleep(0) would look at no socket."""
+"""The pause between two portions, for other events; sleep(0) would not check sockets."""
 PAUSE_S = 1.0
-"""How long the other nodes of a cluster may take to say that they keep what is for a hub; its clients are served on."""
+"""How long the other nodes of a cluster may take to confirm that they hold messages back; clients are still served."""
 LINK_S = 1.0
-"""How long what clients publish waits for the nodes of a cluster that are to have it."""
+"""How long messages of clients wait until the nodes of a cluster that need them are linked."""
 _new_poll = monkey.get_original("select", "poll")  # gevent's own makes a watcher for each
 NO_ONE: Mapping[Session, SentAhead] = {}
 
 
 class MovingClient:
-    """A client that stands still at its old hub.
+    """A frozen client at its old hub.
 
     Attributes:
-        session, connection: its own.
-        ahead: its record that was sent ahead; None when there is none.
-        is_unchanged: whether that one is still true, once it was taken.
-        record: what goes along, once it was taken.
+        session, connection: of the client.
+        ahead: its record that was sent early; None without one.
+        is_unchanged: whether that one is still valid; set by `take`.
+        record: its record; set by `take`.
     """
 
     __slots__ = ("_carry", "_is_unread", "ahead", "connection", "is_unchanged", "record", "session")
@@ -195,17 +201,17 @@ class MovingClient:
         self.is_unchanged = False
         self._carry: tuple[bytes, bytes] = (b"", b"")
         self._is_unread = ahead is not None and ahead.is_unread
-        data_path.still.add(connection)
+        data_path.frozen_connections.add(connection)
         connection.watcher.stop()
 
     @property
     def is_busy(self) -> bool:
-        """Whether what was read of it is still worked off, or a hook thinks about it."""
+        """Whether data of it is still being routed, or a hook is running for it."""
         meter = self.session.meter
         return self.connection.paused and not (meter is not None and meter.waits)
 
     def take(self) -> Record:
-        """Take down what goes along. From now on nothing is sent either."""
+        """Make and return its record. From now on nothing is sent to it, either."""
         connection, session = self.connection, self.session
         if self.ahead is not None and self._is_unread and self.ahead.is_true:
             self.is_unchanged, self.record = True, self.ahead.record
@@ -229,9 +235,9 @@ class MovingClient:
         return self.record
 
     def go_on(self) -> None:
-        """Stay here, as if nothing had been."""
+        """Roll back: continue at this hub."""
         connection = self.connection
-        data_path.still.discard(connection)
+        data_path.frozen_connections.discard(connection)
         if connection.life.over:
             return
         if self.record:
@@ -241,25 +247,24 @@ class MovingClient:
             connection.send_again()
         if self.session.pending is not None:
             connection.paused = True
-            return  # until the hook has answered
+            return  # the hook resumes it
         connection.paused = True
         connection.resume()
 
     def let_go(self) -> None:
-        """The client is the other hub's: forget it here, and close this process's own descriptor of its socket."""
-        transport = self.detach()
-        transport.close()
+        """Remove the client here, and close this process's descriptor of its socket."""
+        self.detach().close()
 
-    def detach(self) -> Any:
-        """Take the transport away from the connection, which is over."""
-        data_path.still.discard(self.connection)
+    def detach(self) -> Transport:
+        """Remove the client here, and return its transport."""
+        data_path.frozen_connections.discard(self.connection)
         _close_quietly(self.connection)
         snapshot.leave(self.session)
         return self.connection.transport
 
 
 def _close_quietly(connection: RawConnection) -> None:
-    """End a connection whose transport is somebody else's from now on."""
+    """End a connection without closing its transport."""
     if connection.life is Life.BLOCKED:
         QueuedMemory.total_bytes -= connection.queued_bytes
     connection.life = Life.CLOSED
@@ -272,7 +277,7 @@ def _close_quietly(connection: RawConnection) -> None:
 
 
 def can_move(session: Session, with_tls: bool) -> bool:
-    """Whether a client can go along."""
+    """Return whether a client can migrate."""
     connection = session.outbox
     if not isinstance(connection, RawConnection) or session.state is not SessionState.CONNECTED:
         return False
@@ -280,11 +285,12 @@ def can_move(session: Session, with_tls: bool) -> bool:
 
 
 def pause_others(broker: SucceedingBroker) -> Record:
-    """Have the other nodes of a hub's cluster keep what they publish for it, before it stands still. Blocks until they
-    have said so, `PAUSE_S` at most.
+    """Have the other nodes of a hub's cluster hold messages for it back, before it is frozen.
+
+    Blocks until they have confirmed it, `PAUSE_S` at most.
 
     Returns:
-        For `ArrivingHub.begin`: `node`, the number that they know this one by, and `others`, theirs.
+        for `RestoredHub.begin`: `node`, the number of this node, and `others`, the numbers of the other nodes.
     """
     if broker.cluster is None:
         return {}
@@ -296,15 +302,16 @@ def pause_others(broker: SucceedingBroker) -> Record:
 
 
 class FrozenHub:
-    """A hub whose clients stand still from now on.
+    """A hub whose clients are frozen: they are not read from now on.
 
     Args:
         broker: the hub.
-        with_tls: whether connections over TLS go along.
-        ahead: the clients whose records were sent ahead.
+        with_tls: whether connections over TLS migrate.
+        ahead: the clients whose records were sent early.
 
     Attributes:
-        clients: those that go along.
+        broker: see above.
+        clients: those that migrate.
         others: those that can't: over TLS, or of another WSGI server.
     """
 
@@ -316,49 +323,51 @@ class FrozenHub:
         self.clients: list[MovingClient] = []
         self.others: list[Session] = []
         self._with_tls = with_tls
-        self._seen: set[Any] = set()
+        self._seen: set[BrokerClient] = set()
         self._unhandled: list[bytes] = []
         self._onpublish = broker.hooks.onpublish
-        self._enroll()
+        self._freeze_clients()
 
-    def _enroll(self) -> None:
+    def _freeze_clients(self) -> None:
         for session in [one for one in self.broker.sessions.values() if one not in self._seen]:
             self._seen.add(session)
             assert isinstance(session, Session)
-            connection: Any = session.outbox
-            if can_move(session, self._with_tls):
+            connection = session.outbox
+            if isinstance(connection, RawConnection) and can_move(session, self._with_tls):
                 self.clients.append(MovingClient(session, connection, self._ahead.get(session)))
                 continue
             self.others.append(session)
             if isinstance(connection, RawConnection):
-                data_path.still.add(connection)
+                data_path.frozen_connections.add(connection)
                 connection.watcher.stop()
 
     def settle(self, within_s: float = SETTLE_S) -> None:
-        """Wait until hooks, handlers and handshakes have done what they are at. A hook that takes longer is asked again
-        at the other hub; a client whose handshake takes longer is closed, and comes back.
+        """Wait until running hooks, handlers and handshakes have ended.
+
+        A hook that takes longer is called again at the other hub. A client whose handshake takes longer is closed, and
+        reconnects.
         """
+
+        def handshakes() -> list[data_path.TimedClient]:
+            return [one for one in data_path.unfinished_connections() if one.session.broker is self.broker]
+
         until_s = time.monotonic() + within_s
-        while time.monotonic() < until_s and not self._is_quiet():
-            gevent.sleep(_LOOK_S)
-        for connection in self._handshakes():
+        while time.monotonic() < until_s:
+            if not (any(one.is_busy for one in self.clients) or handshakes() or self.broker.server.waiting()):
+                break
+            gevent.sleep(_POLL_S)
+        for connection in handshakes():
             connection.session.disconnect(CloseReason.RESTARTED)
 
-    def _is_quiet(self) -> bool:
-        is_busy = any(one.is_busy for one in self.clients) or self._handshakes()
-        return not (is_busy or self.broker.server.waiting())
-
-    def _handshakes(self) -> list[Any]:
-        return [one for one in data_path.unfinished_connections() if one.session.broker is self.broker]
-
     def take(self) -> Record:
-        """Take down everything at this instant; what of it belongs to a client is in its own record. What the
-        application publishes from now on waits.
+        """Make the records of all clients, and return that of the hub itself.
+
+        Messages that the application publishes from now on wait.
         """
-        self._enroll()
+        self._freeze_clients()
         for one in [one for one in self.clients if one.session.closed]:
             self.clients.remove(one)
-            data_path.still.discard(one.connection)
+            data_path.frozen_connections.discard(one.connection)
         self.broker.server.hold_publishes()
         self._unhandled = self.broker.server.take_unhandled()
         for one in self.clients:
@@ -370,7 +379,7 @@ class FrozenHub:
         }
 
     def go_on(self) -> None:
-        """Everybody stays here, as if nothing had been."""
+        """Roll back: all clients continue at this hub."""
         for one in self.clients:
             one.go_on()
         self._read_others()
@@ -380,19 +389,23 @@ class FrozenHub:
 
     def _read_others(self) -> None:
         for session in self.others:
-            connection: Any = session.outbox
-            data_path.still.discard(connection)
-            if isinstance(connection, RawConnection) and not connection.life.over and not connection.paused:
-                connection.paused = True
-                connection.resume()
+            connection = session.outbox
+            if isinstance(connection, RawConnection):
+                data_path.frozen_connections.discard(connection)
+                if not connection.life.over and not connection.paused:
+                    connection.paused = True
+                    connection.resume()
 
     def let_go(self, forward: Callable[[bytes, int, int], None]) -> None:
-        """The clients are the other hub's. Those that could not go along are read as before, until they are closed;
-        what they publish goes to `forward(run, tid, ptid)`. Others get turns meanwhile: to close 10,000 descriptors
-        takes a quarter of a second.
+        """Remove the clients that have migrated; the others are read again until they are closed.
+
+        Other events are served meanwhile: closing 10,000 descriptors takes a quarter of a second.
+
+        Args:
+            forward: gets the messages of the other clients, as `forward(run, tid, ptid)`.
         """
-        for at in range(0, len(self.clients), _AT_ONCE):
-            for one in self.clients[at : at + _AT_ONCE]:
+        for at in range(0, len(self.clients), _PORTION):
+            for one in self.clients[at : at + _PORTION]:
                 one.let_go()
             gevent.sleep(OTHERS_TURN_S)
         self._forget()
@@ -407,17 +420,17 @@ class FrozenHub:
         self._read_others()
 
     def begin_anew(self) -> None:
-        """The other hub is gone after all, with its clients: they come back here."""
+        """Serve here again, after the other hub failed with its clients: they reconnect here."""
         self.broker.hooks.onpublish = self._onpublish
         for session in self.broker.sessions.values():
             session.forget_routes()
         self.broker.server.go_on_publishing()
 
-    def hand_over(self) -> list[tuple[Record, Any]]:
-        """The same within a process: gives each client's record and transport."""
-        handed = [(one.record, one.detach()) for one in self.clients]
+    def hand_over(self) -> list[tuple[Record, Transport]]:
+        """Remove the clients, and return their records and transports, for a migration within this process."""
+        records = [(one.record, one.detach()) for one in self.clients]
         self._forget()
-        return handed
+        return records
 
     def _forget(self) -> None:
         onmoved = self.broker.hooks.onmoved
@@ -428,14 +441,14 @@ class FrozenHub:
 
 
 class RestoredHub:
-    """The clients of a hub as they are placed at the one that goes on for it.
+    """The new hub of migrating clients.
 
     Args:
-        broker: the hub that goes on.
+        broker: the new hub.
 
     Attributes:
-        clients: how many there are so far.
-        refused: how many could not be placed, and were closed.
+        broker: see above.
+        refused: how many clients could not be placed, and were closed.
     """
 
     def __init__(self, broker: SucceedingBroker) -> None:
@@ -448,47 +461,47 @@ class RestoredHub:
 
     @property
     def clients(self) -> int:
-        """How many are here."""
+        """How many clients have been placed so far."""
         return len(self._placed)
 
-    # ---- ahead of the move
+    # ---- before the old hub is frozen
 
-    def prepare(self, number: int, record: Record, transport: Any) -> None:
-        """Make ready for a client whose record is sent ahead. It is nobody here before it is placed."""
+    def prepare(self, number: int, record: Record, transport: Transport) -> None:
+        """Prepare the connection of a client whose record was sent early; `place_prepared` registers the client."""
         self._prepared[number] = self._connection(record, transport), record
 
     def forget_prepared(self) -> None:
-        """Those that are left do not come; their descriptors here are closed."""
+        """Discard the prepared connections that are left, and close their descriptors in this process."""
         for connection, _ in self._prepared.values():
             _close_quietly(connection)
             connection.transport.close()
         self._prepared.clear()
 
-    # ---- the move
+    # ---- while the old hub is frozen
 
     def adopt(self, record: Record) -> None:
-        """Take over what `StandingHub.take` took down of the hub itself."""
+        """Restore the record of the hub itself, see `FrozenHub.take`."""
         self._unhandled = record["unhandled"]
         for name in snapshot.adopt_names(self.broker, record["names"]):
-            log.warning("the topic %r has got the number that clients know it by; the application saw another", name)
+            log.warning("the topic %r has got back the number that its clients use; the application saw another", name)
         snapshot.add_counters(self.broker, record["counters"])
 
-    def place(self, record: Record, transport: Any) -> None:
-        """Let a client take its place. It is not read before `begin`, and nothing is sent to it."""
+    def place(self, record: Record, transport: Transport) -> None:
+        """Register a client. It is not read before `begin`, and nothing is sent to it."""
         self._join(self._connection(record, transport), record)
 
     def place_prepared(self, numbers: Iterable[int]) -> None:
-        """Let clients take their places whose records that were sent ahead are still true."""
+        """Register clients whose early records are still valid."""
         for number in numbers:
             self._join(*self._prepared.pop(number))
 
     def place_changed(self, number: int, record: Record) -> None:
-        """Let a client take its place whose record is another one by now."""
+        """Register a prepared client with a newer record."""
         connection, _ = self._prepared.pop(number)
         _close_quietly(connection)
         self.place(record, connection.transport)
 
-    def _connection(self, record: Record, transport: Any) -> RawConnection:
+    def _connection(self, record: Record, transport: Transport) -> RawConnection:
         connection = connection_of(record["connection"], transport, self.broker.slow is not None)
         connection.hold_back()
         return connection
@@ -505,18 +518,8 @@ class RestoredHub:
             limit_chunks(connection.session, size_bytes)
         self._placed.append((connection, record["client"]))
 
-    def _look_again(self) -> None:
-        """Who needs a login here and had none there comes back with one; of the others the rules may be new."""
-        sessions = [connection.session for connection, _ in self._placed]
-        if self.broker.identities is not None:
-            for session in [one for one in sessions if one.identity is None]:
-                session.disconnect(CloseReason.RESTARTED)
-            run_in_background(permissions.look_again(sessions, self.broker.identities.revalidate))
-
     def discard(self) -> None:
-        """The old hub keeps its clients: forget them, and close this process's descriptors without touching the
-        connections.
-        """
+        """Roll back: remove the clients, and close their descriptors in this process only."""
         self.forget_prepared()
         for connection, _ in self._placed:
             _close_quietly(connection)
@@ -526,15 +529,15 @@ class RestoredHub:
         self._placed.clear()
 
     def begin(self, place: Record) -> None:
-        """All are here: go on where they were, and tell the application of each.
+        """Start serving the clients, and call `onconnect` for each.
 
         Args:
-            place: that of the old hub in its cluster, see `pause_others`. What the clients publish waits until this
-                hub reaches the nodes that the old one reached, `LINK_S` at most.
+            place: of the old hub in its cluster, see `pause_others`. The clients are not read until this hub is linked
+                to the nodes of the old one, `LINK_S` at most.
         """
         self.forget_prepared()
         if self.refused:
-            log.error("clients that could not go on, since others have their ETIDs or uids here: %d", self.refused)
+            log.error("clients closed, since others have their ETIDs or uids here: %d", self.refused)
         if self.broker.cluster is not None:
             self.broker.cluster.succeed(place.get("node", 0))
             self.broker.cluster.resync()
@@ -548,7 +551,12 @@ class RestoredHub:
                 onconnect(connection.session)
         for run in self._unhandled:
             self.broker.server.put(run)
-        self._look_again()
+        if self.broker.identities is not None:
+            # Clients that had no login reconnect with one. For the others, users and rules may have changed.
+            sessions = [connection.session for connection, _ in self._placed]
+            for session in [one for one in sessions if one.identity is None]:
+                session.disconnect(CloseReason.RESTARTED)
+            run_in_background(permissions.look_again(sessions, self.broker.identities.revalidate))
         connections = [one for one, _ in self._placed if not one.life.over]  # the application may have closed it
         for connection in connections:
             connection.send_again()
@@ -556,85 +564,83 @@ class RestoredHub:
         gevent.spawn(self._read_again, connections, place.get("others", ()))
 
     def _read_again(self, connections: list[RawConnection], others: Iterable[int]) -> None:
-        """In portions: those who are read already get turns meanwhile."""
+        """Resume the connections in portions, so that other events are served meanwhile."""
         cluster, until_s = self.broker.cluster, time.monotonic() + LINK_S
         while cluster is not None and not cluster.others.issuperset(others) and time.monotonic() < until_s:
             gevent.sleep(OTHERS_TURN_S)
-        ordered = _waiting_first([one for one in connections if not one.life.over and one not in data_path.still])
-        for at in range(0, len(ordered), _AT_ONCE):
-            for connection in ordered[at : at + _AT_ONCE]:
+        resumed = [one for one in connections if not one.life.over and one not in data_path.frozen_connections]
+        # First those that have sent something meanwhile, or have a partial message here.
+        poll = _new_poll()
+        for connection in resumed:
+            poll.register(connection.transport, select.POLLIN)
+        readable = {fd for fd, _ in poll.poll(0)}
+        ordered = sorted(resumed, key=lambda one: not (one.carry or one.transport.fileno() in readable))
+        for at in range(0, len(ordered), _PORTION):
+            for connection in ordered[at : at + _PORTION]:
                 connection.resume()
             gevent.sleep(OTHERS_TURN_S)
 
 
-def _waiting_first(connections: list[RawConnection]) -> list[RawConnection]:
-    """Those first who have sent something meanwhile, or have half a message here."""
-    poll = _new_poll()
-    for one in connections:
-        poll.register(one.transport, select.POLLIN)
-    waiting = {fd for fd, _ in poll.poll(0)}
-    return sorted(connections, key=lambda one: not (one.carry or one.transport.fileno() in waiting))
-
-
-# ---- Hubs with `keep`: their clients stay connected while their application starts again in this process.
+# ---- Hubs with the option `keep`: clients stay connected while the application starts again in this process
 #
-# the application ends ──▶ kept: not read, nothing sent ──▶ it has started again: they go on at its new hub
-#                                  └──── KEEP_S ───▶ closed, and they come back when there is a hub again
+# the application ends ──▶ kept: not read, nothing sent ──▶ it has started again: they continue at its new hub
+#                                  └──── KEEP_S ───▶ closed; they reconnect when there is a hub again
 
 KEEP_S = 10.0
-"""For an application that does not start again, by a mistake in it for instance."""
+"""The time for the application to start again; it may fail to."""
 
 
-class _Kept(NamedTuple):
+class _KeptClients(NamedTuple):
     record: Record
     values: list[Record]
-    clients: list[tuple[Record, Any]]
+    clients: list[tuple[Record, Transport]]
     place: Record
     timer: Any
 
 
-_kept: dict[str, _Kept] = {}
+_kept: dict[str, _KeptClients] = {}
 
 
 def keep(broker: SucceedingBroker) -> None:
-    """Keep the clients of a hub that is closed next; blocks until hooks have done what they are at, and the
-    other nodes of its cluster keep what is for it.
+    """Keep the clients of a hub that is closed next.
+
+    Blocks until running hooks have ended, and the other nodes of its cluster hold messages for it back.
     """
     place = pause_others(broker)
-    standing = FrozenHub(broker, with_tls=True)
-    standing.settle()
-    record = standing.take()
+    frozen = FrozenHub(broker, with_tls=True)
+    frozen.settle()
+    record = frozen.take()
     timer = get_hub().loop.timer(KEEP_S, ref=False)
-    _kept[broker.key] = _Kept(record, list(values_of(broker)), standing.hand_over(), place, timer)
+    _kept[broker.key] = _KeptClients(record, list(values_of(broker)), frozen.hand_over(), place, timer)
     succession.names[broker.key] = record["names"]
     timer.start(drop, broker.key)
 
 
 def claim(broker: SucceedingBroker) -> None:
-    """A hub was made: once its application is loaded, the clients that were kept for it go on there."""
+    """Have a new hub get the clients that were kept for it, once its application is loaded."""
     if broker.key not in _kept:
         return
     for portion in _kept[broker.key].values:
         adopt_values(broker, portion)
     app = current_application.current_app.get()
     if app is None:
-        get_hub().loop.run_callback(_give, broker)
+        get_hub().loop.run_callback(_restore, broker)
     else:
-        app.when_loaded.append(lambda: _give(broker))
+        app.when_loaded.append(lambda: _restore(broker))
 
 
-def _give(broker: SucceedingBroker) -> None:
-    kept = None if broker.closed else _take(broker.key)
+def _restore(broker: SucceedingBroker) -> None:
+    kept = None if broker.closed else _pop(broker.key)
     if kept is None:
         return
-    arriving = RestoredHub(broker)
-    arriving.adopt(kept.record)
+    restored = RestoredHub(broker)
+    restored.adopt(kept.record)
     for record, transport in kept.clients:
-        arriving.place(record, transport)
-    arriving.begin(kept.place)
+        restored.place(record, transport)
+    restored.begin(kept.place)
 
 
-def _take(key: str) -> _Kept | None:
+def _pop(key: str) -> _KeptClients | None:
     kept = _kept.pop(key, None)
     if kept is not None:
         del succession.names[key]
@@ -644,8 +650,8 @@ def _take(key: str) -> _Kept | None:
 
 
 def drop(key: str) -> None:
-    """Close the clients that are kept for a hub; nothing happens when there are none."""
-    kept = _take(key)
+    """Close the clients that are kept for a hub, if there are any."""
+    kept = _pop(key)
     for _, transport in kept.clients if kept else ():
         transport.close()
     broker = succession.find(key)
@@ -654,6 +660,6 @@ def drop(key: str) -> None:
 
 
 def drop_all() -> None:
-    """Close all of them, as the server does when it stops."""
+    """Close all kept clients, when the server stops."""
     for key in list(_kept):
         drop(key)

@@ -1,11 +1,11 @@
-"""The last minutes of a server's SMQ clients: nobody new comes in, and those who are there are closed one by one over a
-while, so that they do not all come back at the same moment.
+"""Graceful shutdown of SMQ clients: accept no new ones, then close clients over the drain period.
 
-    refuse_newcomers ──▶ handled: what was published has reached the handlers ──▶ close_clients: one by one
+    refuse_newcomers ──▶ wait_handled: messages have reached the handlers ──▶ close_clients: one by one
 
-Nobody gets a Disconnect, which would tell a device not to come back: raw connections are closed, WebSockets with 1001.
-Whoever only publishes goes first, so that what it has sent still finds its subscribers. Before a client is closed, what
-has arrived from it is routed. One that has not read everything, or whose input waits for a hook, is put off to the end.
+The drain period prevents that all clients reconnect at the same moment. No client gets a Disconnect packet, since a
+device may then not reconnect: raw connections are closed, WebSockets with code 1001. Clients without subscriptions are
+closed first, so that their messages still reach subscribers. Before a client is closed, its received data is routed. A
+client that has not read everything, or waits for a hook, is closed last.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ import struct
 import termios
 from collections.abc import Iterable, Sequence
 from time import monotonic
-from typing import Any
 
 import gevent
 
 from smqrt.broker.outbox import Drop, backlog, dirty
-from smqrt.broker.session import Session
+from smqrt.broker.state import BrokerClient
 from smqrt.errors import CloseReason
 from smqrt.loop.greenlet_pool import in_hub
 from smqrt.loop.scheduling import Turn
@@ -35,22 +34,22 @@ from smqrt.wire.connection_state import Life
 log = logging.getLogger("smqrt")
 
 FEW_CLIENTS = 100
-COME_BACK_PER_S = 2000
-"""What a server takes of clients that come back, with something left for those who work."""
+RECONNECTS_PER_S = 2000
+"""The reconnects that another server handles beside its normal work."""
 MAX_WINDOW_S = 5.0
 """`docker stop` waits for 10 s in all."""
-_READS = 16
-"""Receives from one client before it is closed: 4 MiB at most, then it is cut off like any other."""
-_LOOK_S = 0.005
+_MAX_READS = 16
+"""Receives from one client before it is closed: at most 4 MiB."""
+_POLL_S = 0.005
 
 
 def window_s(clients: int) -> float:
-    """Give the seconds over which so many clients are closed when nobody has said: none for a few, 5 at most."""
-    return 0.0 if clients < FEW_CLIENTS else min(clients / COME_BACK_PER_S, MAX_WINDOW_S)
+    """Return the default drain period for a number of clients, in seconds: none for a few, 5 at most."""
+    return 0.0 if clients < FEW_CLIENTS else min(clients / RECONNECTS_PER_S, MAX_WINDOW_S)
 
 
 def refuse_newcomers(brokers: Iterable[GeventBroker]) -> None:
-    """Let nobody in any more: a request gets 503, and who has not sent Connect yet is closed."""
+    """Accept no new clients: requests get 503, and unfinished handshakes are closed."""
     for broker in brokers:
         broker.draining = True
     for connection in data_path.unfinished_connections():
@@ -58,16 +57,20 @@ def refuse_newcomers(brokers: Iterable[GeventBroker]) -> None:
 
 
 def wait_handled(brokers: Sequence[GeventBroker], most_s: float) -> int:
-    """Wait until what was published has reached subscribers inside the server and left for those outside.
+    """Wait until published messages were handled inside the server and sent to its clients.
+
+    Args:
+        brokers: whose messages.
+        most_s: the maximum time, in seconds.
 
     Returns:
-        how many messages still wait after `most_s` seconds.
+        how many messages still wait then.
     """
     end_s = monotonic() + most_s
     while (left := sum(broker.server.waiting() for broker in brokers)) or dirty or backlog or data_path.deferred_reads:
         if monotonic() >= end_s:
             break
-        gevent.sleep(_LOOK_S)
+        gevent.sleep(_POLL_S)
     return left
 
 
@@ -76,19 +79,28 @@ def close_clients(brokers: Sequence[GeventBroker], over_s: float | None, patienc
 
     Args:
         brokers: whose clients.
-        over_s: the seconds over which they are spread; None for what suits their number, see `window_s`.
-        patience_s: for those at the end who have not read everything.
+        over_s: the drain period in seconds; None for the default of `window_s`.
+        patience_s: how long to wait then for clients that have not read everything.
 
     Returns:
-        how many they were.
+        how many clients there were.
     """
     clients = _in_order(brokers)
-    late = _spread(clients, window_s(len(clients)) if over_s is None else over_s)
+    if over_s is None:
+        over_s = window_s(len(clients))
+    late, begin_s, turn = [], monotonic(), Turn()
+    for number, session in enumerate(clients, 1):
+        wait_s = begin_s + over_s * number / len(clients) - monotonic()
+        if wait_s > _POLL_S:
+            gevent.sleep(wait_s)
+        turn.yield_if_due()
+        if not in_hub(_close_if_idle, session):
+            late.append(session)
     end_s = monotonic() + patience_s
-    while monotonic() < end_s and (late := [one for one in late if not in_hub(_leave, one)]):
-        gevent.sleep(_LOOK_S)
+    while monotonic() < end_s and (late := [one for one in late if not in_hub(_close_if_idle, one)]):
+        gevent.sleep(_POLL_S)
     before = _undelivered(brokers)
-    for session in _in_order(brokers):  # the late ones, and who was let in meanwhile
+    for session in _in_order(brokers):  # the late ones, and clients accepted meanwhile
         session.disconnect(CloseReason.SHUTDOWN)
     if lost := _undelivered(brokers) - before:
         log.warning(
@@ -104,53 +116,36 @@ def _undelivered(brokers: Iterable[GeventBroker]) -> int:
 
 
 def wait_sent(most_s: float) -> None:
-    """Wait until the machines of those whose connections are closing have what was sent, at most so many seconds."""
+    """Wait until closing connections have delivered their data to the clients' machines, at most `most_s` seconds."""
     end_s = monotonic() + most_s
     while graceful_close.is_sending() and monotonic() < end_s:
-        gevent.sleep(_LOOK_S)
+        gevent.sleep(_POLL_S)
 
 
-def _in_order(brokers: Iterable[GeventBroker]) -> list[Any]:
-    """Publishers first, else at random: neighbours in a table may be neighbours in a building."""
+def _in_order(brokers: Iterable[GeventBroker]) -> list[BrokerClient]:
+    """Return all clients: those without subscriptions first, otherwise at random, so that sites reconnect evenly."""
     sessions = [session for broker in brokers for session in broker.sessions.values()]
     random.shuffle(sessions)
     return sorted(sessions, key=lambda session: bool(session.topics))
 
 
-def _spread(clients: Sequence[Any], over_s: float) -> list[Any]:
-    """Close each at its time; gives those that were put off."""
-    late, begin_s, turn = [], monotonic(), Turn()
-    for number, session in enumerate(clients, 1):
-        wait_s = begin_s + over_s * number / len(clients) - monotonic()
-        if wait_s > _LOOK_S:
-            gevent.sleep(wait_s)
-        turn.yield_if_due()
-        if not in_hub(_leave, session):
-            late.append(session)
-    return late
-
-
-def _leave(session: Session) -> bool:
-    """Close a client that has read everything, and from which everything was read; whether it is closed."""
+def _close_if_idle(session: BrokerClient) -> bool:
+    """Close a client unless it has to read more or its data still has to be routed; return whether it is closed."""
     if session.closed:
         return True
     outbox = session.outbox
     if isinstance(outbox, RawConnection):
-        _read_what_is_there(outbox)
+        for _ in range(_MAX_READS):
+            if outbox.life.over or outbox.paused or not _has_input(outbox):
+                break
+            outbox.on_readable()
         if not session.closed and (outbox.paused or outbox.life is Life.BLOCKED):
             return False
     session.disconnect(CloseReason.SHUTDOWN)
     return True
 
 
-def _read_what_is_there(connection: RawConnection) -> None:
-    for _ in range(_READS):
-        if connection.life.over or connection.paused or not _has_input(connection):
-            return
-        connection.on_readable()
-
-
 def _has_input(connection: RawConnection) -> bool:
     if getattr(connection.transport, "has_pending", False):
-        return True  # TLS has decrypted it already
+        return True  # decrypted data
     return bool(struct.unpack("i", fcntl.ioctl(connection.watcher.fd, termios.FIONREAD, bytes(4)))[0])

@@ -1,10 +1,10 @@
-"""Connections of hubs with slow-consumer policies: those of `connection_kinds.py`, whose queue is a `Backlog` while the
-client does not read. All others stay as they are.
+"""Connections of hubs with slow-consumer policies.
+
+Their queue is a `Backlog` while the client does not read. The policies themselves are in `broker/slow.py`. Connections
+of other hubs use the classes of `connection.py` and `connection_kinds.py`.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from smqrt.broker.outbox import BLOCKED, QueuedMemory
 from smqrt.broker.slow import Backlog
@@ -12,14 +12,9 @@ from smqrt.smq import data_path
 from smqrt.smq.connection import RawConnection
 from smqrt.smq.connection_kinds import TlsRawConnection, TlsWsConnection, WsConnection
 
-if TYPE_CHECKING:
-    _Base = RawConnection
-else:
-    _Base = object
 
-
-class _Policed(_Base):
-    """Mixed into a connection; has no state of its own, so that a connection can become one and be one no more."""
+class _Policed(RawConnection):
+    """Mixin for a connection. It has no attributes, so that `police` can change the class of an open connection."""
 
     __slots__ = ()
 
@@ -32,9 +27,9 @@ class _Policed(_Base):
             self.overloaded()
 
     def _shed(self) -> None:
-        """What is queued already goes the way of later messages."""
+        """Apply the policies to what is queued already."""
         slow = self.session.broker.slow
-        if slow is None:  # the policies went a moment ago
+        if slow is None:  # the policies were just removed
             super()._shed()
             return
         self.backlog = backlog = Backlog(slow)
@@ -52,22 +47,21 @@ class _Policed(_Base):
 
     def presses(self) -> None:
         """See `Outbox.presses`."""
-        data_path.pressing_now(self)
+        data_path.start_backpressure(self)
 
     def gives_up(self) -> None:
-        """Publishers have waited for this client for long enough: what is too much for it is dropped from now on."""
+        """End the backpressure of this client: from now on, messages that exceed its budget are dropped."""
         if self.backlog is not None:
             self.backlog.gave_up = True
             self._release(self.backlog)
 
     def _release(self, backlog: Backlog) -> None:
-        data_path.presses_no_more(self)
+        data_path.end_backpressure(self)
         backlog.policies.pressure.release(self)
 
     def on_writable(self) -> None:
         """See `RawConnection.on_writable`."""
-        if self.backlog is not None:
-            self.backlog.close_holes(self)
+        self._close_holes()
         super().on_writable()
 
     def _advance(self, sent: int) -> None:
@@ -84,16 +78,16 @@ class _Policed(_Base):
         if backlog is not None:
             self._release(backlog)
 
-    def _keep_control(self) -> None:
-        self._whole()
-        super()._keep_control()
+    def _drop_messages(self) -> None:
+        self._close_holes()
+        super()._drop_messages()
 
     def _count_undelivered(self) -> None:
-        self._whole()
+        self._close_holes()
         super()._count_undelivered()
 
-    def _whole(self) -> None:
-        """Take the empty entries out of the queue for good."""
+    def _close_holes(self) -> None:
+        """Remove the empty entries of dropped messages from the queue."""
         if self.backlog is not None:
             self.backlog.close_holes(self)
 
@@ -132,7 +126,13 @@ _PLAIN = {policed: plain for plain, policed in _POLICED.items()}
 
 
 def connection_class(secure: bool, on_websocket: bool, policed: bool) -> type[RawConnection]:
-    """The class of a connection; `policed`: of a hub with slow-consumer policies."""
+    """Return the class of a connection.
+
+    Args:
+        secure: over TLS.
+        on_websocket: over a WebSocket.
+        policed: of a hub with slow-consumer policies.
+    """
     plain: type[RawConnection]
     if secure:
         plain = TlsWsConnection if on_websocket else TlsRawConnection
@@ -142,17 +142,17 @@ def connection_class(secure: bool, on_websocket: bool, policed: bool) -> type[Ra
 
 
 def police(connection: RawConnection, policed: bool) -> None:
-    """Give a connection under way the policies of its hub, or take them away."""
+    """Apply the policies of its hub to an open connection, or remove them."""
     known = _POLICED if policed else _PLAIN
     other = known.get(type(connection))
     if isinstance(connection, _Policed):
-        connection._whole()
+        connection._close_holes()
         if connection.backlog is not None:
             connection._release(connection.backlog)
             connection.backlog = None
     if other is not None:
         connection.__class__ = other
-        if connection.writer is not None and connection.writer.active:  # it has the method of the class before
+        if connection.writer is not None and connection.writer.active:  # its callback is a method of the former class
             connection.writer.stop()
             connection.writer.start(connection.on_writable)
     if policed and connection.life is BLOCKED:

@@ -1,7 +1,8 @@
-"""Topic names keep their numbers over restarts: one SQLite file per hub.
+"""The `persist` file of a hub: topic names with their numbers, and last values (SQLite).
 
-Names are committed in groups by a thread: while the disk syncs one group, the next one gathers. Whoever has to know
-that a name is safe waits for the `Deferred` of `add`.
+A thread commits names in groups: while the disk syncs one group, the next one collects. A client gets its answer when
+the `Deferred` of its name is resolved. Last values are written behind: publishing does not wait for them. After a
+crash, changes of the last `sync_s` seconds may be missing.
 """
 
 from __future__ import annotations
@@ -15,102 +16,115 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from io import FileIO
+from typing import Protocol
 
 import gevent
 from gevent import get_hub
-from gevent.threadpool import ThreadPool
 
 from smqrt.auth.identity import Identity, Method
 from smqrt.broker.deferred import Deferred
 from smqrt.broker.last_values import MAX_STAMP, LastValues, clock
 from smqrt.broker.topics import Topics
 from smqrt.errors import ArgumentError, SmqrtError
+from smqrt.loop.threads import DedicatedThreads
 from smqrt.wire import smq
 
 log = logging.getLogger("smqrt")
 
 GROUP_ROWS = 1000
-"""The most names of one commit: their answers are sent in one turn of the loop."""
+"""The maximum number of names in one commit: their answers are sent in one turn of the loop."""
 RETRY_S = 0.5
+VALUES_RETRY_S = 2.0
 SLOW_S = 10.0
-"""Who waits for a disk that takes longer is told that the name was denied."""
+"""When the disk takes longer, waiting clients are denied their names."""
 CLOSE_S = 10.0
 """How long `close` waits for the disk."""
-
-_SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS names (kind TEXT, name BLOB, number INTEGER, checksum INTEGER,"
-    " PRIMARY KEY (kind, name), UNIQUE (kind, number)) WITHOUT ROWID"
-)
-
-Row = tuple[str, bytes, int, int]
 
 FORMAT = 1
 """Of the file: its `user_version`; 0 is the same without last values."""
 
+_NAMES_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS names (kind TEXT, name BLOB, number INTEGER, checksum INTEGER,"
+    " PRIMARY KEY (kind, name), UNIQUE (kind, number)) WITHOUT ROWID"
+)
+_VALUES_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS last_values (tid INTEGER, stid INTEGER, payload BLOB, source TEXT, checksum INTEGER,"
+    " PRIMARY KEY (tid, stid)) WITHOUT ROWID"
+)
+_STAMPS_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS last_value_stamps (tid INTEGER, stid INTEGER, stamp INTEGER, checksum INTEGER,"
+    " PRIMARY KEY (tid, stid)) WITHOUT ROWID"
+)
+"""The time of publication with the checksum of the value; without a value, the time of its removal. This is a table of
+its own: a process of an older version writes values without their time, and then the checksums differ."""
 
-class Unfinished(Protocol):
-    """What is to be saved before the process ends."""
+NameRow = tuple[str, bytes, int, int]
+ValueRow = tuple[int, int, bytes, str, int]
+StampRow = tuple[int, int, int, int]
+
+
+class UnsavedStore(Protocol):
+    """A store with changes that are not on the disk yet."""
 
     def close(self) -> None:
-        """Save it."""
+        """Save the changes."""
 
 
-unfinished: set[Unfinished] = set()
-"""Those with names, or values, that are not safe yet; nobody else may hold them."""
+unfinished: set[UnsavedStore] = set()
+"""Stores with unsaved changes: kept alive until they are saved, and closed at the end of the process."""
 
 
 class NotSavedError(SmqrtError):
-    """A name could not be made safe."""
+    """A name could not be saved."""
 
 
 class SqliteNames:
     """A `NameStore` in an SQLite file in WAL mode.
 
-    What the disk does not take is kept and tried again; who waited for it is told at once.
+    When a commit fails, its waiting clients are denied at once, and it is repeated until it succeeds.
 
     Args:
-        path: the file; it is made with mode 0600 when it does not exist. Beside it lies `<path>-lock`.
+        path: the file; it is created with mode 0600 when it does not exist. Its lock file is `<path>-lock`.
 
     Attributes:
-        connection: for whoever keeps more in the file; used in the thread `disk` only, once the hub is there.
-        at_close: called before the file is closed.
+        path: see above.
+        connection: the open database; once the hub exists, it is used in the thread of `disk` only.
+        disk: the thread of the commits.
+        at_close: functions to call before the file is closed.
 
     Raises:
-        ArgumentError: the file can't be opened, is no such database, or another hub uses it.
+        ArgumentError: the file can't be opened, is not such a database, or another hub uses it.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            self._lock = _locked(path)
+            self._lock = _lock_file(path)
         except ArgumentError:
-            gc.collect()  # a hub that nobody refers to any more may hold it
-            self._lock = _locked(path)
+            gc.collect()  # an unreferenced hub may still hold the lock
+            self._lock = _lock_file(path)
         try:
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
             self.connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._check_format()
+            found = self.connection.execute("PRAGMA user_version").fetchone()[0]
+            if found > FORMAT:
+                self.connection.close()
+                raise self.unusable(
+                    f"it has format {found}, written by a newer smqrt; this one reads up to {FORMAT}: use the newer one"
+                )
+            self.connection.execute(f"PRAGMA user_version = {FORMAT}")
             self.connection.execute("PRAGMA journal_mode=WAL")
             self.connection.execute("PRAGMA synchronous=FULL")
-            self.connection.execute(_SCHEMA)
+            self.connection.execute(_NAMES_SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise ArgumentError(f"persist: {path}: {error}; give a file that this process may write") from error
-        self.disk = ThreadPool(1)
+        self.disk = DedicatedThreads()
         self.at_close: list[Callable[[], None]] = []
-        self._rows: list[Row] = []
+        self._rows: list[NameRow] = []
         self._unsaved: dict[tuple[str, bytes], Deferred[None]] = {}
         self._writer: gevent.Greenlet[..., None] | None = None
         self._closed = self._complained = False
-
-    def _check_format(self) -> None:
-        found = self.connection.execute("PRAGMA user_version").fetchone()[0]
-        if found > FORMAT:
-            self.connection.close()
-            raise self.unusable(
-                f"it has format {found}, written by a newer smqrt; this one reads up to {FORMAT}: use the newer one"
-            )
-        self.connection.execute(f"PRAGMA user_version = {FORMAT}")
 
     def load(self, kind: str) -> Iterable[tuple[bytes, int]]:
         """See `NameStore`."""
@@ -123,11 +137,12 @@ class SqliteNames:
         for name, number, checksum in rows:
             if not (isinstance(name, bytes) and isinstance(number, int) and 0 < number < 1 << 32):
                 raise self.unusable(f"{name!r} has the number {number!r}")
-            if checksum != _checksum(kind, name, number):
+            if checksum != _name_checksum(kind, name, number):
                 raise self.unusable(f"{name!r} was changed")
         return [(name, number) for name, number, _ in rows]
 
     def unusable(self, fault: str) -> ArgumentError:
+        """Return the error of a damaged file."""
         return ArgumentError(f"persist: {self.path}: {fault}; restore it from a backup or remove it")
 
     def add(self, kind: str, name: bytes, number: int) -> None:
@@ -137,7 +152,7 @@ class SqliteNames:
         if self._closed:
             pending.reject(NotSavedError(f"{self.path} was closed"))
             return
-        self._rows.append((kind, name, number, _checksum(kind, name, number)))
+        self._rows.append((kind, name, number, _name_checksum(kind, name, number)))
         if self._writer is None:
             unfinished.add(self)
             self._writer = gevent.spawn(self._write)
@@ -146,51 +161,43 @@ class SqliteNames:
         """See `NameStore`."""
         return self._unsaved.get((kind, name))
 
-    # ---- the disk
-
     def _write(self) -> None:
         try:
             while self._rows:
                 group, self._rows = self._rows[:GROUP_ROWS], self._rows[GROUP_ROWS:]
-                self._write_group(group)
+                slow = get_hub().loop.timer(SLOW_S)
+                slow.start(self._deny, group, f"the disk takes longer than {SLOW_S:g} s")
+                try:
+                    self.disk.call(self._commit, group)
+                except (sqlite3.Error, OSError) as error:
+                    self._rows[:0] = group
+                    self._deny(group, str(error))
+                    gevent.sleep(RETRY_S)
+                else:
+                    if self._complained:
+                        self._complained = False
+                        log.warning("persist: %s: names are saved again", self.path)
+                    for kind, name, *_ in group:
+                        self._unsaved.pop((kind, name)).resolve()
+                finally:
+                    slow.stop()
+                    slow.close()
         finally:
             self._writer = None
             unfinished.discard(self)
 
-    def _write_group(self, group: list[Row]) -> None:
-        slow = get_hub().loop.timer(SLOW_S)
-        slow.start(self._deny, group, f"the disk takes longer than {SLOW_S:g} s")
-        try:
-            fault = self.disk.apply(fault_of, (self._commit, group))
-            if fault is None:
-                self._saved(group)
-            else:
-                self._rows[:0] = group
-                self._deny(group, str(fault))
-                gevent.sleep(RETRY_S)
-        finally:
-            slow.stop()
-            slow.close()
-
-    def _commit(self, group: list[Row]) -> None:
-        """Run in the thread."""
+    def _commit(self, group: list[NameRow]) -> None:
+        """Write a group; in the thread."""
         with self.connection:
             self.connection.execute("BEGIN IMMEDIATE")
             self.connection.executemany("INSERT INTO names VALUES (?, ?, ?, ?)", group)
 
-    def _saved(self, group: list[Row]) -> None:
-        if self._complained:
-            self._complained = False
-            log.warning("persist: %s takes names again", self.path)
-        for kind, name, *_ in group:
-            self._unsaved.pop((kind, name)).resolve()
-
-    def _deny(self, group: list[Row], fault: str) -> None:
-        """Tell those who wait; who asks for the same name later waits for the next attempt."""
+    def _deny(self, group: list[NameRow], fault: str) -> None:
+        """Reject the waiting requests; a later request for the same name waits for the next attempt."""
         if not self._complained:
             self._complained = True
             log.error(
-                "persist: %s: %s; clients that ask for a new name are denied it until the disk takes names again",
+                "persist: %s: %s; clients are denied new names until the disk accepts writes again",
                 self.path,
                 fault,
             )
@@ -211,25 +218,26 @@ class SqliteNames:
         if writer is not None:
             writer.join(CLOSE_S)
         if self._unsaved:
-            log.error("persist: %s: closed with %d names that the disk did not take", self.path, len(self._unsaved))
+            log.error("persist: %s: closed with %d unsaved names", self.path, len(self._unsaved))
         self._rows.clear()
         for pending in list(self._unsaved.values()):
             pending.reject(NotSavedError(f"{self.path} was closed"))
-        if self._writer is None:  # else a thread is in there still
-            self.disk.kill()
+        if self._writer is None:  # otherwise a thread still uses the connection
+            self.disk.close()
             self.connection.close()
         self._lock.close()
 
 
-def _locked(path: str) -> Any:
-    """The open lock file of `path`: a file of its own, since closing the database itself a second time would take away
-    the locks that SQLite holds on it.
+def _lock_file(path: str) -> FileIO:
+    """Return the open, locked file `<path>-lock`.
+
+    It is not the database itself: closing a second descriptor of that would drop SQLite's POSIX locks.
     """
     try:
         fd = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ArgumentError(f"persist: {path}: {error.strerror}; give a file that this process may write") from None
-    file = os.fdopen(fd, "r+b", buffering=0)
+    file = FileIO(fd, "r+b")
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -243,55 +251,23 @@ def _locked(path: str) -> Any:
     return file
 
 
-def _checksum(kind: str, name: bytes, number: int) -> int:
+def _name_checksum(kind: str, name: bytes, number: int) -> int:
     return zlib.crc32(b"%b %d %b" % (kind.encode(), number, name))
 
 
 @atexit.register
-def _finish() -> None:
-    """A process that just ends has its names saved, too."""
+def _save_at_exit() -> None:
     for store in list(unfinished):
         store.close()
 
 
-def fault_of(commit: Callable[..., object], *args: object) -> Exception | None:
-    """Run a commit in a thread; gives the disk's error, because gevent prints each one that is raised there."""
-    try:
-        commit(*args)
-    except (sqlite3.Error, OSError) as error:
-        return error
-    return None
-
-
-# ---- Last values over restarts: a table in the file of a hub's names (`namestore.py`), written behind by its thread.
-#
-# Publishing does not wait for it: after a crash, messages of the last `sync_s` seconds may be missing, and an older
-# value is found. A commit is on the disk when it is done (SQLite in WAL mode, synchronous=FULL).
-
-
-RETRY_S_VALUE_STORE = 2.0
-
-_SCHEMA_VALUE_STORE = (
-    "CREATE TABLE IF NOT EXISTS last_values (tid INTEGER, stid INTEGER, payload BLOB, source TEXT, checksum INTEGER,"
-    " PRIMARY KEY (tid, stid)) WITHOUT ROWID"
-)
-
-_STAMPS_SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS last_value_stamps (tid INTEGER, stid INTEGER, stamp INTEGER, checksum INTEGER,"
-    " PRIMARY KEY (tid, stid)) WITHOUT ROWID"
-)
-"""When values were published, with the checksum of the value; of places without a value, when it was taken away. A
-table of its own: a process of an older version writes values without it, and then the checksums differ."""
-
-ValueRow = tuple[int, int, bytes, str, int]
-Stamp = tuple[int, int, int, int]
-
-
 class SqliteValues:
-    """A `ValueStore` in the file of a hub's names.
+    """A `ValueStore` in the `persist` file of a hub.
+
+    A commit is on the disk when it is done (WAL mode, synchronous=FULL).
 
     Args:
-        names: that file.
+        names: the file.
         sync_s: seconds from a change to its commit.
 
     Raises:
@@ -305,34 +281,35 @@ class SqliteValues:
         self._values: LastValues | None = None
         self._topics: Topics | None = None
         try:
-            names.connection.execute(_SCHEMA_VALUE_STORE)
+            names.connection.execute(_VALUES_SCHEMA)
             names.connection.execute(_STAMPS_SCHEMA)
         except sqlite3.Error as error:
             raise names.unusable(str(error)) from error
         names.at_close.append(self.close)
 
     def load(self, values: LastValues, topics: Topics, server_etid: int) -> None:
-        """Give `values` what the file has; values of topics that no filter names any more are removed.
+        """Restore the values of the file; values of topics that no filter selects any more are deleted.
 
         Raises:
             ArgumentError: the file was damaged.
         """
         self._values, self._topics = values, topics
         obsolete: list[tuple[int, int]] = []
-        sources: dict[str, Identity | None] = {}  # values share one
+        sources: dict[str, Identity | None] = {}  # many values have the same publisher
         stamps = self._stamps()
         for tid, stid, payload, source in self._rows():
             topic = topics.get(tid)
             stamp, checksum = stamps.pop((tid, stid), (0, 0))
-            stamp = stamp if checksum == _checksum_value_store(tid, stid, payload, source) else 0
+            if checksum != _value_checksum(tid, stid, payload, source):
+                stamp = 0  # the time of another value, see `_STAMPS_SCHEMA`
             if topic is None or not values.selects(topic):
                 obsolete.append((tid, stid))
             else:
                 if source not in sources:
-                    sources[source] = _identity(source)
+                    sources[source] = _identity_from_text(source)
                 values.restore(topic, smq.publish_frame(tid, server_etid, stid, payload), sources[source], stamp)
         if obsolete:
-            log.info("persist: %s: %d last values of topics that have none any more", self._names.path, len(obsolete))
+            log.info("persist: %s: deleted %d last values of unselected topics", self._names.path, len(obsolete))
             self._names.connection.executemany("DELETE FROM last_values WHERE tid = ? AND stid = ?", obsolete)
         for (tid, stid), (stamp, checksum) in stamps.items():
             topic = topics.get(tid)
@@ -360,7 +337,7 @@ class SqliteValues:
         try:
             rows = self._names.connection.execute("SELECT tid, stid, payload, source, checksum FROM last_values")
             for tid, stid, payload, source, checksum in rows.fetchall():
-                if not isinstance(payload, bytes) or checksum != _checksum_value_store(tid, stid, payload, source):
+                if not isinstance(payload, bytes) or checksum != _value_checksum(tid, stid, payload, source):
                     raise self._names.unusable(f"the last value of {tid}, {stid} was changed")
                 yield tid, stid, payload, source
         except sqlite3.Error as error:
@@ -380,9 +357,13 @@ class SqliteValues:
         except (sqlite3.Error, OSError) as error:
             if not self._complained:
                 self._complained = True
-                log.error("persist: %s: %s; last values are not saved until it takes them", self._names.path, error)
+                log.error(
+                    "persist: %s: %s; last values are not saved until the disk accepts writes again",
+                    self._names.path,
+                    error,
+                )
             if not self._closed:
-                self._writer = gevent.spawn_later(RETRY_S_VALUE_STORE, self._write)
+                self._writer = gevent.spawn_later(VALUES_RETRY_S, self._write)
                 return
         finally:
             self._is_writing = False
@@ -390,42 +371,58 @@ class SqliteValues:
         unfinished.discard(self)
 
     def _write_group(self) -> bool:
-        """Write a portion; false when nothing is left."""
+        """Write a group of changes; return False when there are none."""
         assert self._values is not None
         assert self._topics is not None
         changes = self._values.take_changes(GROUP_ROWS)
         if not changes:
             return False
-        rows = [_row(key, stid, *change) for (key, stid), change in changes.items() if change is not None]
-        gone = [_numbers(key, stid) for (key, stid), change in changes.items() if change is None]
-        checksums = {row[:2]: row[4] for row in rows}
-        stamps = [(_numbers(*place), self._values.stamp_at(place)) for place in changes]
-        stamped = [(*at, stamp, checksums.get(at, 0)) for at, stamp in stamps if stamp]
-        unstamped = [at for at, stamp in stamps if not stamp]
-        fault = self._names.disk.apply(fault_of, (self._commit, rows, gone, stamped, unstamped))
-        if fault is not None:
-            by_key = self._topics.by_key
-            self._values.give_back(changes, by_key.get)
-            raise fault
+        rows: list[ValueRow] = []
+        removed: list[tuple[int, int]] = []
+        stamps: list[StampRow] = []
+        unstamped: list[tuple[int, int]] = []
+        for (key, stid_bytes), change in changes.items():
+            tid, stid = int.from_bytes(key, "big"), int.from_bytes(stid_bytes, "big")
+            checksum = 0
+            if change is None:
+                removed.append((tid, stid))
+            else:
+                frame, identity = change
+                payload, source = frame[smq.PUBLISH_HEADER_BYTES :], _identity_text(identity)
+                checksum = _value_checksum(tid, stid, payload, source)
+                rows.append((tid, stid, payload, source, checksum))
+            if stamp := self._values.stamp_at((key, stid_bytes)):
+                stamps.append((tid, stid, stamp, checksum))
+            else:
+                unstamped.append((tid, stid))
+        try:
+            self._names.disk.call(self._commit, rows, removed, stamps, unstamped)
+        except (sqlite3.Error, OSError):
+            self._values.give_back(changes, self._topics.by_key.get)
+            raise
         if self._complained:
             self._complained = False
-            log.warning("persist: %s takes last values again", self._names.path)
+            log.warning("persist: %s: last values are saved again", self._names.path)
         return True
 
     def _commit(
-        self, rows: list[ValueRow], gone: list[tuple[int, int]], stamps: list[Stamp], unstamped: list[tuple[int, int]]
+        self,
+        rows: list[ValueRow],
+        removed: list[tuple[int, int]],
+        stamps: list[StampRow],
+        unstamped: list[tuple[int, int]],
     ) -> None:
-        """Run in the thread."""
+        """Write a group; in the thread."""
         connection = self._names.connection
         with connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany("INSERT OR REPLACE INTO last_values VALUES (?, ?, ?, ?, ?)", rows)
-            connection.executemany("DELETE FROM last_values WHERE tid = ? AND stid = ?", gone)
+            connection.executemany("DELETE FROM last_values WHERE tid = ? AND stid = ?", removed)
             connection.executemany("INSERT OR REPLACE INTO last_value_stamps VALUES (?, ?, ?, ?)", stamps)
             connection.executemany("DELETE FROM last_value_stamps WHERE tid = ? AND stid = ?", unstamped)
 
     def close(self) -> None:
-        """Write what is left; waits for the disk up to `CLOSE_S`. The file of names is closed next."""
+        """Write the last changes; waits for the disk up to `CLOSE_S`. The file itself is closed next."""
         if self._closed:
             return
         self._closed = True
@@ -438,38 +435,27 @@ class SqliteValues:
             last.join(CLOSE_S)
         if self._is_writing or self._complained:
             count = sum(1 for _ in self._values.unsaved()) if self._values is not None else 0
-            log.error("persist: %s: closed with %d last values that the disk did not take", self._names.path, count)
+            log.error("persist: %s: closed with %d unsaved last values", self._names.path, count)
         unfinished.discard(self)
 
 
-def _numbers(key: bytes, stid: bytes) -> tuple[int, int]:
-    return int.from_bytes(key, "big"), int.from_bytes(stid, "big")
-
-
-def _row(key: bytes, stid: bytes, frame: bytes, source: Identity | None) -> ValueRow:
-    tid, sub = _numbers(key, stid)
-    payload = frame[smq.PUBLISH_HEADER_BYTES :]
-    text = _source(source)
-    return tid, sub, payload, text, _checksum_value_store(tid, sub, payload, text)
-
-
-def _checksum_value_store(tid: int, stid: int, payload: bytes, source: str) -> int:
+def _value_checksum(tid: int, stid: int, payload: bytes, source: str) -> int:
     return zlib.crc32(b"%d %d %b %b" % (tid, stid, source.encode(), payload))
 
 
-def _source(identity: Identity | None) -> str:
-    """Who published, as text: what decides over rights, and no secrets."""
+def _identity_text(identity: Identity | None) -> str:
+    """Return a publisher as text: what decides over permissions, without secrets."""
     if identity is None:
         return ""
     client_id = identity.client_id.decode("utf-8", "surrogateescape")
     return json.dumps([identity.user, list(identity.groups), identity.method.value, client_id])
 
 
-def _identity(source: str) -> Identity | None:
+def _identity_from_text(source: str) -> Identity | None:
     if not source:
         return None
     try:
         user, groups, method, client_id = json.loads(source)
         return Identity(user, tuple(groups), Method(method), client_id.encode("utf-8", "surrogateescape"))
     except (ValueError, TypeError, AttributeError) as error:
-        raise ArgumentError(f"persist: {source!r} names no publisher: {error}") from None
+        raise ArgumentError(f"persist: {source!r} is not a publisher: {error}") from None

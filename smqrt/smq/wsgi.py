@@ -1,8 +1,8 @@
-"""A hub inside somebody else's WSGI application.
+"""SMQ connections of WSGI applications on other servers.
 
-The handler of `smqrt.wsgi` hands over the connection itself, which then goes the way of all others. What
-gevent-websocket puts into an environ (`wsgi.websocket`) is served too: a greenlet reads and a greenlet writes, because
-the WebSocket object knows no callbacks; the broker sees an outbox like any other.
+The handler of `smqrt.wsgi` passes the connection itself on, which is then served as any other. The WebSocket objects of
+gevent-websocket (`wsgi.websocket` in the environ) are supported, too. They have no callbacks, so each needs a greenlet
+for reading and one for writing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from smqrt.wire.connection_state import Life, moved
 log = logging.getLogger("smqrt")
 
 HANDLER = "smqrt.handler"
-"""The environ's key of the handler that hands connections over (`smqrt.wsgi`)."""
+"""The environ's key of the handler that passes connections on (`smqrt.wsgi`)."""
 
 REQUEST = "smqrt.request"
 """The environ's key of the server's own request, in applications that are mounted in a directory."""
@@ -59,18 +59,18 @@ class WsgiConnection(Outbox):
         self._more = Event()
         self._resumed = Event()
         self._outgoing: deque[bytes] = deque()
-        sock.raw_write = _one_at_a_time(sock.raw_write)  # it answers pings in the middle of a message otherwise
+        sock.raw_write = _serialized(sock.raw_write)  # otherwise a pong may be written within a message
 
     @property
     def transport(self) -> Any:
-        """The socket below the WebSocket; None when it is not known."""
-        stream = getattr(self.sock, "stream", None)  # the way of gevent-websocket
+        """The socket of the WebSocket; None when it is not known."""
+        stream = getattr(self.sock, "stream", None)  # an attribute of gevent-websocket
         return stream.handler.socket if stream else None
 
     # ---- the broker's side
 
     def flush(self) -> None:
-        """Hand the turn's runs to the writer greenlet, as far as the budget allows."""
+        """Pass the runs of this turn to the writing greenlet, as far as the budget allows."""
         runs, self.queue = self.queue, []
         for run in runs:
             kept, dropped = self.fitting(run, self.budget_bytes - self.queued_bytes)
@@ -87,23 +87,23 @@ class WsgiConnection(Outbox):
             self.put(smq.frame(packet))
 
     def resume(self) -> None:
-        """A hook answered."""
+        """Continue reading after a hook."""
         meter = self.session.meter
         if meter is None or not meter.waits or self.life.over:
             self._resumed.set()
 
     def settled(self) -> None:
-        """The handshake ended."""
-        data_path.handshake_over(self)
+        """Note the end of the handshake."""
+        data_path.end_handshake(self)
         if self.life is Life.OPENING:
             self.life = moved(self.life, Life.OPEN)
 
     def overflowed(self, reason: Drop, messages: int) -> None:
-        """Messages for this client were dropped."""
+        """Report that messages for this client were dropped."""
         self.session.broker.overflowed(self.session, reason, messages)
 
     def finish(self, reason: CloseReason) -> None:
-        """Let the writer send what is queued, then close; to a client that is gone nothing is sent."""
+        """Send the queue, then close; a broken connection is closed at once."""
         self.settled()
         self.flush()
         self.life = moved(self.life, Life.CLOSED if reason in _GONE else Life.DRAINING)
@@ -126,7 +126,7 @@ class WsgiConnection(Outbox):
             gevent.wait([reader, writer], count=1)
             self.session.disconnect(CloseReason.PEER_CLOSED)
             if self.life is Life.DRAINING:
-                writer.join(data_path.STALLED_AFTER_S)
+                writer.join(data_path.limits.stalled_s)
                 reader.join(LINGER_S)
         finally:
             self.session.disconnect(CloseReason.PEER_CLOSED)
@@ -146,14 +146,14 @@ class WsgiConnection(Outbox):
                 log.debug("the WebSocket ended: %s", error)
                 return
             if message is None:
-                # Now: in the next turn the writer could find the connection closed, and say that writing failed.
+                # At once: the writing greenlet would otherwise report a failed write of the closed connection.
                 self.session.disconnect(CloseReason.WEBSOCKET_CLOSED)
                 return
             self._resumed.clear()
-            if self._packet(message.encode() if isinstance(message, str) else bytes(message)):
+            if self._route(message.encode() if isinstance(message, str) else bytes(message)):
                 self._resumed.wait()
 
-    def _packet(self, packet: bytes) -> bool:
+    def _route(self, packet: bytes) -> bool:
         session = self.session
         try:
             if len(packet) > smq.MAX_PACKET_BYTES:
@@ -176,32 +176,29 @@ class WsgiConnection(Outbox):
             while self._outgoing or not self.life.over:
                 self._more.wait()
                 self._more.clear()
-                self._send_outgoing()
+                while self._outgoing:
+                    packet = self._outgoing[0]
+                    with gevent.Timeout(data_path.limits.stalled_s):
+                        self.sock.send(packet, binary=True)
+                    if self._outgoing:  # otherwise it was counted as lost during `send`
+                        self._outgoing.popleft()
+                    self.queued_bytes -= len(packet) + 2
             self.sock.close()
         except gevent.Timeout:
             reason = CloseReason.SLOW_CONSUMER
         except Exception as error:
-            log.debug("the WebSocket takes nothing any more: %s", error)
+            log.debug("writing to the WebSocket failed: %s", error)
         self.session.disconnect(reason)
-
-    def _send_outgoing(self) -> None:
-        while self._outgoing:
-            packet = self._outgoing[0]
-            with gevent.Timeout(data_path.STALLED_AFTER_S):
-                self.sock.send(packet, binary=True)
-            if self._outgoing:  # else it was counted as lost meanwhile
-                self._outgoing.popleft()
-            self.queued_bytes -= len(packet) + 2
 
 
 def _receive(sock: Any) -> Any:
-    """Wait for the next message; None when a close frame has come.
+    """Wait for the next message; None after a close frame.
 
-    `receive` of gevent-websocket gives None for every kind of end; `read_message` below it raises an error for all but
-    a close frame.
+    `receive` of gevent-websocket returns None for every kind of end. The method `read_message` that it calls raises an
+    error, except for a close frame.
 
     Raises:
-        ProtocolError: the client broke RFC 6455.
+        ProtocolError: the client violated RFC 6455.
         OSError: the connection ended without a close frame.
     """
     errors = sys.modules.get("geventwebsocket.exceptions")
@@ -218,7 +215,7 @@ def _receive(sock: Any) -> Any:
         raise ProtocolError(CloseReason.WEBSOCKET_PROTOCOL, str(error)) from None
 
 
-def _one_at_a_time(write: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+def _serialized(write: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     lock = BoundedSemaphore()
 
     def locked(data: bytes) -> Any:
@@ -229,10 +226,11 @@ def _one_at_a_time(write: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 class HandlerRequest:
-    """A request of `smqrt.wsgi`'s handler, with what connecting needs of a request of the own server.
+    """A request of `smqrt.wsgi`'s handler, as a `BootstrapRequest`.
 
     Attributes:
-        response: the answer, when it is to be an error.
+        method: of the request.
+        response: this object, which can answer with an error.
         peer: the client's address.
     """
 
@@ -244,11 +242,11 @@ class HandlerRequest:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the response has begun, or the connection was taken away."""
+        """Whether the response has begun, or the connection was taken over."""
         return bool(self._handler.is_answered)
 
     def get(self, name: str) -> str | None:
-        """The value of a header field, None when there is none."""
+        """Return the value of a header field; None without it."""
         value: str | None = self._environ.get("HTTP_" + name.upper().replace("-", "_"))
         return value
 
@@ -257,31 +255,32 @@ class HandlerRequest:
         self._handler.answer(f"{status} {HTTPStatus(status).phrase}", detail + "\n", headers or {})
 
     def refuse_foreign(self, more: Origins | None) -> bool:
-        """Answer with 403 when it comes from a page of another host; tells whether it does."""
+        """Answer a request from a page of a foreign host with 403; return whether it is one."""
         if foreign := _foreign(self._environ, more):
             self.error(403, "This page may not connect here.")
         return foreign
 
     def upgrade_lines(self) -> bytes:
-        """None: a WSGI application can set no field before it answers."""
+        """Return nothing: a WSGI application can't set header fields of the upgrade."""
         return b""
 
     def detach(self) -> HandlerRequest:
-        """Take the connection away from the server: fills `transport`, `watcher` and `data`."""
+        """Take the connection over from the server: sets `transport`, `watcher` and `data`."""
         self.transport, self.watcher, self.data = self._handler.take()
-        self.secure = False  # the record layer, if there is one, is the server's
+        self.secure = False  # TLS, if there is any, is done by the server
         return self
 
 
-def connect(broker: Broker, admission: Admission, environ: dict[str, Any], origin: Origin) -> bool:
-    """Serve the WebSocket that gevent-websocket put into `environ`; returns when it ends. One of a page of another host
-    is closed at once.
+def connect_environ(broker: Broker, admission: Admission, environ: dict[str, Any], origin: Origin) -> bool:
+    """Serve the WebSocket that gevent-websocket put into `environ`, until it ends.
+
+    A WebSocket from a page of a foreign host is closed at once.
 
     Returns:
-        False when there is none: nothing was answered.
+        False without a WebSocket; then nothing was answered.
 
     Raises:
-        ArgumentError: it is no environ.
+        ArgumentError: it is not a WSGI environ.
     """
     if "REQUEST_METHOD" not in environ:
         raise ArgumentError("environ: a WSGI environ is needed; it has no REQUEST_METHOD")

@@ -1,5 +1,8 @@
-"""Rows that the workers of a server share: each keeps what it wants of them in memory, and learns what the others have
-written when it next looks (SQLite in the folder of the workers; decision 0033)."""
+"""Rows that the workers of a server share, in an SQLite file.
+
+Each worker keeps a copy of the rows in memory. It reads what the others have written when it next asks for `changes`.
+The file is in the folder of the workers. Rows are encrypted with a key that ends with the server.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import sqlite3
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from time import monotonic, time
 from typing import Any, NamedTuple
@@ -25,23 +28,24 @@ from smqrt.settings.limit_register import Limit, LineLimit
 log = logging.getLogger("smqrt")
 
 FORMAT = 1
-"""In the file's name: workers of two versions of smqrt, as at a hot restart, never read each other's rows wrongly."""
+"""Part of the file's name: workers of two versions of smqrt, as at a hot restart, use different files."""
 ENDED_S = 60.0
-"""How long it is remembered that rows have gone."""
+"""How long deletions are kept, so that other workers read them."""
 MISSED_S = ENDED_S / 2
-"""Who has not looked for so long may have missed that rows have gone, and reads all of them again."""
+"""A worker that has not read for this long may have missed deletions, and reads all rows again."""
 LOCK_S = 0.010
-"""How long a write holds this process while another worker writes; then it is done later."""
+"""How long a write blocks this process while another worker writes; then the write is postponed."""
 AGAIN_S = 0.050
-"""After a write that had to wait in vain the next ones don't wait at all for so long; after another failure, of a full
-disk as an example, nothing is tried for so long."""
+"""After a write that did not get the lock, the next ones don't wait for it during this time; after another failure,
+such as a full disk, nothing is tried during this time."""
 OPEN_S = 5.0
-MOST_READ, MOST_READ_BYTES = 1000, 1 << 20  # at once: 10 ms
-MAX_WRITTEN, MAX_TRANSACTIONS = 200, 5  # in one transaction, and at once: 2 ms, 10 ms
-PAGE_BYTES = 1024  # pages are written as a whole: a row is small
-MOST_WAITING = 50_000
-"""Writes that may wait, for a disk that is full as an example; the oldest go."""
-WAITING = Limit("worker_changes", "", "what is to be told to other workers can't be written, and too much of it waits")
+MAX_READ, MAX_READ_BYTES = 1000, 1 << 20  # in one call: about 10 ms
+MAX_WRITTEN, MAX_TRANSACTIONS = 200, 5  # rows in a transaction, and transactions in a call: about 2 ms, 10 ms
+PAGE_BYTES = 1024  # SQLite writes whole pages, and a row is small
+MAX_WAITING = 50_000
+"""Postponed writes, with a full disk for example; the oldest are dropped."""
+RETRY_LOCK_S = 0.0005
+WAITING = Limit("worker_changes", "", "changes for other workers can't be written, and too many of them wait")
 _NONCE = struct.Struct(">IQ")
 _sleep: Callable[[float], None] = monkey.get_original("time", "sleep")
 
@@ -67,7 +71,7 @@ _OWNERS = "SELECT owner FROM rows WHERE name = ? AND data IS NOT NULL"
 
 
 class Row(NamedTuple):
-    """A row that another worker has written; `data` is None when it took it away."""
+    """A row that another worker has written; `data` is None when it deleted the row."""
 
     owner: int
     name: bytes
@@ -75,85 +79,86 @@ class Row(NamedTuple):
 
 
 class SharedRows:
-    """Rows by owner and name. A row `head` says that its owner lives: others are written only while it is there.
+    """Rows by owner and name. The head row of an owner exists while the owner does; its other rows need it.
 
-    The rows of the owner 0, which belong to nobody, need no head. What can't be written at once, since another worker
-    holds the lock or the disk is full, waits and is tried again with the next write: nothing here holds the process for
-    longer than some 20 ms. What is written is encrypted with a key that ends with the server.
+    Rows of the owner 0 need no head. A write that fails, since another worker holds the lock or the disk is full, is
+    postponed and repeated with the next one. No call blocks the process for longer than about 20 ms.
 
     Args:
         directory: of the workers of this server.
         secret: of the workers of this server.
-        head: the name of the row that says that its owner lives.
+        head: the name of an owner's head row.
 
     Attributes:
         writer: the number of this process among all that ever opened the rows, from 1.
-        is_complete: whether the last `changes` gave all that there were.
+        is_complete: whether the last `changes` returned all that there were.
 
     Raises:
-        StartError: the file can't be made; one sentence.
+        StartError: the file can't be created; one sentence.
     """
 
     def __init__(self, directory: Path, secret: bytes, head: bytes) -> None:
         self._head = head
         self._cipher = AESGCM(hmac.digest(secret, b"rows of workers", "sha256"))
-        self._seen, self._looked_s = 0, monotonic()
+        self._last_version, self._read_at_s = 0, monotonic()
         self.is_complete = False
         self._waiting: deque[tuple[object, ...]] = deque()
         self._depth = 0
-        self._patient_s = self._rest_until_s = 0.0
+        self._no_wait_until_s = self._rest_until_s = 0.0
         self._lines = LineLimit()
         try:
-            self._db = _opened(directory / f"shared-{FORMAT}.db")
+            self._db = sqlite3.connect(directory / f"shared-{FORMAT}.db", isolation_level=None, timeout=OPEN_S)
+            self._db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = OFF")  # the rows end with the server: a power failure ends both
+            self._db.executescript(_TABLES)
             self.writer = self._db.execute("INSERT INTO writers DEFAULT VALUES").lastrowid or 0
-            self._db.execute("PRAGMA busy_timeout = 0")  # from now on others may be waiting for this process
+            self._db.execute("PRAGMA busy_timeout = 0")  # SQLite would block the loop; see `_execute_with_lock`
         except sqlite3.Error as error:
-            raise StartError(f"What workers share can't be kept in {directory}: {error}; set TMPDIR.") from None
-        self._count = itertools.count().__next__
+            raise StartError(f"The workers can't share rows in {directory}: {error}; set TMPDIR.") from None
+        self._next_nonce = itertools.count().__next__
 
     # ---- reading
 
     def changes(self) -> list[Row]:
-        """What other workers have written since the last time, the oldest first: of each row the last state. There may
-        be more when that is much, see `is_complete`."""
+        """Return the last state of each row that other workers have changed since the last call, the oldest first.
+
+        There may be more, see `is_complete`.
+        """
         rows: list[Row] = []
         if self._waiting and not self._depth:
             self.write()
         try:
-            cursor = self._db.execute(_NEW, (self._seen, MOST_READ))
-            try:
-                self.is_complete = self._read(cursor, rows)
-            finally:
-                cursor.close()  # one that is left in the middle keeps the log from being written anew
+            with closing(self._db.execute(_NEW, (self._last_version, MAX_READ))) as cursor:
+                # Closed in any case: an open cursor prevents SQLite from restarting the WAL file.
+                size_bytes = count = 0
+                for version, owner, name, sealed, writer in cursor:
+                    self._last_version, count = version, count + 1
+                    if writer != self.writer:
+                        data = None if sealed is None else self._decrypt(owner, name, sealed)
+                        rows.append(Row(owner, name, data))
+                        size_bytes += len(sealed or b"")
+                        if size_bytes > MAX_READ_BYTES:
+                            break
+                self.is_complete = count < MAX_READ and size_bytes <= MAX_READ_BYTES
         except sqlite3.Error as error:
             self._complain("read", error)
         else:
-            self._looked_s = monotonic()
+            self._read_at_s = monotonic()
         return rows
 
-    def _read(self, cursor: sqlite3.Cursor, rows: list[Row]) -> bool:
-        """Read what there is into `rows`, but no more than may be at once; tell whether that was all."""
-        size = count = 0
-        for version, owner, name, sealed, writer in cursor:
-            self._seen, count = version, count + 1
-            if writer != self.writer:
-                data = None if sealed is None else self._opened(owner, name, sealed)
-                rows.append(Row(owner, name, data))
-                size += len(sealed or b"")
-                if size > MOST_READ_BYTES:
-                    return False
-        return count < MOST_READ
-
     def living_if_missed(self) -> set[int] | None:
-        """When this worker has not looked for so long that it may have missed whose rows have gone, as one that was
-        stopped: the owners that live, and `changes` gives everything again. Otherwise None."""
-        if monotonic() - self._looked_s < MISSED_S or self._waiting:
+        """Return the owners that exist, if this worker may have missed deletions, since it has not read for `MISSED_S`.
+
+        `changes` then begins again with all rows. Otherwise return None.
+        """
+        if monotonic() - self._read_at_s < MISSED_S or self._waiting:
             return None
         try:
             living = {owner for (owner,) in self._db.execute(_OWNERS, (self._head,))}
         except sqlite3.Error:
             return None
-        self._seen, self._looked_s = 0, monotonic()
+        self._last_version, self._read_at_s = 0, monotonic()
         return living
 
     # ---- writing
@@ -162,26 +167,31 @@ class SharedRows:
         """Write a row.
 
         Args:
-            data: None to take it away.
-            keep_s: how long it is of use; None for as long as its owner lives.
+            owner: its number, 0 for rows without an owner.
+            name: of the row.
+            data: None to delete it.
+            keep_s: how long it is needed; None: as long as its owner exists.
         """
         if data is None:
             keep_s = ENDED_S
         until_s = None if keep_s is None else time() + keep_s
-        sealed = None if data is None else self._sealed(owner, name, data)
-        is_free = owner == 0 or (name == self._head and data is not None)
+        sealed = None
+        if data is not None:
+            nonce = _NONCE.pack(self.writer, self._next_nonce())
+            sealed = nonce + self._cipher.encrypt(nonce, data, b"%d %b" % (owner, name))
+        needs_no_head = owner == 0 or (name == self._head and data is not None)
         row = (owner, name, sealed, self.writer, until_s)
-        self._add((_PUT, *row) if is_free else (_PUT_IF, *row, self._head))
+        self._add((_PUT, *row) if needs_no_head else (_PUT_IF, *row, self._head))
 
     def end(self, owner: int) -> None:
-        """Take all rows of an owner away."""
+        """Delete all rows of an owner."""
         with self.together():
             self._add((_END, owner))
             self._add((_PUT, owner, self._head, None, self.writer, time() + ENDED_S))
 
     def _add(self, step: tuple[object, ...]) -> None:
         self._waiting.append(step)
-        if len(self._waiting) > MOST_WAITING:
+        if len(self._waiting) > MAX_WAITING:
             self._waiting.popleft()
             WAITING.refused("a change")
         if not self._depth:
@@ -189,61 +199,57 @@ class SharedRows:
 
     @contextmanager
     def together(self, alone: bool = False) -> Iterator[bool]:
-        """Write at once what is written inside; nothing inside may switch greenlets.
+        """Write in one transaction what the `with` block writes; the block must not switch greenlets.
 
         Args:
-            alone: keep other workers from writing meanwhile: what `changes` gives inside stays true.
+            alone: exclude other workers from writing meanwhile: the result of `changes` inside stays valid.
 
         Returns:
-            whether that could be done, as it nearly always can; without `alone` not known yet.
+            whether `alone` succeeded, as it does unless another worker holds the lock; False without `alone`.
         """
-        is_mine = alone and not self._depth and self.write() and self._begin()
+        is_exclusive = alone and not self._depth and self.write() and self._begin()
         self._depth += 1
         try:
-            yield is_mine
+            yield is_exclusive
         finally:
             self._depth -= 1
-            if is_mine:
+            if is_exclusive:
                 self._write_begun()
             elif not self._depth:
                 self.write()
 
     def write(self) -> bool:
-        """Write what waits, or as much of it as may be at once; tell whether nothing waits any more."""
+        """Write postponed rows, at most `MAX_TRANSACTIONS` transactions; return whether all are written."""
         if self._waiting and monotonic() < self._rest_until_s:
             return False
         for _ in range(MAX_TRANSACTIONS):
             if len(self._waiting) < 2:
-                return self._write_last()
+                for sql, *values in self._waiting:  # a single row needs no transaction around it
+                    if not self._execute_with_lock(str(sql), values):
+                        return False
+                self._waiting.clear()
+                return True
             if not self._begin() or not self._write_begun():
                 return False
         return not self._waiting
 
-    def _write_last(self) -> bool:
-        """Write what one step is left of, which needs no transaction around it."""
-        for sql, *values in self._waiting:
-            if not self._patiently(str(sql), values):
-                return False
-        self._waiting.clear()
-        return True
-
     def purge(self) -> bool:
-        """Forget rows that are of no use any more, some of them; tell whether there may be more."""
+        """Delete some of the rows that are not needed any more; return whether there may be more."""
         if not self._begin():
             return False
         try:
             count = self._db.execute(_OLD, (time(), MAX_WRITTEN)).rowcount
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
-            self._undo(error)
+            self._roll_back(error)
             return False
         return count == MAX_WRITTEN
 
     def _begin(self) -> bool:
-        return self._patiently("BEGIN IMMEDIATE", ())
+        return self._execute_with_lock("BEGIN IMMEDIATE", ())
 
-    def _patiently(self, sql: str, values: Sequence[Any]) -> bool:
-        """Do what needs the lock, unless that takes too long; tell whether it was done."""
+    def _execute_with_lock(self, sql: str, values: Sequence[Any]) -> bool:
+        """Execute a statement that needs the write lock, within `LOCK_S`; return whether it was executed."""
         until_s = monotonic() + LOCK_S
         while True:
             try:
@@ -252,55 +258,40 @@ class SharedRows:
             except sqlite3.Error as error:
                 now_s = monotonic()
                 if "locked" not in str(error):
-                    self._undo(error)
+                    self._roll_back(error)
                     return False
-                if now_s >= until_s or now_s < self._patient_s:
-                    self._patient_s = max(self._patient_s, now_s + AGAIN_S)
+                if now_s >= until_s or now_s < self._no_wait_until_s:
+                    self._no_wait_until_s = max(self._no_wait_until_s, now_s + AGAIN_S)
                     self._complain("written", error)
                     return False
-            _sleep(0.0005)
+            _sleep(RETRY_LOCK_S)  # blocks the loop: a switch would break `together`
 
     def _write_begun(self) -> bool:
-        """Write what waits, or a part of it, and end the transaction; tell whether that was done."""
+        """Write postponed rows, at most `MAX_WRITTEN`, and commit; return whether that succeeded."""
         steps = list(itertools.islice(self._waiting, MAX_WRITTEN))
         try:
             for sql, *values in steps:
                 self._db.execute(str(sql), values)
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
-            self._undo(error)
+            self._roll_back(error)
             return False
         for _ in steps:
             self._waiting.popleft()
         return True
 
-    def _undo(self, error: sqlite3.Error) -> None:
+    def _roll_back(self, error: sqlite3.Error) -> None:
         with suppress(sqlite3.Error):
             self._db.execute("ROLLBACK")
         self._rest_until_s = monotonic() + AGAIN_S
         self._complain("written", error)
 
     def _complain(self, done: str, error: sqlite3.Error) -> None:
-        self._lines.warn(f"what workers share can't be {done} now, and is tried again: {error}")
+        self._lines.warn(f"shared rows of the workers can't be {done} now; trying again: {error}")
 
-    # ---- encryption
-
-    def _sealed(self, owner: int, name: bytes, data: bytes) -> bytes:
-        nonce = _NONCE.pack(self.writer, self._count())
-        return nonce + self._cipher.encrypt(nonce, data, b"%d %b" % (owner, name))
-
-    def _opened(self, owner: int, name: bytes, sealed: bytes) -> bytes | None:
+    def _decrypt(self, owner: int, name: bytes, sealed: bytes) -> bytes | None:
         try:
             nonce, text = sealed[: _NONCE.size], sealed[_NONCE.size :]
             return self._cipher.decrypt(nonce, text, b"%d %b" % (owner, name))
-        except InvalidTag:  # written by nobody of this server
+        except InvalidTag:  # not written by a worker of this server
             return None
-
-
-def _opened(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(path, isolation_level=None, timeout=OPEN_S)
-    db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-    db.execute("PRAGMA journal_mode = WAL")
-    db.execute("PRAGMA synchronous = OFF")  # it ends with the server
-    db.executescript(_TABLES)
-    return db

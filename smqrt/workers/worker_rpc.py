@@ -1,7 +1,7 @@
-"""Questions between the workers of a server: what one needs to know of the others, for operators above all.
+"""Requests between the workers of a server, for operators above all.
 
-Each worker answers at a Unix socket in the folder that the workers share: one question for each connection, and an
-answer, or news until one of both hangs up.
+Each worker answers at a Unix socket in the folder that the workers share. A connection carries one question and then
+one answer, or a stream of messages (news) until one side closes.
 """
 
 from __future__ import annotations
@@ -26,32 +26,33 @@ from smqrt.workers.worker_identity import WorkerPlace
 log = logging.getLogger("smqrt.admin")
 
 KIND = "desk"
+"""In the name of the socket; workers of two versions, as at a hot restart, have to agree on it."""
 QUESTION_S = 1.0
 ANSWER_S = 3.0
-"""A worker that takes longer, because an application holds it, is left out."""
+"""A worker that needs longer, since an application blocks its loop, is left out of the answer."""
 SILENT_S = 10.0
-"""So long a worker that took longer is not asked again: an operator who looks at one page asks many questions."""
+"""After such a timeout the worker is not asked for this long: an operator's page asks many questions at once."""
 AGAIN_S = 0.5
-"""A worker that has gone is asked again for its news after that time."""
+"""The delay before the news of a worker that is gone are requested again."""
 BACKLOG, QUESTION_BYTES = 64, 2 << 20
 EVENTS = 1000
-"""Of a trace, that may wait for who reads it."""
+"""How many events of a trace may wait for their reader."""
 END: Message = {"do": "end"}
-"""Says that there will be no more news, in contrast to a worker that has gone."""
+"""The last message of news that are complete; without it the worker is gone."""
 
 News = Generator[Message, None, None]
 Events = Generator[Any, None, None]
 
 
 class WorkerRpcServer:
-    """Where a worker answers.
+    """The answering side of a worker.
 
     Args:
         place: which worker this is.
 
     Attributes:
-        answers: what gives the answer to a question, by the `do` of the question; called in a greenlet of its own.
-        news: what gives message after message, the same way; closed when who asked hangs up.
+        answers: functions that answer a question, by its `do`; each call gets a greenlet of its own.
+        news: functions that return a generator of messages, the same way; it is closed when the caller disconnects.
     """
 
     def __init__(self, place: WorkerPlace) -> None:
@@ -63,21 +64,21 @@ class WorkerRpcServer:
         self._serving: set[gevent.Greenlet[..., None]] = set()
 
     def open(self) -> None:
-        """Begin to answer. Raises OSError when the socket can't be made."""
+        """Begin to answer. Raises OSError when the socket can't be created."""
         path = self._place.socket_path(self._place.number, KIND)
-        beside = path.with_suffix(f".{os.getpid()}")
+        temporary = path.with_suffix(f".{os.getpid()}")
         self._socket = gsocket.socket(socket.AF_UNIX)
         try:
-            self._socket.bind(str(beside))
+            self._socket.bind(str(temporary))
             self._socket.listen(BACKLOG)
-            beside.rename(path)  # the process before, at a hot restart, has that name until now
+            temporary.rename(path)  # at a hot restart, the previous process had this name until now
         except OSError:
             self._socket.close()
             raise
         self._accepting = gevent.spawn(self._accept, self._socket)
 
     def close(self) -> None:
-        """Answer no more, and hang up; a second call does nothing."""
+        """Stop answering, and close all connections; a second call does nothing."""
         if self._accepting is not None:
             self._accepting.kill(block=False)
         if self._socket is not None:
@@ -98,41 +99,42 @@ class WorkerRpcServer:
                 if answer := self.answers.get(question["do"]):
                     channel.send(answer(question))
                 elif news := self.news.get(question["do"]):
-                    _tell(channel, news(question))
+                    _send_news(channel, news(question))
         except ChannelError:
-            pass  # who asked has gone
+            pass  # the asking worker has gone
         except SmqrtError as error:
-            log.info("a question of another worker: %s", error)
+            log.info("a question of another worker failed: %s", error)
         finally:
             channel.close()
 
 
-def _tell(channel: FdChannel, news: News) -> None:
-    """Who waits for something to tell would not notice that nobody listens any more: that is looked for meanwhile."""
-    leaving = gevent.spawn(_end_when_gone, channel, cast("gevent.Greenlet[..., None]", gevent.getcurrent()))
+def _send_news(channel: FdChannel, news: News) -> None:
+    sending = cast("gevent.Greenlet[..., None]", gevent.getcurrent())
+
+    def stop_when_closed() -> None:
+        with contextlib.suppress(ChannelError):
+            channel.receive(None)
+        sending.kill(block=False)
+
+    # A generator without events sends nothing, so that a failing `send` would not show that the reader has gone.
+    watching = gevent.spawn(stop_when_closed)
     try:
         with contextlib.closing(news):
-            for one in news:
-                channel.send(one)
+            for message in news:
+                channel.send(message)
     finally:
-        leaving.kill(block=False)
-
-
-def _end_when_gone(channel: FdChannel, telling: gevent.Greenlet[..., None]) -> None:
-    with contextlib.suppress(ChannelError):
-        channel.receive(None)
-    telling.kill(block=False)
+        watching.kill(block=False)
 
 
 class WorkerRpc:
-    """The workers of a server: the others, whom this one asks, and this one, which answers them.
+    """Calls to the other workers of a server, and the server of this one.
 
     Args:
         place: which worker this is.
 
     Attributes:
         place: see above.
-        desk: where this one answers.
+        desk: the answering side of this worker.
     """
 
     def __init__(self, place: WorkerPlace) -> None:
@@ -143,18 +145,22 @@ class WorkerRpc:
 
     @property
     def others(self) -> list[int]:
-        """Their numbers."""
+        """The numbers of the other workers."""
         return [number for number in range(self.place.count) if number != self.place.number]
 
     def ask(self, number: int, question: Message, timeout_s: float | None = None) -> Message | None:
-        """Returns the answer of a worker; None when there is none, or there was none a moment ago. Blocks, for
-        `ANSWER_S` unless something else is said.
+        """Return the answer of a worker; None when it does not answer, or did not within the last `SILENT_S`. Blocks.
+
+        Args:
+            number: the worker.
+            question: its `do` names the answering function.
+            timeout_s: `ANSWER_S` by default.
         """
         begun_s = monotonic()
         if begun_s < self._silent_until_s.get(number, 0.0):
             return None
         try:
-            with contextlib.closing(self._asked(number, question)) as channel:
+            with contextlib.closing(self._connect(number, question)) as channel:
                 return channel.receive(timeout_s or ANSWER_S)[0]
         except (FileNotFoundError, ConnectionRefusedError):
             return None  # it is being started
@@ -165,60 +171,66 @@ class WorkerRpc:
             return None
 
     def ask_each(self, questions: dict[int, Message]) -> dict[int, Message]:
-        """Returns the answers of those that answer in time, by worker. Blocks.
+        """Return the answers of those that answer in time, by worker. Blocks.
 
         Args:
             questions: by worker.
         """
-        asked = {number: gevent.spawn(self.ask, number, question) for number, question in questions.items()}
-        gevent.joinall(list(asked.values()))
-        return {number: one.value for number, one in asked.items() if one.value is not None}
+        asking = {number: gevent.spawn(self.ask, number, question) for number, question in questions.items()}
+        gevent.joinall(list(asking.values()))
+        return {number: greenlet.value for number, greenlet in asking.items() if greenlet.value is not None}
 
     def ask_all(self, question: Message) -> dict[int, Message]:
-        """Returns the answers of all that answer in time, by worker. Blocks."""
+        """Return the answers of all other workers that answer in time, by worker. Blocks."""
         return self.ask_each(dict.fromkeys(self.others, question))
 
     def follow(self, number: int, question: Callable[[], Message], take: Callable[[Message], object]) -> None:
-        """Give `take` what a worker tells, until it says that this was all: for a greenlet of its own. A worker that
-        has gone, or is not there yet, is asked again.
+        """Call `take` with each message of a worker's news, until they are complete; needs a greenlet of its own.
+
+        A worker that is gone, or not started yet, is asked again.
 
         Args:
             number: the worker.
-            question: gives what is asked, each time.
+            question: returns the question; called for each attempt.
             take: gets each message.
         """
         while True:
-            with contextlib.suppress(ChannelError, OSError), contextlib.closing(self._asked(number, question())) as one:
-                while (said := one.receive(None)[0]) != END:
-                    take(said)
+            with contextlib.suppress(ChannelError, OSError), contextlib.closing(self._connect(number, question())) as c:
+                while (message := c.receive(None)[0]) != END:
+                    take(message)
                 return
             gevent.sleep(AGAIN_S)
 
     def events(self, numbers: list[int], question: Message, own: Events | None = None) -> Events:
-        """Yields what workers tell, as it comes, until the iterator is closed; None when none said anything for long.
+        """Yield the events of workers until the iterator is closed; None after `ANSWER_S` without an event.
 
         Args:
             numbers: the workers.
             question: what is asked.
-            own: what this worker tells.
+            own: the events of this worker.
         """
-        found: Queue[Any] = Queue(EVENTS)
-        listening: list[gevent.Greenlet[..., None]] = [
-            gevent.spawn(self.follow, number, lambda: question, lambda said: found.put(said["answer"]))
+        queue: Queue[Any] = Queue(EVENTS)
+
+        def forward(events: Events) -> None:
+            for event in events:
+                queue.put(event)
+
+        following: list[gevent.Greenlet[..., None]] = [
+            gevent.spawn(self.follow, number, lambda: question, lambda message: queue.put(message["answer"]))
             for number in numbers
         ]
         if own:
-            listening.append(gevent.spawn(_pour, own, found))
+            following.append(gevent.spawn(forward, own))
         try:
-            while not all(one.ready() for one in listening) or not found.empty():
+            while not all(greenlet.ready() for greenlet in following) or not queue.empty():
                 with contextlib.suppress(Empty):
-                    yield found.get(timeout=ANSWER_S)
+                    yield queue.get(timeout=ANSWER_S)
                     continue
                 yield None
         finally:
-            gevent.killall(listening)
+            gevent.killall(following)
 
-    def _asked(self, number: int, question: Message) -> FdChannel:
+    def _connect(self, number: int, question: Message) -> FdChannel:
         sock = gsocket.socket(socket.AF_UNIX)
         try:
             sock.settimeout(QUESTION_S)
@@ -233,8 +245,3 @@ class WorkerRpc:
             channel.close()
             raise
         return channel
-
-
-def _pour(events: Events, found: Queue[Any]) -> None:
-    for event in events:
-        found.put(event)

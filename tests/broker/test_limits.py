@@ -108,7 +108,7 @@ def test_a_limit_is_a_positive_number(option: str) -> None:
 def test_an_address_has_so_many_unfinished_handshakes(
     make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(handshake, "MAX_UNFINISHED", 3)
+    monkeypatch.setattr(data_path.limits, "handshakes_per_address", 3)
     monkeypatch.setattr(handshake, "is_loopback", lambda address: False)
     site = make_site()
     shy = [site.open(kind).start() for _ in range(3)]
@@ -130,7 +130,7 @@ def test_an_address_has_so_many_unfinished_handshakes(
 def test_authenticate_that_never_answers_is_a_refusal(
     make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(data_path, "AUTHENTICATE_S", 0.1)
+    monkeypatch.setattr(data_path.limits, "authenticate_s", 0.1)
     never, closed = gevent.event.Event(), []
     site = make_site(authenticate=lambda *_: never.wait() and 0, onclose=lambda *call: closed.append(call), readtmo=50)
     device = site.open(kind).start().send(b"\x02\x01\x06uid-a1\x00")

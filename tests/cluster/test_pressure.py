@@ -107,7 +107,7 @@ def test_who_publishes_at_another_node_waits_for_a_slow_client(nodes: Nodes, kin
 
 
 def test_a_slow_client_elsewhere_holds_no_publisher_for_ever(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_path, "PRESSES_FOR_S", 0.3)
+    monkeypatch.setattr(data_path.limits, "backpressure_s", 0.3)
     here, there = nodes.join(slow="wait")
     stalled(there, b"lazy-1")
     publisher, reader = here.device(b"publisher"), there.device(b"reader")

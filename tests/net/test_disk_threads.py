@@ -23,7 +23,7 @@ def gate() -> Iterator[threading.Event]:
     event.set()
 
 
-def test_values_errors_and_threads_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_and_errors_are_delivered_and_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_threads, "IDLE_S", 0.02)
     threads = DiskThreads("a disk")
     before = threading.active_count()
@@ -38,9 +38,7 @@ def test_values_errors_and_threads_that_end(monkeypatch: pytest.MonkeyPatch) -> 
     assert threads.call(len, "abc") == 3  # they come again
 
 
-def test_who_waits_too_long_is_told_and_what_must_run_runs(
-    monkeypatch: pytest.MonkeyPatch, gate: threading.Event
-) -> None:
+def test_late_jobs_time_out_and_required_ones_still_run(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
     monkeypatch.setattr(disk_threads, "PATIENCE_S", 0.05)
     threads, done, after = DiskThreads("a disk"), [], []
     for _ in range(disk_threads.THREADS):
@@ -56,7 +54,7 @@ def test_who_waits_too_long_is_told_and_what_must_run_runs(
     wait_until(lambda: done == ["must run"] and len(after) == disk_threads.THREADS)
 
 
-def test_a_disk_has_so_many_jobs_and_others_go_on(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
+def test_jobs_of_a_disk_are_bounded(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
     monkeypatch.setattr(disk_threads, "MAX_WAITING", disk_threads.THREADS)
     threads, other = DiskThreads("a disk"), DiskThreads("another")
     hung = [threads.submit(DiskJob(gate.wait, 20)) for _ in range(disk_threads.THREADS)]

@@ -1,4 +1,4 @@
-"""The end of a hub's clients under traffic: nothing that was accepted is lost without being counted."""
+"""Graceful shutdown of clients under traffic: no accepted message is lost without being counted."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_every_message_that_was_accepted_is_delivered(authority: Authority, seed
     assert sum(drops.values()) == drops["unrouted"] + drops["closed"], drops
 
 
-def test_a_client_that_does_not_read_gets_its_time_and_what_it_leaves_is_counted(
+def test_slow_clients_get_time_and_lost_messages_are_counted(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     smq = hub.create(budget=1 << 24)
@@ -134,7 +134,7 @@ def test_a_client_that_does_not_read_gets_its_time_and_what_it_leaves_is_counted
     assert got < sent
 
 
-def test_closings_are_spread_and_publishers_go_first(authority: Authority) -> None:
+def test_closes_are_spread_with_publishers_first(authority: Authority) -> None:
     ended: list[tuple[str, float]] = []
     site = Site(hub.create(onclose=lambda etid, sock, peer, *_: ended.append((str(peer.uid), monotonic()))), authority)
     subscribers = [site.device(b"subscriber%d" % at, (RAW, WS, TLS)[at % 3]) for at in range(10)]
@@ -158,7 +158,7 @@ def test_closings_are_spread_and_publishers_go_first(authority: Authority) -> No
     assert 0.1 < halfway < took_s - 0.1, "one after the other"
 
 
-def test_newcomers_are_asked_to_come_back(authority: Authority) -> None:
+def test_new_clients_get_503(authority: Authority) -> None:
     site = Site(hub.create(), authority)
     kept, half = site.device(b"kept one"), site.open().start()
     waiting = site.open()
@@ -177,7 +177,7 @@ def test_newcomers_are_asked_to_come_back(authority: Authority) -> None:
     site.close()
 
 
-def test_the_window_suits_the_number_of_clients() -> None:
+def test_the_window_depends_on_the_number_of_clients() -> None:
     assert shutdown.window_s(99) == 0
     assert shutdown.window_s(1000) == pytest.approx(0.5)
     assert shutdown.window_s(10_000) == 5.0 == shutdown.window_s(1_000_000)

@@ -1,4 +1,4 @@
-"""Questions between workers, over real sockets: who is silent is left out, who comes back is asked again."""
+"""Requests between workers over real sockets: answers, silent workers, news."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def says(text: str) -> Callable[[Message], Message]:
     return lambda question: {"do": "answer", "answer": [text, question["of"]]}
 
 
-def test_all_are_asked_and_those_that_are_there_answer(make: Make) -> None:
+def test_answers_come_from_all_running_workers(make: Make) -> None:
     first, second = make(0), make(1, name=says("second"))
     second.desk.open()
     assert first.others == [1, 2]
@@ -86,9 +86,7 @@ class Silent:
         self._socket.close()
 
 
-def test_a_worker_that_is_silent_is_asked_once_and_left_out_for_a_time(
-    make: Make, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_worker_is_skipped_for_a_time(make: Make, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [0.0]
     monkeypatch.setattr(worker_rpc, "ANSWER_S", 0.3)
     monkeypatch.setattr(worker_rpc, "QUESTION_S", 0.2)
@@ -116,7 +114,7 @@ def test_a_worker_that_is_silent_is_asked_once_and_left_out_for_a_time(
     assert list(first.ask_all(question)) == [1, 2]
 
 
-def test_news_are_told_until_one_hangs_up_and_come_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_news_continue_until_closed_and_are_requested_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_rpc, "AGAIN_S", 0.05)
     told: list[Any] = []
     open_news: list[int] = []
@@ -155,7 +153,7 @@ def test_news_are_told_until_one_hangs_up_and_come_again(make: Make, monkeypatch
     assert list(first.events([1], {"do": "news"})) == [1]
 
 
-def test_a_look_at_several_addresses_is_one_question(make: Make) -> None:
+def test_several_addresses_are_one_question(make: Make) -> None:
     asked: list[Any] = []
 
     def answers(question: Message) -> Message:

@@ -249,7 +249,9 @@ def test_a_disk_that_fails_gets_them_later(tmp_path: Path, caplog: pytest.LogCap
         commit, store._commit = store._commit, _fail
         store._sync_s = 0.01
         smq_hub.publish(b"1", "news")
-        wait_until(lambda: "last values are not saved until it takes them" in caplog.text, "the fault was told")
+        wait_until(
+            lambda: "last values are not saved until the disk accepts writes" in caplog.text, "the fault was told"
+        )
         store._commit = commit
     with kept(tmp_path / "hub.db") as smq_hub:
         assert values_of(smq_hub) == {("news", 0): b"1"}

@@ -1,4 +1,4 @@
-"""Clients of a hub that go on at another one: what goes along, what is rebuilt, how an attempt is taken back."""
+"""Migration of clients to another hub: what is preserved, what is rebuilt, and the rollback."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smqrt.broker.outbox import Outbox, QueuedMemory
 from smqrt.broker.session import Session
 from smqrt.broker.topics import Topic
 from smqrt.smq import data_path
-from smqrt.smq.connection import RawConnection
+from smqrt.smq.connection import RawConnection, SocketOutbox
 from smqrt.smq.connection_kinds import WsConnection
 from smqrt.smq.session_migration import FrozenHub, RestoredHub, SentAhead, address_of, is_at_rest
 from smqrt.transport.admission import open_connections
@@ -40,10 +40,10 @@ REBUILT = {
         "unsaved_answers": "the names' file was closed: nothing waits for it",
         "waits_for_disk": "the same",
     },
-    RawConnection: {
+    RawConnection: {"paused": "it goes on by itself"},
+    SocketOutbox: {
         "backlog": "made of the queue when the client does not read",
         "handshake": "over",
-        "paused": "it goes on by itself",
         "session": "the new session",
         "sock": "the descriptor",
         "watcher": "of this process's loop",
@@ -80,7 +80,8 @@ MOVED = {
         "etid", "uid", "info", "seed", "names_made", "names_made_bytes", "topics", "observed", "fragments", "since_s",
         "identity",
     },
-    RawConnection: {"carry", "receive_bytes", "torn"},
+    RawConnection: {"carry", "receive_bytes"},
+    SocketOutbox: {"torn"},
     WsConnection: {"assembler", "decoded"},
     Outbox: {"queue", "budget_bytes", "dropped"},
     Topic: {"id", "name"},
@@ -89,8 +90,8 @@ MOVED = {
 
 
 @pytest.mark.parametrize("kind", MOVED, ids=lambda kind: kind.__name__)
-def test_everything_that_a_client_has_goes_along_or_is_rebuilt(kind: Any) -> None:
-    """Whoever adds an attribute says here what becomes of it at a hot restart (smqrt/broker/snapshot.py, moving.py)."""
+def test_every_attribute_of_a_client_migrates_or_is_rebuilt(kind: Any) -> None:
+    """A new attribute needs an entry here: what becomes of it at a hot restart (see session_migration.py)."""
     assert set(kind.__slots__) == MOVED[kind] | set(REBUILT[kind])
     assert not MOVED[kind] & set(REBUILT[kind])
 
@@ -144,7 +145,7 @@ def messages(device: Device) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", [RAW, WS])
-def test_nothing_is_left_at_the_old_hub(make_site: Any, kind: str) -> None:
+def test_a_migration_leaves_nothing_at_the_old_hub(make_site: Any, kind: str) -> None:
     site, other = make_site(), make_site()
     one, two = site.device(b"client-1", kind), site.device(b"client-2")
     topic = one.subscribe(b"a")
@@ -172,7 +173,7 @@ def ahead_of_move(site: Site, other: Site, change: Callable[[], object]) -> set[
 
 
 @pytest.mark.parametrize("kind", [RAW, WS])
-def test_whoever_changes_after_it_was_sent_ahead_is_sent_again(make_site: Any, kind: str) -> None:
+def test_a_client_that_changes_after_precopy_is_sent_again(make_site: Any, kind: str) -> None:
     site, other = make_site(), make_site()
     calm, busy = site.device(b"calm-1", kind), site.device(b"busy-1", kind)
     topic = calm.subscribe(b"a")
@@ -191,7 +192,7 @@ def test_whoever_changes_after_it_was_sent_ahead_is_sent_again(make_site: Any, k
     assert QueuedMemory.total_bytes == 0
 
 
-def test_a_client_that_was_read_is_sent_again_though_it_looks_the_same(make_site: Any) -> None:
+def test_a_client_read_after_precopy_is_sent_again(make_site: Any) -> None:
     site, other = make_site(), make_site()
     device, second = site.device(b"device"), site.device(b"second")
     topics = [second.subscribe(name) for name in (b"a", b"b")]
@@ -207,7 +208,7 @@ def test_a_client_that_was_read_is_sent_again_though_it_looks_the_same(make_site
     assert messages(device) == [b"to b"]
 
 
-def test_what_others_change_is_seen_too(make_site: Any) -> None:
+def test_changes_by_others_after_precopy_are_detected(make_site: Any) -> None:
     """None of these clients says anything after it was sent ahead."""
     site, other = make_site(), make_site()
     slow, observer, calm = (site.device(name) for name in (b"slow-1", b"observer", b"calm-1"))
@@ -232,7 +233,7 @@ def slow_drops(site: Site) -> int:
     return sum(site.state.stats.drops.values())
 
 
-def test_who_comes_and_goes_after_the_others_were_sent_ahead(make_site: Any) -> None:
+def test_clients_connect_and_disconnect_after_precopy(make_site: Any) -> None:
     site, other = make_site(), make_site()
     stays, goes = site.device(b"stays-1"), site.device(b"goes-1")
     came: list[Device] = []
@@ -247,7 +248,7 @@ def test_who_comes_and_goes_after_the_others_were_sent_ahead(make_site: Any) -> 
     assert not leftovers(site.state)
 
 
-def test_records_that_were_sent_ahead_are_forgotten_with_the_attempt(make_site: Any) -> None:
+def test_a_failed_migration_discards_precopied_records(make_site: Any) -> None:
     site, other = make_site(), make_site()
     device = site.device(b"device")
     before = open_connections.open
@@ -260,9 +261,7 @@ def test_records_that_were_sent_ahead_are_forgotten_with_the_attempt(make_site: 
     assert device.subscribe(b"a")
 
 
-def test_a_client_whose_id_is_taken_there_comes_back_and_the_log_says_so(
-    make_site: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_client_with_a_taken_etid_is_closed_and_logged(make_site: Any, caplog: pytest.LogCaptureFixture) -> None:
     site, other = make_site(), make_site()
     device, stays = site.device(b"device"), site.device(b"stays-1")
     other.device(b"device")
@@ -272,7 +271,7 @@ def test_a_client_whose_id_is_taken_there_comes_back_and_the_log_says_so(
     assert stays.subscribe(b"a")
 
 
-def test_what_changed_meanwhile_is_told(make_site: Any) -> None:
+def test_observers_get_counts_that_changed_meanwhile(make_site: Any) -> None:
     site, other = make_site(), make_site()
     observer = site.device(b"observer")
     topic = site.smq.create("a")
@@ -283,7 +282,7 @@ def test_what_changed_meanwhile_is_told(make_site: Any) -> None:
     assert observer.sync() == [wire.change(topic, 0)]  # the application there does not subscribe
 
 
-def test_an_attempt_is_taken_back(make_site: Any) -> None:
+def test_a_failed_migration_rolls_back(make_site: Any) -> None:
     site = make_site()
     raw, ws = site.device(b"raw-01"), site.device(b"ws-001", WS)
     topic = raw.subscribe(b"a")
@@ -300,12 +299,12 @@ def test_an_attempt_is_taken_back(make_site: Any) -> None:
     standing.go_on()
     assert messages(ws) == [b"held", b"half"]
     assert messages(raw) == [b"held", b"half"]
-    assert not data_path.still
+    assert not data_path.frozen_connections
     assert QueuedMemory.total_bytes == 0
 
 
 @pytest.mark.parametrize("kind", [RAW, WS])
-def test_a_hook_that_has_not_answered_is_asked_again(make_site: Any, kind: str) -> None:
+def test_a_running_hook_is_called_again(make_site: Any, kind: str) -> None:
     asked: list[str] = []
 
     def permittop(topic: str, issub: bool, peer: Any) -> bool:
@@ -328,7 +327,7 @@ def test_a_hook_that_has_not_answered_is_asked_again(make_site: Any, kind: str) 
 
 
 @pytest.mark.parametrize("kind", [RAW, WS])
-def test_a_message_that_onpublish_has_is_delivered_once(make_site: Any, kind: str) -> None:
+def test_a_message_in_onpublish_is_delivered_once(make_site: Any, kind: str) -> None:
     calls: list[bytes] = []
 
     def onpublish(data: bytes, ptid: int, tid: int, subtid: int, peer: Any) -> bool:
@@ -347,7 +346,7 @@ def test_a_message_that_onpublish_has_is_delivered_once(make_site: Any, kind: st
     assert messages(reader) == [b"1", b"2", b"3"]
 
 
-def test_the_queue_of_a_client_that_does_not_read_goes_along(make_site: Any) -> None:
+def test_the_queue_of_a_slow_consumer_migrates(make_site: Any) -> None:
     site, other = make_site(), make_site()
     slow, writer = site.device(b"slow-1"), site.device(b"writer")
     topic = slow.subscribe(b"a")
@@ -367,7 +366,7 @@ def test_the_queue_of_a_client_that_does_not_read_goes_along(make_site: Any) -> 
     assert QueuedMemory.total_bytes == 0
 
 
-def test_messages_for_handlers_go_along(make_site: Any) -> None:
+def test_messages_for_handlers_migrate(make_site: Any) -> None:
     heard: list[bytes] = []
 
     def slow(data: bytes, *rest: int) -> None:
@@ -386,7 +385,7 @@ def test_messages_for_handlers_go_along(make_site: Any) -> None:
     wait_until(lambda: heard == [b"1", b"2", b"3"], heard)
 
 
-def test_a_topic_gets_the_number_that_clients_know(make_site: Any) -> None:
+def test_a_topic_keeps_the_number_of_its_clients(make_site: Any) -> None:
     site, other = make_site(), make_site()
     device = site.device()
     topic = device.subscribe(b"a")
@@ -410,7 +409,7 @@ def channels() -> tuple[FdChannel, FdChannel]:
     return FdChannel(one), FdChannel(two, 1000)
 
 
-def test_descriptors_come_with_their_message() -> None:
+def test_descriptors_arrive_with_their_message() -> None:
     one, two = channels()
     reading, writing = os.pipe()
     one.send({"do": "a", "blob": b"\0\xff" * 3}, [writing])
@@ -433,17 +432,17 @@ def test_descriptors_come_with_their_message() -> None:
 @pytest.mark.parametrize(
     ("data", "fault"),
     [
-        (b"\0\0\x10\0" + bytes(8), "a message of 4096 bytes"),
+        (b"\0\0\x10\0" + bytes(8), "message too large: 4096 bytes"),
         (b"\0\0\0\0\xff\0\0\0" + bytes(4), "bytes"),
-        (b"\0\0\0\2" + bytes(8) + b"[]", "none"),
-        (b"\0\0\0\2" + bytes(8) + b"{\xff", "none"),
+        (b"\0\0\0\2" + bytes(8) + b"[]", "invalid message"),
+        (b"\0\0\0\2" + bytes(8) + b"{\xff", "invalid message"),
         (b"\0\0\0\2" + b"\0\0\0\0\0\0\0\1{}", "descriptors are missing"),
-        (b'\0\0\0\x0b' + bytes(8) + b'{"@":[1,"x"]', "none"),
+        (b'\0\0\0\x0b' + bytes(8) + b'{"@":[1,"x"]', "invalid message"),
         (b"GET / HTTP/1.1\r\n\r\n", "bytes"),
-        (b"\0\0\0\2", "said nothing"),
+        (b"\0\0\0\2", "sent nothing"),
     ],
 )  # fmt: skip
-def test_nonsense_is_refused(data: bytes, fault: str) -> None:
+def test_invalid_messages_are_refused(data: bytes, fault: str) -> None:
     one, two = channels()
     one._sock.sendall(data)
     with pytest.raises(ChannelError, match=fault):

@@ -1,4 +1,4 @@
-"""Names on a disk that is slow, full or shared: who waits, what is answered, and that nobody else notices."""
+"""The `persist` file on a slow, full or shared disk: waiting requests, answers, and other clients."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ def saved(tmp_path: Path) -> set[bytes]:
 
 
 @pytest.mark.parametrize("kind", [RAW, WS])
-def test_three_thousand_names_share_commits_and_hold_nobody(
-    persisted: Callable[..., Site], tmp_path: Path, kind: str
-) -> None:
+def test_three_thousand_names_share_commits(persisted: Callable[..., Site], tmp_path: Path, kind: str) -> None:
     site = persisted()
     disk = Disk(site)
     device, other = site.device(b"uid-a1", kind), site.device(b"other-1")
@@ -74,7 +72,7 @@ def test_three_thousand_names_share_commits_and_hold_nobody(
     assert saved(tmp_path) == set(names)
 
 
-def test_answers_keep_their_order_behind_a_name_that_is_being_saved(persisted: Callable[..., Site]) -> None:
+def test_answers_keep_their_order_while_a_name_is_saved(persisted: Callable[..., Site]) -> None:
     site = persisted()
     known = site.device(b"other-1").create(b"known")
     Disk(site, 0.1)
@@ -112,7 +110,7 @@ def test_suback_comes_before_the_first_message_of_its_topic(persisted: Callable[
     device.expect(publish(tid, 1, b"heard"))
 
 
-def test_two_that_ask_for_the_same_new_name_both_wait(persisted: Callable[..., Site], tmp_path: Path) -> None:
+def test_two_requests_for_one_new_name_both_wait(persisted: Callable[..., Site], tmp_path: Path) -> None:
     site = persisted()
     Disk(site, 0.1)
     first, second = site.device(b"first-1"), site.device(b"second")
@@ -122,7 +120,7 @@ def test_two_that_ask_for_the_same_new_name_both_wait(persisted: Callable[..., S
     assert saved(tmp_path) == {b"new"}
 
 
-def test_a_full_disk_denies_says_so_once_and_goes_on_by_itself(
+def test_a_full_disk_denies_names_until_it_recovers(
     persisted: Callable[..., Site], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "RETRY_S", 0.05)
@@ -143,10 +141,10 @@ def test_a_full_disk_denies_says_so_once_and_goes_on_by_itself(
     device.subscribe(b"one")
     wait_until(lambda: saved(tmp_path) == {b"known", b"one", b"two", b"server's own"}, "all names on the disk")
     assert site.smq.topic2tid("server's own") == number
-    assert "takes names again" in caplog.text
+    assert "names are saved again" in caplog.text
 
 
-def test_a_disk_that_takes_too_long_denies_and_keeps_the_name(
+def test_a_slow_disk_denies_and_keeps_the_name(
     persisted: Callable[..., Site], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores, "SLOW_S", 0.1)
@@ -161,7 +159,7 @@ def test_a_disk_that_takes_too_long_denies_and_keeps_the_name(
     assert device.create(b"new") == site.smq.topic2tid("new")
 
 
-def test_who_waits_for_the_disk_with_a_thousand_requests_is_not_read(persisted: Callable[..., Site]) -> None:
+def test_a_client_with_a_thousand_waiting_requests_is_paused(persisted: Callable[..., Site]) -> None:
     site = persisted()
     Disk(site, 0.3)
     device = site.device(b"uid-a1")
@@ -174,7 +172,7 @@ def test_who_waits_for_the_disk_with_a_thousand_requests_is_not_read(persisted: 
         device.expect(*[smq.PONG] * 5000)
 
 
-def test_a_client_that_goes_while_it_waits_leaves_its_name(persisted: Callable[..., Site], tmp_path: Path) -> None:
+def test_the_name_of_a_disconnected_client_is_saved(persisted: Callable[..., Site], tmp_path: Path) -> None:
     site = persisted()
     Disk(site, 0.1)
     device = site.device(b"uid-a1")
@@ -184,7 +182,7 @@ def test_a_client_that_goes_while_it_waits_leaves_its_name(persisted: Callable[.
     assert site.state.topic_table.by_name[b"new"].subscribers == 0
 
 
-def test_close_waits_for_what_was_handed_in(persisted: Callable[..., Site], tmp_path: Path) -> None:
+def test_close_waits_for_unsaved_names(persisted: Callable[..., Site], tmp_path: Path) -> None:
     site = persisted()
     Disk(site, 0.1)
     for number in range(50):
@@ -194,7 +192,7 @@ def test_close_waits_for_what_was_handed_in(persisted: Callable[..., Site], tmp_
     site.smq.close()
 
 
-def test_close_does_not_wait_for_ever(
+def test_close_waits_for_a_bounded_time(
     persisted: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(stores, "CLOSE_S", 0.1)
@@ -205,16 +203,16 @@ def test_close_does_not_wait_for_ever(
     began = time.monotonic()
     site.smq.close()
     assert time.monotonic() - began < 2
-    assert "closed with 1 names that the disk did not take" in caplog.text
+    assert "closed with 1 unsaved names" in caplog.text
 
 
-def test_a_script_that_just_ends_has_its_names_saved(tmp_path: Path) -> None:
+def test_names_are_saved_at_exit(tmp_path: Path) -> None:
     code = "from smqrt import hub\nsmq = hub.create(persist='names.db')\nsmq.create('one'); smq.createsub('two')"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=20, check=True)
     assert saved(tmp_path) == {b"one", b"two"}
 
 
-def test_two_hubs_of_one_file_are_refused_in_one_sentence(persisted: Callable[..., Site], tmp_path: Path) -> None:
+def test_a_second_hub_for_a_file_is_refused(persisted: Callable[..., Site], tmp_path: Path) -> None:
     site = persisted()
     with pytest.raises(ArgumentError, match="names.db is used by another hub, of process [0-9]+; give each hub a file"):
         hub.create(persist=tmp_path / "names.db")
@@ -224,7 +222,7 @@ def test_two_hubs_of_one_file_are_refused_in_one_sentence(persisted: Callable[..
     hub.create(persist=tmp_path / "names.db").close()
 
 
-def test_a_file_that_another_process_uses_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_process_is_refused(tmp_path: Path) -> None:
     code = "import sys; from smqrt import hub; smq = hub.create(persist='names.db')"
     code += "; print('ready', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code]
@@ -238,7 +236,7 @@ def test_a_file_that_another_process_uses_is_refused(tmp_path: Path) -> None:
     hub.create(persist=tmp_path / "names.db").close()
 
 
-def test_a_hub_that_nobody_refers_to_lets_go_of_its_file(tmp_path: Path) -> None:
+def test_an_unreferenced_hub_releases_its_file(tmp_path: Path) -> None:
     hub.create(persist=tmp_path / "names.db").create("one")
     wait_until(lambda: not stores.unfinished, "the commit")
     with hub.create(persist=tmp_path / "names.db") as smq:

@@ -1,4 +1,4 @@
-"""Promptness: all that a handler begins goes on at once, not at the next event of the loop, whenever that may come."""
+"""Promptness: what a handler starts continues at once, not at the next event of the loop."""
 
 from __future__ import annotations
 

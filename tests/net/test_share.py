@@ -1,4 +1,4 @@
-"""A receive that is a lot of work is spread over turns: nobody else waits for it, and nothing changes its order."""
+"""A receive with much work is spread over turns: other clients are served, and the order stays."""
 
 from __future__ import annotations
 

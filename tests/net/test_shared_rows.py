@@ -1,4 +1,4 @@
-"""Rows that processes share: one that is killed or held in the middle of a write holds nobody."""
+"""Shared rows of workers: a process that is killed or stopped during a write blocks no other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from smqrt.errors import StartError
 from smqrt.workers import shared_rows
-from smqrt.workers.shared_rows import MOST_READ, Row, SharedRows
+from smqrt.workers.shared_rows import MAX_READ, Row, SharedRows
 from tests.waiting import wait_until
 
 SECRET = b"s" * 32
@@ -34,7 +34,7 @@ def pair(tmp_path: Path) -> tuple[SharedRows, SharedRows]:
     return SharedRows(tmp_path, SECRET, HEAD), SharedRows(tmp_path, SECRET, HEAD)
 
 
-def test_rows_of_others_arrive_once_in_order_as_they_are_last(pair: tuple[SharedRows, SharedRows]) -> None:
+def test_changes_arrive_once_in_order_with_the_last_state(pair: tuple[SharedRows, SharedRows]) -> None:
     first, second = pair
     first.put(1, HEAD, b"one")
     first.put(1, b"a", b"old")
@@ -55,13 +55,13 @@ def first_file(rows: SharedRows) -> str:
     return str(rows._db.execute("PRAGMA database_list").fetchone()[2])
 
 
-def test_much_comes_in_portions(pair: tuple[SharedRows, SharedRows]) -> None:
+def test_many_changes_are_read_in_portions(pair: tuple[SharedRows, SharedRows]) -> None:
     first, second = pair
     with first.together():
-        for owner in range(1, MOST_READ + 11):
+        for owner in range(1, MAX_READ + 11):
             first.put(owner, HEAD, b"x")
     assert first.write(), "in portions, too"
-    assert len(second.changes()) == MOST_READ
+    assert len(second.changes()) == MAX_READ
     assert not second.is_complete
     assert len(second.changes()) == 10
     assert second.is_complete
@@ -70,13 +70,13 @@ def test_much_comes_in_portions(pair: tuple[SharedRows, SharedRows]) -> None:
     assert [len(second.changes()) for _ in range(3)] == [2, 2, 0]
 
 
-def test_who_has_another_secret_reads_nothing(pair: tuple[SharedRows, SharedRows], tmp_path: Path) -> None:
+def test_a_worker_with_another_secret_reads_nothing(pair: tuple[SharedRows, SharedRows], tmp_path: Path) -> None:
     pair[0].put(1, HEAD, b"one")
     assert SharedRows(tmp_path, b"t" * 32, HEAD).changes() == [Row(1, HEAD, None)]
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGCONT])
-def test_a_process_that_stops_in_the_middle_holds_nobody(pair: tuple[SharedRows, SharedRows], end: int) -> None:
+def test_a_stopped_writer_does_not_block_other_workers(pair: tuple[SharedRows, SharedRows], end: int) -> None:
     first, second = pair
     command = [sys.executable, "-c", HOLDER, first_file(first)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
@@ -100,7 +100,7 @@ def test_a_process_that_stops_in_the_middle_holds_nobody(pair: tuple[SharedRows,
         assert is_alone
 
 
-def test_a_full_disk_is_tried_again(
+def test_writes_to_a_full_disk_are_repeated(
     pair: tuple[SharedRows, SharedRows], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = pair
@@ -108,11 +108,11 @@ def test_a_full_disk_is_tried_again(
     first._db.execute(f"PRAGMA max_page_count = {pages}")
     for owner in range(1, 20):
         first.put(owner, HEAD, b"x" * 1000)
-    monkeypatch.setattr(shared_rows, "MOST_WAITING", 19)
+    monkeypatch.setattr(shared_rows, "MAX_WAITING", 19)
     first.put(20, HEAD, b"x" * 1000)
     assert (shared_rows.WAITING.count, len(first._waiting)) == (1, 19)
     assert "database or disk is full" in caplog.text
-    assert caplog.text.count("tried again") == 1
+    assert caplog.text.count("trying again") == 1
     first._db.execute(f"PRAGMA max_page_count = {1 << 20}")
     wait_until(first.write)
     assert len(second.changes()) <= 19
@@ -120,7 +120,9 @@ def test_a_full_disk_is_tried_again(
     assert {row.owner for row in third.changes()} == set(range(2, 21)), "the oldest was dropped"
 
 
-def test_what_has_gone_is_forgotten(pair: tuple[SharedRows, SharedRows], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deletions_are_kept_for_a_time_only(
+    pair: tuple[SharedRows, SharedRows], monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = pair
     first.put(1, HEAD, b"x")
     first.put(2, HEAD, b"x")

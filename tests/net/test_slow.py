@@ -1,4 +1,4 @@
-"""Subscribers that do not read: no other client notices, lost copies are counted (help: slow-consumers)."""
+"""Subscribers that do not read: other clients are not affected, lost copies are counted (help: slow-consumers)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SMALL_BUFFER_BYTES = 32768
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stalled clients are disconnected after 0.3 s."""
-    monkeypatch.setattr(data_path, "STALLED_AFTER_S", 0.3)
+    monkeypatch.setattr(data_path.limits, "stalled_s", 0.3)
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_ledger_when_a_stalled_subscriber_goes(
 ) -> None:
     """The broker's books: what was published and is not in the client's socket is counted as dropped."""
     if ending == "stalled":
-        monkeypatch.setattr(data_path, "STALLED_AFTER_S", 0.2)
+        monkeypatch.setattr(data_path.limits, "stalled_s", 0.2)
     site = make_site(budget=50_000)
     lazy, publisher = stalled(site, b"lazy-1", kind), site.device(b"publisher")
     tid = publisher.create(b"news")
@@ -243,7 +243,7 @@ def test_whoever_reads_again_stays(make_site: Callable[..., Site], soon: None) -
 def test_whoever_takes_a_little_is_not_stalled(
     make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(data_path, "STALLED_AFTER_S", 0.9)
+    monkeypatch.setattr(data_path.limits, "stalled_s", 0.9)
     site = make_site(budget=800_000)
     lazy, publisher = stalled(site, b"lazy-1", kind), site.device(b"publisher")
     tid = publisher.create(b"news")

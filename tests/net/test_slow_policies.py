@@ -190,7 +190,7 @@ def police(site: Site, by_filter: dict[str, slow.Slow]) -> None:
 def test_a_dead_subscriber_holds_no_publisher_for_ever(
     make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_path, "PRESSES_FOR_S", 0.3)
+    monkeypatch.setattr(data_path.limits, "backpressure_s", 0.3)
     site = make_site(budget=BUDGET_BYTES, slow="wait")
     lazy, publisher, reader = stalled(site, b"lazy-1"), site.device(b"publisher"), site.device(b"reader")
     tid = reader.subscribe(b"news")

@@ -1,4 +1,4 @@
-"""Hubs and threads: one thread has them all, and the others have one way in."""
+"""Hubs and threads: all hubs belong to one thread, and others call `publish_threadsafe`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gevent.threadpool import ThreadPool
 
 from smqrt import hub
 from smqrt.errors import ArgumentError, ClosedError
-from smqrt.loop import greenlet_pool
+from smqrt.loop import threads
 from tests.device import Site, bounded, publish
 from tests.waiting import let_others_run
 
@@ -40,7 +40,7 @@ print("ok")
 """
 
 
-def test_a_thread_that_has_ended_has_no_hubs_any_more() -> None:
+def test_hubs_of_an_ended_thread_do_not_count() -> None:
     done = subprocess.run([sys.executable, "-c", FIRST_ENDED], capture_output=True, text=True, timeout=20, check=False)
     assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
 
@@ -69,27 +69,27 @@ def test_an_idle_loop_wakes_up(site: Site, thread: ThreadPool) -> None:
         assert reader.get() == publish(tid, 1, b"x")
 
 
-def test_what_waits_is_bounded_and_the_thread_is_told(
+def test_waiting_calls_are_bounded_and_refused_visibly(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(greenlet_pool, "MAX_INLET_CALLS", 3)
+    monkeypatch.setattr(threads, "MAX_INLET_CALLS", 3)
     assert [site.smq.publish_threadsafe("x", "news") for _ in range(5)] == [True] * 3 + [False] * 2
     let_others_run()
     assert site.smq.publish_threadsafe("x", "news")
     let_others_run()
-    monkeypatch.setattr(greenlet_pool, "MAX_INLET_BYTES", 10)
+    monkeypatch.setattr(threads, "MAX_INLET_BYTES", 10)
     assert not site.smq.publish_threadsafe("x" * 11, "news")
-    assert greenlet_pool.CALLS_OF_THREADS.count == 3
-    assert "threads hand in more than the loop takes" in caplog.text
+    assert threads.CALLS_OF_THREADS.count == 3
+    assert "threads pass more calls than the loop handles" in caplog.text
 
 
-def test_wrong_arguments_are_told_to_the_thread(site: Site) -> None:
+def test_wrong_arguments_raise_in_the_thread(site: Site) -> None:
     for data, topic in ((1.5j, "news"), ("x" * 65521, "news"), ("x", 1.5)):
         with pytest.raises(ArgumentError):
             site.smq.publish_threadsafe(data, topic)  # type: ignore[arg-type]
 
 
-def test_close_publishes_what_was_taken_and_nothing_after_it(site: Site) -> None:
+def test_close_publishes_waiting_calls_and_refuses_later_ones(site: Site) -> None:
     device = site.device(b"uid-a1")
     tid = device.subscribe(b"news")
     site.smq.publish_threadsafe("in time", "news")

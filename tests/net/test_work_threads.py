@@ -45,7 +45,7 @@ def test_a_group_with_slow_jobs_leaves_threads_for_others() -> None:
     assert not threads._timer.active or wait_until(lambda: not threads._timer.active)
 
 
-def test_two_slow_jobs_do_not_hold_the_quick_ones_of_their_group() -> None:
+def test_two_slow_jobs_do_not_delay_quick_ones() -> None:
     threads, go, begun = Threads(5, 4), threading.Event(), []
     slow = [threads.submit("a", held(go, begun, "slow")) for _ in range(2)]
     assert [greenlet_pool.wait(threads.submit("a", str, number)) for number in range(50)] == list(map(str, range(50)))
@@ -54,7 +54,7 @@ def test_two_slow_jobs_do_not_hold_the_quick_ones_of_their_group() -> None:
     gevent.joinall([gevent.spawn(greenlet_pool.wait, answer) for answer in slow], raise_error=True)
 
 
-def test_idle_threads_end_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_threads_end_and_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "IDLE_S", 0.01)
     threads = Threads(2, 2)
     greenlet_pool.wait(threads.submit("a", str, 1))

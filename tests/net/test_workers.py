@@ -1,4 +1,4 @@
-"""Pooled greenlets: at once from the hub, may block, keep their order, survive errors."""
+"""Pooled greenlets: they start at once, may block, keep their order, and survive errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def in_hub(fn: Callable[[], Any]) -> Any:
     return result.get(timeout=2)
 
 
-def test_runs_at_once_in_the_hub() -> None:
+def test_start_in_the_hub_runs_at_once() -> None:
     def body() -> list[str]:
         seen: list[str] = []
         greenlet_pool.start(seen.append, "worker")
@@ -41,7 +41,7 @@ def test_runs_at_once_in_the_hub() -> None:
     assert in_hub(body) == ["worker", "behind start"]
 
 
-def test_is_scheduled_elsewhere() -> None:
+def test_start_elsewhere_runs_in_the_next_turn() -> None:
     seen: list[str] = []
     greenlet_pool.start(seen.append, "worker")
     assert seen == []
@@ -49,7 +49,7 @@ def test_is_scheduled_elsewhere() -> None:
     assert seen == ["worker"]
 
 
-def test_a_blocking_job_gives_the_hub_back() -> None:
+def test_start_returns_when_the_job_blocks() -> None:
     seen: list[str] = []
 
     def job() -> None:
@@ -66,7 +66,7 @@ def test_a_blocking_job_gives_the_hub_back() -> None:
     assert seen == ["begin", "end"]
 
 
-def test_call_gives_the_value_or_a_pending() -> None:
+def test_call_returns_the_value_or_a_deferred() -> None:
     assert in_hub(lambda: greenlet_pool.call(lambda a, b: a + b, 1, 2)) == 3
 
     def slow() -> str:
@@ -80,7 +80,7 @@ def test_call_gives_the_value_or_a_pending() -> None:
     assert answer.get(timeout=1) == ("late", None)
 
 
-def test_call_raises_at_once_or_rejects() -> None:
+def test_call_raises_or_rejects_the_deferred() -> None:
     def fails() -> None:
         raise LookupError("quick")
 
@@ -98,7 +98,7 @@ def test_call_raises_at_once_or_rejects() -> None:
     assert str(errors[0]) == "slow"
 
 
-def test_an_error_is_logged_and_the_worker_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_is_logged_and_the_greenlet_stays(caplog: pytest.LogCaptureFixture) -> None:
     def fails() -> None:
         raise LookupError("named in the log")
 
@@ -109,7 +109,7 @@ def test_an_error_is_logged_and_the_worker_goes_on(caplog: pytest.LogCaptureFixt
     assert in_hub(lambda: greenlet_pool.call(lambda: "alive")) == "alive"
 
 
-def test_workers_are_used_again() -> None:
+def test_greenlets_are_reused() -> None:
     def who() -> int:
         return id(gevent.getcurrent())
 
@@ -117,7 +117,7 @@ def test_workers_are_used_again() -> None:
     assert in_hub(lambda: greenlet_pool.call(who)) == first
 
 
-def test_many_blocked_at_once_and_the_pool_stays_bounded() -> None:
+def test_the_pool_stays_bounded_after_a_burst() -> None:
     ended: list[int] = []
 
     def job(number: int) -> None:
@@ -131,7 +131,7 @@ def test_many_blocked_at_once_and_the_pool_stays_bounded() -> None:
     assert len(greenlet_pool._pool(gevent.get_hub())) <= greenlet_pool.MAX_IDLE
 
 
-def test_nested_start_from_a_worker_runs_later() -> None:
+def test_a_nested_start_runs_later() -> None:
     seen: list[str] = []
 
     def outer() -> None:
@@ -143,7 +143,7 @@ def test_nested_start_from_a_worker_runs_later() -> None:
     assert seen == ["outer", "inner"]
 
 
-def test_timeouts_of_gevent_work_inside() -> None:
+def test_a_job_can_use_gevent_timeouts() -> None:
     def job() -> str:
         with gevent.Timeout(0.01, False):
             gevent.sleep(5)
@@ -156,7 +156,7 @@ def test_timeouts_of_gevent_work_inside() -> None:
     assert values == ["timed out"]
 
 
-def test_what_a_job_left_behind_hits_no_other_job(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_leftover_timeout_does_not_hit_other_jobs(caplog: pytest.LogCaptureFixture) -> None:
     seen: list[str] = []
     left = gevent.Timeout(0.02)
 
@@ -180,7 +180,7 @@ def test_what_a_job_left_behind_hits_no_other_job(caplog: pytest.LogCaptureFixtu
     [gevent.Timeout(), GreenletExit(), ValueError("x"), KeyboardInterrupt()],
     ids=lambda error: type(error).__name__,
 )
-def test_a_worker_that_was_hit_while_idle_gets_no_job(error: BaseException) -> None:
+def test_a_greenlet_killed_while_idle_gets_no_job(error: BaseException) -> None:
     seen: list[str] = []
 
     def body() -> list[str]:
@@ -193,7 +193,7 @@ def test_a_worker_that_was_hit_while_idle_gets_no_job(error: BaseException) -> N
     assert in_hub(body) == ["done"]
 
 
-def test_a_worker_that_somebody_refers_to_is_not_freed_in_the_middle_of_something() -> None:
+def test_a_referenced_greenlet_ends_in_the_hub() -> None:
     """It ends in the Hub, when nobody refers to it any more."""
     found: list[Any] = []
 
@@ -209,7 +209,7 @@ def test_a_worker_that_somebody_refers_to_is_not_freed_in_the_middle_of_somethin
     assert in_hub(body) == [True, True]
 
 
-def test_all_who_wait_get_the_answer_though_one_fails() -> None:
+def test_all_waiting_greenlets_get_the_value_though_one_fails() -> None:
     pending = Deferred()
     seen: list[str] = []
 

@@ -223,7 +223,7 @@ def test_pings(mount: Callable[..., Mounted]) -> None:
 def test_the_ledger_of_a_subscriber_that_does_not_read(
     mount: Callable[..., Mounted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_path, "STALLED_AFTER_S", 0.3)
+    monkeypatch.setattr(data_path.limits, "stalled_s", 0.3)
     closed: list[Any] = []
     site = mount(budget=100_000, onclose=lambda etid, sock, peer, err, reason: closed.append((peer.uid, reason)))
     lazy = site.open()

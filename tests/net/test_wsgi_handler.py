@@ -206,7 +206,7 @@ def test_client_certificates(mount: Callable[..., Mounted], tmp_path: Path, kind
 def test_a_subscriber_that_does_not_read_is_dropped_and_accounted_for(
     mount: Callable[..., Mounted], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(data_path, "STALLED_AFTER_S", 0.3)
+    monkeypatch.setattr(data_path.limits, "stalled_s", 0.3)
     closed: list[Any] = []
     site = mount(budget=100_000, onclose=lambda etid, sock, peer, err: closed.append(peer.uid))
     lazy = site.device(b"lazy-1", kind)

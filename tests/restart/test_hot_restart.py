@@ -112,7 +112,7 @@ def test_the_old_process_goes_on_when_the_new_one_fails(serve_hot: Serve, tmp_pa
     served = serve_hot(app, "--restart-load-s", "15")
     device = served.device()
     topic = device.subscribe(b"news")
-    for preload, why in (("this is no Lua", "application app: "), ("while true do ba.sleep(100) end", "said nothing")):
+    for preload, why in (("this is no Lua", "application app: "), ("while true do ba.sleep(100) end", "sent nothing")):
         (app / ".preload").write_text(preload)
         os.kill(served.pid, signal.SIGUSR2)
         served.wait_for(f"restart: failed, this process goes on: .*{why}")

@@ -1,4 +1,4 @@
-"""The place of a process among workers: what it may share, and what it has for itself."""
+"""The identity of a worker: number, label, and files of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_process_is_alone() -> None:
     assert app.worker is alone
 
 
-def test_a_worker_knows_its_place(second: WorkerPlace) -> None:
+def test_a_worker_has_number_and_label(second: WorkerPlace) -> None:
     assert app.worker is second
     assert second.label == "w1"
     assert not second.is_first
@@ -38,7 +38,7 @@ def test_a_worker_knows_its_place(second: WorkerPlace) -> None:
     assert "ssss" not in repr(second), "secrets are not for logs"
 
 
-def test_workers_share_no_file_that_one_only_may_have(tmp_path: Path, second: WorkerPlace) -> None:
+def test_each_worker_has_its_own_file(tmp_path: Path, second: WorkerPlace) -> None:
     names, journal = str(tmp_path / "names"), str(tmp_path / "journal")
     take_place(WorkerPlace(0, 3))
     first = hub.create(persist=names, journal={"path": journal, "name": "a"})
