@@ -387,14 +387,14 @@ def test_many_at_once(vm: Vm) -> None:
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        ('ba.forkpty "no such command"', (None, b"notfound", b"no such command can't be run")),
-        ('ba.forkpty "/etc/passwd"', (None, b"noaccess", b"/etc/passwd can't be run")),
+        ('ba.forkpty "no such command"', (None, b"notfound", b"no such command cannot be run")),
+        ('ba.forkpty "/etc/passwd"', (None, b"noaccess", b"/etc/passwd cannot be run")),
         ("ba.forkpty()", "bad argument #1 to 'forkpty'"),
         ("ba.forkpty({})", "a command expected"),
         ("ba.forkpty({async = 1}, 'ls')", "bad argument #async"),
         ("ba.forkpty({env = 1}, 'ls')", "bad argument #env"),
         ("ba.forkpty({env = {['a=b'] = 'c'}}, 'ls')", "the name of a variable"),
-        ("ba.forkpty({stty = 'blue'}, 'ls')", "stty knows no 'blue'"),
+        ("ba.forkpty({stty = 'blue'}, 'ls')", "unknown stty word 'blue'"),
         ("ba.forkpty('ls', 'a\\0b')", "NUL"),
         ("ba.forkpty('ls', {})", "bad argument #2 to 'forkpty'"),
         ("ba.forkpty('true'):read(true)", "bad argument #1 to 'read' (number expected, got boolean)"),

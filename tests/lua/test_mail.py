@@ -208,7 +208,7 @@ def test_some_or_all_recipients_refused(lua: Vm) -> None:
     ("answers", "word", "said"),
     [
         ({"greeting": b"554 go away"}, b"failed", b"554 go away"),
-        ({"greeting": b"HTTP/1.1 400 Bad Request"}, b"invalidresponse", b"no SMTP server"),
+        ({"greeting": b"HTTP/1.1 400 Bad Request"}, b"invalidresponse", b"not an SMTP server"),
         ({"mail": b"451 later\x00\xff"}, b"failed", b"451 later"),
         ({"data": b"550 no"}, b"failed", b"550 no"),
         ({"end": b"552 too large"}, b"failed", b"552 too large"),
