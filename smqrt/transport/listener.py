@@ -167,12 +167,12 @@ class Listener:
     @property
     def max_handshakes(self) -> int:
         """How many TLS handshakes may be under way: for one more the oldest ends. 0 for no limit of its own."""
-        return self._handshakes.most if self._handshakes else 0
+        return self._handshakes.max_unfinished if self._handshakes else 0
 
     @max_handshakes.setter
     def max_handshakes(self, value: int) -> None:
         if self._handshakes:
-            self._handshakes.most = value
+            self._handshakes.max_unfinished = value
 
     @property
     def handshake_counts(self) -> dict[str, object]:
@@ -184,7 +184,7 @@ class Listener:
     def handshakes(self) -> tuple[int, int]:
         """How many TLS handshakes were done, and how many failed."""
         queue = self._handshakes
-        return (queue.finished_well, queue.failed) if queue else (0, 0)
+        return (queue.succeeded, queue.failed) if queue else (0, 0)
 
     @property
     def address(self) -> tuple[str, int]:
