@@ -39,7 +39,7 @@ REFUSED = {
     "a listener without a port": ("[listener.more]", "listener.more has no port"),
     "a missing authority of clients": ('tls_port = 0\nclient_ca = "no-ca"', "cannot read no-ca"),
     "an admin listener for all": ('[admin]\nhost = "0.0.0.0"', "admin.host = 0.0.0.0 would let everybody in"),
-    "an origin that is none": ('origins = "foo bar"', "'foo bar' is no origin"),
+    "an origin that is none": ('origins = "foo bar"', "'foo bar' is not an origin"),
     "an access log in no folder": ('[log]\naccess = "no/log"', "log.access: no/log can't be written"),
 }
 

@@ -167,9 +167,7 @@ class TlsTransport(TlsSession):
             records = []
             while portion:
                 written = self._ssl.write(portion[:_RECORD_BYTES])
-                records.append(
-                    self._outgoing.read()
-                )  # each record: a memory BIO never frees the space that it once used
+                records.append(self._outgoing.read())  # each record: a memory BIO never frees space
                 portion, taken = portion[written:], taken + written
             if len(records) == 1:
                 self._send(records[0])

@@ -215,7 +215,7 @@ def test_sighup_reads_the_certificates_again(serve: Serve, tmp_path: Path) -> No
     kept = context.wrap_socket(plain, server_hostname="127.0.0.1")
     cert.write_text("rubbish")
     served.process.send_signal(signal.SIGHUP)
-    served.wait_for("certificates kept as they were: .* are no certificate with its key")
+    served.wait_for("certificates kept as they were: .* are not a certificate and its key")
     assert shown() == old
     cert.write_bytes(new_cert.read_bytes())
     key.write_bytes(new_key.read_bytes())

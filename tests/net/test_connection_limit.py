@@ -86,6 +86,6 @@ def test_ports_of_applications_share_the_count(strict: admission.ConnectionLimit
 
 def test_some_descriptors_stay_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1000, 1000))
-    assert admission._most() == 1000 - admission.RESERVE
+    assert admission._max_open() == 1000 - admission.RESERVE
     monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
-    assert admission._most() == 16
+    assert admission._max_open() == 16

@@ -128,7 +128,7 @@ def test_nothing_and_rubbish(ca: trustme.CA) -> None:
 
 def test_the_key_belongs_to_the_certificate(ca: trustme.CA) -> None:
     one, other = ca.issue_cert("a.example"), ca.issue_cert("a.example")
-    with pytest.raises(ArgumentError, match="belong together"):
+    with pytest.raises(ArgumentError, match="that match"):
         Identity(one.cert_chain_pems[0].bytes(), other.private_key_pem.bytes())
     assert "PRIVATE" not in repr(identity_of(one))
 

@@ -221,8 +221,8 @@ logging.getLogger("smqrt").addHandler(Counting())
 module.PAUSE_S = 0.1
 accepted, failures = [], []
 listener = module.Listener("127.0.0.1", 0, lambda sock, address: accepted.append(sock))
-failed = listener._failed
-listener._failed = lambda error: (failures.append(error), failed(error))
+failed = listener._accept_failed
+listener._accept_failed = lambda error: (failures.append(error), failed(error))
 listener.start()
 clients = [socket.socket() for _ in range(5)]
 keep = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -285,7 +285,7 @@ def test_a_port_with_several_sockets_is_nobody_elses(listen: Any) -> None:
 
 
 def test_so_many_sockets_as_a_storm_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 <= sockets_for_storms() <= module.SOCKETS_AT_MOST
+    assert 1 <= sockets_for_storms() <= module.MAX_SOCKETS
     for held, needed in (("128", 4), ("4096", 4), ("8192", 2), ("16384", 1), ("65535", 1)):
         monkeypatch.setattr(Path, "read_text", lambda path, held=held: held)
         assert sockets_for_storms() == needed

@@ -69,9 +69,9 @@ def test_all_and_null() -> None:
 
 @pytest.mark.parametrize("entry", ["example.com", "https://", "https://a/b", "https://u@a", "https://a:b"])
 def test_what_is_no_origin(entry: str) -> None:
-    with pytest.raises(ArgumentError, match="is no origin; write https://example.com"):
+    with pytest.raises(ArgumentError, match="is not an origin; write https://example.com"):
         Origins(entry)
-    with pytest.raises(ArgumentError, match="text is needed"):
+    with pytest.raises(ArgumentError, match="text expected"):
         Origins([1])  # type: ignore[list-item]
 
 
@@ -88,7 +88,7 @@ def test_a_list_of_hosts() -> None:
 
 @pytest.mark.parametrize("entry", ["https://example.com", "example.com:80", "a/b"])
 def test_what_is_no_host(entry: str) -> None:
-    with pytest.raises(ArgumentError, match="is no name; write example.com"):
+    with pytest.raises(ArgumentError, match="is not a host name; write example.com"):
         Hosts(entry)
 
 
