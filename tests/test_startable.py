@@ -27,7 +27,7 @@ REFUSED = {
     "a long socket for restarts": (f'[restart]\nsocket = "{LONG}"', "restart.socket: /tmp/xxx"),
     "a missing certificate of nodes": (
         '[cluster]\npassword = "x"\nlisten = "0.0.0.0:1"\nca = "no"\ncert = "no"',
-        "can't read no",
+        "cannot read no",
     ),
     "a filter that is none": ('[topics."a/#/b"]\nlast_value = true', "'a/#/b' is no filter"),
     "a missing file of users": ('[auth]\nusers = "no-users"', "no-users can't be read"),

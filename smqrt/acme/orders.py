@@ -35,7 +35,7 @@ from smqrt.acme.files import (
 from smqrt.errors import AcmeError, StartError
 
 if TYPE_CHECKING:
-    from acme import errors, messages
+    from acme import messages
     from acme.client import ClientV2
 
 
@@ -240,7 +240,12 @@ class _OrderClient:
 
         directory = self._account.directory
         if isinstance(error, errors.ValidationError):
-            return _verification_failure(error, self._kind)
+            failures = []
+            for one in error.failed_authzrs:
+                faults = [str(found.error.detail or found.error.typ) for found in one.body.challenges if found.error]
+                failures.append(f"{one.body.identifier.value}: {_line('; '.join(faults) or 'no reason given')}")
+            verdict = f"the authority could not verify {'; '.join(failures)} ({self._kind})"
+            return f"{verdict}. {_REQUIREMENTS[self._kind]}."
         if isinstance(error, errors.IssuanceError):
             error = error.error
         if isinstance(error, messages.Error):
@@ -280,14 +285,6 @@ _REQUIREMENTS = {
     TLS_ALPN_01: "Port 443 of the name must lead to this server's port for TLS; no proxy may terminate TLS before it",
     DNS_01: "The TXT record of _acme-challenge below the name must have reached all its name servers",
 }
-
-
-def _verification_failure(error: errors.ValidationError, kind: str) -> str:
-    failures = []
-    for one in error.failed_authzrs:
-        faults = [str(found.error.detail or found.error.typ) for found in one.body.challenges if found.error]
-        failures.append(f"{one.body.identifier.value}: {_line('; '.join(faults) or 'no reason given')}")
-    return f"the authority could not verify {'; '.join(failures)} ({kind}). {_REQUIREMENTS[kind]}."
 
 
 def _line(value: object) -> str:

@@ -266,19 +266,15 @@ class Pty:
         while self._reads:
             if self._reads[0].done:  # it timed out, or its activity was ended
                 self._reads.popleft()
-            elif self.unread or self.ended:
-                self._reads.popleft().resolve(self._take())
+            elif filled := [source for source in self._sources if source.buffer]:
+                self._output_reads += 1
+                oldest = min(filled, key=lambda one: one.first_arrival)
+                self._reads.popleft().resolve((oldest.take(), oldest is self._err))
+            elif self.ended:
+                self.end_reported = True
+                self._reads.popleft().resolve(None)
             else:
                 return
-
-    def _take(self) -> Output:
-        filled = [source for source in self._sources if source.buffer]
-        if not filled:
-            self.end_reported = True
-            return None
-        self._output_reads += 1
-        source = min(filled, key=lambda one: one.first_arrival)
-        return source.take(), source is self._err
 
     def _arrived(self) -> None:
         self.arrivals += 1

@@ -228,7 +228,11 @@ def verify(data: bytes, signature: bytes, key: PublicKey, digest: str | None = N
     scheme = utils.Prehashed(algorithm)
     try:
         if isinstance(key, ec.EllipticCurvePublicKey):
-            key.verify(_as_der(signature, key), hashed, ec.ECDSA(scheme))
+            size = key_size_bytes(key)
+            if len(signature) == 2 * size and not _is_der(signature):
+                r, s = int.from_bytes(signature[:size]), int.from_bytes(signature[size:])
+                signature = utils.encode_dss_signature(r, s)
+            key.verify(signature, hashed, ec.ECDSA(scheme))
         else:
             key.verify(signature, hashed, _signature_padding(padded, algorithm), scheme)
     except ArgumentError:
@@ -236,13 +240,6 @@ def verify(data: bytes, signature: bytes, key: PublicKey, digest: str | None = N
     except (InvalidSignature, ValueError, UnsupportedAlgorithm):
         return False
     return True
-
-
-def _as_der(signature: bytes, key: ec.EllipticCurvePublicKey) -> bytes:
-    size = key_size_bytes(key)
-    if len(signature) == 2 * size and not _is_der(signature):
-        return utils.encode_dss_signature(int.from_bytes(signature[:size]), int.from_bytes(signature[size:]))
-    return signature
 
 
 def _is_der(signature: bytes) -> bool:

@@ -108,8 +108,20 @@ def request(key: keys.PrivateKey, name: Mapping[str, str], wishes: RequestedUses
     """
     wishes = wishes or RequestedUses()
     builder = x509.CertificateSigningRequestBuilder().subject_name(_name(name))
-    for extension, critical in _extensions(wishes):
-        builder = builder.add_extension(extension, critical)
+    if any(use in AUTHORITY_USES for use in wishes.uses):
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+    extended = dict.fromkeys(USES[use] for use in wishes.uses if use in USES)
+    if extended:
+        builder = builder.add_extension(x509.ExtendedKeyUsage(list(extended)), critical=False)
+    if wishes.key_uses:
+        chosen = {KEY_USES[use] for use in wishes.key_uses}
+        if chosen & {"encipher_only", "decipher_only"}:
+            chosen.add("key_agreement")  # without it the two have no meaning (RFC 5280)
+        usage = x509.KeyUsage(**{use: use in chosen for use in KEY_USES.values()})
+        builder = builder.add_extension(usage, critical=True)
+    if wishes.names:
+        names = x509.SubjectAlternativeName([_general_name(name) for name in wishes.names])
+        builder = builder.add_extension(names, critical=False)
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
@@ -126,23 +138,6 @@ def _name(parts: Mapping[str, str]) -> x509.Name:
         except ValueError as error:
             raise ArgumentError(f"csr: {part} cannot be '{value}': {error}") from None
     return x509.Name(attributes)
-
-
-def _extensions(wishes: RequestedUses) -> list[tuple[x509.ExtensionType, bool]]:
-    extensions: list[tuple[x509.ExtensionType, bool]] = []
-    if any(use in AUTHORITY_USES for use in wishes.uses):
-        extensions.append((x509.BasicConstraints(ca=True, path_length=None), True))
-    extended = dict.fromkeys(USES[use] for use in wishes.uses if use in USES)
-    if extended:
-        extensions.append((x509.ExtendedKeyUsage(list(extended)), False))
-    if wishes.key_uses:
-        chosen = {KEY_USES[use] for use in wishes.key_uses}
-        if chosen & {"encipher_only", "decipher_only"}:
-            chosen.add("key_agreement")  # without it the two have no meaning (RFC 5280)
-        extensions.append((x509.KeyUsage(**{use: use in chosen for use in KEY_USES.values()}), True))
-    if wishes.names:
-        extensions.append((x509.SubjectAlternativeName([_general_name(name) for name in wishes.names]), False))
-    return extensions
 
 
 def _general_name(name: str) -> x509.GeneralName:
@@ -185,8 +180,12 @@ def certificate(
         CryptoError: "sslcryptoerr": not a valid request, or key and issuer do not match.
     """
     asked = _request(request_pem)
-    issuer = _issuer(issuer_pem, key) if issuer_pem else None
-    if issuer is None:
+    issuer = None
+    if issuer_pem:
+        if keys.parameters(keys.load(issuer_pem)) != keys.parameters(key):
+            raise CryptoError("sslcryptoerr", "the issuer's certificate and the key do not match")
+        issuer = x509.load_pem_x509_certificate(issuer_pem)
+    else:
         public_key = asked.public_key()
         if not isinstance(public_key, keys.PublicKey):
             raise CryptoError("sslcryptoerr", "the key is neither RSA nor of a known curve")
@@ -225,12 +224,6 @@ def _request(pem: bytes) -> x509.CertificateSigningRequest:
     if not valid:
         raise CryptoError("sslcryptoerr", "the signature of the request is wrong")
     return asked
-
-
-def _issuer(pem: bytes, key: keys.PrivateKey) -> x509.Certificate:
-    if keys.parameters(keys.load(pem)) != keys.parameters(key):
-        raise CryptoError("sslcryptoerr", "the issuer's certificate and the key do not match")
-    return x509.load_pem_x509_certificate(pem)
 
 
 def _authority_identifier(issuer: x509.Certificate | None, key: keys.PrivateKey) -> x509.AuthorityKeyIdentifier:

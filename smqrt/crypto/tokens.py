@@ -174,20 +174,20 @@ def verify_keys(data: bytes) -> list[VerifyKey]:
         raise CryptoError("failed", "it has no public key, neither in PEM nor as a JWKS")
     if len(blocks) > MAX_KEYS:
         raise CryptoError("failed", f"it has more than {MAX_KEYS} keys")
-    return [_of_pem(block[1], block[0]) for block in blocks]
-
-
-def _of_pem(kind: bytes, block: bytes) -> VerifyKey:
-    if b"PRIVATE" in kind:
-        raise CryptoError("failed", "it has a private key; use the public key to verify tokens")
-    try:
-        if kind == b"CERTIFICATE":
-            key: object = x509.load_pem_x509_certificate(block).public_key()
-        else:
-            key = serialization.load_pem_public_key(block)
-    except (ValueError, UnsupportedAlgorithm):
-        raise CryptoError("failed", "it has an unreadable public key") from None
-    return _verify_key(key, None, None)
+    found = []
+    for block in blocks:
+        text, kind = block[0], block[1]
+        if b"PRIVATE" in kind:
+            raise CryptoError("failed", "it has a private key; use the public key to verify tokens")
+        try:
+            if kind == b"CERTIFICATE":
+                key: object = x509.load_pem_x509_certificate(text).public_key()
+            else:
+                key = serialization.load_pem_public_key(text)
+        except (ValueError, UnsupportedAlgorithm):
+            raise CryptoError("failed", "it has an unreadable public key") from None
+        found.append(_verify_key(key, None, None))
+    return found
 
 
 def keys_of_set(data: bytes) -> list[VerifyKey]:
@@ -205,13 +205,13 @@ def keys_of_set(data: bytes) -> list[VerifyKey]:
         raise CryptoError("failed", 'it is not a JWKS: JSON with a list "keys"') from None
     if not isinstance(listed, list) or len(listed) > MAX_KEYS:
         raise CryptoError("failed", f"it is not a JWKS of at most {MAX_KEYS} keys")
-    found = [key for one in listed if isinstance(one, dict) and (key := _of_jwk(one)) is not None]
+    found = [key for one in listed if isinstance(one, dict) and (key := _key_of_jwk(one)) is not None]
     if not found:
         raise CryptoError("failed", "it has no key that can verify signatures")
     return found
 
 
-def _of_jwk(fields: Mapping[str, Any]) -> VerifyKey | None:
+def _key_of_jwk(fields: Mapping[str, Any]) -> VerifyKey | None:
     if fields.get("kty") == "oct" or fields.get("use") not in (None, "sig") or "d" in fields:
         return None
     name, algorithm = fields.get("kid"), fields.get("alg")
@@ -223,7 +223,16 @@ def _of_jwk(fields: Mapping[str, Any]) -> VerifyKey | None:
 
 
 def _verify_key(key: object, name: str | None, only: object) -> VerifyKey:
-    algorithms = _algorithms(key)
+    algorithms: tuple[str, ...] = ()
+    if isinstance(key, rsa.RSAPublicKey):
+        if not MIN_RSA_BITS <= key.key_size <= MAX_RSA_BITS:
+            raise CryptoError("failed", f"an RSA key has {MIN_RSA_BITS} to {MAX_RSA_BITS} bits, not {key.key_size}")
+        algorithms = (*RSA, *PSS)
+    elif isinstance(key, ec.EllipticCurvePublicKey):
+        if isinstance(key.curve, ec.SECP256R1 | ec.SECP384R1 | ec.SECP521R1):
+            algorithms = (OF_CURVES[key.curve.key_size],)
+    elif isinstance(key, ed25519.Ed25519PublicKey | ed448.Ed448PublicKey):
+        algorithms = EDWARDS
     if only is not None:
         algorithms = tuple(one for one in algorithms if one == only)
     if not algorithms:
@@ -231,17 +240,6 @@ def _verify_key(key: object, name: str | None, only: object) -> VerifyKey:
     public = cast(rsa.RSAPublicKey, key)
     der = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return VerifyKey(name, algorithms, sha256(der).hexdigest(), key)
-
-
-def _algorithms(key: object) -> tuple[str, ...]:
-    if isinstance(key, rsa.RSAPublicKey):
-        if not MIN_RSA_BITS <= key.key_size <= MAX_RSA_BITS:
-            raise CryptoError("failed", f"an RSA key has {MIN_RSA_BITS} to {MAX_RSA_BITS} bits, not {key.key_size}")
-        return (*RSA, *PSS)
-    if isinstance(key, ec.EllipticCurvePublicKey):
-        is_nist = isinstance(key.curve, ec.SECP256R1 | ec.SECP384R1 | ec.SECP521R1)
-        return (OF_CURVES[key.curve.key_size],) if is_nist else ()
-    return EDWARDS if isinstance(key, ed25519.Ed25519PublicKey | ed448.Ed448PublicKey) else ()
 
 
 def claims(

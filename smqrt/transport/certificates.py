@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from datetime import UTC, datetime, timedelta
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 from pathlib import Path
 
 from cryptography import x509
@@ -173,17 +173,16 @@ def self_signed_pair(host: str, folder: Path | None = None) -> tuple[str, str]:
 
 
 def _self_signed_names(host: str) -> list[x509.GeneralName]:
-    names: dict[str, None] = dict.fromkeys(["localhost", "127.0.0.1", "::1", socket.gethostname()])
+    names = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
     if host not in ("0.0.0.0", "::", ""):
-        names[host] = None
-    return [x509.IPAddress(address) if (address := _address(name)) else x509.DNSName(name) for name in names]
-
-
-def _address(name: str) -> IPv4Address | IPv6Address | None:
-    try:
-        return ip_address(name)
-    except ValueError:
-        return None
+        names.append(host)
+    found: list[x509.GeneralName] = []
+    for name in dict.fromkeys(names):
+        try:
+            found.append(x509.IPAddress(ip_address(name)))
+        except ValueError:
+            found.append(x509.DNSName(name))
+    return found
 
 
 def _is_valid(cert: Path, host: str) -> bool:

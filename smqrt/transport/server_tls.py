@@ -13,8 +13,8 @@ import logging
 import os
 import ssl
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -231,7 +231,17 @@ class ListenerTls:
         """Return the state for the operations API, as JSON values; times in Unix seconds."""
         until = self._loaded.trust.until
         return {
-            "certificates": [_described(one) for one in self.certificates],
+            "certificates": [
+                {
+                    "file": one.path,
+                    "subject": one.subject,
+                    "names": list(one.names),
+                    "key": one.kind,
+                    "not_before_s": one.not_before.timestamp(),
+                    "not_after_s": one.not_after.timestamp(),
+                }
+                for one in self.certificates
+            ],
             "client_certificate": {0: "none", 1: "optional", 2: "required"}[self.tls_files.mode],
             "client_ca": self.tls_files.client_ca,
             "client_crl": self.tls_files.client_crl,
@@ -243,17 +253,6 @@ class ListenerTls:
             "reload_failures": self.failures,
             "fault": self.fault,
         }
-
-
-def _described(certificate: Certificate) -> dict[str, object]:
-    return {
-        "file": certificate.path,
-        "subject": certificate.subject,
-        "names": list(certificate.names),
-        "key": certificate.kind,
-        "not_before_s": certificate.not_before.timestamp(),
-        "not_after_s": certificate.not_after.timestamp(),
-    }
 
 
 TICKETS = 1
@@ -473,8 +472,19 @@ def _context(settings: TlsFiles, pairs: Sequence[Pair], trust: Trust) -> ssl.SSL
         pair.identity.load_into(context)
     context.verify_mode = settings.mode
     if settings.mode is not ssl.CERT_NONE:
-        with _as_file(trust.authorities + b"\n" + trust.lists) as path:
-            context.load_verify_locations(cafile=path)  # `cadata` does not read lists and holds the interpreter lock
+        try:
+            fd = os.memfd_create("trust")
+        except OSError as error:
+            raise StartError(f"cannot create a file in memory: {error.strerror}") from None
+        try:  # a file: `cadata` does not read lists and holds the interpreter lock
+            os.write(fd, trust.authorities + b"\n" + trust.lists)
+            context.load_verify_locations(cafile=f"/proc/self/fd/{fd}")
+        except (ssl.SSLError, OSError) as error:
+            reason = str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
+            first_line = reason.partition("\n")[0].rstrip(".")
+            raise StartError(f"cannot use the client authorities: {first_line}") from None
+        finally:
+            os.close(fd)
         if trust.lists:
             context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
     return context
@@ -553,24 +563,6 @@ def _content(path: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise StartError(f"cannot read {path}: {error.strerror}") from None
-
-
-@contextmanager
-def _as_file(data: bytes) -> Iterator[str]:
-    """Provide a path of data in memory: `ssl` reads only files."""
-    try:
-        fd = os.memfd_create("trust")
-    except OSError as error:
-        raise StartError(f"cannot create a file in memory: {error.strerror}") from None
-    try:
-        os.write(fd, data)
-        yield f"/proc/self/fd/{fd}"
-    except (ssl.SSLError, OSError) as error:
-        reason = str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
-        first_line = reason.partition("\n")[0].rstrip(".")
-        raise StartError(f"cannot use the client authorities: {first_line}") from None
-    finally:
-        os.close(fd)
 
 
 def _damage(error: ValueError) -> str:

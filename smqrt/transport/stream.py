@@ -418,28 +418,26 @@ class Stream:
         transport = TlsTransport(self._live(), context, server_side, server_hostname)
         transport.feed(self._unread)
         self.transport, self._unread = transport, b""
+        assert self._input is not None
+        end_s = monotonic() + timeout_s
         try:
-            self._handshake(transport, monotonic() + timeout_s)
+            while True:
+                try:
+                    transport.handshake()
+                    return
+                except BlockingIOError:
+                    pass
+                except ssl.SSLCertVerificationError as error:
+                    raise StreamError("sslnottrusted", error.verify_message) from None
+                except OSError as error:
+                    raise StreamError("sslhandshake", str(error)) from None
+                if monotonic() >= end_s:  # a peer that sends without pause never lets `wait` time out
+                    raise StreamError("timeout", "the TLS handshake took too long")
+                ready = self._output_ready() if transport.wants_write else self._input
+                block(ready.wait(end_s - monotonic()))
         except BaseException:
             self.close()
             raise
-
-    def _handshake(self, transport: TlsTransport, end_s: float) -> None:
-        assert self._input is not None
-        while True:
-            try:
-                transport.handshake()
-                return
-            except BlockingIOError:
-                pass
-            except ssl.SSLCertVerificationError as error:
-                raise StreamError("sslnottrusted", error.verify_message) from None
-            except OSError as error:
-                raise StreamError("sslhandshake", str(error)) from None
-            if monotonic() >= end_s:  # a peer that sends without pause never lets `wait` time out
-                raise StreamError("timeout", "the TLS handshake took too long")
-            ready = self._output_ready() if transport.wants_write else self._input
-            block(ready.wait(end_s - monotonic()))
 
     @property
     def tls(self) -> TlsTransport | None:

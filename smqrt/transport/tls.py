@@ -475,7 +475,9 @@ class _Handshake:
         try:
             self._transport.handshake()
         except BlockingIOError:
-            self._wait(_WRITE if self._transport.wants_write else _READ)
+            self._watcher.stop()
+            self._watcher.events = _WRITE if self._transport.wants_write else _READ
+            self._watcher.start(self.step)
         except OSError as error:
             self.abort()
             self._queue.count_failure(error, self._address)
@@ -497,11 +499,6 @@ class _Handshake:
         """End the handshake and close the connection."""
         self._end()
         self._transport.close()
-
-    def _wait(self, events: int) -> None:
-        self._watcher.stop()
-        self._watcher.events = events
-        self._watcher.start(self.step)
 
     def _end(self) -> None:
         self.deadline_s = NEVER

@@ -60,9 +60,12 @@ class CertStore:
         self._added: list[bytes] = []
 
     @staticmethod
+    @cache
     def system() -> CertStore:
         """Return the store of the system's authorities; always the same object."""
-        return _system_store()
+        store = CertStore()
+        store.load_system()
+        return store
 
     @property
     def pem(self) -> str:
@@ -124,13 +127,6 @@ def _verifies(store: X509Store, chain: Sequence[bytes]) -> bool:
     except (X509StoreContextError, OpenSslError):
         return False
     return True
-
-
-@cache
-def _system_store() -> CertStore:
-    store = CertStore()
-    store.load_system()
-    return store
 
 
 @dataclass(frozen=True, slots=True)

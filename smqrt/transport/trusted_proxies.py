@@ -19,7 +19,7 @@ from smqrt.loop.readiness import READ
 from smqrt.loop.scheduling import NEVER, Deadlines, share
 from smqrt.settings.limit_register import Limit
 from smqrt.transport.tls import Address
-from smqrt.wire.proxy_protocol import NoProxyHeader, ProxyHeader, parse
+from smqrt.wire.proxy_protocol import NoProxyHeader, parse
 
 HEADER_S = 5.0
 REFUSED = Limit("proxy_protocol", "proxy.trusted", "a connection has no PROXY header from a trusted proxy")
@@ -171,18 +171,14 @@ class _AwaitedHeader:
             self._refuse(str(error))
         else:
             if header is not None:
-                self._pass_on(header)
+                self._forget()
+                self._sock.client_tls = header.is_tls
+                if header.client is None or self._sock.comes_from(header.client[0]):
+                    self._headers.on_accept(self._sock, header.client or self._address[:2])
+                else:
+                    self._sock.close()
             elif not seen:
                 self._refuse("it ended within the header")
-
-    def _pass_on(self, header: ProxyHeader) -> None:
-        self._forget()
-        address: Address = header.client or self._address[:2]
-        self._sock.client_tls = header.is_tls
-        if header.client is None or self._sock.comes_from(header.client[0]):
-            self._headers.on_accept(self._sock, address)
-        else:
-            self._sock.close()
 
     def _refuse(self, rule: str) -> None:
         self._forget()
