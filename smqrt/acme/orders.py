@@ -9,13 +9,13 @@ All calls block: run them in a thread.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -229,7 +229,7 @@ class _OrderClient:
                 raise errors.ValidationError([found])
             if datetime.now() + timedelta(seconds=wait_s) > self._until:
                 raise errors.TimeoutError
-            time.sleep(wait_s)
+            sleep(wait_s)
             wait_s = min(wait_s * 1.5, _MAX_POLL_S)
 
     # ---- error messages
