@@ -47,7 +47,7 @@ ORDER_S = 240.0
 _POLL_S, _MAX_POLL_S = 0.2, 5.0
 
 Publish = Callable[[Sequence[Answer]], object]
-"""Publishes the answers and returns when the server gives them; an empty list removes them."""
+"""Publishes the answers and returns when every process has them; an empty list removes them."""
 
 
 def check_library() -> None:

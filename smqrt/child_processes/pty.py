@@ -241,7 +241,7 @@ class Pty:
 
     @property
     def ended(self) -> bool:
-        """Whether no more output will come."""
+        """Whether the output is complete."""
         return self._closed or all(source.ended for source in self._sources)
 
     @property

@@ -152,7 +152,7 @@ class Symmetric:
 
     def _check(self, direction: str, data: bytes, padded: bool) -> None:
         if self._direction not in (None, direction):
-            raise ArgumentError(f"{direction}: this object was made to {self._direction}")
+            raise ArgumentError(f"{direction}: this object only {self._direction}s")
         if self._mode == "CBC" and not padded and len(data) % BLOCK_BYTES:
             raise ArgumentError(f"{direction}: CBC takes whole blocks of 16 bytes; give 'PKCS7' for padding")
         if self._mode == "CCM" and len(data) > MAX_CCM_BYTES - BLOCK_BYTES:

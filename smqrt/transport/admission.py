@@ -20,7 +20,7 @@ from smqrt.transport.trusted_proxies import TrustedNetworks
 
 RESERVE = 128
 """Descriptors kept free for journals, databases, files of applications and outgoing connections."""
-MOST_PER_ADDRESS = 2000
+MAX_PER_ADDRESS = 2000
 RATE_OVER_S = 10.0
 """Rates are averages over this time, because all clients of a server reconnect at once when it restarts."""
 MAX_RATED = 10_000
@@ -118,7 +118,7 @@ class ConnectionLimit:
         open: number of open connections.
     """
 
-    def __init__(self, limit: int = 0, per_address: int = MOST_PER_ADDRESS) -> None:
+    def __init__(self, limit: int = 0, per_address: int = MAX_PER_ADDRESS) -> None:
         self.limit, self.per_address = limit, per_address
         self.proxies = TrustedNetworks()
         self.open = 0
@@ -149,7 +149,7 @@ class ConnectionLimit:
             limit, rule = CONNECTIONS, f"{self.open} connections are open, and ulimit -n may allow no more"
         elif self._has_too_many(host):
             limit, rule = PER_ADDRESS, f"{self.per_address} connections of {host} are open"
-        elif not (is_given or _is_own(host)) and (exceeded := self._exceeded_rate(host)):
+        elif not (is_given or _is_loopback(host)) and (exceeded := self._exceeded_rate(host)):
             limit, rule = exceeded, ""
         else:
             self._count(sock, host)
@@ -162,7 +162,7 @@ class ConnectionLimit:
 
     def use_rate(self, host: str) -> bool:
         """Count a new connection of an address, which another worker admits; return False when it is over a rate."""
-        return _is_own(host) or not self._exceeded_rate(host)
+        return _is_loopback(host) or not self._exceeded_rate(host)
 
     def room(self) -> int:
         """Return how many more connections may be open."""
@@ -194,7 +194,7 @@ class ConnectionLimit:
 
     def reassign(self, before: str, host: str) -> bool:
         """Count a connection of `before` for `host`; return False when that is over a limit."""
-        bucket = None if _is_own(host) else self._bucket_of(host)
+        bucket = None if _is_loopback(host) else self._bucket_of(host)
         if self._has_too_many(host):
             PER_ADDRESS.refused(f"a connection of {host}", f"{self.per_address} connections of {host} are open")
             return False
@@ -215,7 +215,7 @@ class ConnectionLimit:
     def _has_too_many(self, host: str) -> bool:
         if not self.per_address or self._by_address.get(host, 0) < self.per_address:
             return False
-        return not (_is_own(host) or self.proxies.has(host))
+        return not (_is_loopback(host) or self.proxies.has(host))
 
     def _exceeded_rate(self, host: str) -> Limit | None:
         """Return the rate that one more connection exceeds; count the connection when there is none."""
@@ -253,9 +253,7 @@ def _max_open() -> int:
     return max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVE, 16)
 
 
-@lru_cache(1024)
-def _is_own(host: str) -> bool:
-    return is_loopback(host)
+_is_loopback = lru_cache(1024)(is_loopback)
 
 
 open_connections = ConnectionLimit()

@@ -2,8 +2,8 @@
 
 The kernel distributes connections by a hash. This is even for thousands, but a hundred connections on two workers
 split 50 to 50, give or take 10. When a worker has died, its clients reconnect to all workers, and the imbalance stays
-for days. Therefore a worker with more connections than another passes new ones on, over a socket pair, before it reads
-any data. Shared memory contains the number of open connections of each worker.
+for days. Therefore a worker with more connections than another passes new ones on, over a socket pair, before it
+reads any data. Shared memory contains the number of open connections of each worker.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("where", REFUSALS)
-def test_refusals_are_told_with_a_remedy(zone: Zone, authority: AcmeAuthority, where: str) -> None:
+def test_refusals_have_a_remedy(zone: Zone, authority: AcmeAuthority, where: str) -> None:
     problem, says = REFUSALS[where]
     authority.refusals[where] = [problem]
     with pytest.raises(AcmeError, match=says) as caught:
@@ -129,7 +129,7 @@ def test_refusals_are_told_with_a_remedy(zone: Zone, authority: AcmeAuthority, w
     assert not zone.published or zone.published[-1] == []  # nothing is answered any more
 
 
-def test_what_cannot_be_verified_is_told(zone: Zone, authority: AcmeAuthority) -> None:
+def test_a_failed_verification_names_the_cause(zone: Zone, authority: AcmeAuthority) -> None:
     authority.http_port = 1
     with pytest.raises(AcmeError, match=r"could not verify example.com: .*refused.* \(http-01\). Port 80 of the name"):
         zone.order(HTTP_01)
@@ -148,9 +148,7 @@ def test_what_is_no_authority(tmp_path: Path, authority: AcmeAuthority) -> None:
         Zone(authority, tmp_path).order()
 
 
-def test_an_authority_that_says_nothing_has_a_deadline(
-    zone: Zone, authority: AcmeAuthority, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_authority_times_out(zone: Zone, authority: AcmeAuthority, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders, "ORDER_S", 0.3)
     authority.may_verify.clear()
     with pytest.raises(AcmeError, match="did not finish within 0.3 s"):
@@ -164,7 +162,7 @@ def test_a_folder_that_cannot_be_written(authority: AcmeAuthority, tmp_path: Pat
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'[{"kind": "http-01"}]', b"\xff", b"3"])
-def test_damaged_files_are_none(tmp_path: Path, content: bytes) -> None:
+def test_damaged_files_are_ignored(tmp_path: Path, content: bytes) -> None:
     files = AcmeFiles(tmp_path, "https://ca.example/directory", NAMES)
     files.prepare()
     for name in ("answers.json", "state.json"):

@@ -34,7 +34,7 @@ def test_the_first_certificate(site: Site, authority: AcmeAuthority, kind: str) 
 
 
 @pytest.mark.parametrize("kind", ["http-01", "tls-alpn-01"])
-def test_a_renewal_disconnects_nobody(site: Site, authority: AcmeAuthority, kind: str) -> None:
+def test_a_renewal_keeps_connections(site: Site, authority: AcmeAuthority, kind: str) -> None:
     authority.age = timedelta(days=70)
     site.files.prepare()
     site.files.store(*authority.certificate(*NAMES))

@@ -52,7 +52,7 @@ def test_the_name_has_to_match(ca: trustme.CA, names: list[str], asked: str, tru
     assert store_of(ca).judge(der(ca.issue_cert(*names)), asked) is trust
 
 
-def test_common_name_counts_when_there_are_no_others(ca: trustme.CA) -> None:
+def test_common_name_counts_without_alternative_names(ca: trustme.CA) -> None:
     leaf = der(ca.issue_cert(common_name="old.device"))
     assert store_of(ca).judge(leaf, "old.device") is Trust.TRUSTED
     named = der(ca.issue_cert("new.device", common_name="old.device"))
@@ -73,7 +73,7 @@ def test_expired(ca: trustme.CA) -> None:
     assert store_of(trustme.CA()).judge(leaf, "a.example") is Trust.CN
 
 
-def test_a_certificate_for_clients_stands_for_no_server() -> None:
+def test_a_client_certificate_is_not_valid_for_a_server() -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "device")])
     now = datetime.now(UTC)
@@ -119,7 +119,7 @@ def test_a_leaf_is_no_authority(ca: trustme.CA) -> None:
     assert store_of(ca).judge(chain, "a.example") is Trust.CN
 
 
-def test_nothing_and_rubbish(ca: trustme.CA) -> None:
+def test_no_certificate_and_invalid_certificate(ca: trustme.CA) -> None:
     assert store_of(ca).judge([], "a.example") is Trust.NONE
     assert store_of(ca).judge([b"rubbish"], "a.example") is Trust.NONE
     with pytest.raises(ArgumentError, match="not a certificate: "):

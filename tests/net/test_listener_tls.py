@@ -272,7 +272,7 @@ def test_an_expired_client_does_not_resume(
     assert opened.listener.handshake_counts["handshake_failures"] == {"client certificate: certificate has expired": 1}
 
 
-def test_an_authority_without_a_list_is_told(
+def test_an_authority_without_a_list_is_logged(
     port: Any, made: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -283,7 +283,7 @@ def test_an_authority_without_a_list_is_told(
         opened.client(pair=made.pair("client"))
 
 
-def test_an_authority_that_is_gone_trusts_nobody(port: Any, made: Authority, tmp_path: Path) -> None:
+def test_a_removed_authority_is_not_trusted(port: Any, made: Authority, tmp_path: Path) -> None:
     """A trust store only grows, so there has to be a new one (mosquitto PR #3568)."""
     (tmp_path / "new").mkdir()
     new, ca = Authority(tmp_path / "new"), tmp_path / "authorities.pem"
@@ -489,7 +489,7 @@ def test_a_private_key_with_a_password(made: Authority, tmp_path: Path) -> None:
     ListenerTls(TlsFiles(((str(cert), str(key)),), key_password="of another listener"))
 
 
-def test_the_end_is_told_ahead(made: Authority, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_expiry_is_logged_in_advance(made: Authority, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     begins = clock.now - DAY
     cert, key = made.pair("ends", not_before=begins, not_after=begins + 91 * DAY)
     tls = ListenerTls(TlsFiles(((str(cert), str(key)),), what="listener.main"), clock)
@@ -506,7 +506,7 @@ def test_the_end_is_told_ahead(made: Authority, clock: Clock, caplog: pytest.Log
     ]  # fmt: skip
 
 
-def test_a_certificate_for_a_week_is_told_on_its_last_day(
+def test_a_weekly_certificate_is_logged_on_its_last_day(
     made: Authority, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     cert, key = made.pair("week", not_before=clock.now - DAY, not_after=clock.now + 5 * DAY)
@@ -517,7 +517,7 @@ def test_a_certificate_for_a_week_is_told_on_its_last_day(
     assert len(caplog.messages) == 1
 
 
-def test_a_key_for_everybody_is_told(port: Any, made: Authority, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_world_readable_key_is_logged(port: Any, made: Authority, caplog: pytest.LogCaptureFixture) -> None:
     cert, key = made.pair("open")
     port((cert, key))
     assert caplog.messages == []
@@ -526,7 +526,7 @@ def test_a_key_for_everybody_is_told(port: Any, made: Authority, caplog: pytest.
     assert f"every user of this machine can read the private key {key}" in caplog.text
 
 
-def test_an_expired_certificate_is_told_at_the_start(
+def test_an_expired_certificate_is_logged_at_start(
     port: Any, made: Authority, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     pair = made.pair("gone", not_before=clock.now - 9 * DAY, not_after=clock.now - DAY)
