@@ -197,7 +197,23 @@ class AcmeFiles:
 
     def all_have_read(self, version: str) -> bool:
         """Return whether every process that answers challenges has read this version. Raises OSError."""
-        return all(_has_read(path, version) for path in self.readers.iterdir()) if self.readers.is_dir() else True
+        for path in self.readers.iterdir() if self.readers.is_dir() else ():
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # its process runs
+                if os.read(fd, 100).decode() != version:
+                    return False
+            else:
+                # Unlocked: its process was killed, or has created the file and not yet locked it.
+                if os.fstat(fd).st_mtime + _STALE_READER_S < time.time():
+                    path.unlink(missing_ok=True)
+            finally:
+                os.close(fd)
+        return True
 
     def state(self) -> State:
         """Return the stored state of orders."""
@@ -242,25 +258,6 @@ class AnswerReader:
     def close(self) -> None:
         """Remove the file, so that orders do not wait for this process."""
         self._path.unlink(missing_ok=True)
-
-
-def _has_read(path: Path, version: str) -> bool:
-    """Return whether a process has read this version, or no longer runs."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return os.read(fd, 100).decode() == version
-    else:
-        # Unlocked: its process was killed, or has created the file and not yet locked it.
-        if os.fstat(fd).st_mtime + _STALE_READER_S < time.time():
-            path.unlink(missing_ok=True)
-        return True
-    finally:
-        os.close(fd)
 
 
 def make_private_folder(path: Path) -> None:

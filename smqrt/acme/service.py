@@ -205,24 +205,23 @@ class AcmeService:
 
 
 def _outcome(plan: AcmePlan, kind: str) -> bool | Exception | None:
-    """Return the result or the exception of `_order_once`: gevent prints exceptions of its threads."""
+    """Order in this thread. Return False when another process has done so, None when another one is ordering.
+
+    Exceptions are returned, because gevent prints those that its threads raise.
+    """
+    files = plan.files
     try:
-        return _order_once(plan, kind)
+        with files.locked() as has_lock:
+            if not has_lock:
+                return None
+            if files.due_s() > time():
+                return False
+            key = new_key()
+            chain = orders.order(plan.account, files.names, kind, key, lambda answers: _publish(files, answers))
+            files.store(chain, key)
+            return True
     except Exception as error:
         return error
-
-
-def _order_once(plan: AcmePlan, kind: str) -> bool | None:
-    """Order in this thread. Return False when another process has done so, None when another one is ordering."""
-    files = plan.files
-    with files.locked() as has_lock:
-        if not has_lock:
-            return None
-        if files.due_s() > time():
-            return False
-        key = new_key()
-        files.store(orders.order(plan.account, files.names, kind, key, lambda answers: _publish(files, answers)), key)
-        return True
 
 
 def _publish(files: AcmeFiles, answers: Sequence[Answer]) -> None:

@@ -213,13 +213,26 @@ class Pty:
 
     def _launch(self, command: PtyCommand) -> None:
         loop: Any = get_hub().loop
-        loop.install_sigchld()  # first: the child may exit before `_spawn_child` returns
+        loop.install_sigchld()  # first: the child may exit before `_spawn` returns
         self._master, slave = os.openpty()
         self._errors, errors = os.pipe() if command.separate_stderr else (-1, slave)
         try:
             _set_mode(slave, command.stty)
             fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-            self.pid = _spawn_child(command, slave, errors)
+            words = [command.words[0], command.name or command.words[0], *command.words[1:]]
+            self.pid = int(
+                _spawn(
+                    sys.executable,
+                    [sys.executable, "-I", "-S", str(_LAUNCHER), *words],
+                    command.variables(),
+                    file_actions=[
+                        (os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate((slave, slave, errors))
+                    ],
+                    setsid=True,
+                    setsigmask=[],
+                    setsigdef=_SIGNALS,  # otherwise signals that the server ignores stay ignored
+                )
+            )
         except BaseException as error:
             self._close_descriptors()
             if isinstance(error, OSError):
@@ -406,22 +419,6 @@ class Pty:
             self._late_timer.stop()
         if waiting:
             self._arrived()
-
-
-def _spawn_child(command: PtyCommand, terminal: int, errors: int) -> int:
-    words = [command.words[0], command.name or command.words[0], *command.words[1:]]
-    streams = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate((terminal, terminal, errors))]
-    return int(
-        _spawn(
-            sys.executable,
-            [sys.executable, "-I", "-S", str(_LAUNCHER), *words],
-            command.variables(),
-            file_actions=streams,
-            setsid=True,
-            setsigmask=[],
-            setsigdef=_SIGNALS,  # otherwise signals that the server ignores stay ignored
-        )
-    )
 
 
 def _check(command: PtyCommand) -> None:

@@ -201,14 +201,12 @@ class _LargeParts:
             before, found, mail = mail.partition(placeholder)
             assert found
             pieces.append(before)
-            pieces += (_base64(data[at : at + _PIECE_BYTES]) for at in range(0, len(data), _PIECE_BYTES))
+            for at in range(0, len(data), _PIECE_BYTES):
+                piece = data[at : at + _PIECE_BYTES]
+                lines = (piece[line : line + _LINE_BYTES] for line in range(0, len(piece), _LINE_BYTES))
+                pieces.append(b"".join(b2a_base64(line, newline=False) + _CRLF for line in lines))
             pieces[-1] = pieces[-1].removesuffix(_CRLF)
         return [*pieces, mail]
-
-
-def _base64(data: bytes) -> bytes:
-    lines = (b2a_base64(data[at : at + _LINE_BYTES], newline=False) for at in range(0, len(data), _LINE_BYTES))
-    return _CRLF.join((*lines, b""))
 
 
 def _line(name: str, value: str) -> str:

@@ -24,6 +24,7 @@ from gevent import get_hub
 
 from smqrt.loop.readiness import READ
 from smqrt.transport.admission import CONNECTIONS, open_connections
+from smqrt.transport.tls import Address
 
 SLACK, SLACK_SHARE = 3, 32
 """A worker keeps this many connections more than another, and one more for each 32 of the other's: passing one on costs
@@ -97,13 +98,13 @@ class Balance:
             one.setblocking(False)
         self._watchers: list[Any] = [get_hub().loop.io(one.fileno(), READ) for one in self._inboxes]
         self._receives_for = {number}
-        self._takers: dict[str, Callable[[int, tuple[Any, ...]], object]] = {}
+        self._takers: dict[str, Callable[[int, Address], object]] = {}
         self._accepting: set[str] = set()
         open_connections.publish_in(self._open[number : number + 1])
 
     # ---- passing on
 
-    def gives(self, name: str, fd: int, address: tuple[Any, ...]) -> bool:
+    def gives(self, name: str, fd: int, address: Address) -> bool:
         """Pass an accepted connection on to the worker with the fewest. Return False when this worker keeps it.
 
         Args:
@@ -134,7 +135,7 @@ class Balance:
 
     # ---- receiving
 
-    def add(self, name: str, take: Callable[[int, tuple[Any, ...]], object]) -> None:
+    def add(self, name: str, take: Callable[[int, Address], object]) -> None:
         """Call `take` with descriptor and address of each connection for the listener of that name."""
         self._takers[name] = take
 
@@ -192,7 +193,7 @@ class Balance:
             one.close()
 
 
-def _received(inbox: socket.socket, max_count: int) -> Iterator[tuple[int, str, tuple[Any, ...]]]:
+def _received(inbox: socket.socket, max_count: int) -> Iterator[tuple[int, str, Address]]:
     """Yield descriptor, listener name and client address of the connections in transit."""
     for _ in range(max_count):
         try:

@@ -77,8 +77,13 @@ def matches(der: bytes, name: str) -> bool:
         return False
     try:
         address = ip_address(name)
-    except ValueError:
-        return any(_covers(pattern, _ascii(name)) for pattern in _names_of_hosts(certificate, names))
+    except ValueError:  # a host name
+        try:
+            name = name.encode("idna").decode()
+        except UnicodeError:
+            pass  # compare it as it is
+        name = name.lower().rstrip(".")
+        return any(_covers(pattern, name) for pattern in _names_of_hosts(certificate, names))
     return names is not None and address in names.get_values_for_type(x509.IPAddress)
 
 
@@ -138,13 +143,6 @@ def _covers(pattern: str, name: str) -> bool:
         return pattern == name
     _, dot, parent = name.partition(".")
     return bool(dot) and "." in parent and parent == pattern[2:]
-
-
-def _ascii(name: str) -> str:
-    try:
-        return name.encode("idna").decode().lower().rstrip(".")
-    except UnicodeError:
-        return name.lower().rstrip(".")
 
 
 # ---- a self-signed certificate for tests, created at first use and stored for the user

@@ -73,10 +73,10 @@ class ListenerTls:
         self._loaded = load(files, clock())
         self.fault: str | None = None
         self.reloads = self.failures = 0
-        self._began = self.read_at = clock()
+        self._context_since = self.read_at = clock()
         self.context = self._loaded.default
         self._set_callbacks(self._loaded)
-        self._log_warnings(self._loaded.troubles)
+        self._log_warnings(self._loaded.warnings)
         self.look_at_the_clock()
 
     @property
@@ -113,11 +113,11 @@ class ListenerTls:
             self.reloads += 1
             self.read_at = self._clock()
             if not self._load_into_current(loaded):
-                self.context, self._began = loaded.default, self._clock()
+                self.context, self._context_since = loaded.default, self._clock()
             self._set_callbacks(loaded)
             self._loaded = loaded
             self._warned.clear()
-            self._log_warnings(loaded.troubles)
+            self._log_warnings(loaded.warnings)
             self.look_at_the_clock()
         else:
             self.failures += 1
@@ -139,11 +139,11 @@ class ListenerTls:
     def _rejection(self, loaded: Loaded) -> str | None:
         """Return why files must not replace those in use: an expired one never replaces a valid one."""
         now = self._clock()
-        before = {one.path: one.trouble(now) for one in self.certificates}
+        before = {one.path: one.invalid_reason(now) for one in self.certificates}
         for one in loaded.certificates:
-            trouble = one.trouble(now)
-            if trouble and before.get(one.path, trouble) is None:
-                return f"{trouble}; the one in use is valid"
+            reason = one.invalid_reason(now)
+            if reason and before.get(one.path, reason) is None:
+                return f"{reason}; the one in use is valid"
         old, new = self._loaded.trust.until, loaded.trust.until
         if new and new < now and old and old >= now:
             return f"the revocation list {self.tls_files.client_crl} has expired; the one in use is valid"
@@ -175,7 +175,7 @@ class ListenerTls:
         self._challenges = contexts
         self._set_callbacks(self._loaded)
 
-    def _note_acme_offer(self, client: Any, direction: str, *message: Any) -> None:
+    def _note_acme_offer(self, client: ssl.SSLObject, direction: str, *message: Any) -> None:
         """Handle a handshake message: version, content type, message type, data.
 
         Runs before `_choose_context`, because Python does not give that callback the protocols a client offers.
@@ -200,9 +200,9 @@ class ListenerTls:
         """Log certificates and lists that expire, and replace the ticket keys once a day."""
         now = self._clock()
         for certificate in self.certificates:
-            days, trouble = certificate.warns_days(now), certificate.trouble(now)
-            if trouble:
-                self._warn_once(certificate.path, trouble, trouble)
+            days, reason = certificate.warning_days(now), certificate.invalid_reason(now)
+            if reason:
+                self._warn_once(certificate.path, reason, reason)
             elif days is not None:
                 left = "a day" if days == 1 else f"{days} days"
                 line = f"the certificate {certificate.path} expires within {left}, at {shown(certificate.not_after)}"
@@ -211,11 +211,11 @@ class ListenerTls:
         if until and until < now:
             line = f"the revocation list {self.tls_files.client_crl} expired at {shown(until)}"
             self._warn_once("list", True, f"{line}: clients with a certificate are rejected until there is a new one")
-        list_expired = until is not None and self._began < until <= now
-        if now - self._began > TICKET_KEY_LIFETIME or list_expired:  # new contexts do not resume older sessions
+        list_expired = until is not None and self._context_since < until <= now
+        if now - self._context_since > TICKET_KEY_LIFETIME or list_expired:  # new contexts do not resume older sessions
             with suppress(OSError, StartError):  # no file descriptor left: the next call tries again
-                fresh = made(self.tls_files, self._loaded.pairs, self._loaded.trust)
-                self.context, self._began, self._loaded = fresh.default, now, fresh
+                fresh = build_contexts(self.tls_files, self._loaded.pairs, self._loaded.trust)
+                self.context, self._context_since, self._loaded = fresh.default, now, fresh
                 self._set_callbacks(fresh)
 
     def _warn_once(self, what: str, state: str | int, line: str) -> None:
@@ -326,7 +326,7 @@ class Certificate:
     not_before: datetime
     not_after: datetime
 
-    def trouble(self, now: datetime) -> str | None:
+    def invalid_reason(self, now: datetime) -> str | None:
         """Return why it is not valid at that time, or None."""
         if now > self.not_after:
             return f"the certificate {self.path} expired at {shown(self.not_after)}"
@@ -334,7 +334,7 @@ class Certificate:
             return f"the certificate {self.path} is not valid before {shown(self.not_before)}"
         return None
 
-    def warns_days(self, now: datetime) -> int | None:
+    def warning_days(self, now: datetime) -> int | None:
         """Return the smallest of `WARN_DAYS` that is not below the days left; None when more are left."""
         lifetime, left = self.not_after - self.not_before, self.not_after - now
         reached = (days for days in WARN_DAYS if left <= timedelta(days))
@@ -346,12 +346,12 @@ class Pair:
     """A certificate with its key, and its description.
 
     Attributes:
-        trouble: a warning about the key; empty for none.
+        warning: a text about a problem of the key; empty for none.
     """
 
     identity: Identity
     facts: Certificate
-    trouble: str = ""
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,13 +361,13 @@ class Trust:
     Attributes:
         authorities, lists: the content of the files.
         until: the earliest expiry of the revocation lists.
-        troubles: warnings about them.
+        warnings: texts about problems that do not prevent their use.
     """
 
     authorities: bytes = b""
     lists: bytes = b""
     until: datetime | None = field(default=None, compare=False)
-    troubles: tuple[str, ...] = field(default=(), compare=False)
+    warnings: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(slots=True)
@@ -394,9 +394,9 @@ class Loaded:
         return [pair.facts for pair in self.pairs]
 
     @property
-    def troubles(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """Warnings about files that are used."""
-        return [*filter(None, (pair.trouble for pair in self.pairs)), *self.trust.troubles]
+        return [*filter(None, (pair.warning for pair in self.pairs)), *self.trust.warnings]
 
     @property
     def default_identities(self) -> dict[str, Identity]:
@@ -413,7 +413,7 @@ def load(settings: TlsFiles, now: datetime) -> Loaded:
     try:
         pairs = [_read_pair(*pair, settings.key_password) for pair in settings.pairs]
         trust = _read_trust(settings, now)
-        return made(settings, pairs, trust)
+        return build_contexts(settings, pairs, trust)
     except OSError as error:  # no file descriptor left
         fault = f"cannot read the certificates: {error.strerror or error}"
     except StartError as error:
@@ -432,7 +432,7 @@ def check(settings: TlsFiles, now: datetime) -> None:
         raise StartError(f"{settings.what}: {error}" if settings.what else str(error)) from None
 
 
-def made(settings: TlsFiles, pairs: Sequence[Pair], trust: Trust) -> Loaded:
+def build_contexts(settings: TlsFiles, pairs: Sequence[Pair], trust: Trust) -> Loaded:
     """Create contexts from the content of the files.
 
     Raises:
@@ -512,11 +512,11 @@ def _read_pair(cert: str, key: str, password: str | None) -> Pair:
     facts = Certificate(
         cert, subject, tuple(names), key_kind(leaf), leaf.not_valid_before_utc, leaf.not_valid_after_utc
     )
-    trouble = ""
+    warning = ""
     with suppress(OSError):
         if os.stat(key).st_mode & stat.S_IROTH:
-            trouble = f"every user of this machine can read the private key {key}; chmod o= {key}"
-    return Pair(identity, facts, trouble)
+            warning = f"every user of this machine can read the private key {key}; chmod o= {key}"
+    return Pair(identity, facts, warning)
 
 
 def _read_trust(settings: TlsFiles, now: datetime) -> Trust:
@@ -531,13 +531,13 @@ def _read_trust(settings: TlsFiles, now: datetime) -> Trust:
         found = x509.load_pem_x509_certificates(authorities)
     except ValueError as error:
         raise StartError(f"cannot read the client authorities {path}: {_damage(error)}; give a PEM file") from None
-    troubles = [
+    warnings = [
         f"an authority in {path} has expired: {one.subject.rfc4514_string()}"
         for one in found
         if one.not_valid_after_utc < now
     ]
     if settings.client_crl is None:
-        return Trust(authorities, troubles=tuple(troubles))
+        return Trust(authorities, warnings=tuple(warnings))
     lists = _content(settings.client_crl)
     end = b"-----END X509 CRL-----"
     try:
@@ -550,12 +550,12 @@ def _read_trust(settings: TlsFiles, now: datetime) -> Trust:
         raise StartError(f"there is no revocation list in {settings.client_crl}; give a PEM file")
     until = min((one.next_update_utc for one in revoked if one.next_update_utc), default=None)
     covered = {one.issuer for one in revoked}
-    troubles += [
+    warnings += [
         f"{settings.client_crl} has no list of {one.subject.rfc4514_string()}: its clients are rejected"
         for one in found
         if one.subject not in covered
     ]
-    return Trust(authorities, lists, until, tuple(troubles))
+    return Trust(authorities, lists, until, tuple(warnings))
 
 
 def _content(path: str) -> bytes:

@@ -22,7 +22,7 @@ from smqrt.errors import ArgumentError, StreamError
 from smqrt.loop.readiness import READ, WRITE, Ready, Signal, Wait, block
 from smqrt.loop.scheduling import Turn
 from smqrt.transport.graceful_close import send_and_close
-from smqrt.transport.tls import Buffer, TlsTransport, Transport
+from smqrt.transport.tls import Address, Buffer, TlsTransport, Transport
 from smqrt.wire.connection_state import Life, moved
 
 # ---- Socket options by the names of `sock:setoption` (spec: bas-api §8.2).
@@ -98,7 +98,7 @@ _SETTERS: dict[str, Callable[..., None]] = {
 }
 
 
-Info = tuple[int, Any]
+Info = tuple[int, Address]
 """Address family, and the address for `connect` or `bind`."""
 
 
@@ -536,7 +536,7 @@ def _connect_first(addresses: list[Info], source: Info | None) -> _socket.socket
     raise failure
 
 
-def _connect(sock: _socket.socket, address: Any, source: Info | None) -> None:
+def _connect(sock: _socket.socket, address: Address, source: Info | None) -> None:
     sock.setblocking(False)
     sock.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
     if source is not None:
@@ -559,7 +559,7 @@ def _connect(sock: _socket.socket, address: Any, source: Info | None) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _address_from(get_name: Callable[[], tuple[Any, ...]]) -> tuple[str, int]:
+def _address_from(get_name: Callable[[], Address]) -> tuple[str, int]:
     try:
         host, port = get_name()[:2]
     except OSError as error:

@@ -107,12 +107,13 @@ class TlsTransport(TlsSession):
             BlockingIOError: not finished. Wait for the socket to become writable if `wants_write`, else readable.
             OSError: it failed (`ssl.SSLError` among others).
         """
-        if not self._is_handshake_done():
+        if not self._advance_handshake():
             self._receive()
-            if not self._is_handshake_done():
+            if not self._advance_handshake():
                 raise BlockingIOError("the TLS handshake is not finished")
 
-    def _is_handshake_done(self) -> bool:
+    def _advance_handshake(self) -> bool:
+        """Continue with the received data; return whether the handshake is finished."""
         try:
             self._ssl.do_handshake()
         except ssl.SSLWantReadError:
@@ -454,6 +455,8 @@ class HandshakeQueue:
 
 
 class _Handshake:
+    """The unfinished handshake of one connection."""
+
     __slots__ = ("_address", "_queue", "_transport", "_watcher", "deadline_s")
 
     def __init__(self, queue: HandshakeQueue, transport: TlsTransport, address: Address) -> None:

@@ -192,7 +192,7 @@ def test_who_is_answered_and_what_is_shown_are_settings(serve: Serve, tmp_path: 
 def test_what_is_no_origin_or_host_is_one_sentence(serve: Serve, tmp_path: Path, option: str, value: str) -> None:
     served = serve(application(tmp_path / "app"), option, value)
     assert served.wait() == 1
-    assert served.output.startswith(f"Error: {option[2:]}: {value!r} is no ")
+    assert served.output.startswith(f"Error: {option[2:]}: {value!r} is not a")
     assert len(served.lines) == 1
 
 
