@@ -315,7 +315,7 @@ def self_signed(
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_before(now - timedelta(hours=1))  # clients may have clocks that are behind
         .not_valid_after(now + lifetime)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(one) for one in names]), critical=False)
     )

@@ -218,7 +218,7 @@ class Pty:
         self._errors, errors = os.pipe() if command.separate_stderr else (-1, slave)
         try:
             _set_mode(slave, command.stty)
-            fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+            fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))  # the pixels are 0
             words = [command.words[0], command.name or command.words[0], *command.words[1:]]
             self.pid = int(
                 _spawn(
@@ -347,7 +347,7 @@ class Pty:
         """
         if self._closed:
             return
-        self._closed = True
+        self._closed = True  # first: the calls below resume waiting greenlets
         self._writable.close(StreamError("terminated"))
         for source in self._sources:
             source.close()
@@ -361,7 +361,7 @@ class Pty:
             self._signal(signal.SIGCONT)  # a stopped process handles SIGHUP only after SIGCONT
             self._kill_timer = get_hub().loop.timer(HANG_UP_S)
             self._kill_timer.start(self._signal, signal.SIGKILL)
-        get_hub().loop.run_callback(self._serve)
+        get_hub().loop.run_callback(self._serve)  # resolves waiting reads, in the loop greenlet
 
     def close_and_wait(self) -> int | None:
         """Wait `NATURAL_S` for the child to exit, then close as `close`. Drops its output; blocks the greenlet.

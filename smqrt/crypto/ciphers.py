@@ -141,7 +141,7 @@ class Symmetric:
             raise CryptoError("failed", _TAMPERED) from None
 
     def _chained(self, direction: str, data: bytes, ends: bool, breathe: Breathe) -> bytes:
-        context = self._chains.pop(direction, None)
+        context = self._chains.pop(direction, None)  # put back only on success, so that an error ends the chain
         if context is None:
             cipher = Cipher(AES(self._key), CBC(self._iv))
             context = cipher.encryptor() if direction == "encrypt" else cipher.decryptor()
@@ -236,7 +236,8 @@ def unseal(key: bytes, token: bytes) -> bytes | None:
     """Decrypt a token; return None when it was changed or made with another key. Raises as `seal`."""
     cipher = _cipher(key)
     try:
-        sealed = a2b_base64(token.translate(_TO_PLAIN) + b"=" * (-len(token) % 4), strict_mode=True)
+        padding = b"=" * (-len(token) % 4)  # `seal` removes it
+        sealed = a2b_base64(token.translate(_TO_PLAIN) + padding, strict_mode=True)
     except Base64Error:
         return None
     if urlsafe_b64encode(sealed).rstrip(b"=") != token:  # another spelling of the same bytes

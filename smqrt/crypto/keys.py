@@ -113,7 +113,7 @@ def curve_key(x: bytes, y: bytes) -> PublicKey:
 
 def rsa_key(n: bytes, e: bytes) -> PublicKey:
     """Return the public key with modulus n and exponent e. Raises CryptoError "sslcryptoerr" for invalid numbers."""
-    if len(n) > 2 * MAX_RSA_BITS // 8 or len(e) > 8:
+    if len(n) > 2 * MAX_RSA_BITS // 8 or len(e) > 8:  # large numbers make each verification slow
         raise CryptoError("sslcryptoerr", "the modulus or the exponent is too long")
     try:
         return rsa.RSAPublicNumbers(int.from_bytes(e), int.from_bytes(n)).public_key()
@@ -268,7 +268,7 @@ def signature_parameters(signature: bytes) -> tuple[bytes, bytes]:
     except ValueError:
         raise CryptoError("sslcryptoerr", "not an ECDSA signature in DER form") from None
     needed = (max(r, s).bit_length() + 7) // 8
-    size = next((size for size in (32, 48, 66) if size >= needed), None)
+    size = next((size for size in (32, 48, 66) if size >= needed), None)  # of P-256, P-384, P-521
     if size is None or r < 0 or s < 0:
         raise CryptoError("sslcryptoerr", "not an ECDSA signature of a known curve")
     return r.to_bytes(size), s.to_bytes(size)

@@ -196,7 +196,7 @@ def certificate(
     if end <= start:
         raise ArgumentError("certificate: it must end after it begins")
     number = x509.random_serial_number() if serial is None else serial
-    if not 0 < number < 1 << 159:
+    if not 0 < number < 1 << 159:  # 20 octets without the sign bit (RFC 5280 §4.1.2.2)
         raise ArgumentError("certificate: the serial number must be above 0 and have at most 159 bits")
     builder = (
         x509.CertificateBuilder()
@@ -208,6 +208,7 @@ def certificate(
         .not_valid_after(end)
     )
     for extension in asked.extensions:
+        # The issuer sets the identifiers itself: a request may contain wrong ones.
         if not isinstance(extension.value, x509.SubjectKeyIdentifier | x509.AuthorityKeyIdentifier):
             builder = builder.add_extension(extension.value, extension.critical)
     builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(asked.public_key()), False)

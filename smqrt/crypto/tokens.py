@@ -222,7 +222,7 @@ def _key_of_jwk(fields: Mapping[str, Any]) -> VerifyKey | None:
         return None
 
 
-def _verify_key(key: object, name: str | None, only: object) -> VerifyKey:
+def _verify_key(key: object, name: str | None, wanted: object) -> VerifyKey:
     algorithms: tuple[str, ...] = ()
     if isinstance(key, rsa.RSAPublicKey):
         if not MIN_RSA_BITS <= key.key_size <= MAX_RSA_BITS:
@@ -233,8 +233,8 @@ def _verify_key(key: object, name: str | None, only: object) -> VerifyKey:
             algorithms = (OF_CURVES[key.curve.key_size],)
     elif isinstance(key, ed25519.Ed25519PublicKey | ed448.Ed448PublicKey):
         algorithms = EDWARDS
-    if only is not None:
-        algorithms = tuple(one for one in algorithms if one == only)
+    if wanted is not None:
+        algorithms = tuple(one for one in algorithms if one == wanted)
     if not algorithms:
         raise CryptoError("failed", "it has a key of a kind that cannot sign tokens")
     public = cast(rsa.RSAPublicKey, key)

@@ -141,7 +141,7 @@ def _covers(pattern: str, name: str) -> bool:
     pattern = pattern.lower().rstrip(".")
     if not pattern.startswith("*."):
         return pattern == name
-    _, dot, parent = name.partition(".")
+    _, dot, parent = name.partition(".")  # a wildcard replaces one label, and not below a top-level domain
     return bool(dot) and "." in parent and parent == pattern[2:]
 
 
@@ -203,7 +203,7 @@ def _create_pair(host: str) -> tuple[bytes, bytes]:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_before(now - timedelta(hours=1))  # clients may have clocks that are behind
         .not_valid_after(now + timedelta(days=VALID_DAYS))
         .add_extension(x509.SubjectAlternativeName(_self_signed_names(host)), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

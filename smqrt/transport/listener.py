@@ -474,7 +474,7 @@ class Acceptor:
     def __init__(
         self, port: int, host: str | None = None, ipv6: bool = False, context: ssl.SSLContext | None = None
     ) -> None:
-        self.asked_for = f"acceptor {host} {ipv6}", port
+        self.asked_for = f"acceptor {host} {ipv6}", port  # differs from every key of a `Listener`
         given = inherited.take(*self.asked_for)
         self._socket: _socket.socket | None = given[0] if given else _bound(port, host, ipv6)
         open_acceptors.append(self)

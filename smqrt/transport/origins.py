@@ -27,7 +27,7 @@ def same_origin(origin: str, host: str, secure: bool) -> bool:
         secure: whether the connection is TLS.
     """
     match = _ORIGIN.fullmatch(origin.lower())
-    if match is None or match[1] not in _PORTS or (secure and match[1] != "https"):
+    if match is None or match[1] not in _PORTS or (secure and match[1] != "https"):  # such as "null" or "file"
         return False
     if match[2] == host.lower():  # the usual case
         return _AUTHORITY.fullmatch(match[2]) is not None

@@ -388,7 +388,7 @@ class HandshakeQueue:
         self.context = context
         self.on_ready = on_ready
         self.timeout_s, self.max_unfinished = timeout_s, 0
-        self.deadlines = Deadlines(min(0.25, timeout_s / 4))
+        self.deadlines = Deadlines(min(0.25, timeout_s / 4))  # precise enough for short timeouts
         self.share = share()
         self._open: dict[_Handshake, None] = {}
 

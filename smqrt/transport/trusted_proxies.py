@@ -58,7 +58,7 @@ class TrustedNetworks:
         if len(self._cache) >= _MAX_CACHED:
             self._cache.clear()
         try:
-            address = ip_address(host.partition("%")[0])
+            address = ip_address(host.partition("%")[0])  # without the zone of a link-local address
         except ValueError:
             found = False
         else:
@@ -159,7 +159,7 @@ class _AwaitedHeader:
 
     def _receive(self) -> None:
         try:
-            seen = self._sock.recv(_PEEK_BYTES, _socket.MSG_PEEK)
+            seen = self._sock.recv(_PEEK_BYTES, _socket.MSG_PEEK)  # what follows the header belongs to the next layer
             header = parse(self._data + seen)
             size = len(seen) if header is None else header.size_bytes - len(self._data)
             self._data += self._sock.recv(size) if seen else b""
