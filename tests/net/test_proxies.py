@@ -1,4 +1,4 @@
-"""Connections that begin with a PROXY header, against a real listener: pieces, floods, strangers, limits."""
+"""Connections that begin with a PROXY header, against a real listener: pieces, floods, untrusted clients, limits."""
 
 from __future__ import annotations
 
