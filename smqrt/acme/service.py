@@ -160,7 +160,7 @@ class AcmeService:
             kind = other if self._has_http and self._state.failures % 2 else first
         pool = self._pool = self._pool or ThreadPool(1)  # not gevent's own: an order may take minutes
         try:
-            outcome = pool.spawn(_outcome, self.plan, kind).get(timeout=MAX_ORDER_S)
+            outcome = pool.spawn(_order_in_thread, self.plan, kind).get(timeout=MAX_ORDER_S)
             if isinstance(outcome, Exception):
                 raise outcome
         except gevent.Timeout:
@@ -204,7 +204,7 @@ class AcmeService:
             log.error("cannot store the ACME state: %s", error)
 
 
-def _outcome(plan: AcmePlan, kind: str) -> bool | Exception | None:
+def _order_in_thread(plan: AcmePlan, kind: str) -> bool | Exception | None:
     """Order in this thread. Return False when another process has done so, None when another one is ordering.
 
     Exceptions are returned, because gevent prints those that its threads raise.
