@@ -29,7 +29,7 @@ from smqrt.operations import metrics
 from smqrt.settings.settings import table
 from smqrt.settings.tree import environment_name, flag
 from smqrt.smq import close_log, data_path
-from smqrt.transport import graceful_close
+from smqrt.transport.graceful_close import LINGER_S
 from smqrt.transport.tls import HANDSHAKE_S
 from smqrt.wire.smq import MAX_PAYLOAD_BYTES
 from tests.conftest import REPOSITORY, free_port
@@ -303,7 +303,7 @@ def test_figures_of_the_manual_are_those_of_the_code() -> None:
         f"`budget` of `create` | {outbox.DEFAULT_BUDGET_BYTES >> 20} MiB",
         f"together | {outbox.GLOBAL_BUDGET_BYTES >> 20} MiB",
         f"not one byte | {data_path.limits.stalled_s:g} s",
-        f"up to {graceful_close.LINGER_S:g} s",
+        f"up to {LINGER_S:g} s",
     ):
         assert figure in shown
     assert f"{MAX_PAYLOAD_BYTES:,} bytes" in page_text("protocol")

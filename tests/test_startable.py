@@ -27,7 +27,7 @@ REFUSED = {
     "a long socket for restarts": (f'[restart]\nsocket = "{LONG}"', "restart.socket: /tmp/xxx"),
     "a missing certificate of nodes": (
         '[cluster]\npassword = "x"\nlisten = "0.0.0.0:1"\nca = "no"\ncert = "no"',
-        "can't read no",
+        "cannot read no",
     ),
     "a filter that is none": ('[topics."a/#/b"]\nlast_value = true', "'a/#/b' is no filter"),
     "a missing file of users": ('[auth]\nusers = "no-users"', "no-users can't be read"),
@@ -39,7 +39,7 @@ REFUSED = {
     "a listener without a port": ("[listener.more]", "listener.more has no port"),
     "a missing authority of clients": ('tls_port = 0\nclient_ca = "no-ca"', "cannot read no-ca"),
     "an admin listener for all": ('[admin]\nhost = "0.0.0.0"', "admin.host = 0.0.0.0 would let everybody in"),
-    "an origin that is none": ('origins = "foo bar"', "'foo bar' is no origin"),
+    "an origin that is none": ('origins = "foo bar"', "'foo bar' is not an origin"),
     "an access log in no folder": ('[log]\naccess = "no/log"', "log.access: no/log can't be written"),
 }
 

@@ -1,1 +1,1 @@
-"""Certificates of a certificate authority that speaks ACME (RFC 8555): ordered and renewed by the server itself."""
+"""Certificate orders and renewals by ACME (RFC 8555)."""

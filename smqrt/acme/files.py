@@ -1,12 +1,13 @@
-"""Files of ACME in the state folder: the account, the certificate with its key, answers to challenges, what failed.
+"""ACME files in the state folder: account, certificate, challenge answers, order state.
 
     FOLDER/AUTHORITY/account.key, account.json     one account for each certificate authority
-    FOLDER/AUTHORITY/NAME/cert.pem, key.pem        the certificate in use; self-signed until the first has been ordered
-    FOLDER/AUTHORITY/NAME/answers.json             what the authority asks for while it verifies the names
-    FOLDER/AUTHORITY/NAME/readers/                 one file for each process that gives answers: which it has read
+    FOLDER/AUTHORITY/NAME/cert.pem, key.pem        the certificate in use; self-signed until the first order succeeds
+    FOLDER/AUTHORITY/NAME/answers.json             the answers to challenges while the authority verifies the names
+    FOLDER/AUTHORITY/NAME/readers/                 a file for each process that answers: the version it has read
     FOLDER/AUTHORITY/NAME/state.json               failures, and when the next order is due
 
-All files are for their owner only, and are replaced as a whole. Everything here blocks.
+Only the owner can read the files, and each is replaced atomically. File operations block; `ChallengeAnswers` runs them
+in a thread.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import re
 import secrets
 import ssl
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -40,25 +41,24 @@ from smqrt.transport.tls_contexts import Identity
 MAX_STATE_BYTES = 1 << 20
 HTTP_01, TLS_ALPN_01, DNS_01 = "http-01", "tls-alpn-01", "dns-01"
 _SELF_SIGNED = "smqrt self-signed, until a certificate has been ordered"
-_SELF_SIGNED_DAYS = 397  # what browsers accept at most
-_RENEWED_WHEN_LEFT = 1 / 3
+_SELF_SIGNED_DAYS = 397  # the longest lifetime that browsers accept
+_RENEW_AT = 1 / 3
+"""Share of the lifetime that is left when a certificate is renewed."""
 _SPREAD = 1 / 20
-"""Of the lifetime: certificates that were ordered at the same time are not renewed at the same time."""
-
-
-_DEAD_S = 60.0
-"""So old an unlocked file of `AnswerReader` must be before it is removed."""
+"""Share of the lifetime over which renewals of certificates ordered at the same time are spread."""
+_STALE_READER_S = 60.0
+"""Age at which an unlocked file of an `AnswerReader` is removed."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the authority finds at the server while it verifies a name.
+    """The answer to a challenge, by which the authority verifies a name.
 
     Attributes:
-        kind: of the challenge: `HTTP_01`, `TLS_ALPN_01` or `DNS_01`.
+        kind: the kind of the challenge: `HTTP_01`, `TLS_ALPN_01` or `DNS_01`.
         name: the host name.
-        token: of the challenge.
-        key_authorization: the token with the fingerprint of the account's key (RFC 8555 §8.1).
+        token: the token of the challenge.
+        key_authorization: the token and the thumbprint of the account's key (RFC 8555 §8.1).
     """
 
     kind: str
@@ -69,13 +69,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class State:
-    """What is kept of orders from one start to the next.
+    """The state of orders, kept over restarts.
 
     Attributes:
-        failures: how many orders in a row have failed.
-        next_s: when the next one is due, in Unix seconds; 0 when only the certificate says when.
-        fault: why the last one failed; empty when it did not.
-        kind: of the challenges of the last order.
+        failures: number of consecutive failed orders.
+        next_s: earliest time of the next order, in Unix seconds; 0 when only the certificate's lifetime matters.
+        fault: why the last order failed; empty after a success.
+        kind: the challenge kind of the last order.
     """
 
     failures: int = 0
@@ -89,7 +89,7 @@ class AcmeFiles:
     """The files of one certificate.
 
     Args:
-        folder: the state folder of ACME.
+        folder: the state folder for ACME.
         directory: URL of the authority's directory.
         names: host names of the certificate; the first one names its folder.
     """
@@ -122,27 +122,29 @@ class AcmeFiles:
 
     @property
     def readers(self) -> Path:
-        """The folder of the processes that give answers."""
+        """The folder with a file for each process that answers challenges."""
         return self.own / "readers"
 
     # ---- the certificate
 
     def prepare(self) -> None:
-        """Make a self-signed certificate unless there is one that can be used. Raises OSError."""
-        private_folder(self.own)
+        """Create a self-signed certificate unless there is a usable one. Raises OSError."""
+        make_private_folder(self.own)
         try:
             Identity(self.cert.read_bytes(), self.key.read_bytes())
         except (OSError, ArgumentError):
-            self.store(*_self_signed(self.names))
+            self.store(*self_signed(self.names, _SELF_SIGNED, timedelta(days=_SELF_SIGNED_DAYS)))
 
     def store(self, chain: bytes, key: bytes) -> None:
-        """Replace certificate and key; those that read them wait until both have settled. Raises OSError."""
+        """Replace key and certificate; readers reload after both files are unchanged for a while. Raises OSError."""
         write_private(self.key, key)
         write_private(self.cert, chain)
 
     def due_s(self) -> float:
-        """Return when the certificate is to be replaced, in Unix seconds: 0 for one that is self-signed, for other
-        names or unreadable, else a moment before the last third of its lifetime."""
+        """Return when renewal is due, in Unix seconds: shortly before the last third of the certificate's lifetime.
+
+        Return 0 for one that is self-signed, unreadable, or for other names.
+        """
         try:
             leaf = x509.load_pem_x509_certificate(self.cert.read_bytes())
             if leaf.issuer == leaf.subject or not set(self.names) <= set(host_names(leaf)):
@@ -150,15 +152,15 @@ class AcmeFiles:
         except (OSError, ValueError):
             return 0.0
         begins_s, ends_s = leaf.not_valid_before_utc.timestamp(), leaf.not_valid_after_utc.timestamp()
-        spread = random.Random(leaf.serial_number).random() * _SPREAD  # the same for every look at this certificate
-        return ends_s - (ends_s - begins_s) * (_RENEWED_WHEN_LEFT + spread)
+        spread = random.Random(leaf.serial_number).random() * _SPREAD  # seeded: constant for a certificate
+        return ends_s - (ends_s - begins_s) * (_RENEW_AT + spread)
 
-    # ---- what one process tells the others
+    # ---- shared between processes
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
-        """Give whether this process alone may order now; another one may, of a hot restart for example."""
-        private_folder(self.own)
+        """Try to lock the files; yield whether this process may order. In a hot restart two processes try."""
+        make_private_folder(self.own)
         fd = os.open(self.own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
@@ -171,17 +173,17 @@ class AcmeFiles:
             os.close(fd)
 
     def publish(self, answers: Sequence[Answer]) -> None:
-        """Let all processes of the server give these answers. Raises OSError."""
+        """Write the answers for all processes of the server. Raises OSError."""
         write_private(self.answers, json.dumps([asdict(one) for one in answers]).encode())
 
     def forget_answers(self) -> None:
-        """Remove answers that a process left behind which was killed; those of an order that is under way stay."""
-        with self.locked() as is_alone, suppress(FileNotFoundError):
-            if is_alone:
+        """Remove the answers of a process that was killed; those of a running order stay."""
+        with self.locked() as has_lock, suppress(FileNotFoundError):
+            if has_lock:
                 self.answers.unlink()
 
     def published(self) -> list[Answer]:
-        """Return the answers to give; none when the file is missing or damaged."""
+        """Return the published answers; none when the file is missing or damaged."""
         with suppress(OSError, ValueError, TypeError):
             return [Answer(**one) for one in json.loads(_content(self.answers))]
         return []
@@ -194,85 +196,85 @@ class AcmeFiles:
         return ""
 
     def all_have_read(self, version: str) -> bool:
-        """Return whether every process that gives answers has read this version of them. Raises OSError."""
-        return all(_has_read(path, version) for path in self.readers.iterdir()) if self.readers.is_dir() else True
+        """Return whether every process that answers challenges has read this version. Raises OSError."""
+        for path in self.readers.iterdir() if self.readers.is_dir() else ():
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # its process runs
+                if os.read(fd, 100).decode() != version:
+                    return False
+            else:
+                # Unlocked: its process was killed, or has created the file and not yet locked it.
+                if os.fstat(fd).st_mtime + _STALE_READER_S < time.time():
+                    path.unlink(missing_ok=True)
+            finally:
+                os.close(fd)
+        return True
 
     def state(self) -> State:
-        """Return what was kept of earlier orders."""
+        """Return the stored state of orders."""
         with suppress(OSError, ValueError, TypeError):
             return State(**json.loads(_content(self.own / "state.json")))
         return State()
 
     def keep(self, state: State) -> None:
-        """Keep it. Raises OSError."""
+        """Store the state of orders. Raises OSError."""
         write_private(self.own / "state.json", json.dumps(asdict(state)).encode())
 
 
 class AnswerReader:
-    """A process that gives answers: its file names the version that it has read. Everything here blocks.
+    """A file that names the version of the answers that this process has read. All calls block.
 
-    The file is locked while the process lives, so that one which was killed is not waited for.
+    The process holds a lock on the file, so an order does not wait for a process that was killed.
 
     Args:
-        files: where the answers are. Raises OSError.
+        files: with the answers.
+
+    Raises:
+        OSError: the file cannot be created.
     """
 
     _fd = -1
 
     def __init__(self, files: AcmeFiles) -> None:
-        private_folder(files.readers)
+        make_private_folder(files.readers)
         self._path = files.readers / f"{os.getpid()}-{secrets.token_hex(8)}"
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX)  # at once, or after the moment that another process looks
+        fcntl.flock(self._fd, fcntl.LOCK_EX)  # waits at most for the check of another process
 
     def __del__(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)  # not in `close`: a thread may still write
 
     def has_read(self, version: str) -> None:
-        """Name the version that this process gives from now on. Raises OSError."""
+        """Store the version that this process has read. Raises OSError."""
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, version.encode(), 0)
 
     def close(self) -> None:
-        """Do not wait for this process any more."""
+        """Remove the file, so that orders do not wait for this process."""
         self._path.unlink(missing_ok=True)
 
 
-def _has_read(path: Path, version: str) -> bool:
-    """Whether a process has read this version, or does not live any more."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return os.read(fd, 100).decode() == version
-    else:
-        # Unlocked: of a process that was killed, or of one that is between making the file and locking it.
-        if os.fstat(fd).st_mtime + _DEAD_S < time.time():
-            path.unlink(missing_ok=True)
-        return True
-    finally:
-        os.close(fd)
-
-
-def private_folder(path: Path) -> None:
-    """Make a folder, and those above that are missing, for their owner only. Raises OSError."""
+def make_private_folder(path: Path) -> None:
+    """Create a folder and its missing parents, for their owner only. Raises OSError."""
     if not path.is_dir():
-        private_folder(path.parent)
+        make_private_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace a file by one that only its owner can read. Raises OSError."""
+    """Replace a file atomically by one that only its owner can read. Raises OSError."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(fd)  # a crash must not leave an empty key behind a certificate that counts at the authority
+        os.fsync(fd)  # a crash must not leave an empty key for a certificate that was issued
     fresh.replace(path)
 
 
@@ -282,7 +284,7 @@ def _content(path: Path) -> bytes:
 
 
 def new_key() -> bytes:
-    """Make a private key (P-256), as PEM text."""
+    """Create a private key (P-256), as PEM text."""
     return key_pem(ec.generate_private_key(ec.SECP256R1()))
 
 
@@ -293,18 +295,16 @@ def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _self_signed(names: Sequence[str]) -> tuple[bytes, bytes]:
-    return self_signed(names, _SELF_SIGNED, timedelta(days=_SELF_SIGNED_DAYS))
-
-
-def self_signed(names: Sequence[str], subject: str, lives: timedelta, *more: x509.ExtensionType) -> tuple[bytes, bytes]:
-    """Make a self-signed certificate; return it and its key, PEM.
+def self_signed(
+    names: Sequence[str], subject: str, lifetime: timedelta, *extensions: x509.ExtensionType
+) -> tuple[bytes, bytes]:
+    """Create a self-signed certificate; return it and its key, PEM.
 
     Args:
         names: host names.
         subject: its common name.
-        lives: how long it is valid.
-        more: critical extensions.
+        lifetime: how long it is valid.
+        extensions: critical extensions.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, subject)])
@@ -315,98 +315,95 @@ def self_signed(names: Sequence[str], subject: str, lives: timedelta, *more: x50
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + lives)
+        .not_valid_before(now - timedelta(hours=1))  # clients may have clocks that are behind
+        .not_valid_after(now + lifetime)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(one) for one in names]), critical=False)
     )
-    for extension in more:
+    for extension in extensions:
         builder = builder.add_extension(extension, critical=True)
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), key_pem(key)
 
 
-# ---- Answers to the challenges of a certificate authority, in every process of a server.
+# ---- Challenge answers in every process of a server.
 #
 # The process that orders writes them into a file. All processes read that file, so that any of them can answer: a
 # worker, or the other process of a hot restart.
 
 PREFIX = "/.well-known/acme-challenge/"
-LOOK_S = 0.25
+POLL_S = 0.25
 _ACME_IDENTIFIER = x509.ObjectIdentifier("1.3.6.1.5.5.7.1.31")
-_OCTET_STRING_OF_32 = b"\x04\x20"
+_OCTET_STRING_OF_32 = b"\x04\x20"  # DER tag and length
 disk_threads = DiskThreads("of ACME")
 
 Contexts = Mapping[str, ssl.SSLContext]
 
 
 class ChallengeAnswers:
-    """The answers of this process.
+    """The challenge answers of this process.
 
     Args:
-        files: where they are written.
-        on_contexts: is given what TLS-ALPN-01 needs, by host name, whenever it changes.
+        files: with the answers.
+        on_contexts: called with the TLS contexts for TLS-ALPN-01, by host name, when they change.
     """
 
     def __init__(self, files: AcmeFiles, on_contexts: Callable[[Contexts], object]) -> None:
         self._files, self._on_contexts = files, on_contexts
         self._texts: dict[str, bytes] = {}
-        self._seen = self._said = ""
+        self._read_version = self._confirmed_version = ""
         self._reader: AnswerReader | None = None
-        self._watch: gevent.Greenlet[..., None] | None = None
+        self._poller: gevent.Greenlet[..., None] | None = None
 
     def start(self) -> None:
-        """Read the answers, before a connection of the authority can be accepted, and begin to look for others."""
-        self._look()
-        self._watch = gevent.spawn(self._look_for_ever)
+        """Read the answers, then poll for changes. Call it before the listeners accept connections."""
+        self._update()
+        self._poller = gevent.spawn(self._poll)
 
     def stop(self) -> None:
-        """Look no more; what is known is answered still."""
-        if self._watch is not None:
-            self._watch.kill(block=False)
+        """Stop polling; the answers that were read stay available."""
+        if self._poller is not None:
+            self._poller.kill(block=False)
         if self._reader is not None:
             with suppress(OSError):
                 self._reader.close()
             self._reader = None
 
     def of_path(self, path: str) -> bytes | None:
-        """Return what HTTP-01 expects at a path; None when it expects nothing there."""
+        """Return the HTTP-01 answer at a path, or None."""
         return self._texts.get(path.removeprefix(PREFIX)) if path.startswith(PREFIX) else None
 
-    def _look_for_ever(self) -> None:
+    def _poll(self) -> None:
         while True:
-            gevent.sleep(LOOK_S)
-            self._look()
+            gevent.sleep(POLL_S)
+            self._update()
 
-    def _look(self) -> None:
-        # A disk that does not answer, a name that can be in no certificate: at the next look.
+    def _update(self) -> None:
+        # The next poll tries again after a disk error or a name that no certificate can contain.
         with suppress(OSError, ValueError):
-            found = disk_threads.call(self._changed)
-            if found is not None:
-                self._texts, contexts = found
+            changed = disk_threads.call(self._read_changed)
+            if changed is not None:
+                self._texts, contexts = changed
                 self._on_contexts(contexts)
-            if self._said != self._seen and self._reader is not None:
-                said = self._seen
-                disk_threads.call(self._reader.has_read, said)
-                self._said = said
+            if self._confirmed_version != self._read_version and self._reader is not None:
+                version = self._read_version
+                disk_threads.call(self._reader.has_read, version)
+                self._confirmed_version = version
 
-    def _changed(self) -> tuple[dict[str, bytes], Contexts] | None:
-        """What is to be answered, when that is something else than before; in a thread."""
-        if self._reader is None:  # first: answers that are published after the look behind it wait for this process
+    def _read_changed(self) -> tuple[dict[str, bytes], Contexts] | None:
+        """Return HTTP-01 texts by token and TLS-ALPN-01 contexts by name when they have changed. Runs in a thread."""
+        if self._reader is None:  # before the read: an order that publishes later then waits for this process
             self._reader = AnswerReader(self._files)
         version = self._files.version()
-        if version == self._seen:
+        if version == self._read_version:
             return None
         answers = self._files.published()
-        found = _texts(answers), {one.name: _context(one) for one in answers if one.kind == TLS_ALPN_01}
-        self._seen = version
-        return found
+        texts = {one.token: one.key_authorization.encode() for one in answers if one.kind == HTTP_01}
+        contexts = {one.name: _challenge_context(one) for one in answers if one.kind == TLS_ALPN_01}
+        self._read_version = version
+        return texts, contexts
 
 
-def _texts(answers: Iterable[Answer]) -> dict[str, bytes]:
-    return {one.token: one.key_authorization.encode() for one in answers if one.kind == HTTP_01}
-
-
-def _context(answer: Answer) -> ssl.SSLContext:
-    """That of a handshake by which the authority verifies a name (RFC 8737 §3)."""
+def _challenge_context(answer: Answer) -> ssl.SSLContext:
+    """Return the context of a handshake by which the authority verifies a name (RFC 8737 §3)."""
     digest = hashlib.sha256(answer.key_authorization.encode()).digest()
     extension = x509.UnrecognizedExtension(_ACME_IDENTIFIER, _OCTET_STRING_OF_32 + digest)
     chain, key = self_signed([answer.name], "smqrt ACME challenge", timedelta(days=7), extension)

@@ -1,1 +1,1 @@
-"""Child processes: on a pseudo terminal, and commands of the shell."""
+"""Child processes: on pseudo terminals, and shell commands."""

@@ -1,5 +1,7 @@
-"""The beginning of a child on a pseudo terminal: takes the terminal that is its standard input as its own, then becomes
-the command. Run by itself, without the package: `python -I -S pty_launcher.py COMMAND ARGV0 ARGV1 ...`.
+"""Launcher of a command on a pseudo terminal.
+
+It makes its standard input the controlling terminal, then replaces itself by the command. It runs as a script, without
+the package: `python -I -S pty_launcher.py COMMAND ARGV0 ARGV1 ...`.
 """
 
 import _signal as signal  # type: ignore[import-not-found]  # without the enums, which take 5 ms to import
@@ -10,17 +12,17 @@ import resource
 import sys
 import termios
 
-_FILES = 1024  # what programs expect; the server has raised its own limit
+_FILES = 1024  # the usual soft limit; the server has raised its own
 
 _, command, *arguments = sys.argv
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 for number in (signal.SIGPIPE, signal.SIGXFSZ):
     signal.signal(number, signal.SIG_DFL)  # Python ignores them
-os.closerange(3, 1 << 20)  # files that Lua's own `io` has opened
+os.closerange(3, 1 << 20)  # files opened by Lua's own `io` are inheritable
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard), hard))
 try:
     os.execvp(command, arguments)
 except OSError as error:
     os.write(2, f"{command}: {error.strerror}\n".encode("utf-8", "surrogateescape"))
-    os._exit(127 if error.errno == errno.ENOENT else 126)  # as shells do
+    os._exit(127 if error.errno == errno.ENOENT else 126)  # the exit statuses of shells

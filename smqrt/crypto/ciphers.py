@@ -1,4 +1,4 @@
-"""AES in the modes GCM, CCM and CBC, and PBKDF2 (spec: bas-api §7)."""
+"""AES ciphers, PBKDF2, and encrypted URL-safe tokens (spec: bas-api §7)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from smqrt.errors import ArgumentError, CryptoError
 IV_BYTES = {"GCM": 12, "CCM": 12, "CBC": 16}
 KEY_BYTES = (16, 32)
 BLOCK_BYTES, TAG_BYTES = 16, 16
-MAX_CCM_BYTES = (1 << 24) - 1  # what CCM can count beside a nonce of 12 bytes (RFC 3610)
-PIECE_BYTES = 1 << 20  # takes 1 to 2 ms
-_TAMPERED = "the tag does not fit: another key, IV or data, or a damaged message"
+MAX_CCM_BYTES = (1 << 24) - 1  # the length field of CCM with a nonce of 12 bytes (RFC 3610)
+PIECE_BYTES = 1 << 20  # encrypted in 1 to 2 ms
+_TAMPERED = "the tag does not match: another key, IV or data, or a damaged message"
 
 DIGESTS = ("md5", "sha1", "sha256", "sha384", "sha512")
 MAX_ROUNDS = 20_000_000
-"""Of PBKDF2, all blocks of the key together: some ten seconds of a thread."""
+"""PBKDF2 iterations times blocks of the key: about ten seconds of CPU time."""
 
 Breathe = Callable[[], object]
-"""Called between pieces of work."""
+"""Called between pieces of work, so that other greenlets run."""
 
 
 def _no_pause() -> None: ...
@@ -39,17 +39,17 @@ def _no_pause() -> None: ...
 class Symmetric:
     """An AES key with its IV.
 
-    In CBC without padding, one call continues where the one before ended, each direction by itself. A padded message
-    is a whole one: the next begins with the IV again, as every message of GCM and CCM does.
+    In CBC without padding each call continues the chain of the previous one, separately for each direction. A padded
+    message ends the chain: the next begins with the IV again, as every message in GCM and CCM does.
 
     Args:
         mode: "GCM", "CCM" or "CBC".
         key: 16 or 32 bytes.
         iv: 12 bytes for GCM and CCM, 16 for CBC.
-        direction: "encrypt" or "decrypt" for an object that does only this; None for both.
+        direction: "encrypt" or "decrypt" to allow only this; None for both.
 
     Raises:
-        ArgumentError: one of them is something else.
+        ArgumentError: an argument is invalid.
     """
 
     def __init__(self, mode: str, key: bytes, iv: bytes, direction: str | None = None) -> None:
@@ -66,21 +66,21 @@ class Symmetric:
         self._chains: dict[str, CipherContext] = {}
 
     def set_auth(self, data: bytes) -> None:
-        """Have `data` authenticated, not encrypted, with every message from now on. Raises ArgumentError for CBC."""
+        """Authenticate `data`, without encrypting it, with every later message. Raises ArgumentError for CBC."""
         if self._mode == "CBC":
             raise ArgumentError("setauth: CBC does not authenticate; use GCM or CCM")
         self._aad = data
 
     def encrypt(self, data: bytes, padded: bool = False, breathe: Breathe = _no_pause) -> tuple[bytes, bytes | None]:
-        """Encrypt a message: the ciphertext, and the tag of 16 bytes, None for CBC.
+        """Encrypt a message. Return the ciphertext and the tag of 16 bytes, None for CBC.
 
         Args:
             data: whole blocks of 16 bytes for CBC without padding.
-            padded: fill it up to whole blocks by PKCS #7.
+            padded: pad to whole blocks (PKCS #7).
             breathe: called after each MiB.
 
         Raises:
-            ArgumentError: not whole blocks, too long for CCM, or an object that decrypts.
+            ArgumentError: not whole blocks, too long for CCM, or an object that only decrypts.
         """
         self._check("encrypt", data, padded)
         if padded:
@@ -93,7 +93,7 @@ class Symmetric:
             return self._chained("encrypt", data, padded, breathe), None
         context = Cipher(AES(self._key), GCM(self._iv)).encryptor()
         context.authenticate_additional_data(self._aad)
-        sealed = _through(context, data, breathe) + context.finalize()
+        sealed = _update_in_pieces(context, data, breathe) + context.finalize()
         return sealed, context.tag
 
     def decrypt(
@@ -103,24 +103,30 @@ class Symmetric:
 
         Args:
             data: the ciphertext.
-            tag: what `encrypt` gave with it; None for CBC.
-            padded: whether it was filled up by PKCS #7.
+            tag: the tag that `encrypt` returned; None for CBC.
+            padded: remove the padding (PKCS #7).
             breathe: called after each MiB.
 
         Raises:
-            ArgumentError: no tag, or an object that encrypts.
+            ArgumentError: no tag, or an object that only encrypts.
             CryptoError: "failed": the tag or the padding is wrong.
         """
         self._check("decrypt", b"", False)
         if self._mode != "CBC":
-            plain = self._opened(data, tag, breathe)
+            plain = self._decrypt_authenticated(data, tag, breathe)
         elif len(data) % BLOCK_BYTES:
             raise CryptoError("failed", "not whole blocks of 16 bytes")
         else:
             plain = self._chained("decrypt", data, padded, breathe)
-        return _unpadded(plain) if padded else plain
+        if not padded:
+            return plain
+        unpadder = PKCS7(BLOCK_BYTES * 8).unpadder()
+        try:
+            return unpadder.update(plain) + unpadder.finalize()
+        except ValueError:
+            raise CryptoError("failed", "the padding is wrong") from None
 
-    def _opened(self, data: bytes, tag: bytes | None, breathe: Breathe) -> bytes:
+    def _decrypt_authenticated(self, data: bytes, tag: bytes | None, breathe: Breathe) -> bytes:
         if tag is None:
             raise ArgumentError(f"decrypt: {self._mode} needs the tag")
         if len(tag) != TAG_BYTES:
@@ -130,30 +136,30 @@ class Symmetric:
                 return AESCCM(self._key, TAG_BYTES).decrypt(self._iv, data + tag, self._aad)
             context = Cipher(AES(self._key), GCM(self._iv, tag)).decryptor()
             context.authenticate_additional_data(self._aad)
-            return _through(context, data, breathe) + context.finalize()
-        except (InvalidTag, ValueError):  # the latter: too long for CCM
+            return _update_in_pieces(context, data, breathe) + context.finalize()
+        except (InvalidTag, ValueError):  # ValueError: too long for CCM
             raise CryptoError("failed", _TAMPERED) from None
 
     def _chained(self, direction: str, data: bytes, ends: bool, breathe: Breathe) -> bytes:
-        context = self._chains.pop(direction, None)
+        context = self._chains.pop(direction, None)  # put back only on success, so that an error ends the chain
         if context is None:
             cipher = Cipher(AES(self._key), CBC(self._iv))
             context = cipher.encryptor() if direction == "encrypt" else cipher.decryptor()
-        result = _through(context, data, breathe)
+        result = _update_in_pieces(context, data, breathe)
         if not ends:
             self._chains[direction] = context
         return result
 
     def _check(self, direction: str, data: bytes, padded: bool) -> None:
         if self._direction not in (None, direction):
-            raise ArgumentError(f"{direction}: this object was made to {self._direction}")
+            raise ArgumentError(f"{direction}: this object only {self._direction}s")
         if self._mode == "CBC" and not padded and len(data) % BLOCK_BYTES:
-            raise ArgumentError(f"{direction}: CBC takes whole blocks of 16 bytes; give 'PKCS7' to have it filled up")
+            raise ArgumentError(f"{direction}: CBC takes whole blocks of 16 bytes; give 'PKCS7' for padding")
         if self._mode == "CCM" and len(data) > MAX_CCM_BYTES - BLOCK_BYTES:
             raise ArgumentError(f"{direction}: CCM takes at most 16 MiB at a time; use GCM")
 
 
-def _through(context: CipherContext, data: bytes, breathe: Breathe) -> bytes:
+def _update_in_pieces(context: CipherContext, data: bytes, breathe: Breathe) -> bytes:
     if len(data) <= PIECE_BYTES:
         return context.update(data)
     view, pieces = memoryview(data), []
@@ -163,19 +169,11 @@ def _through(context: CipherContext, data: bytes, breathe: Breathe) -> bytes:
     return b"".join(pieces)
 
 
-def _unpadded(data: bytes) -> bytes:
-    unpadder = PKCS7(BLOCK_BYTES * 8).unpadder()
-    try:
-        return unpadder.update(data) + unpadder.finalize()
-    except ValueError:
-        raise CryptoError("failed", "the padding is wrong") from None
-
-
 def digest_named(name: str) -> str:
-    """`name` as Python's hashlib has it: md5, sha1, sha256, sha384, sha512; letter case and a dash do not matter.
+    """Return the name for hashlib: md5, sha1, sha256, sha384 or sha512. Ignores letter case and dashes.
 
     Raises:
-        ArgumentError: it is none of them.
+        ArgumentError: an unknown name.
     """
     plain = name.lower().replace("-", "")
     if plain not in DIGESTS:
@@ -184,13 +182,13 @@ def digest_named(name: str) -> str:
 
 
 def pbkdf2(algorithm: str, password: bytes, salt: bytes, iterations: int, size_bytes: int) -> bytes:
-    """Derive a key from a password (RFC 8018). Computes for long: call it in a thread.
+    """Derive a key from a password (RFC 8018). Slow: call it in a thread.
 
     Args:
-        algorithm: of the HMAC, see `digest_named`.
+        algorithm: the hash of the HMAC, see `digest_named`.
         password, salt: any bytes.
         iterations: 1 or more.
-        size_bytes: of the key, 1 or more.
+        size_bytes: size of the key, 1 or more.
 
     Raises:
         ArgumentError: an unknown algorithm, or more work than `MAX_ROUNDS`.
@@ -201,19 +199,19 @@ def pbkdf2(algorithm: str, password: bytes, salt: bytes, iterations: int, size_b
     blocks = -(-size_bytes // hashlib.new(name).digest_size)
     if iterations * blocks > MAX_ROUNDS:
         raise ArgumentError(
-            f"PBKDF2: {iterations} iterations for {size_bytes} bytes are too many; at most {MAX_ROUNDS:,} of all blocks"
+            f"PBKDF2: {iterations} iterations for {size_bytes} bytes are too many; at most {MAX_ROUNDS:,} in all"
         )
     return hashlib.pbkdf2_hmac(name, password, salt, iterations, size_bytes)
 
 
-# ---- Texts in opaque, URL-safe tokens that only the holder of a key can read or make (AES-GCM, NIST SP 800-38D).
+# ---- Encrypted URL-safe tokens (AES-GCM, NIST SP 800-38D).
 
 _NONCE_BYTES = 12
 _TO_PLAIN = bytes.maketrans(b"-_", b"+/")
 
 
 def new_key(size_bytes: int = 32) -> bytes:
-    """A random key.
+    """Return a random key.
 
     Args:
         size_bytes: 16 or 32.
@@ -221,40 +219,41 @@ def new_key(size_bytes: int = 32) -> bytes:
     Raises:
         ArgumentError: another size.
     """
-    return secrets.token_bytes(_checked(size_bytes))
+    return secrets.token_bytes(_checked_key_size(size_bytes))
 
 
 def seal(key: bytes, data: bytes) -> bytes:
-    """The token of `data`: letters, digits, `-` and `_`; another one each time (spec: bas-api §7).
+    """Encrypt `data` into a token of letters, digits, `-` and `_`, different at each call (spec: bas-api §7).
 
     Raises:
-        ArgumentError: the key has another size than 16 or 32 bytes.
+        ArgumentError: the key does not have 16 or 32 bytes.
     """
     nonce = secrets.token_bytes(_NONCE_BYTES)
     return urlsafe_b64encode(nonce + _cipher(key).encrypt(nonce, data, None)).rstrip(b"=")
 
 
 def unseal(key: bytes, token: bytes) -> bytes | None:
-    """The inverse of `seal`; None when the token was changed, or made with another key. Raises as `seal`."""
+    """Decrypt a token; return None when it was changed or made with another key. Raises as `seal`."""
     cipher = _cipher(key)
     try:
-        sealed = a2b_base64(token.translate(_TO_PLAIN) + b"=" * (-len(token) % 4), strict_mode=True)
+        padding = b"=" * (-len(token) % 4)  # `seal` removes it
+        sealed = a2b_base64(token.translate(_TO_PLAIN) + padding, strict_mode=True)
     except Base64Error:
         return None
-    if urlsafe_b64encode(sealed).rstrip(b"=") != token:  # the same bytes spelt in another way
+    if urlsafe_b64encode(sealed).rstrip(b"=") != token:  # another spelling of the same bytes
         return None
     try:
         return cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)
-    except (InvalidTag, ValueError):  # the latter for a nonce that is too short
+    except (InvalidTag, ValueError):  # ValueError: the nonce is too short
         return None
 
 
 def _cipher(key: bytes) -> AESGCM:
-    _checked(len(key))
+    _checked_key_size(len(key))
     return AESGCM(key)
 
 
-def _checked(size_bytes: int) -> int:
+def _checked_key_size(size_bytes: int) -> int:
     if size_bytes not in KEY_BYTES:
-        raise ArgumentError(f"a key of AES has 16 or 32 bytes, not {size_bytes}; ba.aeskey makes one")
+        raise ArgumentError(f"an AES key has 16 or 32 bytes, not {size_bytes}; ba.aeskey creates one")
     return size_bytes

@@ -1,7 +1,7 @@
-"""The key file: secrets and private keys of this machine, what `ba.tpm` has in place of a TPM chip (spec: bas-api §7).
+"""Key file: secrets and private keys that `ba.tpm` uses in place of a TPM (spec: bas-api §7).
 
-A JSON file that only its owner can read, in the user's configuration folder. Its name is one of those that are never
-served, wherever it lies. Processes share it: it is changed under a lock and replaced as a whole.
+It is a JSON file in the user's configuration folder that only its owner can read. The HTTP server never serves a file
+of this name. Processes share it: writers lock it and replace it atomically.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from smqrt.errors import ArgumentError, CryptoError
 from smqrt.process.environment import config_folder
 
 SECRET_BYTES = 32
-MAX_DERIVED_BYTES = 255 * 32  # what HKDF with SHA-256 gives at most (RFC 5869)
+MAX_DERIVED_BYTES = 255 * 32  # the limit of HKDF with SHA-256 (RFC 5869)
 MAX_KEYS, MAX_NAME_BYTES = 1000, 255
 
 
 def default_path() -> Path:
-    """The key file of this user: `$XDG_CONFIG_HOME/smqrt/tpm.key`, else `~/.config/smqrt/tpm.key`.
+    """Return the key file of this user: `$XDG_CONFIG_HOME/smqrt/tpm.key`, else `~/.config/smqrt/tpm.key`.
 
     Raises:
-        CryptoError: "ioerror": the user has no home.
+        CryptoError: "ioerror": the user has no home folder.
     """
     try:
         return config_folder() / "tpm.key"
     except FileNotFoundError:
-        raise CryptoError("ioerror", "this user has no home; set key_file") from None
+        raise CryptoError("ioerror", "this user has no home folder; set key_file") from None
 
 
 @dataclass
@@ -47,12 +47,12 @@ class _Content:
 
 
 class KeyFile:
-    """Secrets and named private keys; made when it is first used.
+    """Secrets and named private keys, in a file that is created at first use.
 
-    The methods that touch the disk say so: call them in a thread.
+    `load` and `add` block on the disk: call them in a thread.
 
     Args:
-        path: of the file; the default is `default_path()`.
+        path: the file; the default is `default_path()`.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -61,14 +61,14 @@ class KeyFile:
 
     @property
     def loaded(self) -> bool:
-        """Whether it was read."""
+        """Whether the file was read."""
         return self._content is not None
 
     def load(self) -> None:
-        """Read the file, or make it; touches the disk.
+        """Read the file, which is created when it is missing. Blocks on the disk.
 
         Raises:
-            CryptoError: "ioerror": it can't be read, is damaged, or others may read it.
+            CryptoError: "ioerror": it cannot be read or is damaged; "noaccess": other users may read it.
         """
         try:
             with self._locked():
@@ -79,39 +79,39 @@ class KeyFile:
             raise CryptoError("ioerror", f"the key file {self.path}: {error.strerror}") from None
 
     def derive(self, name: bytes, size_bytes: int, unique: bool = True) -> bytes:
-        """Derive a key; the same for the same name and length, now and after a restart.
+        """Derive a key: always the same for the same name and length.
 
         Args:
             name: any bytes.
             size_bytes: 1 to 8160.
-            unique: of the secret of this machine, else of that which machines may share: "global" in the file.
+            unique: derive it from the machine's own secret, otherwise from "global", which machines may share.
 
         Raises:
-            ArgumentError: another length.
+            ArgumentError: an invalid length.
         """
         if not 1 <= size_bytes <= MAX_DERIVED_BYTES:
-            raise ArgumentError(f"a key of {size_bytes} bytes; 1 to {MAX_DERIVED_BYTES} are possible")
+            raise ArgumentError(f"a derived key has 1 to {MAX_DERIVED_BYTES} bytes, not {size_bytes}")
         content = self._loaded()
         secret = content.unique if unique else content.shared
         return HKDF(SHA256(), size_bytes, None, b"smqrt derived key " + name).derive(secret)
 
     def has(self, name: str) -> bool:
-        """Whether there is a private key of that name."""
+        """Return whether there is a private key of that name."""
         return name in self._loaded().keys
 
     def pem(self, name: str) -> bytes:
-        """The private key of that name as PEM text. Raises CryptoError "notfound" when there is none."""
+        """Return a private key as PEM text. Raises CryptoError "notfound" when there is none."""
         found = self._loaded().keys.get(name)
         if found is None:
-            raise CryptoError("notfound", f"there is no key '{name}'; make it with createkey")
+            raise CryptoError("notfound", f"there is no key '{name}'; create it with createkey")
         return found.encode()
 
     def add(self, name: str, pem: bytes) -> None:
-        """Keep a new private key; touches the disk.
+        """Store a new private key. Blocks on the disk.
 
         Raises:
             ArgumentError: the name is empty or too long.
-            CryptoError: "exist": there is one of that name; "nospace": there are too many; "ioerror".
+            CryptoError: "exist": the name is in use; "nospace": `MAX_KEYS` is reached; "ioerror".
         """
         if not 0 < len(name.encode("utf-8", "surrogateescape")) <= MAX_NAME_BYTES:
             raise ArgumentError(f"the name of a key has 1 to {MAX_NAME_BYTES} bytes")
@@ -136,7 +136,7 @@ class KeyFile:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Holds the lock of the file, a file beside it: the file itself is replaced."""
+        """Hold a lock on a second file, because the key file itself is replaced."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -147,7 +147,7 @@ class KeyFile:
 
     def _read(self) -> _Content:
         if self.path.stat().st_mode & 0o077:
-            raise CryptoError("noaccess", f"others may read the key file {self.path}: chmod 600 it, or remove it")
+            raise CryptoError("noaccess", f"other users may read the key file {self.path}: chmod 600 it, or remove it")
         try:
             found = json.loads(self.path.read_bytes())
             unique, shared = (b64decode(found[name], validate=True) for name in ("unique", "global"))

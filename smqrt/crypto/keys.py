@@ -1,6 +1,6 @@
-"""RSA and elliptic curve keys: reading, making, signing, encrypting (spec: bas-api §7).
+"""RSA and elliptic curve keys: load, generate, sign, encrypt (spec: bas-api §7).
 
-A key is PEM text (private, public, or a certificate's), or the raw numbers of a public one.
+A key is given as PEM text (private, public, or in a certificate) or as the numbers of a public key.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ PrivateKey = rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey
 PublicKey = rsa.RSAPublicKey | ec.EllipticCurvePublicKey
 Key = PrivateKey | PublicKey
 
-MAX_PEM_BYTES = 64 << 10  # a chain of certificates, of which the first counts
-MIN_RSA_BITS, MAX_RSA_BITS = 1024, 8192  # more than this takes minutes to make
+MAX_PEM_BYTES = 64 << 10  # a certificate chain, of which only the first is used
+MIN_RSA_BITS, MAX_RSA_BITS = 1024, 8192  # larger ones take minutes to generate
 DEFAULT_RSA_BITS = 2048
 
 CURVES: Mapping[str, type[ec.EllipticCurve]] = {
@@ -40,70 +40,66 @@ _HASHES: Mapping[str, type[hashes.HashAlgorithm]] = {
 }
 _BY_SIZE = {hashlib.new(name).digest_size: name for name in _HASHES}
 
-_KEPT = 64  # keys as loaded
+_CACHED_KEYS = 64
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_CACHED_KEYS)
 def load(pem: bytes) -> Key:
-    """Read a key, or the key of a certificate.
+    """Load a key, or the public key of a certificate.
 
     Args:
         pem: PEM text.
 
     Raises:
-        CryptoError: "sslcryptoerr": it is none, it has a password, or it is of a kind other than RSA and curves.
+        CryptoError: "sslcryptoerr": not a key, one with a password, or neither RSA nor of a known curve.
     """
     if len(pem) > MAX_PEM_BYTES:
-        raise CryptoError("sslcryptoerr", "a key of more than 64 KiB")
+        raise CryptoError("sslcryptoerr", "the key has more than 64 KiB")
     try:
-        key = _loaded(pem)
-    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: there is a password
-        raise CryptoError("sslcryptoerr", "no key in PEM format, or one with a password") from None
+        if b"PRIVATE KEY-----" in pem:
+            # The library's validation tests primes: 0.3 s for 4096 bits, while it holds the interpreter lock.
+            key: object = serialization.load_pem_private_key(pem, None, unsafe_skip_rsa_key_validation=True)
+            if isinstance(key, rsa.RSAPrivateKey):
+                _check_numbers(key.private_numbers())
+        elif b"-----BEGIN CERTIFICATE-----" in pem:
+            key = x509.load_pem_x509_certificate(pem).public_key()
+        else:
+            key = serialization.load_pem_public_key(pem)
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: it has a password
+        raise CryptoError("sslcryptoerr", "not a key in PEM format, or one with a password") from None
     if not isinstance(key, Key) or (isinstance(key, PublicKey) and key_bits(key) > 2 * MAX_RSA_BITS):
         raise CryptoError("sslcryptoerr", "the key is neither RSA nor of a known curve")
     return key
 
 
-def _loaded(pem: bytes) -> object:
-    if b"PRIVATE KEY-----" in pem:
-        # The library's check of RSA keys looks for primes, 0.3 s for 4096 bits, with Python's lock held.
-        key = serialization.load_pem_private_key(pem, None, unsafe_skip_rsa_key_validation=True)
-        if isinstance(key, rsa.RSAPrivateKey):
-            _check_numbers(key.private_numbers())
-        return key
-    if b"-----BEGIN CERTIFICATE-----" in pem:
-        return x509.load_pem_x509_certificate(pem).public_key()
-    return serialization.load_pem_public_key(pem)
-
-
 def _check_numbers(key: rsa.RSAPrivateNumbers) -> None:
-    """Whether the numbers of an RSA key fit together; all but whether p and q are primes. Raises ValueError."""
+    """Check that the numbers of an RSA key match, but not that p and q are primes. Raises ValueError."""
     p, q, n, e = key.p, key.q, key.public_numbers.n, key.public_numbers.e
-    fits = min(p, q) > 2 and e > 2 and p * q == n and (key.iqmp * q) % p == 1
-    if not fits or any(key.d * e % (prime - 1) != 1 for prime in (p, q)):
-        raise ValueError("the numbers of the key do not fit together")
+    matches = min(p, q) > 2 and e > 2 and p * q == n and (key.iqmp * q) % p == 1
+    if not matches or any(key.d * e % (prime - 1) != 1 for prime in (p, q)):
+        raise ValueError("the numbers of the key do not match")
     if (key.dmp1, key.dmq1) != (key.d % (p - 1), key.d % (q - 1)):
-        raise ValueError("the exponents of the key do not fit together")
+        raise ValueError("the exponents of the key do not match")
 
 
 def private(pem: bytes) -> PrivateKey:
-    """`load` for a private key. Raises CryptoError as well when it is a public one."""
+    """Load a private key. Raises as `load`, also for a public key."""
     key = load(pem)
     if not isinstance(key, PrivateKey):
-        raise CryptoError("sslcryptoerr", "this takes a private key")
+        raise CryptoError("sslcryptoerr", "a private key is needed")
     return key
 
 
 def public(key: Key) -> PublicKey:
-    """The public half of a key."""
+    """Return the public key of a key."""
     return key.public_key() if isinstance(key, PrivateKey) else key
 
 
 def curve_key(x: bytes, y: bytes) -> PublicKey:
-    """The public key with the point x, y, of the smallest curve that it is on, zeros in front or not.
+    """Return the public key with the point x, y, on the smallest curve that contains it. Ignores leading zeros.
 
     Raises:
-        CryptoError: "sslcryptoerr": it is on none.
+        CryptoError: "sslcryptoerr": no known curve contains the point.
     """
     if max(len(x), len(y)) > MAX_PEM_BYTES:
         raise CryptoError("sslcryptoerr", "the point is too long")
@@ -112,48 +108,44 @@ def curve_key(x: bytes, y: bytes) -> PublicKey:
         if max(numbers).bit_length() <= kind().key_size:
             with suppress(ValueError):
                 return ec.EllipticCurvePublicNumbers(*numbers, kind()).public_key()
-    raise CryptoError("sslcryptoerr", f"the point is on none of the curves {', '.join(CURVES)}")
+    raise CryptoError("sslcryptoerr", f"the point is not on any of the curves {', '.join(CURVES)}")
 
 
 def rsa_key(n: bytes, e: bytes) -> PublicKey:
-    """The public key with modulus n and exponent e. Raises CryptoError when they can't be."""
-    if len(n) > 2 * MAX_RSA_BITS // 8 or len(e) > 8:
-        raise CryptoError("sslcryptoerr", "modulus or exponent are too long")
+    """Return the public key with modulus n and exponent e. Raises CryptoError "sslcryptoerr" for invalid numbers."""
+    if len(n) > 2 * MAX_RSA_BITS // 8 or len(e) > 8:  # large numbers make each verification slow
+        raise CryptoError("sslcryptoerr", "the modulus or the exponent is too long")
     try:
         return rsa.RSAPublicNumbers(int.from_bytes(e), int.from_bytes(n)).public_key()
     except ValueError as error:
-        raise CryptoError("sslcryptoerr", f"no RSA key: {error}") from None
+        raise CryptoError("sslcryptoerr", f"not an RSA key: {error}") from None
 
 
 def key_bits(key: Key) -> int:
-    """The size of a key: of its modulus, or its curve."""
+    """Return the bits of the modulus, or of the curve."""
     return key.key_size
 
 
 def key_size_bytes(key: Key) -> int:
-    """How many bytes the modulus of an RSA key has, or a coordinate of a curve's."""
+    """Return the bytes of the modulus, or of a coordinate of the curve."""
     return (key_bits(key) + 7) // 8
 
 
 def parameters(key: Key) -> tuple[bytes, bytes]:
-    """The numbers of the public half: x and y for a curve, n and e for RSA."""
+    """Return the numbers of the public key: x and y for a curve, n and e for RSA."""
     half = public(key)
     if isinstance(half, rsa.RSAPublicKey):
         numbers = half.public_numbers()
-        return numbers.n.to_bytes(key_size_bytes(half)), _shortest(numbers.e)
+        return numbers.n.to_bytes(key_size_bytes(half)), numbers.e.to_bytes((numbers.e.bit_length() + 7) // 8)
     point = half.public_numbers()
     return point.x.to_bytes(key_size_bytes(half)), point.y.to_bytes(key_size_bytes(half))
 
 
-def _shortest(number: int) -> bytes:
-    return number.to_bytes((number.bit_length() + 7) // 8 or 1)
-
-
-# ---- making keys
+# ---- generating keys
 
 
 def generate(kind: str = "ecc", bits: int = DEFAULT_RSA_BITS, curve: str = "SECP256R1") -> bytes:
-    """Make a private key; for RSA call it in a thread.
+    """Generate a private key; call it in a thread for RSA.
 
     Args:
         kind: "ecc" or "rsa".
@@ -164,11 +156,11 @@ def generate(kind: str = "ecc", bits: int = DEFAULT_RSA_BITS, curve: str = "SECP
         PEM text (PKCS #8).
 
     Raises:
-        ArgumentError: one of them is something else.
+        ArgumentError: an argument is invalid.
     """
     if kind == "rsa":
         if not MIN_RSA_BITS <= bits <= MAX_RSA_BITS:
-            raise ArgumentError(f"key: {bits} bits; {MIN_RSA_BITS} to {MAX_RSA_BITS} are possible")
+            raise ArgumentError(f"key: {MIN_RSA_BITS} to {MAX_RSA_BITS} bits expected, not {bits}")
         return pem_of(rsa.generate_private_key(65537, bits))
     if kind != "ecc":
         raise ArgumentError(f"key: unknown kind '{kind}': use ecc or rsa")
@@ -178,7 +170,7 @@ def generate(kind: str = "ecc", bits: int = DEFAULT_RSA_BITS, curve: str = "SECP
 
 
 def pem_of(key: PrivateKey) -> bytes:
-    """A private key as PEM text."""
+    """Return a private key as PEM text."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -188,7 +180,7 @@ def pem_of(key: PrivateKey) -> bytes:
 
 
 def _digested(data: bytes, digest: str | None) -> tuple[bytes, hashes.HashAlgorithm]:
-    """The digest to sign: `data` itself when it has the length of one, else its digest."""
+    """Return the digest to sign: `data` itself when it has the length of a digest, otherwise its digest."""
     name = digest_named(digest) if digest else _BY_SIZE.get(len(data), "sha256")
     is_digest = len(data) == hashlib.new(name).digest_size
     return data if is_digest else hashlib.new(name, data).digest(), _HASHES[name]()
@@ -206,14 +198,14 @@ def sign(data: bytes, key: PrivateKey, digest: str | None = None, padded: str = 
     """Sign data: ECDSA in DER form, or RSA.
 
     Args:
-        data: a digest, which its length tells (16, 20, 32, 48 or 64 bytes); anything else is hashed before.
+        data: a digest, recognized by its length (16, 20, 32, 48 or 64 bytes), or data to hash first.
         key: the private key.
-        digest: the hash algorithm, for data that is no digest; SHA-256 by default.
+        digest: the hash algorithm, for data that is not a digest; SHA-256 by default.
         padded: for RSA: "pkcs1" or "pss".
 
     Raises:
         ArgumentError: an unknown algorithm or padding.
-        CryptoError: "sslcryptoerr": the key is too short for it.
+        CryptoError: "sslcryptoerr": the key is too short for the digest.
     """
     hashed, algorithm = _digested(data, digest)
     scheme = utils.Prehashed(algorithm)
@@ -228,14 +220,19 @@ def sign(data: bytes, key: PrivateKey, digest: str | None = None, padded: str = 
 
 
 def verify(data: bytes, signature: bytes, key: PublicKey, digest: str | None = None, padded: str = "pkcs1") -> bool:
-    """Whether `signature` is one of `data` by `key`. Arguments and ArgumentError as for `sign`; for a curve the
-    signature may also be the two numbers r and s, one behind the other.
+    """Return whether `signature` is a signature of `data` by `key`. Arguments and ArgumentError as for `sign`.
+
+    For a curve the signature may also be the numbers r and s, concatenated.
     """
     hashed, algorithm = _digested(data, digest)
     scheme = utils.Prehashed(algorithm)
     try:
         if isinstance(key, ec.EllipticCurvePublicKey):
-            key.verify(_in_der(signature, key), hashed, ec.ECDSA(scheme))
+            size = key_size_bytes(key)
+            if len(signature) == 2 * size and not _is_der(signature):
+                r, s = int.from_bytes(signature[:size]), int.from_bytes(signature[size:])
+                signature = utils.encode_dss_signature(r, s)
+            key.verify(signature, hashed, ec.ECDSA(scheme))
         else:
             key.verify(signature, hashed, _signature_padding(padded, algorithm), scheme)
     except ArgumentError:
@@ -243,13 +240,6 @@ def verify(data: bytes, signature: bytes, key: PublicKey, digest: str | None = N
     except (InvalidSignature, ValueError, UnsupportedAlgorithm):
         return False
     return True
-
-
-def _in_der(signature: bytes, key: ec.EllipticCurvePublicKey) -> bytes:
-    size = key_size_bytes(key)
-    if len(signature) == 2 * size and not _is_der(signature):
-        return utils.encode_dss_signature(int.from_bytes(signature[:size]), int.from_bytes(signature[size:]))
-    return signature
 
 
 def _is_der(signature: bytes) -> bool:
@@ -261,30 +251,30 @@ def _is_der(signature: bytes) -> bool:
 
 
 def is_signature(text: bytes, key: PublicKey) -> bool:
-    """Whether `text` has the form of a signature by `key`."""
+    """Return whether `text` has the form of a signature by `key`."""
     if isinstance(key, ec.EllipticCurvePublicKey):
         return len(text) == 2 * key_size_bytes(key) or _is_der(text)
     return len(text) == key_size_bytes(key)
 
 
 def signature_parameters(signature: bytes) -> tuple[bytes, bytes]:
-    """The numbers r and s of an ECDSA signature in DER form, both of the same length: 32, 48 or 66 bytes.
+    """Return the numbers r and s of an ECDSA signature in DER, both of the same length: 32, 48 or 66 bytes.
 
     Raises:
-        CryptoError: "sslcryptoerr": it is none.
+        CryptoError: "sslcryptoerr": not such a signature.
     """
     try:
         r, s = utils.decode_dss_signature(signature)
     except ValueError:
-        raise CryptoError("sslcryptoerr", "no ECDSA signature in DER form") from None
+        raise CryptoError("sslcryptoerr", "not an ECDSA signature in DER form") from None
     needed = (max(r, s).bit_length() + 7) // 8
-    size = next((size for size in (32, 48, 66) if size >= needed), None)
+    size = next((size for size in (32, 48, 66) if size >= needed), None)  # of P-256, P-384, P-521
     if size is None or r < 0 or s < 0:
-        raise CryptoError("sslcryptoerr", "an ECDSA signature of no known curve")
+        raise CryptoError("sslcryptoerr", "not an ECDSA signature of a known curve")
     return r.to_bytes(size), s.to_bytes(size)
 
 
-# ---- encryption with RSA
+# ---- RSA encryption
 
 
 def _encryption_padding(name: str, digest: str | None) -> padding.AsymmetricPadding:
@@ -297,7 +287,7 @@ def _encryption_padding(name: str, digest: str | None) -> padding.AsymmetricPadd
 
 
 def encrypt(data: bytes, key: PublicKey, padded: str = "pkcs1", digest: str | None = None) -> bytes:
-    """Encrypt some bytes, fewer than the key has, with a public RSA key.
+    """Encrypt fewer bytes than the key has, with a public RSA key.
 
     Args:
         padded: "pkcs1" or "oaep".
@@ -305,7 +295,7 @@ def encrypt(data: bytes, key: PublicKey, padded: str = "pkcs1", digest: str | No
 
     Raises:
         ArgumentError: an unknown algorithm or padding.
-        CryptoError: "sslcryptoerr": too long, or the key is not RSA.
+        CryptoError: "sslcryptoerr": too many bytes, or not an RSA key.
     """
     if not isinstance(key, rsa.RSAPublicKey):
         raise CryptoError("sslcryptoerr", "only RSA keys encrypt")
@@ -317,11 +307,11 @@ def encrypt(data: bytes, key: PublicKey, padded: str = "pkcs1", digest: str | No
 
 
 def decrypt(data: bytes, key: PrivateKey, padded: str = "pkcs1", digest: str | None = None) -> bytes:
-    """The inverse of `encrypt`. Raises as well CryptoError "failed" when it was not encrypted for this key."""
+    """Decrypt what `encrypt` returned. Raises as `encrypt`, and CryptoError "failed" for another key."""
     if not isinstance(key, rsa.RSAPrivateKey):
         raise CryptoError("sslcryptoerr", "only RSA keys decrypt")
     scheme = _encryption_padding(padded, digest)
     try:
         return key.decrypt(data, scheme)
     except ValueError:
-        raise CryptoError("failed", "not encrypted for this key, or in another way") from None
+        raise CryptoError("failed", "encrypted for another key, or with another padding") from None

@@ -1,7 +1,7 @@
-"""JSON Web Tokens (RFC 7519), signed with a shared secret or a key, on PyJWT (spec: bas-api §12).
+"""JSON Web Tokens (RFC 7519) and the keys that verify them, on PyJWT (spec: bas-api §12).
 
-The algorithm is never taken from the token: a key accepts those of its kind, so that a public key is no HMAC secret,
-and "none" is nothing.
+The key decides which algorithms are valid, never the token: a public key cannot serve as an HMAC secret, and "none" is
+rejected.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ Secret = bytes | keys.Key
 """A shared secret, or a key."""
 
 
-class _Shared(HMACAlgorithm):
-    """HMAC with a secret of any length, as applications of old have them: PyJWT would warn at each token."""
+class _AnyLengthHmac(HMACAlgorithm):
+    """HMAC with a secret of any length: existing applications use short ones, for which PyJWT warns at each token."""
 
     def check_key_length(self, key: bytes) -> str | None:
-        """Nothing to say."""
+        """Accept every length."""
         return None
 
 
 _jws = PyJWS(ALGORITHMS)
 for _name in SHARED:
     _jws.unregister_algorithm(_name)
-    _jws.register_algorithm(_name, _Shared(getattr(_Shared, "SHA" + _name[2:])))
+    _jws.register_algorithm(_name, _AnyLengthHmac(getattr(_AnyLengthHmac, "SHA" + _name[2:])))
 
 
 def algorithms_for(secret: Secret) -> tuple[str, ...]:
-    """The algorithms that a secret or key is for, the usual one first."""
+    """Return the algorithms for a secret or key, the default first."""
     if isinstance(secret, bytes):
         return SHARED
     if isinstance(secret, rsa.RSAPrivateKey | rsa.RSAPublicKey):
@@ -59,25 +59,25 @@ def algorithms_for(secret: Secret) -> tuple[str, ...]:
 
 
 def sign(payload: bytes, secret: Secret, algorithm: str | None = None, header: Mapping[str, object] = {}) -> bytes:
-    """Make a token.
+    """Create a token.
 
     Args:
         payload: JSON text.
         secret: a shared secret or a private key.
-        algorithm: HS256 and so on; the usual one of the secret by default.
-        header: further fields of the header, such as "kid".
+        algorithm: such as HS256; by default the first of `algorithms_for`.
+        header: additional header fields, such as "kid".
 
     Raises:
-        ArgumentError: the algorithm is unknown, or not for such a secret.
-        CryptoError: "sslcryptoerr": a public key, or fields that a header can't have.
+        ArgumentError: the algorithm is unknown, or does not match the secret.
+        CryptoError: "sslcryptoerr": a public key, or invalid header fields.
     """
     possible = algorithms_for(secret)
     if algorithm is not None and algorithm not in ALGORITHMS:
         raise ArgumentError(f"jwt: unknown algorithm '{algorithm}': use one of {', '.join(ALGORITHMS)}")
     if not possible or algorithm not in (None, *possible):
-        raise ArgumentError(f"jwt: {algorithm} is not for such a key; it takes {', '.join(possible) or 'none'}")
+        raise ArgumentError(f"jwt: this key does not support {algorithm}, only {', '.join(possible) or 'none'}")
     if isinstance(secret, keys.PublicKey):
-        raise CryptoError("sslcryptoerr", "signing takes the private key")
+        raise CryptoError("sslcryptoerr", "signing needs the private key")
     fields = {name: value for name, value in header.items() if name not in ("alg", "b64", "crit")}
     try:
         return _jws.encode(payload, secret, algorithm or possible[0], fields).encode()
@@ -86,31 +86,31 @@ def sign(payload: bytes, secret: Secret, algorithm: str | None = None, header: M
 
 
 def header_of(token: bytes) -> dict[str, object]:
-    """The header of a token that nobody has verified yet: to find the key by its "kid".
+    """Return the unverified header of a token, to find the key by its "kid".
 
     Raises:
-        CryptoError: "failed": it is no token.
+        CryptoError: "failed": not a token.
     """
     _check_size(token)
     try:
         header: dict[str, object] = _jws.get_unverified_header(token)
     except (PyJWTError, ValueError, RecursionError) as error:
-        raise CryptoError("failed", f"no token: {error}") from None
+        raise CryptoError("failed", f"not a token: {error}") from None
     return header
 
 
 def verify(token: bytes, secret: Secret) -> tuple[dict[str, object], bytes]:
-    """Verify a token's signature; its times are the caller's matter.
+    """Verify a token's signature, but not its times.
 
     Args:
-        token: what `sign` gives.
-        secret: the shared secret, or the key, of which the public half is enough.
+        token: the token.
+        secret: the shared secret, or a private or public key.
 
     Returns:
-        The header and the payload, JSON text in general.
+        The header, and the payload, usually JSON text.
 
     Raises:
-        CryptoError: "failed": the signature is wrong, the algorithm is not one of the secret, or it is no token.
+        CryptoError: "failed": not a token, a wrong signature, or an algorithm that does not match the secret.
     """
     _check_size(token)
     key = secret if isinstance(secret, bytes) else keys.public(secret)
@@ -123,10 +123,10 @@ def verify(token: bytes, secret: Secret) -> tuple[dict[str, object], bytes]:
 
 def _check_size(token: bytes) -> None:
     if len(token) > MAX_TOKEN_BYTES:
-        raise CryptoError("failed", "a token of more than 64 KiB")
+        raise CryptoError("failed", "the token has more than 64 KiB")
 
 
-# ---- Keys that tokens of others are verified with, and what such a token claims (RFC 7517, 7519, 8725), on PyJWT.
+# ---- Keys that verify tokens of other issuers, and the claims of such tokens (RFC 7517, 7519, 8725).
 
 PSS = ("PS256", "PS384", "PS512")
 EDWARDS = ("EdDSA",)
@@ -140,13 +140,13 @@ _jwt = PyJWT()
 
 @dataclass(frozen=True, slots=True)
 class VerifyKey:
-    """A key that signatures are verified with.
+    """A key that verifies signatures.
 
     Attributes:
-        name: the "kid" by which tokens ask for it; None when it has none.
-        algorithms: what it is for: never those of another kind, so that a public key is no shared secret.
-        proof: tells this key from others.
-        key: of `cryptography`, or a shared secret.
+        name: the "kid" by which tokens refer to it; None when it has none.
+        algorithms: the algorithms for this kind of key only, so that a public key cannot serve as a shared secret.
+        proof: a fingerprint of the key.
+        key: an object of `cryptography`, or a shared secret.
     """
 
     name: str | None
@@ -156,61 +156,62 @@ class VerifyKey:
 
 
 def shared_key(secret: bytes) -> VerifyKey:
-    """The key of a shared secret, for the algorithms that it is long enough for (RFC 7518 §3.2)."""
+    """Return the key of a shared secret, for the algorithms that its length allows (RFC 7518 §3.2)."""
     algorithms = tuple(name for name in SHARED if len(secret) * 8 >= int(name[2:]))
     return VerifyKey(None, algorithms, sha256(b"secret:" + secret).hexdigest(), secret)
 
 
 def verify_keys(data: bytes) -> list[VerifyKey]:
-    """The keys of a file: public keys or certificates in PEM, or a set in JSON (JWKS).
+    """Return the keys of a file: public keys or certificates in PEM, or a set in JSON (JWKS).
 
     Raises:
-        CryptoError: "failed": there is none, or one is not what it should be; one sentence.
+        CryptoError: "failed": there is no key, or one is invalid; one sentence.
     """
     if data.lstrip().startswith(b"{"):
         return keys_of_set(data)
     blocks = list(_PEM.finditer(data))
     if not blocks:
-        raise CryptoError("failed", "there is no public key in it, neither in PEM nor as a JWKS")
+        raise CryptoError("failed", "it has no public key, neither in PEM nor as a JWKS")
     if len(blocks) > MAX_KEYS:
-        raise CryptoError("failed", f"more than {MAX_KEYS} keys")
-    return [_of_pem(block[1], block[0]) for block in blocks]
-
-
-def _of_pem(kind: bytes, block: bytes) -> VerifyKey:
-    if b"PRIVATE" in kind:
-        raise CryptoError("failed", "it holds a private key; to verify tokens takes the public one")
-    try:
-        if kind == b"CERTIFICATE":
-            key: object = x509.load_pem_x509_certificate(block).public_key()
-        else:
-            key = serialization.load_pem_public_key(block)
-    except (ValueError, UnsupportedAlgorithm):
-        raise CryptoError("failed", "a public key in it can't be read") from None
-    return _verify_key(key, None, None)
+        raise CryptoError("failed", f"it has more than {MAX_KEYS} keys")
+    found = []
+    for block in blocks:
+        text, kind = block[0], block[1]
+        if b"PRIVATE" in kind:
+            raise CryptoError("failed", "it has a private key; use the public key to verify tokens")
+        try:
+            if kind == b"CERTIFICATE":
+                key: object = x509.load_pem_x509_certificate(text).public_key()
+            else:
+                key = serialization.load_pem_public_key(text)
+        except (ValueError, UnsupportedAlgorithm):
+            raise CryptoError("failed", "it has an unreadable public key") from None
+        found.append(_verify_key(key, None, None))
+    return found
 
 
 def keys_of_set(data: bytes) -> list[VerifyKey]:
-    """The keys of a set in JSON (JWKS). Those that are for encryption, of an unknown kind, or shared secrets, which
-    have no place in a public document, are passed over.
+    """Return the keys of a set in JSON (JWKS).
+
+    Skips keys for encryption, keys of an unknown kind, and shared secrets, which must not be in a public document.
 
     Raises:
-        CryptoError: "failed": it is no such set, or no key is left.
+        CryptoError: "failed": not such a set, or no key is left.
     """
     try:
         document = json.loads(data)
         listed = document["keys"]
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise CryptoError("failed", 'it is no JWKS: JSON with a list "keys"') from None
+        raise CryptoError("failed", 'it is not a JWKS: JSON with a list "keys"') from None
     if not isinstance(listed, list) or len(listed) > MAX_KEYS:
-        raise CryptoError("failed", f"it is no JWKS of at most {MAX_KEYS} keys")
-    found = [key for one in listed if isinstance(one, dict) and (key := _of_jwk(one)) is not None]
+        raise CryptoError("failed", f"it is not a JWKS of at most {MAX_KEYS} keys")
+    found = [key for one in listed if isinstance(one, dict) and (key := _key_of_jwk(one)) is not None]
     if not found:
-        raise CryptoError("failed", "there is no key in it that signatures can be verified with")
+        raise CryptoError("failed", "it has no key that can verify signatures")
     return found
 
 
-def _of_jwk(fields: Mapping[str, Any]) -> VerifyKey | None:
+def _key_of_jwk(fields: Mapping[str, Any]) -> VerifyKey | None:
     if fields.get("kty") == "oct" or fields.get("use") not in (None, "sig") or "d" in fields:
         return None
     name, algorithm = fields.get("kid"), fields.get("alg")
@@ -221,26 +222,24 @@ def _of_jwk(fields: Mapping[str, Any]) -> VerifyKey | None:
         return None
 
 
-def _verify_key(key: object, name: str | None, only: object) -> VerifyKey:
-    algorithms = _algorithms(key)
-    if only is not None:
-        algorithms = tuple(one for one in algorithms if one == only)
-    if not algorithms:
-        raise CryptoError("failed", "a key in it is of no kind that signs tokens")
-    public = cast(rsa.RSAPublicKey, key)
-    der = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return VerifyKey(name, algorithms, sha256(der).hexdigest(), key)
-
-
-def _algorithms(key: object) -> tuple[str, ...]:
+def _verify_key(key: object, name: str | None, wanted: object) -> VerifyKey:
+    algorithms: tuple[str, ...] = ()
     if isinstance(key, rsa.RSAPublicKey):
         if not MIN_RSA_BITS <= key.key_size <= MAX_RSA_BITS:
             raise CryptoError("failed", f"an RSA key has {MIN_RSA_BITS} to {MAX_RSA_BITS} bits, not {key.key_size}")
-        return (*RSA, *PSS)
-    if isinstance(key, ec.EllipticCurvePublicKey):
-        is_nist = isinstance(key.curve, ec.SECP256R1 | ec.SECP384R1 | ec.SECP521R1)
-        return (OF_CURVES[key.curve.key_size],) if is_nist else ()
-    return EDWARDS if isinstance(key, ed25519.Ed25519PublicKey | ed448.Ed448PublicKey) else ()
+        algorithms = (*RSA, *PSS)
+    elif isinstance(key, ec.EllipticCurvePublicKey):
+        if isinstance(key.curve, ec.SECP256R1 | ec.SECP384R1 | ec.SECP521R1):
+            algorithms = (OF_CURVES[key.curve.key_size],)
+    elif isinstance(key, ed25519.Ed25519PublicKey | ed448.Ed448PublicKey):
+        algorithms = EDWARDS
+    if wanted is not None:
+        algorithms = tuple(one for one in algorithms if one == wanted)
+    if not algorithms:
+        raise CryptoError("failed", "it has a key of a kind that cannot sign tokens")
+    public = cast(rsa.RSAPublicKey, key)
+    der = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return VerifyKey(name, algorithms, sha256(der).hexdigest(), key)
 
 
 def claims(
@@ -253,18 +252,18 @@ def claims(
     leeway_s: float,
     required: Sequence[str],
 ) -> dict[str, object]:
-    """What a token claims, once its signature and times are found right.
+    """Verify a token's signature and times, and return its claims.
 
     Args:
-        token: as its bearer gave it.
-        key: that it is signed with; its algorithms, never the token's word, say how.
-        allowed: of these algorithms only.
-        issuer, audience: that it must name; None for any.
-        leeway_s: by how much the clocks may differ.
-        required: claims that must be there.
+        token: the token.
+        key: verifies the signature, with one of its own algorithms.
+        allowed: restricts the algorithms.
+        issuer, audience: the required values; None for any.
+        leeway_s: tolerated difference of the clocks.
+        required: names of claims that must be present.
 
     Raises:
-        CryptoError: "failed": it is no good; the text says why, for its bearer.
+        CryptoError: "failed": the token is not valid; the text is meant for its sender.
     """
     algorithms = [name for name in key.algorithms if name in allowed]
     options: Any = {"require": list(required), "verify_aud": audience is not None, "verify_iss": issuer is not None}

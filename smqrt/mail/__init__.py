@@ -1,4 +1,4 @@
-"""Mail: messages, and sending them over SMTP."""
+"""Mail messages and an SMTP client."""
 
 from smqrt.mail.message import Mail
 from smqrt.mail.smtp import MailServer

@@ -1,7 +1,7 @@
-"""A mail as an application describes it, and as it goes out: MIME (RFC 2045 to 2049), by the library `email`.
+"""MIME messages (RFC 2045 to 2049), encoded by the standard library's `email`.
 
-What a stranger may have typed (subject, names, addresses) can't add fields or recipients: a control character in a
-field is refused.
+Subjects, names and addresses may be user input. A control character in one of them raises an error, so input cannot
+add header fields or recipients.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import formataddr, formatdate, getaddresses, make_msgid
 from secrets import token_hex
-from typing import Any
+from typing import cast
 
 from smqrt.errors import StreamError
 
 MAX_MAIL_BYTES = 25 << 20
-"""Texts and attachments together; most servers take no more."""
+"""Texts and attachments together; most servers accept no more."""
 MAX_RECIPIENTS = 100
-"""RFC 5321 §4.5.3.1.8: what every server takes."""
+"""Every server accepts this many (RFC 5321 §4.5.3.1.8)."""
 MAX_FIELD_CHARS = 2000
-"""Of a subject, a name, a list of addresses: folding a field costs more than its length."""
+"""Characters of a subject, a name or an address list: the time to fold a field grows faster than its length."""
 MAX_FILES = 100
 LARGE_BYTES = 64 << 10
-"""`email` goes over a part many times, with the interpreter's lock held: larger ones are encoded here."""
+"""`email` copies a part several times and holds the interpreter lock: this module encodes parts over this size."""
 _LINE_BYTES = 57
-"""So many become 76 digits of Base64 (RFC 2045 §6.8)."""
+"""Bytes that make a line of 76 Base64 digits (RFC 2045 §6.8)."""
 _PIECE_BYTES = 1024 * _LINE_BYTES
 _CRLF = b"\r\n"
 _ENCODINGS = ("7bit", "8bit", "base64", "quoted-printable")
@@ -37,14 +37,14 @@ _POLICY = SMTP.clone(cte_type="7bit")
 
 @dataclass(slots=True)
 class Attachment:
-    """A file within a mail.
+    """A file in a mail.
 
     Attributes:
-        name: its name for the reader; may be empty.
+        name: its file name; may be empty.
         data: its content.
         content_type: such as "image/png".
-        description: a line about it.
-        cid: by which the HTML text shows it, as `cid:logo`; for inline images.
+        description: a one-line description.
+        cid: the identifier by which the HTML text refers to an inline image, as `cid:logo`.
     """
 
     name: str
@@ -56,14 +56,14 @@ class Attachment:
 
 @dataclass(slots=True)
 class Mail:
-    """What is to be sent. Addresses are "ann@example.com" or "Ann <ann@example.com>", several with commas.
+    """A mail to send. Addresses are "ann@example.com" or "Ann <ann@example.com>", several separated by commas.
 
     Attributes:
-        sender, to, cc, bcc, reply_to, subject: the fields; `bcc` is in none.
+        sender, to, cc, bcc, reply_to, subject: the header fields; `bcc` adds recipients but no field.
         text, html: the text in one form or both.
-        charset: how texts are encoded.
-        encoding: how they travel, "base64" for instance; empty: as fits them.
-        images, attachments: files, shown within the HTML text or beside it.
+        charset: the character set of the texts.
+        encoding: their transfer encoding, such as "base64"; empty chooses a suitable one.
+        images, attachments: files shown in the HTML text, and files attached.
     """
 
     sender: str
@@ -80,88 +80,80 @@ class Mail:
     attachments: Sequence[Attachment] = field(default_factory=list)
 
     def envelope(self) -> tuple[str, list[str]]:
-        """The address of the sender, and those of all recipients.
+        """Return the address of the sender and those of all recipients.
 
         Raises:
-            StreamError: "failed": one is no address, or there is none, or too many.
+            StreamError: "failed": an address is invalid, or there are no recipients, or too many.
         """
         senders = _addresses("from", [self.sender])
         if len(senders) != 1:
             raise StreamError("failed", "from: one address expected")
-        found = [pair for name in ("to", "cc", "bcc") for pair in _addresses(name, getattr(self, name))]
+        found = [*_addresses("to", self.to), *_addresses("cc", self.cc), *_addresses("bcc", self.bcc)]
         recipients = list(dict.fromkeys(address for _, address in found))
         if not 1 <= len(recipients) <= MAX_RECIPIENTS:
             raise StreamError("failed", f"to: 1 to {MAX_RECIPIENTS} recipients expected, not {len(recipients)}")
         return senders[0][1], recipients
 
     def encoded(self) -> EncodedMail:
-        """The mail with its fields. Takes long for a large one: for a thread.
+        """Encode the mail. Slow for a large one: call it in a thread.
 
         Raises:
-            StreamError: "failed" and which part is wrong; "toomuchdata".
+            StreamError: "failed" with the invalid part; "toomuchdata".
         """
-        self._check_size()
-        large = _Large()
+        if self.size > MAX_MAIL_BYTES:
+            raise StreamError("toomuchdata", f"a mail has at most {MAX_MAIL_BYTES >> 20} MiB")
+        if len(self.images) + len(self.attachments) > MAX_FILES:
+            raise StreamError("toomuchdata", f"a mail has at most {MAX_FILES} files")
+        large = _LargeParts()
         try:
-            return EncodedMail(large.filled_in(self._message(large).as_bytes()))
+            return EncodedMail(large.insert_into(self._message(large).as_bytes()))
         except (MessageError, ValueError, LookupError) as error:  # an unknown charset, for instance
             raise StreamError("failed", str(error)) from None
 
     @property
     def size(self) -> int:
-        """The bytes of the files and the characters of the texts."""
+        """The bytes of the files plus the characters of the texts."""
         files = sum(len(one.data) for one in (*self.images, *self.attachments))
         return len(self.text or "") + len(self.html or "") + files
 
-    def _check_size(self) -> None:
-        if self.size > MAX_MAIL_BYTES:
-            raise StreamError("toomuchdata", f"a mail has at most {MAX_MAIL_BYTES >> 20} MiB")
-        if len(self.images) + len(self.attachments) > MAX_FILES:
-            raise StreamError("toomuchdata", f"a mail has at most {MAX_FILES} files")
-
-    def _message(self, large: _Large) -> EmailMessage:
+    def _message(self, large: _LargeParts) -> EmailMessage:
         message = EmailMessage(_POLICY)
-        message["From"] = _listed("from", [self.sender])
+        message["From"] = _address_list("from", [self.sender])
         for name, values in (("To", self.to), ("Cc", self.cc), ("Reply-To", [self.reply_to] if self.reply_to else [])):
             if values:
-                message[name] = _listed(name.lower(), values)
+                message[name] = _address_list(name.lower(), values)
         message["Subject"] = _line("subject", self.subject)
         message["Date"] = formatdate()
         message["Message-ID"] = make_msgid(domain=self.envelope()[0].rpartition("@")[2])
-        self._add_texts(message, large)
+        html_part = message  # the part that the images belong to
+        if self.text is not None or self.html is None:
+            message.set_content(*self._content(self.text or "", "plain", large))
+            if self.html is not None:
+                message.add_alternative(*self._content(self.html, "html", large))
+                html_part = _last_part(message)
+        else:
+            message.set_content(*self._content(self.html or "", "html", large))
+        for image in self.images:
+            _add_image(html_part, image, large)
         for one in self.attachments:
             _attach(message, one, large)
         return message
 
-    def _add_texts(self, message: EmailMessage, large: _Large) -> None:
-        part: Any = message  # that the images belong to
-        if self.text is not None or self.html is None:
-            message.set_content(*self._text(self.text or "", "plain", large))
-            if self.html is not None:
-                message.add_alternative(*self._text(self.html, "html", large))
-                part = _last_part(message)
-        else:
-            message.set_content(*self._text(self.html or "", "html", large))
-        for image in self.images:
-            _relate(part, image, large)
-
-    def _text(self, text: str, subtype: str, large: _Large) -> tuple[str, str, str, str | None]:
+    def _content(self, text: str, subtype: str, large: _LargeParts) -> tuple[str, str, str, str | None]:
+        """Return the arguments of `EmailMessage.set_content` for a text."""
         charset = _line("charset", self.charset)
-        if len(text) <= LARGE_BYTES:
-            return text, subtype, charset, self._cte()
-        lines = text.replace("\r\n", "\n").replace("\r", "\n").replace("\n", "\r\n")
-        return large.kept(lines.encode(charset, "replace"), _CRLF).decode(), subtype, charset, "base64"
-
-    def _cte(self) -> str | None:
+        if len(text) > LARGE_BYTES:
+            lines = text.replace("\r\n", "\n").replace("\r", "\n").replace("\n", "\r\n")
+            return large.replaced(lines.encode(charset, "replace"), _CRLF).decode(), subtype, charset, "base64"
         if self.encoding and self.encoding not in _ENCODINGS:
             raise StreamError(
                 "failed", f"encoding: one of {', '.join(_ENCODINGS)} expected, not {self.encoding[:40]!r}"
             )
-        return self.encoding or None
+        return text, subtype, charset, self.encoding or None
 
 
 class EncodedMail:
-    """A mail as it goes out, lines ending in CR LF.
+    """An encoded mail; its lines end in CR LF.
 
     Args:
         pieces: its bytes.
@@ -173,8 +165,8 @@ class EncodedMail:
     def __len__(self) -> int:
         return sum(map(len, self._pieces))
 
-    def stuffed(self) -> Iterator[bytes]:
-        """Its pieces with a second dot in front of each line that begins with one, and the end (RFC 5321 §4.5.2)."""
+    def dot_stuffed(self) -> Iterator[bytes]:
+        """Yield the pieces with each leading dot of a line doubled, then the final dot (RFC 5321 §4.5.2)."""
         begins_line = True
         for piece in filter(None, self._pieces):
             if begins_line and piece.startswith(b"."):
@@ -184,42 +176,41 @@ class EncodedMail:
         yield b".\r\n" if begins_line else b"\r\n.\r\n"
 
 
-class _Large:
-    """Large parts of a mail: `email` gets a mark for each, in the place of which the part comes afterwards."""
+class _LargeParts:
+    """Large parts of a mail: `email` encodes a placeholder for each, which the Base64 of the part replaces later."""
 
     def __init__(self) -> None:
         self._parts: dict[bytes, bytes] = {}
 
-    def kept(self, data: bytes, end: bytes = b"") -> bytes:
-        """The mark of a part that travels in Base64; the part itself when it is not large.
+    def replaced(self, data: bytes, end: bytes = b"") -> bytes:
+        """Return a placeholder for a large part in Base64, or the part itself when it is not large.
 
-        end: what `email` puts behind the part.
+        Args:
+            end: what `email` appends to the part.
         """
         if len(data) <= LARGE_BYTES:
             return data
-        mark = b"part " + token_hex(16).encode()
-        self._parts[b2a_base64(mark + end, newline=False)] = data + end
-        return mark
+        placeholder = b"part " + token_hex(16).encode()
+        self._parts[b2a_base64(placeholder + end, newline=False)] = data + end
+        return placeholder
 
-    def filled_in(self, mail: bytes) -> list[bytes]:
-        """The mail in pieces, with the parts in the places of their marks."""
+    def insert_into(self, mail: bytes) -> list[bytes]:
+        """Return the mail in pieces, with the parts in place of their placeholders."""
         pieces: list[bytes] = []
-        for mark, data in self._parts.items():  # they stand in this order
-            before, found, mail = mail.partition(mark)
+        for placeholder, data in self._parts.items():  # in the order of the mail
+            before, found, mail = mail.partition(placeholder)
             assert found
             pieces.append(before)
-            pieces += (_base64(data[at : at + _PIECE_BYTES]) for at in range(0, len(data), _PIECE_BYTES))
+            for at in range(0, len(data), _PIECE_BYTES):
+                piece = data[at : at + _PIECE_BYTES]
+                lines = (piece[line : line + _LINE_BYTES] for line in range(0, len(piece), _LINE_BYTES))
+                pieces.append(b"".join(b2a_base64(line, newline=False) + _CRLF for line in lines))
             pieces[-1] = pieces[-1].removesuffix(_CRLF)
         return [*pieces, mail]
 
 
-def _base64(data: bytes) -> bytes:
-    lines = (b2a_base64(data[at : at + _LINE_BYTES], newline=False) for at in range(0, len(data), _LINE_BYTES))
-    return _CRLF.join((*lines, b""))
-
-
 def _line(name: str, value: str) -> str:
-    """`value`, which is to stand in a field."""
+    """Return `value` after checking that a header field may contain it."""
     if len(value) > MAX_FIELD_CHARS:
         raise StreamError("toomuchdata", f"{name}: at most {MAX_FIELD_CHARS} characters")
     if not value.isprintable():
@@ -228,63 +219,61 @@ def _line(name: str, value: str) -> str:
 
 
 def _addresses(name: str, values: Sequence[str]) -> list[tuple[str, str]]:
-    found = getaddresses([_line(name, value) for value in values])
-    for _, address in found:
+    """Return display name and address of each, the domain in ASCII."""
+    found = []
+    for display, address in getaddresses([_line(name, value) for value in values]):
         local, _, domain = address.rpartition("@")
         if not local.isascii() or not local or not domain or " " in address:
-            raise StreamError("failed", f"{name}: {address[:80]!r} is no address")
-    return [(display, _with_ascii_domain(name, address)) for display, address in found]
+            raise StreamError("failed", f"{name}: {address[:80]!r} is not an address")
+        try:
+            ascii_domain = domain if domain.isascii() else domain.encode("idna").decode()
+        except UnicodeError:
+            raise StreamError("failed", f"{name}: {domain[:80]!r} is not a domain") from None
+        found.append((display, f"{local}@{ascii_domain}"))
+    return found
 
 
-def _with_ascii_domain(name: str, address: str) -> str:
-    local, _, domain = address.rpartition("@")
-    try:
-        return f"{local}@{domain if domain.isascii() else domain.encode('idna').decode()}"
-    except UnicodeError:
-        raise StreamError("failed", f"{name}: {domain[:80]!r} is no domain") from None
-
-
-def _listed(name: str, values: Sequence[str]) -> str:
+def _address_list(name: str, values: Sequence[str]) -> str:
     pairs = _addresses(name, values)
     return ", ".join(f"{_quoted(display)} <{address}>" if display else address for display, address in pairs)
 
 
 def _quoted(display: str) -> str:
-    """A name in front of an address; `email` encodes what is no ASCII when it folds."""
+    """Quote a display name; `email` encodes characters outside ASCII when it folds the field."""
     if display.isascii():
         return formataddr((display, "x@x")).removesuffix(" <x@x>")
     return '"' + display.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _kind(one: Attachment) -> tuple[str, str]:
+def _content_type(one: Attachment) -> tuple[str, str]:
     main, _, sub = _line("content type", one.content_type).partition(";")[0].strip().partition("/")
     if not all(part.replace("-", "").replace(".", "").replace("+", "").isalnum() for part in (main, sub)):
-        raise StreamError("failed", f"{one.content_type[:80]!r} is no content type, such as image/png")
+        raise StreamError("failed", f"{one.content_type[:80]!r} is not a content type such as image/png")
     return main.lower(), sub.lower()
 
 
-def _last_part(whole: Any) -> Any:
-    return list(whole.iter_parts())[-1]
+def _last_part(whole: EmailMessage) -> EmailMessage:
+    return cast(EmailMessage, list(whole.iter_parts())[-1])
 
 
-def _describe(part: Any, one: Attachment) -> None:
+def _describe(part: EmailMessage, one: Attachment) -> None:
     if one.description:
         part["Content-Description"] = _line("description", one.description)
 
 
-def _attach(message: EmailMessage, one: Attachment, large: _Large) -> None:
-    main, sub = _kind(one)
-    if main in ("message", "multipart"):
+def _attach(message: EmailMessage, one: Attachment, large: _LargeParts) -> None:
+    main, sub = _content_type(one)
+    if main in ("message", "multipart"):  # `email` accepts these only as parsed messages
         main, sub = "application", "octet-stream"
-    message.add_attachment(large.kept(one.data), main, sub, filename=_line("name", one.name) or None)
+    message.add_attachment(large.replaced(one.data), main, sub, filename=_line("name", one.name) or None)
     _describe(_last_part(message), one)
 
 
-def _relate(part: Any, image: Attachment, large: _Large) -> None:
+def _add_image(part: EmailMessage, image: Attachment, large: _LargeParts) -> None:
     if not image.cid:
-        raise StreamError("failed", "htmlimg: an image needs an id, by which the text shows it as cid:id")
-    main, sub = _kind(image)
+        raise StreamError("failed", "htmlimg: an image needs an id; the text refers to it as cid:id")
+    main, sub = _content_type(image)
     name = _line("name", image.name) or None
     cid = _line("id", image.cid).strip("<>")
-    part.add_related(large.kept(image.data), main, sub, cid=f"<{cid}>", filename=name, disposition="inline")
+    part.add_related(large.replaced(image.data), main, sub, cid=f"<{cid}>", filename=name, disposition="inline")
     _describe(_last_part(part), image)

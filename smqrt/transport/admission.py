@@ -1,5 +1,6 @@
-"""Admission of connections: how many may be open in all, for each address and listener, and how many may come in a
-second. Who is over gets 503, is counted and logged.
+"""Limits of accepted connections: in all, per address, per listener and per second.
+
+A connection over a limit gets status 503; it is counted and logged.
 """
 
 from __future__ import annotations
@@ -18,31 +19,31 @@ from smqrt.transport.origins import is_loopback
 from smqrt.transport.trusted_proxies import TrustedNetworks
 
 RESERVE = 128
-"""Descriptors that no connection gets: journals, databases, files of applications, connections to elsewhere."""
-MOST_PER_ADDRESS = 2000
+"""Descriptors kept free for journals, databases, files of applications and outgoing connections."""
+MAX_PER_ADDRESS = 2000
 RATE_OVER_S = 10.0
-"""Rates of new connections are averages of so long: all clients of a server come back at once when it restarts."""
+"""Rates are averages over this time, because all clients of a server reconnect at once when it restarts."""
 MAX_RATED = 10_000
-"""Addresses whose rate is kept; those that came least recently are forgotten."""
-CONNECTIONS = Limit("connections", "max_connections", "as many connections are open as may be")
+"""Addresses whose rate is stored; the least recently used are dropped."""
+CONNECTIONS = Limit("connections", "max_connections", "the maximum of open connections is reached")
 PER_ADDRESS = Limit(
-    "connections_per_address", "connections_per_address", "an address has as many connections open as it may"
+    "connections_per_address", "connections_per_address", "an address has reached its maximum of open connections"
 )
 LISTENER_CONNECTIONS = Limit(
-    "listener_connections", "listener.NAME.max_connections", "a listener has as many connections open as it may"
+    "listener_connections", "listener.NAME.max_connections", "a listener has reached its maximum of open connections"
 )
-CONNECT_RATE = Limit("connect_rate", "limits.connect_rate", "so many connections come in a second as may")
+CONNECT_RATE = Limit("connect_rate", "limits.connect_rate", "the rate of new connections is reached")
 CONNECT_RATE_PER_ADDRESS = Limit(
     "connect_rate_per_address",
     "limits.connect_rate_per_address",
-    "so many connections of an address come in a second as may",
+    "an address has reached its rate of new connections",
 )
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
-"""The answer to a connection that is one too many."""
+"""The response to a connection over a limit."""
 
 
 class Admitted(_socket.socket):
-    """An accepted connection, which is counted until it is closed."""
+    """The socket of an accepted connection, which is counted until it is closed."""
 
     __slots__ = ("_address", "_counts", "_limit", "client_tls")
     _limit: ConnectionLimit | None
@@ -50,35 +51,35 @@ class Admitted(_socket.socket):
 
     @property
     def peer_host(self) -> str | None:
-        """The address of the other side, also when that is gone; None when it is not known."""
+        """The peer's address, also after it has disconnected; None when unknown."""
         return getattr(self, "_address", None)
 
-    def counted(self, limit: ConnectionLimit, address: str) -> None:
-        """Be counted by `limit`."""
+    def count_by(self, limit: ConnectionLimit, address: str) -> None:
+        """Let `limit` count the connection until it is closed."""
         self._limit, self._address = limit, address
 
     def comes_from(self, host: str) -> bool:
-        """Be counted for the address of a client for whom a proxy speaks; False when that has too many."""
+        """Count the connection for the address of the client behind a proxy; return False when that is over a limit."""
         limit = self._limit
         if limit is None or host == self._address:
             return True
-        if limit.moves(self._address, host):
+        if limit.reassign(self._address, host):
             self._address = host
             return True
         return False
 
-    def belongs_to(self, counts: ListenerCounts) -> None:
-        """Be counted by a listener."""
+    def assign_to(self, counts: ListenerCounts) -> None:
+        """Count the connection for a listener until it is closed."""
         self._counts: ListenerCounts | None = counts
         counts.accepted += 1
         counts.open += 1
 
     def close(self) -> None:
-        """Close, and count no more."""
+        """Close and stop counting."""
         limit = getattr(self, "_limit", None)
         if limit is not None:
             self._limit = None
-            limit.left(self._address)
+            limit.release(self._address)
         counts = getattr(self, "_counts", None)
         if counts is not None:
             self._counts = None
@@ -91,11 +92,13 @@ class Admitted(_socket.socket):
 
 @dataclass(slots=True)
 class ListenerCounts:
-    """What a listener counts.
+    """Counts of a listener's connections.
 
     Attributes:
-        accepted: connections that were let in; open: those of them that are not closed; refused: those over a limit.
-        given: passed on to another worker, which counts them.
+        accepted: admitted connections.
+        open: admitted connections that are not closed.
+        refused: connections over a limit.
+        given: connections passed on to another worker, which counts them.
     """
 
     accepted: int = 0
@@ -105,25 +108,26 @@ class ListenerCounts:
 
 
 class ConnectionLimit:
-    """Counts the connections that strangers opened, and refuses those over a limit.
+    """Counts open connections and refuses those over a limit.
 
     Attributes:
-        limit: connections in all; 0 for as many as there are descriptors, less `RESERVE`.
-        per_address: connections of one address; 0 for no limit. Addresses of this machine have none: behind a proxy on
-            it, everybody comes from there.
-        proxies: the same for the addresses of these.
+        limit: maximum of connections; 0 for the number of descriptors less `RESERVE`.
+        per_address: maximum of connections per address; 0 for no limit. Loopback addresses have no limit, because all
+            clients behind a local proxy have one.
+        proxies: trusted proxies; their addresses have no limit either.
+        open: number of open connections.
     """
 
-    def __init__(self, limit: int = 0, per_address: int = MOST_PER_ADDRESS) -> None:
+    def __init__(self, limit: int = 0, per_address: int = MAX_PER_ADDRESS) -> None:
         self.limit, self.per_address = limit, per_address
         self.proxies = TrustedNetworks()
         self.open = 0
-        self._published: memoryview = memoryview(bytearray(4)).cast("I")
+        self._shared_count: memoryview = memoryview(bytearray(4)).cast("I")
         self._by_address: dict[str, int] = {}
         self.rate(in_force())
 
     def rate(self, settings: LimitSettings) -> None:
-        """Limit how many connections come in a second, from now on."""
+        """Set the rates of new connections."""
         self._per_s, self._per_address_per_s = settings.connect_rate, settings.connect_rate_per_address
         self._rate = None if self._per_s is None else _bucket(self._per_s)
         self._rates: OrderedDict[str, Bucket] = OrderedDict()
@@ -131,53 +135,66 @@ class ConnectionLimit:
     def admit(
         self, family: int, kind: int, fd: int, address: tuple[str, *tuple[int, ...]], is_given: bool = False
     ) -> Admitted | None:
-        """The socket of a connection that was accepted; None when it was one too many, and is closed. Of one that
-        another worker has given, that one has looked after the rates.
+        """Return the socket of an accepted connection, or close it and return None when it is over a limit.
+
+        Args:
+            family, kind: of the socket.
+            fd: its descriptor.
+            address: the client's address.
+            is_given: accepted by another worker, which has applied the rates.
         """
         sock, host = Admitted(family, kind, 0, fd), address[0]
         sock.setblocking(False)
-        if self._refused(sock, host, is_given):
-            return None
-        self._count(sock, host)
-        return sock
+        if self.open >= (self.limit or _max_open()):
+            limit, rule = CONNECTIONS, f"{self.open} connections are open, and ulimit -n may allow no more"
+        elif self._has_too_many(host):
+            limit, rule = PER_ADDRESS, f"{self.per_address} connections of {host} are open"
+        elif not (is_given or _is_loopback(host)) and (exceeded := self._exceeded_rate(host)):
+            limit, rule = exceeded, ""
+        else:
+            self._count(sock, host)
+            return sock
+        with contextlib.suppress(OSError):
+            sock.send(BUSY)  # a TLS client sees only the close
+        sock.close()
+        limit.refused(f"a connection of {host}", rule)
+        return None
 
-    def may_come(self, host: str) -> bool:
-        """Whether the rates let one more connection of an address in, which is spent then: for one that is admitted by
-        another worker.
-        """
-        return _is_own(host) or not self._too_fast(host)
+    def use_rate(self, host: str) -> bool:
+        """Count a new connection of an address, which another worker admits; return False when it is over a rate."""
+        return _is_loopback(host) or not self._exceeded_rate(host)
 
     def room(self) -> int:
-        """How many connections more there may be."""
-        return (self.limit or _most()) - self.open
+        """Return how many more connections may be open."""
+        return (self.limit or _max_open()) - self.open
 
     def adopt(self, fd: int, host: str) -> Admitted:
-        """The socket of a connection that another process had admitted; `host` is its client's address."""
+        """Return the socket of a connection that another process has admitted; `host` is its client's address."""
         sock = Admitted(-1, -1, -1, fd)
         sock.setblocking(False)
         self._count(sock, host)
         return sock
 
     def publish_in(self, cell: memoryview) -> None:
-        """Let others know how many connections are open, in a number of 32 bits, from now on."""
-        self._published = cell
+        """Publish the number of open connections in shared memory, as a 32-bit number."""
+        self._shared_count = cell
         cell[0] = self.open
 
     def _count(self, sock: Admitted, host: str) -> None:
         self.open += 1
-        self._published[0] = self.open
+        self._shared_count[0] = self.open
         self._add(host, 1)
-        sock.counted(self, host)
+        sock.count_by(self, host)
 
-    def left(self, host: str) -> None:
-        """One of its connections was closed."""
+    def release(self, host: str) -> None:
+        """Stop counting a closed connection of an address."""
         self.open -= 1
-        self._published[0] = self.open
+        self._shared_count[0] = self.open
         self._add(host, -1)
 
-    def moves(self, before: str, host: str) -> bool:
-        """A connection of `before` is one of `host`, unless that has too many or comes too often, which is counted."""
-        bucket = None if _is_own(host) else self._bucket_of(host)
+    def reassign(self, before: str, host: str) -> bool:
+        """Count a connection of `before` for `host`; return False when that is over a limit."""
+        bucket = None if _is_loopback(host) else self._bucket_of(host)
         if self._has_too_many(host):
             PER_ADDRESS.refused(f"a connection of {host}", f"{self.per_address} connections of {host} are open")
             return False
@@ -198,29 +215,10 @@ class ConnectionLimit:
     def _has_too_many(self, host: str) -> bool:
         if not self.per_address or self._by_address.get(host, 0) < self.per_address:
             return False
-        return not (_is_own(host) or self.proxies.has(host))
+        return not (_is_loopback(host) or self.proxies.has(host))
 
-    def _refused(self, sock: Admitted, host: str, is_given: bool) -> bool:
-        """Whether the connection was one too many, and was closed."""
-        if self.open >= (self.limit or _most()):
-            limit, rule = CONNECTIONS, f"{self.open} connections are open, and ulimit -n may allow no more"
-        elif self._has_too_many(host):
-            limit, rule = PER_ADDRESS, f"{self.per_address} connections of {host} are open"
-        elif not (is_given or _is_own(host)) and (over := self._too_fast(host)):
-            limit, rule = over, ""
-        else:
-            return False
-        self._refuse(sock, host, limit, rule)
-        return True
-
-    def _refuse(self, sock: Admitted, host: str, limit: Limit, rule: str) -> None:
-        with contextlib.suppress(OSError):
-            sock.send(BUSY)  # a client of TLS sees the end only
-        sock.close()
-        limit.refused(f"a connection of {host}", rule)
-
-    def _too_fast(self, host: str) -> Limit | None:
-        """The rate that one more connection of a stranger would exceed; it is counted when there is none."""
+    def _exceeded_rate(self, host: str) -> Limit | None:
+        """Return the rate that one more connection exceeds; count the connection when there is none."""
         if self._rate is None and self._per_address_per_s is None:
             return None
         now_s = monotonic()
@@ -236,7 +234,7 @@ class ConnectionLimit:
         return None
 
     def _bucket_of(self, host: str) -> Bucket | None:
-        """That of an address; none where addresses have no rate, and for trusted proxies."""
+        """Return the token bucket of an address; None without a rate per address, and for trusted proxies."""
         if self._per_address_per_s is None or self.proxies.has(host):
             return None
         bucket = self._rates.get(host) or _bucket(self._per_address_per_s)
@@ -251,15 +249,13 @@ def _bucket(per_s: float) -> Bucket:
     return Bucket(per_s, max(1.0, per_s * RATE_OVER_S), monotonic())
 
 
-def _most() -> int:
+def _max_open() -> int:
     return max(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - RESERVE, 16)
 
 
-@lru_cache(1024)
-def _is_own(host: str) -> bool:
-    return is_loopback(host)
+_is_loopback = lru_cache(1024)(is_loopback)
 
 
 open_connections = ConnectionLimit()
-"""The limit of this process: all its ports share the descriptors."""
+"""The limit of this process, whose ports share the descriptors."""
 on_change(open_connections.rate)

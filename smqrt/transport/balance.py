@@ -1,13 +1,15 @@
-"""Connections are spread evenly over the workers of a server: one that has more than another gives it those that come.
+"""Even distribution of connections over the workers of a server.
 
-The kernel spreads them by a hash, which is even for thousands. A hundred are 50 and 50 give or take 10, and when a
-worker has died its clients come back to all, so that the others keep them for days. How many each worker has open is in
-memory that all share; an accepted connection goes to another worker over a socket pair, before a byte of it was read.
+The kernel distributes connections by a hash. This is even for thousands, but a hundred connections on two workers
+split 50 to 50, give or take 10. When a worker has died, its clients reconnect to all workers, and the imbalance stays
+for days. Therefore a worker with more connections than another passes new ones on, over a socket pair, before it
+reads any data. Shared memory contains the number of open connections of each worker.
 """
 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import mmap
 import os
@@ -22,27 +24,30 @@ from gevent import get_hub
 
 from smqrt.loop.readiness import READ
 from smqrt.transport.admission import CONNECTIONS, open_connections
+from smqrt.transport.tls import Address
 
 SLACK, SLACK_SHARE = 3, 32
-"""So many connections more than another worker, and one more for each 32 of that one's, a worker keeps: to give one
-away costs more than an uneven connection does."""
-TAKEN_AT_ONCE = 64
-WAITING_BYTES = 16 * 768
-"""What may be on its way to one worker: 16 connections, of which the kernel counts each so. A worker that something
-holds gets no more."""
-MAX_ON_THE_WAY = 1000
+"""A worker keeps this many connections more than another, and one more for each 32 of the other's: passing one on costs
+more than a small imbalance."""
+MAX_RECEIVED = 64
+"""Connections received per event of the loop."""
+MAX_IN_TRANSIT_BYTES = 16 * 768
+"""The most in transit to one worker, so that a blocked worker gets no more: 16 connections, of which the kernel counts
+each as 768 bytes."""
+MAX_REJECTED = 1000
 _MESSAGE_BYTES = 512
 _ANCILLARY_BYTES = socket.CMSG_LEN(4)
-"""One descriptor. `socket.recv_fds` takes no notice of its flags in Python 3.11."""
+"""One descriptor. `socket.recv_fds` ignores its flags in Python 3.11."""
 _CELL_BYTES = 4
 
 
 class BalanceSockets:
-    """What the workers of a server share for that, made by their supervisor: the sockets outlive a worker, and what is
-    on its way to a process that dies is taken by the next one.
+    """The shared memory and socket pairs of the workers, created by their supervisor.
+
+    The sockets outlive a worker: the next process receives the connections in transit to one that has died.
 
     Args:
-        count: of the workers.
+        count: number of workers.
 
     Raises:
         OSError: there are no descriptors left.
@@ -56,29 +61,29 @@ class BalanceSockets:
         self._pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
 
     def filenos(self) -> tuple[list[int], list[int]]:
-        """What `Balance` takes; in two lists, since a message has no more than 253 of them."""
+        """Return the descriptors for `Balance`, in two lists because a message has at most 253."""
         inboxes, senders = zip(*self._pairs, strict=True)
         return [self._table, *(one.fileno() for one in inboxes)], [one.fileno() for one in senders]
 
     def accepting(self, numbers: Iterable[int]) -> None:
-        """Say which workers may be given connections."""
-        wanted = set(numbers)
+        """Set the workers that accept connections of others."""
+        accepting = set(numbers)
         for number in range(self._count):
-            self._cells[self._count + number] = number in wanted
+            self._cells[self._count + number] = number in accepting
 
     def close(self) -> None:
-        """Close them in this process."""
+        """Close the descriptors of this process."""
         os.close(self._table)
-        for one in (one for pair in self._pairs for one in pair):
-            one.close()
+        for sock in itertools.chain.from_iterable(self._pairs):
+            sock.close()
 
 
 class Balance:
-    """A worker's part.
+    """The balancing of one worker: passes connections on and receives those of others.
 
     Args:
-        number: of the worker.
-        table_and_inboxes, senders: see `BalanceSockets.filenos`; they are its own from now on.
+        number: number of the worker.
+        table_and_inboxes, senders: see `BalanceSockets.filenos`; owned by this object.
     """
 
     def __init__(self, number: int, table_and_inboxes: Sequence[int], senders: Sequence[int]) -> None:
@@ -92,95 +97,94 @@ class Balance:
         for one in (*self._inboxes, *self._senders):
             one.setblocking(False)
         self._watchers: list[Any] = [get_hub().loop.io(one.fileno(), READ) for one in self._inboxes]
-        self._takes_for = {number}
-        self._takers: dict[str, Callable[[int, tuple[Any, ...]], object]] = {}
+        self._receives_for = {number}
+        self._takers: dict[str, Callable[[int, Address], object]] = {}
         self._accepting: set[str] = set()
         open_connections.publish_in(self._open[number : number + 1])
 
-    # ---- giving
+    # ---- passing on
 
-    def gives(self, name: str, fd: int, address: tuple[Any, ...]) -> bool:
-        """Give an accepted connection to the worker that has fewest, when this one has too many; False when it stays.
+    def gives(self, name: str, fd: int, address: Address) -> bool:
+        """Pass an accepted connection on to the worker with the fewest. Return False when this worker keeps it.
 
         Args:
-            name: of the listener that accepted it.
-            fd: of the connection; closed here when it was given.
-            address: of the client.
+            name: name of the listener that accepted it.
+            fd: descriptor of the connection; closed here when it is passed on.
+            address: address of the client.
         """
         least = min(self._open)
-        if self._open[self._number] <= least + SLACK + least // SLACK_SHARE:
+        if self._open[self._number] <= least + SLACK + least // SLACK_SHARE:  # the cheaper test first
             return False
-        to = self._fewest()
+        accepting = [number for number, accepts in enumerate(self._accepts) if accepts]
+        to = min((*accepting, self._number), key=self._open.__getitem__)
         if self._open[self._number] <= self._open[to] + SLACK + self._open[to] // SLACK_SHARE:
             return False
         message = json.dumps([name, *address]).encode()
         try:
-            if _waiting_bytes(self._senders[to]) > WAITING_BYTES or len(message) > _MESSAGE_BYTES:
+            unread: int = struct.unpack("i", fcntl.ioctl(self._senders[to], termios.TIOCOUTQ, bytes(4)))[0]
+            if unread > MAX_IN_TRANSIT_BYTES or len(message) > _MESSAGE_BYTES:
                 return False
-            if not open_connections.may_come(address[0]):
-                return False  # and is refused here
+            if not open_connections.use_rate(address[0]):
+                return False  # the caller refuses it
             socket.send_fds(self._senders[to], [message], [fd])
         except OSError:
-            return False  # there is no memory for it, or too many descriptors are on their way
+            return False  # no memory, or too many descriptors in transit
         os.close(fd)
-        self._open[to] += 1  # until it says so itself, those that come at the same moment would all go there
+        self._open[to] += 1  # the receiver counts later: until then all new connections would go there
         return True
 
-    def _fewest(self) -> int:
-        """The worker with the fewest connections of those that accept, this one among them."""
-        accepting = [number for number, accepts in enumerate(self._accepts) if accepts]
-        return min((*accepting, self._number), key=self._open.__getitem__)
+    # ---- receiving
 
-    # ---- taking
-
-    def add(self, name: str, take: Callable[[int, tuple[Any, ...]], object]) -> None:
-        """Have `take` called with descriptor and address of what is given to the listener of that name."""
+    def add(self, name: str, take: Callable[[int, Address], object]) -> None:
+        """Call `take` with descriptor and address of each connection for the listener of that name."""
         self._takers[name] = take
 
     def begin(self, name: str) -> None:
-        """The listener of that name accepts."""
+        """Receive connections: the listener of that name accepts."""
         self._accepting.add(name)
         self._watch()
 
     def rest(self, name: str) -> None:
-        """It accepts no more; what is on its way here is left to the next process when no other one does."""
+        """Note that a listener has stopped; with the last one this worker leaves connections to the next process."""
         self._accepting.discard(name)
         self._watch()
 
     def take_for(self, others: Iterable[int]) -> None:
-        """Take what is on its way to these workers, too, which don't accept themselves."""
-        self._takes_for = {self._number, *others}
+        """Also receive the connections in transit to these workers, which do not accept."""
+        self._receives_for = {self._number, *others}
         self._watch()
 
     def _watch(self) -> None:
         for number, watcher in enumerate(self._watchers):
-            if self._accepting and number in self._takes_for:
+            if self._accepting and number in self._receives_for:
                 watcher.start(self._readable, self._inboxes[number])
             else:
                 watcher.stop()
 
     def _readable(self, inbox: socket.socket) -> None:
-        for fd, name, address in _received(inbox, TAKEN_AT_ONCE):
+        for fd, name, address in _received(inbox, MAX_RECEIVED):
             take = self._takers.get(name)
             if take is None:
-                os.close(fd)  # of a port that this worker was started without
+                os.close(fd)  # the port of a listener that this worker does not have
             else:
                 take(fd, address)
 
     def leave(self) -> None:
-        """Be given no more connections."""
+        """Stop other workers from passing connections on to this one."""
         self._accepts[self._number] = 0
 
     def turn_away(self, say_busy: Callable[[str, int], object]) -> None:
-        """Nobody takes what is on its way to this worker any more: have `say_busy` called with the listener's name and
-        the descriptor of each, which is its own from then on.
+        """Reject all connections in transit to this worker.
+
+        Args:
+            say_busy: called with the listener's name and the descriptor of each, which it closes.
         """
-        for number in self._takes_for:
-            for fd, name, _ in _received(self._inboxes[number], MAX_ON_THE_WAY):
+        for number in self._receives_for:
+            for fd, name, _ in _received(self._inboxes[number], MAX_REJECTED):
                 say_busy(name, fd)
 
     def close(self) -> None:
-        """Give and take no more. A second call does nothing."""
+        """Close the sockets and watchers. A second call does nothing."""
         for watcher in self._watchers:
             watcher.stop()
             watcher.close()
@@ -189,27 +193,21 @@ class Balance:
             one.close()
 
 
-def _received(inbox: socket.socket, most: int) -> Iterator[tuple[int, str, tuple[Any, ...]]]:
-    """Connections that have been given: the descriptor, the name of the listener and the address of the client."""
-    for _ in range(most):
+def _received(inbox: socket.socket, max_count: int) -> Iterator[tuple[int, str, Address]]:
+    """Yield descriptor, listener name and client address of the connections in transit."""
+    for _ in range(max_count):
         try:
             message, ancillary, _, _ = inbox.recvmsg(_MESSAGE_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         except OSError:
-            return  # there are no more
+            return  # no more
         if not ancillary:
-            CONNECTIONS.refused("a connection of another worker", "there are no descriptors left")
+            CONNECTIONS.refused("a connection of another worker", "no file descriptors are left")
             continue
         ((_, _, fd),) = ancillary
         name, *address = json.loads(message)
         yield int.from_bytes(fd, sys.byteorder), name, tuple(address)
 
 
-def _waiting_bytes(sender: socket.socket) -> int:
-    """What was sent, by anybody, and not yet received."""
-    found: int = struct.unpack("i", fcntl.ioctl(sender, termios.TIOCOUTQ, bytes(4)))[0]
-    return found
-
-
 def _cells(table: int, count: int) -> memoryview:
-    """Numbers of 32 bits: the open connections of each worker, and whether it accepts."""
+    """Map the shared 32-bit numbers: open connections of each worker, then whether each accepts."""
     return memoryview(mmap.mmap(table, 2 * _CELL_BYTES * count)).cast("I")

@@ -1,11 +1,11 @@
-"""X.509 certificates: what they say (spec: bas-api §8.2), for whom they were made, and self-signed ones."""
+"""X.509 certificates: description (spec: bas-api §8.2), host names, self-signed pairs."""
 
 from __future__ import annotations
 
 import os
 import socket
 from datetime import UTC, datetime, timedelta
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 from pathlib import Path
 
 from cryptography import x509
@@ -28,7 +28,7 @@ _PARTS = {
 
 
 def describe(data: bytes | None) -> dict[str, object] | None:
-    """Returns what a certificate says; None when it is none.
+    """Return the fields of a certificate; None when `data` is not a certificate.
 
     Keys: subject and issuer (dicts of commonname, country, ...), commonname of the subject, subjectaltnames (a list),
     tzfrom and tzto (ISO 8601), serial (hexadecimal).
@@ -40,57 +40,55 @@ def describe(data: bytes | None) -> dict[str, object] | None:
         return None
     try:
         load = x509.load_pem_x509_certificate if b"-----BEGIN" in data else x509.load_der_x509_certificate
-        return _fields(load(data))
+        certificate = load(data)
+        subject, names = _parts(certificate.subject), _alternative_names(certificate)
+        alternatives: list[str] = []
+        if names is not None:
+            alternatives += names.get_values_for_type(x509.DNSName)
+            alternatives += map(str, names.get_values_for_type(x509.IPAddress))
+        fields: dict[str, object] = {
+            "subject": subject,
+            "issuer": _parts(certificate.issuer),
+            "subjectaltnames": alternatives,
+            "tzfrom": certificate.not_valid_before_utc.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "tzto": certificate.not_valid_after_utc.strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "serial": f"{certificate.serial_number:X}",
+        }
     except ValueError:
         return None
-
-
-def _fields(certificate: x509.Certificate) -> dict[str, object]:
-    subject = _name(certificate.subject)
-    fields: dict[str, object] = {
-        "subject": subject,
-        "issuer": _name(certificate.issuer),
-        "subjectaltnames": _described_names(certificate),
-        "tzfrom": certificate.not_valid_before_utc.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "tzto": certificate.not_valid_after_utc.strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "serial": f"{certificate.serial_number:X}",
-    }
     if "commonname" in subject:
         fields["commonname"] = subject["commonname"]
     return fields
 
 
-def _name(name: x509.Name) -> dict[str, str]:
+def _parts(name: x509.Name) -> dict[str, str]:
     return {_PARTS[part.oid]: str(part.value) for part in name if part.oid in _PARTS}
 
 
-def _described_names(certificate: x509.Certificate) -> list[str]:
-    names = _alternative_names(certificate)
-    if names is None:
-        return []
-    addresses = map(str, names.get_values_for_type(x509.IPAddress))
-    return [*names.get_values_for_type(x509.DNSName), *addresses]
-
-
-# ---- for whom a certificate was made (RFC 6125, RFC 5280)
+# ---- host names and purposes of a certificate (RFC 6125, RFC 5280)
 
 
 def matches(der: bytes, name: str) -> bool:
-    """Whether the certificate is for host `name`, a DNS name or an IP address."""
+    """Return whether the certificate is valid for a host: a DNS name or an IP address."""
     try:
         certificate = x509.load_der_x509_certificate(der)
         names = _alternative_names(certificate)
-    except ValueError:  # damaged, or an encoding nobody should use
+    except ValueError:  # damaged, or an invalid encoding
         return False
     try:
         address = ip_address(name)
-    except ValueError:
-        return any(_covers(pattern, _ascii(name)) for pattern in _names_of_hosts(certificate, names))
+    except ValueError:  # a host name
+        try:
+            name = name.encode("idna").decode()
+        except UnicodeError:
+            pass  # compare it as it is
+        name = name.lower().rstrip(".")
+        return any(_covers(pattern, name) for pattern in _names_of_hosts(certificate, names))
     return names is not None and address in names.get_values_for_type(x509.IPAddress)
 
 
 def is_for_servers(der: bytes) -> bool:
-    """Whether the certificate may stand for a server: most say so, and one that says nothing may."""
+    """Return whether the certificate may be a server's: its extended key usage allows this, or there is none."""
     try:
         usage = x509.load_der_x509_certificate(der).extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
@@ -108,7 +106,7 @@ def _alternative_names(certificate: x509.Certificate) -> x509.SubjectAlternative
 
 
 def host_names(certificate: x509.Certificate) -> list[str]:
-    """The DNS names that a certificate is for, in small letters; `*.example.com` is all names one level below.
+    """Return the DNS names of a certificate, in lower case; `*.example.com` is for all names one level below.
 
     Raises:
         ValueError: an extension is damaged.
@@ -117,10 +115,10 @@ def host_names(certificate: x509.Certificate) -> list[str]:
 
 
 def key_kind(certificate: x509.Certificate) -> str:
-    """The kind of key of a certificate: "RSA", "EC", else the name of its class.
+    """Return the kind of a certificate's key: "RSA", "EC", or the class name of another.
 
     Raises:
-        ValueError: nobody here knows it.
+        ValueError: an unsupported kind.
     """
     try:
         key = certificate.public_key()
@@ -132,7 +130,7 @@ def key_kind(certificate: x509.Certificate) -> str:
 
 
 def _names_of_hosts(certificate: x509.Certificate, names: x509.SubjectAlternativeName | None) -> list[str]:
-    """The alternative names; without any, as old devices have it, the common name."""
+    """Return the alternative DNS names, or the common name when there are none, as in old devices."""
     found = names.get_values_for_type(x509.DNSName) if names is not None else []
     if found:
         return found
@@ -143,67 +141,59 @@ def _covers(pattern: str, name: str) -> bool:
     pattern = pattern.lower().rstrip(".")
     if not pattern.startswith("*."):
         return pattern == name
-    _, dot, parent = name.partition(".")
+    _, dot, parent = name.partition(".")  # a wildcard replaces one label, and not below a top-level domain
     return bool(dot) and "." in parent and parent == pattern[2:]
 
 
-def _ascii(name: str) -> str:
-    try:
-        return name.encode("idna").decode().lower().rstrip(".")
-    except UnicodeError:
-        return name.lower().rstrip(".")
+# ---- a self-signed certificate for tests, created at first use and stored for the user
 
-
-# ---- a self-signed certificate for trying TLS out, made on first use and kept for the user
-
-VALID_DAYS = 397  # what browsers accept at most
+VALID_DAYS = 397  # the longest lifetime that browsers accept
 
 
 def self_signed_pair(host: str, folder: Path | None = None) -> tuple[str, str]:
-    """Returns the paths of a certificate and its key, made when there is none that is valid for `host`.
+    """Return the paths of a certificate and its key, which are created unless valid for `host`.
 
     Args:
-        host: the address the server listens on; the certificate also names localhost and this machine.
-        folder: where the pair is kept; the user's cache folder by default.
+        host: the address of the listener; the certificate is also for localhost and the name of this machine.
+        folder: where the pair is stored; the user's cache folder by default.
 
     Raises:
-        OSError: the folder can't be written, or there is no home folder.
+        OSError: the folder cannot be written, or there is no home folder.
     """
     folder = folder or cache_folder()
     cert, key = folder / "certificate.pem", folder / "key.pem"
-    if not (key.is_file() and _is_good(cert, host)):
+    if not (key.is_file() and _is_valid(cert, host)):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        cert_pem, key_pem = _make(host)
+        cert_pem, key_pem = _create_pair(host)
         _write_private(key, key_pem)
         _write_private(cert, cert_pem)
     return str(cert), str(key)
 
 
-def _names(host: str) -> list[x509.GeneralName]:
-    names: dict[str, None] = dict.fromkeys(["localhost", "127.0.0.1", "::1", socket.gethostname()])
+def _self_signed_names(host: str) -> list[x509.GeneralName]:
+    names = ["localhost", "127.0.0.1", "::1", socket.gethostname()]
     if host not in ("0.0.0.0", "::", ""):
-        names[host] = None
-    return [x509.IPAddress(address) if (address := _address(name)) else x509.DNSName(name) for name in names]
+        names.append(host)
+    found: list[x509.GeneralName] = []
+    for name in dict.fromkeys(names):
+        try:
+            found.append(x509.IPAddress(ip_address(name)))
+        except ValueError:
+            found.append(x509.DNSName(name))
+    return found
 
 
-def _address(name: str) -> IPv4Address | IPv6Address | None:
-    try:
-        return ip_address(name)
-    except ValueError:
-        return None
-
-
-def _is_good(cert: Path, host: str) -> bool:
+def _is_valid(cert: Path, host: str) -> bool:
     try:
         loaded = x509.load_pem_x509_certificate(cert.read_bytes())
         names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (OSError, ValueError, x509.ExtensionNotFound):
         return False
     tomorrow = datetime.now(UTC) + timedelta(days=1)
-    return loaded.not_valid_after_utc > tomorrow and set(_names(host)) <= set(names)
+    return loaded.not_valid_after_utc > tomorrow and set(_self_signed_names(host)) <= set(names)
 
 
-def _make(host: str) -> tuple[bytes, bytes]:
+def _create_pair(host: str) -> tuple[bytes, bytes]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "smqrt self-signed")])
     now = datetime.now(UTC)
@@ -213,9 +203,9 @@ def _make(host: str) -> tuple[bytes, bytes]:
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_before(now - timedelta(hours=1))  # clients may have clocks that are behind
         .not_valid_after(now + timedelta(days=VALID_DAYS))
-        .add_extension(x509.SubjectAlternativeName(_names(host)), critical=False)
+        .add_extension(x509.SubjectAlternativeName(_self_signed_names(host)), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
@@ -226,7 +216,7 @@ def _make(host: str) -> tuple[bytes, bytes]:
 
 
 def _write_private(path: Path, data: bytes) -> None:
-    """Writes a file that only its owner can read, and that is never half there."""
+    """Replace a file atomically by one that only its owner can read."""
     fresh = path.with_suffix(f".{os.getpid()}")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(fd, "wb") as file:

@@ -1,6 +1,7 @@
-"""The graceful close of a connection: what is queued is sent, our side is closed, and the other side gets a while to
-read it all and to close its own. Closing at once would lose the queue, and reset the connection when unread input is
-there.
+"""Graceful close of connections, in the background.
+
+Queued data is sent, this side is shut down, and the peer gets some time to read everything and to close its side. An
+immediate close would lose the queue, and would reset the connection when there is unread input.
 """
 
 from __future__ import annotations
@@ -19,35 +20,39 @@ from smqrt.loop.scheduling import NEVER, Deadlines
 from smqrt.transport.tls import Buffer, TlsTransport, Transport
 from smqrt.wire.connection_state import Life, moved
 
-SEND_S = 10.0  # and a second more for each MIN_BYTES_PER_S: whoever reads drop by drop can't keep us
+SEND_S = 10.0  # plus a second for each MIN_BYTES_PER_S, so that a slow reader cannot delay the close forever
 MIN_BYTES_PER_S = 1024
-LINGER_S = 2.0  # in all, however much it still sends
-_UNDER_WAY = "smqrt_graceful_closes"  # the attribute of the hub that holds them: threads have hubs of their own
-_waste = bytearray(65536)
-_NONE = bytes(4)  # how many bytes are not confirmed, as TIOCOUTQ says it
+LINGER_S = 2.0  # in all, also when the peer keeps sending
+_UNDER_WAY = "smqrt_graceful_closes"  # the attribute of the gevent loop's hub; each thread has its own
+_discarded = bytearray(65536)
+_ALL_CONFIRMED = bytes(4)  # TIOCOUTQ: no unconfirmed bytes
 
 
 class DrainingConnection(Protocol):
-    """A connection whose life is DRAINING."""
+    """A connection in the state DRAINING."""
 
     life: Life
 
 
 def send_and_close(connection: DrainingConnection, transport: Transport, unsent: Iterable[Buffer]) -> None:
-    """Send `unsent` and what the TLS layer holds, then close gracefully; `connection` is CLOSED in the end.
+    """Send `unsent` and queued ciphertext, then close gracefully. At the end `connection` is CLOSED.
 
     Args:
-        transport: without watchers.
+        connection: its state is set.
+        transport: has no watchers.
+        unsent: data to send first.
     """
     close = _GracefulClose(connection, transport, get_hub().loop.io(transport.fileno(), WRITE))
     close.send(b"".join(unsent))
 
 
 def half_close(connection: DrainingConnection, transport: Transport, watcher: Watcher) -> None:
-    """Close gracefully what has nothing left to send but what the TLS layer holds; `connection` is CLOSED in the end.
+    """Send queued ciphertext, then close gracefully. At the end `connection` is CLOSED.
 
     Args:
-        watcher: of the transport, stopped; it is closed in the end, too.
+        connection: its state is set.
+        transport: has nothing else to send.
+        watcher: the stopped watcher of the transport; closed at the end.
     """
     close = _GracefulClose(connection, transport, watcher)
     if type(transport) is TlsTransport and transport.wants_write:
@@ -57,7 +62,7 @@ def half_close(connection: DrainingConnection, transport: Transport, watcher: Wa
 
 
 def under_way() -> Deadlines:
-    """All graceful closes of this thread's loop."""
+    """Return the graceful closes of this thread's loop."""
     hub = get_hub()
     found: Deadlines | None = getattr(hub, _UNDER_WAY, None)
     if found is None:
@@ -67,7 +72,7 @@ def under_way() -> Deadlines:
 
 
 def is_sending() -> bool:
-    """Whether there are bytes on their way that the other side's machine has not confirmed."""
+    """Return whether any graceful close has bytes that the peer's system has not confirmed."""
     return any(isinstance(close, _GracefulClose) and close.is_sending for close in under_way())
 
 
@@ -84,8 +89,8 @@ class _GracefulClose:
 
     @property
     def is_sending(self) -> bool:
-        """Whether not all has reached the other side's machine."""
-        return bool(self._unsent) or ioctl(self._transport.fileno(), TIOCOUTQ, _NONE) != _NONE
+        """Whether there are bytes that the peer's system has not confirmed."""
+        return bool(self._unsent) or ioctl(self._transport.fileno(), TIOCOUTQ, _ALL_CONFIRMED) != _ALL_CONFIRMED
 
     def send(self, unsent: bytes) -> None:
         """Send `unsent`, then `half_close`."""
@@ -101,7 +106,7 @@ class _GracefulClose:
             elif type(transport) is TlsTransport:
                 transport.flush()
         except BlockingIOError:
-            pass  # more when it is writable
+            pass  # continued when the socket is writable
         except OSError:
             self.expired()
             return
@@ -111,7 +116,7 @@ class _GracefulClose:
             self.half_close()
 
     def half_close(self) -> None:
-        """Close our side, and wait a little for the other one."""
+        """Shut down this side, and wait up to `LINGER_S` for the peer."""
         try:
             self._transport.shutdown(SHUT_WR)
         except OSError:
@@ -122,8 +127,8 @@ class _GracefulClose:
 
     def _discard(self) -> None:
         try:
-            if self._transport.recv_into(_waste):
-                return  # one piece an event: who floods us takes no more than its turn
+            if self._transport.recv_into(_discarded):
+                return  # one read per event, so that a flooding peer gets only its share of the loop
         except BlockingIOError:
             return
         except OSError:
@@ -136,7 +141,7 @@ class _GracefulClose:
         self._watcher.start(step)
 
     def expired(self) -> None:
-        """Close, whatever was waited for."""
+        """Close now, at the end or after the timeout."""
         under_way().forget(self)
         self._watcher.stop()
         self._watcher.close()

@@ -1,5 +1,7 @@
-"""Listening sockets: a `Listener` passes connections on as they come, many per event; an `Acceptor` accepts when it is
-asked to, and leaves the others to the kernel. A lack of file descriptors ends neither: it rests for a moment.
+"""Listening sockets: `Listener` for servers, `Acceptor` for applications.
+
+A `Listener` accepts many connections per event and passes them on. An `Acceptor` accepts one per call and leaves the
+others in the kernel's queue. Both pause when the process has no free file descriptors.
 """
 
 from __future__ import annotations
@@ -23,72 +25,72 @@ from gevent import get_hub
 from smqrt.errors import StartError, StreamError
 from smqrt.loop.readiness import READ, Ready, Signal, Wait
 from smqrt.loop.scheduling import TURN_S
-from smqrt.transport.admission import BUSY, LISTENER_CONNECTIONS, Admitted, ListenerCounts, open_connections
+from smqrt.transport.admission import BUSY, LISTENER_CONNECTIONS, ListenerCounts, open_connections
 from smqrt.transport.balance import Balance
 from smqrt.transport.stream import resolve
 from smqrt.transport.tls import HANDSHAKE_S, Address, HandshakeQueue, TlsTransport, Transport
 from smqrt.transport.trusted_proxies import ProxyHeaders, TrustedNetworks
 from smqrt.workers.worker_identity import worker_place
 
-# ---- Listening sockets that another process has handed to this one: who asks for the same host and port gets them.
+# ---- Listening sockets inherited from another process, by the host and port that were requested.
 
-Asked = tuple[str, int]
-"""Host and port as they were asked for: several may have asked for port 0, and get theirs in the same order."""
+RequestedAddress = tuple[str, int]
+"""Host and port as requested. Several listeners may request port 0; they get their sockets in the same order."""
 
 
 class InheritedSockets:
-    """Those that nobody has asked for yet."""
+    """Inherited listening sockets that no listener has taken yet."""
 
     def __init__(self) -> None:
-        self._fds: defaultdict[Asked, deque[list[int]]] = defaultdict(deque)
+        self._fds: defaultdict[RequestedAddress, deque[list[int]]] = defaultdict(deque)
 
-    def add(self, asked_for: Asked, fds: list[int]) -> None:
-        """Keep the descriptors of the sockets of a port."""
+    def add(self, asked_for: RequestedAddress, fds: list[int]) -> None:
+        """Store the descriptors of a port's sockets."""
         self._fds[asked_for].append(fds)
 
     def take(self, host: str, port: int) -> list[_socket.socket]:
-        """The sockets of the next port for a host and port; none when there is none."""
-        waiting = self._fds.get((host, port))
-        sockets = [_socket.socket(-1, -1, -1, fd) for fd in waiting.popleft()] if waiting else []
+        """Remove and return the sockets of the next port for a host and port; empty when there are none."""
+        ports = self._fds.get((host, port))
+        sockets = [_socket.socket(-1, -1, -1, fd) for fd in ports.popleft()] if ports else []
         for one in sockets:
             one.setblocking(False)
         return sockets
 
     def close(self) -> None:
-        """Close those that nobody has asked for."""
-        for waiting in self._fds.values():
-            for fd in itertools.chain.from_iterable(waiting):
+        """Close the sockets that no listener has taken."""
+        for ports in self._fds.values():
+            for fd in itertools.chain.from_iterable(ports):
                 with contextlib.suppress(OSError):
                     os.close(fd)
         self._fds.clear()
 
 
 inherited = InheritedSockets()
-"""Of this process."""
+"""The inherited sockets of this process."""
 
 
 log = logging.getLogger("smqrt")
 
 OnAccept = Callable[[Any, Address], None]
 
-_NEXT_TURN_S = 1e-6  # a timer: the loop looks at sockets in between
-_WAITING_AT_MOST, _READ_BYTES = 8192, 16384
-ACCEPTS_AT_ONCE = 16  # then the clock is looked at
+_NEXT_TURN_S = 1e-6  # a timer, so that the loop polls sockets in between
+_MAX_REJECTED, _READ_BYTES = 8192, 16384
+ACCEPTS_AT_ONCE = 16  # between two reads of the clock
 ACCEPT_S = 0.02
-"""What accepting may take of a turn: some five thousand connections."""
-WAITING_IN_KERNEL, SOCKETS_AT_MOST = 16384, 4
-"""Ten thousand clients that come back at once are there within 0.15 s. The kernel holds no more than
-net.core.somaxconn of them for a socket, 4096 by default, and lets the others try again after whole seconds; so a port
-has several sockets."""
-BACKLOG_AT_MOST = 65535
-ACCEPTED_AT_MOST = 16384
-"""Connections that may be accepted and wait for their turn."""
-KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S = 230, 23  # just below the four minutes after which many NATs forget
-PAUSE_S = 0.5  # without file descriptors
+"""Time to accept in a turn of the loop: about five thousand connections."""
+MAX_KERNEL_QUEUE, MAX_SOCKETS = 16384, 4
+"""Ten thousand clients can reconnect within 0.15 s. The kernel queues at most net.core.somaxconn connections for a
+socket, 4096 by default; the others retry after whole seconds. Therefore a port has several sockets."""
+MAX_BACKLOG = 65535
+MAX_ACCEPTED = 16384
+"""Accepted connections that wait to be passed on."""
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S = 230, 23  # just below four minutes, the idle timeout of many NATs
+PAUSE_S = 0.5  # when file descriptors are exhausted
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_EXHAUSTED_LINE = "cannot accept connections: %s; raise the limit of open files (ulimit -n)"
 _REASONS = {
     errno.EADDRINUSE: "the port is in use; stop the other server or choose another --port (0 picks a free one)",
-    errno.EACCES: "not allowed; ports below 1024 need rights, choose another --port",
+    errno.EACCES: "permission denied; ports below 1024 need privileges, choose another --port",
     errno.EADDRNOTAVAIL: "this machine has no such address; choose another --host",
 }
 
@@ -99,24 +101,24 @@ class Listener:
     Args:
         host: name or address to bind, also an IPv6 literal ("::1" or "[::1]").
         port: 0 picks a free one.
-        on_accept: called in the Hub greenlet with a non-blocking `_socket.socket` (or, given `context`, a
-            `TlsTransport` after its handshake) and the client's address. Must not block.
+        on_accept: called in the loop greenlet with a non-blocking `_socket.socket` (with `context`, a `TlsTransport`
+            after its handshake) and the client's address. Must not block.
         context: TLS context of the server.
-        handshake_s: seconds that a TLS handshake may take.
-        backlog: connections the kernel may hold for us; it takes no more than net.core.somaxconn.
-        sockets: with so many the kernel holds so much more.
-        given: listening sockets of somebody else, instead of new ones.
+        backlog: size of the kernel's queue for a socket; the kernel caps it at net.core.somaxconn.
+        sockets: number of sockets of the port, each with its own queue.
+        handshake_s: timeout of a TLS handshake.
+        given: existing listening sockets, used in place of new ones.
 
     Attributes:
-        name: what settings call it.
-        max_connections: so many of its connections may be open at once; 0 for no limit of its own.
-        asked_for: host and port as they were given.
-        leaves_queue: at its end those who wait in the kernel are left to whoever serves the sockets next.
-        takes_turns: other processes accept at the same socket, so it takes one connection at a time.
-        balance: spreads the connections over the workers of the server; None where there are no others.
+        name: its name in settings.
+        max_connections: maximum of open connections; 0 for no limit of its own.
+        asked_for: host and port as requested.
+        leaves_queue: `turn_away` leaves the kernel's queue to the process that serves the sockets next.
+        takes_turns: other processes accept at the same socket, so this one accepts one connection per event.
+        balance: spreads connections over the workers of the server; None without other workers.
 
     Raises:
-        StartError: the address can't be bound; one sentence.
+        StartError: the address cannot be bound; one sentence.
     """
 
     def __init__(
@@ -125,17 +127,17 @@ class Listener:
         port: int,
         on_accept: OnAccept,
         context: ssl.SSLContext | None = None,
-        backlog: int = BACKLOG_AT_MOST,
+        backlog: int = MAX_BACKLOG,
         sockets: int = 1,
         handshake_s: float = HANDSHAKE_S,
         given: Sequence[_socket.socket] = (),
     ) -> None:
         self.asked_for = host, port
         self.leaves_queue, self.takes_turns = bool(given), False
-        handed = list(given) or inherited.take(host, port)
-        self._sockets = handed or listening_sockets(host, port, sockets, backlog)
-        for one in handed:
-            _set_inherited(one)
+        existing = list(given) or inherited.take(host, port)
+        self._sockets = existing or listening_sockets(host, port, sockets, backlog)
+        for one in existing:
+            _set_connection_options(one)
         open_listeners.append(self)
         self._handshakes = HandshakeQueue(context, on_accept, handshake_s) if context is not None else None
         self.counts = ListenerCounts()
@@ -145,18 +147,18 @@ class Listener:
         self._proxy_headers: ProxyHeaders | None = None
         self._family, self._type = self._sockets[0].family, self._sockets[0].type
         self._watchers = _watchers(self._sockets)
-        self._others: list[_socket.socket] = []
-        self._watchers_of_others: list[Any] = []
+        self._other_sockets: list[_socket.socket] = []
+        self._other_watchers: list[Any] = []
         self._is_accepting = False
         self._turn_s = self._until_s = 0.0
         self._pause: Any = None
-        self._complained = False
+        self._has_logged_exhaustion = False
         self._accepted: deque[tuple[int, Address] | tuple[int, Address, bool]] = deque()
-        self._taking: Any = get_hub().loop.timer(_NEXT_TURN_S)
+        self._next_turn: Any = get_hub().loop.timer(_NEXT_TURN_S)
 
     @property
     def handshake_s(self) -> float:
-        """Seconds that a TLS handshake may take."""
+        """The timeout of a TLS handshake, in seconds."""
         return self._handshakes.timeout_s if self._handshakes else HANDSHAKE_S
 
     @handshake_s.setter
@@ -166,69 +168,69 @@ class Listener:
 
     @property
     def max_handshakes(self) -> int:
-        """How many TLS handshakes may be under way: for one more the oldest ends. 0 for no limit of its own."""
-        return self._handshakes.most if self._handshakes else 0
+        """The maximum of unfinished TLS handshakes; a new one closes the oldest. 0 for no limit."""
+        return self._handshakes.max_unfinished if self._handshakes else 0
 
     @max_handshakes.setter
     def max_handshakes(self, value: int) -> None:
         if self._handshakes:
-            self._handshakes.most = value
+            self._handshakes.max_unfinished = value
 
     @property
     def handshake_counts(self) -> dict[str, object]:
-        """What is counted of TLS handshakes beside that: those that resumed a session, and failures by their reason."""
+        """Further counts of TLS handshakes: resumed sessions, and failures by reason."""
         queue = self._handshakes
         return {"handshakes_resumed": queue.resumed, "handshake_failures": dict(queue.failures)} if queue else {}
 
     @property
     def handshakes(self) -> tuple[int, int]:
-        """How many TLS handshakes were done, and how many failed."""
+        """The number of TLS handshakes that succeeded and failed."""
         queue = self._handshakes
-        return (queue.finished_well, queue.failed) if queue else (0, 0)
+        return (queue.succeeded, queue.failed) if queue else (0, 0)
 
     @property
     def address(self) -> tuple[str, int]:
-        """Bound address and port."""
+        """The bound address and port."""
         host, port = self._sockets[0].getsockname()[:2]
         return host, port
 
     def filenos(self) -> list[int]:
-        """The descriptors of the listening sockets."""
+        """Return the descriptors of the listening sockets."""
         return [one.fileno() for one in self._sockets]
 
     def renew(self, context: ssl.SSLContext) -> None:
         """Use another TLS context from the next handshake on."""
-        assert self._handshakes is not None, "a listener without TLS"
+        assert self._handshakes is not None, "the listener has no TLS"
         self._handshakes.context = context
 
     def expect_proxy_headers(self, trusted: Callable[[], TrustedNetworks], timeout_s: float) -> None:
-        """Let every connection begin with a PROXY header, before TLS too; see `ProxyHeaders`."""
+        """Require a PROXY header at the start of every connection, before TLS; see `ProxyHeaders`."""
         self._proxy_headers = ProxyHeaders(trusted, self._on_accept, timeout_s)
         self._on_accept = self._proxy_headers.begin
 
     def start(self) -> None:
-        """Begin to accept."""
+        """Start to accept."""
         self._is_accepting = True
-        watchers, sockets = [*self._watchers, *self._watchers_of_others], [*self._sockets, *self._others]
+        watchers, sockets = [*self._watchers, *self._other_watchers], [*self._sockets, *self._other_sockets]
         for watcher, sock in zip(watchers, sockets, strict=True):
             watcher.start(self._accept, sock)
         if self.balance is not None:
             self.balance.begin(self.name)
 
     def accept_for(self, others: Sequence[_socket.socket]) -> None:
-        """Accept at these sockets too, whose own process does not, and no longer at those that were named before."""
-        for watcher in self._watchers_of_others:
+        """Also accept at these sockets of other workers, in place of those of the previous call."""
+        for watcher in self._other_watchers:
             watcher.stop()
             watcher.close()
-        self._others, self._watchers_of_others = list(others), _watchers(others)
+        self._other_sockets, self._other_watchers = list(others), _watchers(others)
         if self._is_accepting:
-            for watcher, sock in zip(self._watchers_of_others, self._others, strict=True):
+            for watcher, sock in zip(self._other_watchers, self._other_sockets, strict=True):
                 watcher.start(self._accept, sock)
 
     def stop(self) -> None:
-        """Accept no more; connections wait in the kernel. Those that were accepted are still passed on."""
+        """Stop accepting: connections stay in the kernel's queue. Accepted ones are still passed on."""
         self._is_accepting = False
-        for watcher in (*self._watchers, *self._watchers_of_others):
+        for watcher in (*self._watchers, *self._other_watchers):
             watcher.stop()
         if self._pause is not None:
             self._pause.stop()
@@ -238,14 +240,15 @@ class Listener:
             self.balance.rest(self.name)
 
     def turn_away(self) -> None:
-        """Tell those who wait in the kernel that the server stops: 503, or just the end of a TLS connection. At the
-        socket of somebody else they wait for whoever serves it next.
+        """Stop, and reject the connections in the kernel's queue: with status 503, or closed when they use TLS.
+
+        With `leaves_queue` they stay in the queue for the process that serves the sockets next.
         """
         self.stop()
         while self._accepted:
             self.say_busy(self._accepted.popleft()[0])
-        for sock in () if self.leaves_queue else (*self._sockets, *self._others):
-            for _ in range(_WAITING_AT_MOST):
+        for sock in () if self.leaves_queue else (*self._sockets, *self._other_sockets):
+            for _ in range(_MAX_REJECTED):
                 try:
                     fd, _ = sock._accept()  # type: ignore[attr-defined]
                 except OSError:
@@ -253,18 +256,24 @@ class Listener:
                 self.say_busy(fd)
 
     def say_busy(self, fd: int) -> None:
-        """Tell a client that the server stops: 503, or just the end of a TLS connection."""
-        with contextlib.closing(_socket.socket(self._family, self._type, 0, fd)) as client:
-            _say_busy(client, b"" if self._handshakes else BUSY)
+        """Reject an accepted connection: with status 503, or closed when it uses TLS."""
+        with (
+            contextlib.closing(_socket.socket(self._family, self._type, 0, fd)) as client,
+            contextlib.suppress(OSError),
+        ):
+            client.setblocking(False)
+            client.send(b"" if self._handshakes else BUSY)
+            client.shutdown(_socket.SHUT_WR)
+            client.recv_into(bytearray(_READ_BYTES))  # unread data would reset the connection and lose the response
 
     def close(self) -> None:
-        """Stop for good. Unfinished handshakes end."""
+        """Close the sockets, unfinished handshakes, and connections that were not passed on."""
         self.stop()
         self.accept_for(())
         for watcher in self._watchers:
             watcher.close()
-        self._taking.stop()
-        self._taking.close()
+        self._next_turn.stop()
+        self._next_turn.close()
         while self._accepted:
             os.close(self._accepted.popleft()[0])
         if self._proxy_headers:
@@ -277,46 +286,51 @@ class Listener:
             open_listeners.remove(self)
 
     def _accept(self, sock: _socket.socket) -> None:
-        """Empty the kernel's list first, which is short, and then begin with those who came."""
-        if self._turn_s != (turn_s := get_hub().loop.now()):  # the sockets share the time of a turn
+        """Empty the kernel's queue first, which is short, then pass the connections on."""
+        if self._turn_s != (turn_s := get_hub().loop.now()):  # all sockets share the time of a turn
             self._turn_s, self._until_s = turn_s, monotonic() + ACCEPT_S
         while self._accept_some(sock) and not self.takes_turns and monotonic() < self._until_s:
             pass
-        if not self._taking.active:
-            self._take()
+        if not self._next_turn.active:
+            self._pass_on_accepted()
 
     def _accept_some(self, sock: _socket.socket) -> bool:
-        """Whether there may be more."""
+        """Accept some connections; return whether there may be more."""
         accepted = self._accepted
-        if accepted and _are_enough():
-            return False  # those that are one too many wait in the kernel
+        if accepted:
+            waiting = sum(len(each._accepted) for each in open_listeners)
+            if waiting >= min(MAX_ACCEPTED, open_connections.room()):
+                return False  # the others wait in the kernel's queue
         for _ in range(1 if self.takes_turns else ACCEPTS_AT_ONCE):
             try:
                 accepted.append(sock._accept())  # type: ignore[attr-defined]
             except BlockingIOError:
                 return False
             except OSError as error:
-                self._failed(error)
+                self._accept_failed(error)
                 return False
         return True
 
     def take(self, fd: int, address: Address) -> None:
         """Serve a connection that another worker has accepted."""
         self._accepted.append((fd, address, True))
-        if not self._taking.active:
-            self._take()
+        if not self._next_turn.active:
+            self._pass_on_accepted()
 
-    def _take(self) -> None:
-        """Pass on those who were accepted, in their order, as far as this turn's time goes."""
+    def _pass_on_accepted(self) -> None:
+        """Pass on accepted connections in their order, for at most this turn's time."""
         until_s, accepted = monotonic() + TURN_S, self._accepted
         while accepted:
             self._pass_on(*accepted.popleft())
             if accepted and monotonic() >= until_s:
-                self._taking.start(self._take)
+                self._next_turn.start(self._pass_on_accepted)
                 break
 
     def _pass_on(self, fd: int, address: Address, is_given: bool = False) -> None:
-        if not is_given and self._gives(fd, address):
+        # A listener with its own limit keeps its connections: each worker has a share of the limit, and connections
+        # from all workers would exhaust the share of one.
+        keeps = self.max_connections or is_given
+        if self.balance is not None and not keeps and self.balance.gives(self.name, fd, address):
             self.counts.given += 1
             return
         client = open_connections.admit(self._family, self._type, fd, address, is_given)
@@ -324,70 +338,44 @@ class Listener:
             self.counts.refused += 1
             return
         if self.max_connections and self.counts.open >= self.max_connections:
-            self._refuse(client, address)
+            self.counts.refused += 1
+            if self._handshakes is None:
+                with contextlib.suppress(OSError):
+                    client.send(BUSY)
+            client.close()
+            rule = f"{self.max_connections} connections are open at {self.name}"
+            LISTENER_CONNECTIONS.refused(f"a connection of {address[0]}", rule)
             return
-        client.belongs_to(self.counts)
+        client.assign_to(self.counts)
         try:
             self._on_accept(client, address)
         except OSError:
-            client.close()  # gone already
+            client.close()  # it has disconnected
         except Exception:
-            log.exception("error while taking a connection from %s", address)
+            log.exception("error while accepting a connection from %s", address)
             client.close()
 
-    def _gives(self, fd: int, address: Address) -> bool:
-        """Whether another worker has got a connection. Not where the listener has a limit of its own, of which each
-        worker has a share: the newcomers of all would meet that of one.
-        """
-        if self.balance is None or self.max_connections:
-            return False
-        return self.balance.gives(self.name, fd, address)
-
-    def _refuse(self, client: Admitted, address: Address) -> None:
-        self.counts.refused += 1
-        if self._handshakes is None:
-            with contextlib.suppress(OSError):
-                client.send(BUSY)
-        client.close()
-        LISTENER_CONNECTIONS.refused(
-            f"a connection of {address[0]}", f"{self.max_connections} connections are open at {self.name}"
-        )
-
-    def _failed(self, error: OSError) -> None:
+    def _accept_failed(self, error: OSError) -> None:
         if error.errno not in EXHAUSTED:
-            return  # that client's trouble (ECONNABORTED and the like); the next event goes on
-        if not self._complained:
-            log.error("cannot accept connections: %s; raise the limit of open files (ulimit -n)", error.strerror)
-            self._complained = True
+            return  # an error of one connection, such as ECONNABORTED; the next event continues
+        if not self._has_logged_exhaustion:
+            log.error(_EXHAUSTED_LINE, error.strerror)
+            self._has_logged_exhaustion = True
         self.stop()
-        self._pause = get_hub().loop.timer(PAUSE_S)  # a new one: a timer of libev that has fired fires again at once
+        self._pause = get_hub().loop.timer(PAUSE_S)  # a new timer: a libev timer that has fired fires again at once
         self._pause.start(self.start)
 
 
 open_listeners: list[Listener] = []
-"""Of this process, in the order they were made."""
+"""The listeners of this process, in the order of creation."""
 
 
 def _watchers(sockets: Sequence[_socket.socket]) -> list[Any]:
-    return [get_hub().loop.io(one.fileno(), 1) for one in sockets]
+    return [get_hub().loop.io(one.fileno(), READ) for one in sockets]
 
 
-def _are_enough() -> bool:
-    """Whether as many connections were accepted, and wait, as may be."""
-    waiting = sum(len(each._accepted) for each in open_listeners)
-    return waiting >= min(ACCEPTED_AT_MOST, open_connections.room())
-
-
-def _say_busy(client: _socket.socket, answer: bytes) -> None:
-    client.setblocking(False)
-    with contextlib.suppress(OSError):
-        client.send(answer)
-        client.shutdown(_socket.SHUT_WR)
-        client.recv_into(bytearray(_READ_BYTES))  # what is not read resets the connection, answer and all
-
-
-def _set_inherited(sock: _socket.socket) -> None:
-    """What every accepted connection has from the start: on Linux it is inherited, which saves four calls for each."""
+def _set_connection_options(sock: _socket.socket) -> None:
+    """Set the options of all connections: on Linux they inherit them, which saves four system calls for each."""
     sock.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
     sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_KEEPALIVE, 1)
     sock.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
@@ -395,32 +383,32 @@ def _set_inherited(sock: _socket.socket) -> None:
 
 
 def sockets_for_storms() -> int:
-    """How many sockets a port needs so that the kernel holds WAITING_IN_KERNEL connections for it."""
+    """Return the number of sockets of a port so that the kernel queues MAX_KERNEL_QUEUE connections for it."""
     try:
-        held = int(Path("/proc/sys/net/core/somaxconn").read_text())
+        queued = int(Path("/proc/sys/net/core/somaxconn").read_text())
     except (OSError, ValueError):
-        return SOCKETS_AT_MOST
-    return min(SOCKETS_AT_MOST, -(-WAITING_IN_KERNEL // max(held, 1)))
+        return MAX_SOCKETS
+    return min(MAX_SOCKETS, -(-MAX_KERNEL_QUEUE // max(queued, 1)))
 
 
-def listening_sockets(host: str, port: int, count: int = 1, backlog: int = BACKLOG_AT_MOST) -> list[_socket.socket]:
+def listening_sockets(host: str, port: int, count: int = 1, backlog: int = MAX_BACKLOG) -> list[_socket.socket]:
     """Open the sockets of a port; the kernel spreads connections evenly over them.
 
     Args:
         host: as for `Listener`.
         port: 0 picks a free one.
-        count: how many sockets.
-        backlog: connections that the kernel may hold for each.
+        count: number of sockets.
+        backlog: size of the kernel's queue for each.
 
     Raises:
-        StartError: the address can't be bound; one sentence.
+        StartError: the address cannot be bound; one sentence.
     """
     host = host.strip("[]")
-    alone = _bind(host, port, backlog, is_shared=False)  # only so a port is refused that another server has
+    exclusive = _bind(host, port, backlog, is_shared=False)  # fails when another server has the port
     if count == 1:
-        return [alone]
-    port = alone.getsockname()[1]
-    alone.close()
+        return [exclusive]
+    port = exclusive.getsockname()[1]
+    exclusive.close()
     bound: list[_socket.socket] = []
     try:
         for _ in range(count):
@@ -437,7 +425,8 @@ def _bind(host: str, port: int, backlog: int, is_shared: bool) -> _socket.socket
     if not 0 <= port <= 65535:
         raise StartError(f"cannot listen on {where}: a port is 0 to 65535")
     try:
-        # Not gevent's, which lets others run: Lua may be waiting inside, and an address of this machine takes no time.
+        # Not gevent's, which switches greenlets: Lua code may be the caller. A local address needs no look-up.
+
         family, kind, protocol, _, address = _socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
@@ -450,7 +439,7 @@ def _bind(host: str, port: int, backlog: int, is_shared: bool) -> _socket.socket
         sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
         if is_shared:
             sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEPORT, 1)
-        _set_inherited(sock)
+        _set_connection_options(sock)
         sock.setblocking(False)
         sock.bind(address)
         sock.listen(backlog)
@@ -461,22 +450,22 @@ def _bind(host: str, port: int, backlog: int, is_shared: bool) -> _socket.socket
     return sock
 
 
-# ---- when asked
+# ---- ports of applications
 
-BACKLOG = 4096  # a client beyond these isn't refused: its system tries again after 1, 3, 7, 15, 31 s
+BACKLOG = 4096  # beyond it a client is not refused: its system retries after 1, 3, 7, 15, 31 s
 
 
 class Acceptor:
-    """A TCP port that accepts when it is asked to.
+    """A TCP port that accepts one connection per call.
 
     Args:
         port: 0 picks a free one.
-        host: address to bind; all of the machine by default.
+        host: address to bind; all addresses by default.
         ipv6: bind IPv6.
-        context: for a port that speaks TLS.
+        context: TLS context, for a TLS port.
 
     Attributes:
-        asked_for: what finds it in the next process.
+        asked_for: the key by which the next process of a hot restart finds the socket.
 
     Raises:
         StreamError: "bind".
@@ -485,32 +474,35 @@ class Acceptor:
     def __init__(
         self, port: int, host: str | None = None, ipv6: bool = False, context: ssl.SSLContext | None = None
     ) -> None:
-        self.asked_for = f"acceptor {host} {ipv6}", port
+        self.asked_for = f"acceptor {host} {ipv6}", port  # differs from every key of a `Listener`
         given = inherited.take(*self.asked_for)
         self._socket: _socket.socket | None = given[0] if given else _bound(port, host, ipv6)
         open_acceptors.append(self)
         self._ready = Ready(self._socket.fileno(), READ)
-        self._rest = _Rest()
-        self._shaken: deque[TlsTransport] = deque()
-        self._shaken_signal = Signal()
+        self._pause = _Pause()
+        self._secured: deque[TlsTransport] = deque()  # after their handshake
+        self._secured_signal = Signal()
         self._handshakes = HandshakeQueue(context, self._on_handshake) if context is not None else None
 
     def try_accept(self) -> Transport | None:
-        """A connection's transport, or None when there is none now.
+        """Return the transport of a new connection, or None when there is none.
 
         Raises:
             StreamError: "socketclosed".
         """
         sock = self._live()
-        while not self._shaken and not self._rest.lasts:
+        while not self._secured and not self._pause.lasts:
             try:
                 fd, address = sock._accept()  # type: ignore[attr-defined]
             except BlockingIOError:
                 break
             except ConnectionError:
-                continue  # that client's trouble
+                continue  # an error of one connection
             except OSError as error:
-                self._failed(error)
+                if error.errno in EXHAUSTED:
+                    if not self._pause.begun:
+                        log.error(_EXHAUSTED_LINE, error.strerror)
+                    self._pause.begin()
                 break
             client = open_connections.admit(sock.family, sock.type, fd, address)
             if client is None:
@@ -520,36 +512,29 @@ class Acceptor:
                 return client
             self._handshakes.begin(client, address)
             if self._handshakes.share.spent():
-                break  # the others wait in the kernel
-        return self._shaken.popleft() if self._shaken else None
-
-    def _failed(self, error: OSError) -> None:
-        if error.errno not in EXHAUSTED:
-            return  # that client's trouble as well
-        if not self._rest.begun:
-            log.error("cannot accept connections: %s; raise the limit of open files (ulimit -n)", error.strerror)
-        self._rest.begin()
+                break  # the others wait in the kernel's queue
+        return self._secured.popleft() if self._secured else None
 
     def acceptable(self, timeout_s: float | None = None) -> Wait:
-        """Wait until `try_accept` is worth another try.
+        """Return a wait for the next time when `try_accept` may succeed.
 
         Raises:
             StreamError: "socketclosed".
         """
         self._live()
-        wait = (self._rest if self._rest.lasts else self._ready).wait(timeout_s)
+        wait = (self._pause if self._pause.lasts else self._ready).wait(timeout_s)
         if self._handshakes is not None:
-            shaken = self._shaken_signal.wait()
-            shaken.then(lambda value, error: wait.resolve())
-            wait.then(lambda value, error: shaken.cancel())
+            secured = self._secured_signal.wait()
+            secured.then(lambda value, error: wait.resolve())
+            wait.then(lambda value, error: secured.cancel())
         return wait
 
     def filenos(self) -> list[int]:
-        """The descriptor of the listening socket. Raises as `sockname`."""
+        """Return the descriptor of the listening socket. Raises as `sockname`."""
         return [self._live().fileno()]
 
     def sockname(self) -> tuple[str, int]:
-        """The bound address and port.
+        """Return the bound address and port.
 
         Raises:
             StreamError: "socketclosed".
@@ -558,23 +543,23 @@ class Acceptor:
         return host, port
 
     def close(self) -> bool:
-        """Close; who waits gets "socketclosed". False when it was closed before."""
+        """Close; waiting calls raise "socketclosed". Return False when it was closed before."""
         sock, self._socket = self._socket, None
         if sock is None:
             return False
         open_acceptors.remove(self)
-        for signal in (self._ready, self._rest):
+        for signal in (self._ready, self._pause):
             signal.close(StreamError("socketclosed"))
         if self._handshakes is not None:
             self._handshakes.close()
-        while self._shaken:
-            self._shaken.popleft().close()
+        while self._secured:
+            self._secured.popleft().close()
         sock.close()
         return True
 
     def _on_handshake(self, transport: TlsTransport, address: Address) -> None:
-        self._shaken.append(transport)
-        self._shaken_signal.fire()
+        self._secured.append(transport)
+        self._secured_signal.fire()
 
     def _live(self) -> _socket.socket:
         if self._socket is None:
@@ -583,14 +568,14 @@ class Acceptor:
 
 
 open_acceptors: list[Acceptor] = []
-"""Of this process, in the order they were made."""
+"""The acceptors of this process, in the order of creation."""
 
 
-class _Rest(Signal):
-    """Fires when it is over. A descriptor that is ready would wake us at once, and in vain.
+class _Pause(Signal):
+    """A pause without free descriptors; fires at its end. Until then the readable socket would wake waiters in vain.
 
     Attributes:
-        begun: whether there ever was one.
+        begun: whether there has been a pause.
     """
 
     __slots__ = ("_timer", "begun")
@@ -602,21 +587,21 @@ class _Rest(Signal):
 
     @property
     def lasts(self) -> bool:
-        """Whether it goes on."""
+        """Whether the pause is not over."""
         return self._timer is not None
 
     def begin(self) -> None:
-        """Rest for `PAUSE_S`."""
+        """Pause for `PAUSE_S`."""
         self.begun = True
         self._timer = get_hub().loop.timer(PAUSE_S)
-        self._timer.start(self._over)
+        self._timer.start(self._end)
 
     def close(self, error: BaseException) -> None:
-        """End it for good; who waits is rejected with `error`."""
+        """End the pause; waiters are rejected with `error`."""
         self._stop()
         self.fail(error)
 
-    def _over(self) -> None:
+    def _end(self) -> None:
         self._stop()
         self.fire()
 
@@ -634,7 +619,7 @@ def _bound(port: int, host: str | None, ipv6: bool) -> _socket.socket:
     sock = _socket.socket(family, _socket.SOCK_STREAM)
     try:
         sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
-        if worker_place().count > 1:  # every worker loads the application that asks for this port
+        if worker_place().count > 1:  # every worker loads the application that opens this port
             sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEPORT, 1)
         sock.setblocking(False)
         sock.bind(address)

@@ -1,5 +1,4 @@
-"""Web origins and Host names: which pages may talk to a server, and under which names it answers (RFC 6454, RFC 9110
-§7.2; help: security)."""
+"""Allowed web origins and host names of a server (RFC 6454, RFC 9110 §7.2; help: security)."""
 
 from __future__ import annotations
 
@@ -17,10 +16,10 @@ OriginParts = tuple[str, str, int | None]  # scheme, name, port
 
 
 def same_origin(origin: str, host: str, secure: bool) -> bool:
-    """Tells whether a page belongs to the server it talks to.
+    """Return whether a page comes from the server that it sends requests to.
 
-    A page of `https` may talk over a connection without TLS: a proxy in front may have taken it off. A page of `http`
-    may not talk over one with TLS.
+    A page with `https` may use a connection without TLS, because a proxy may terminate TLS. A page with `http` may not
+    use a connection with TLS.
 
     Args:
         origin: the header `Origin`.
@@ -28,9 +27,9 @@ def same_origin(origin: str, host: str, secure: bool) -> bool:
         secure: whether the connection is TLS.
     """
     match = _ORIGIN.fullmatch(origin.lower())
-    if match is None or match[1] not in _PORTS or (secure and match[1] != "https"):
+    if match is None or match[1] not in _PORTS or (secure and match[1] != "https"):  # such as "null" or "file"
         return False
-    if match[2] == host.lower():  # nearly always
+    if match[2] == host.lower():  # the usual case
         return _AUTHORITY.fullmatch(match[2]) is not None
     port = _PORTS[match[1]]
     own = _authority(host, port)
@@ -38,18 +37,18 @@ def same_origin(origin: str, host: str, secure: bool) -> bool:
 
 
 class Origins:
-    """A list of origins whose pages are welcome.
+    """A list of origins whose pages are allowed.
 
     Args:
         entries: `https://example.com`, `https://*.example.com` for every name below, `null`, `*` for all: an iterable,
             or a string with commas.
 
     Attributes:
-        all: whether `*` is among them.
-        differ: whether what one may do depends on which it is.
+        all: whether `*` is in the list.
+        differ: whether permissions depend on the origin.
 
     Raises:
-        ArgumentError: an entry that is none of these.
+        ArgumentError: an invalid entry.
     """
 
     def __init__(self, entries: str | Iterable[str] = ()) -> None:
@@ -60,17 +59,17 @@ class Origins:
         self.differ = bool(self._listed) or self._words == {"null"}
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Whether the list has entries."""
         return bool(self._words or self._listed)
 
     def has(self, origin: str) -> bool:
-        """Tells whether the header `Origin` is one of them."""
+        """Return whether the list allows an `Origin` header."""
         if self._words and (self.all or origin.lower() in self._words):
             return True
         return self.names(origin)
 
     def names(self, origin: str) -> bool:
-        """Tells whether the header `Origin` is one of those with a name: `*` and `null` are none."""
+        """Return whether an entry other than `*` and `null` allows an `Origin` header."""
         page = _origin_parts(origin) if self._listed else None
         if page is None:
             return False
@@ -79,14 +78,14 @@ class Origins:
 
 
 class Hosts:
-    """A list of names a server answers to.
+    """A list of host names of a server.
 
     Args:
         entries: `example.com`, `*.example.com` for every name below, `192.0.2.1`, `::1`, `*` for all; without ports: an
             iterable, or a string with commas.
 
     Raises:
-        ArgumentError: an entry that is none of these.
+        ArgumentError: an invalid entry.
     """
 
     def __init__(self, entries: str | Iterable[str] = ()) -> None:
@@ -95,22 +94,22 @@ class Hosts:
         self._names = frozenset(_host_entry(word) for word in words if word != "*")
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Whether the list has entries."""
         return self.all or bool(self._names)
 
     def has(self, name: str) -> bool:
-        """Tells whether a name, as `host_name` gives it, is one of them."""
+        """Return whether the list has a name, as `host_name` returns it."""
         return self.all or any(pattern in self._names for pattern in _patterns(name))
 
 
 def host_name(host: str) -> str:
-    """Gives the name in a header `Host`: in lower case, without port, brackets and a last dot."""
+    """Return the name in a `Host` header: in lower case, without port, brackets and final dot."""
     authority = _authority(host, None)
     return authority[0] if authority else host
 
 
 def is_loopback(name: str) -> bool:
-    """Tells whether a name can only mean this machine: `localhost`, a name below it, 127.0.0.0/8 or ::1."""
+    """Return whether a name is a loopback name: `localhost`, a name below it, 127.0.0.0/8 or ::1."""
     if name == "localhost" or name.endswith(".localhost"):
         return True
     address = _address(name)
@@ -122,7 +121,7 @@ def _words(what: str, entries: str | Iterable[str]) -> list[str]:
     listed = entries.split(",") if isinstance(entries, str) else list(entries)
     for entry in listed:
         if not isinstance(entry, str):
-            raise ArgumentError(f"{what}: text is needed, not {entry!r}")
+            raise ArgumentError(f"{what}: text expected, not {entry!r}")
     return [word.strip().lower() for word in listed if word.strip()]
 
 
@@ -130,7 +129,7 @@ def _origin_entry(word: str) -> OriginParts:
     parts = _origin_parts(_ascii(word).removesuffix("/"))
     if parts is None:
         raise ArgumentError(
-            f"origins: {word!r} is no origin; write https://example.com, https://*.example.com, null, or * for all"
+            f"origins: {word!r} is not an origin; write https://example.com, https://*.example.com, null, or * for all"
         )
     return parts
 
@@ -138,7 +137,9 @@ def _origin_entry(word: str) -> OriginParts:
 def _host_entry(word: str) -> str:
     name = _name(word) if _address(word) else host_name(_ascii(word))
     if "/" in name or ":" in word and _address(name) is None:
-        raise ArgumentError(f"hosts: {word!r} is no name; write example.com, *.example.com, an address, or * for all")
+        raise ArgumentError(
+            f"hosts: {word!r} is not a host name; write example.com, *.example.com, an address, or * for all"
+        )
     return name
 
 
@@ -166,7 +167,7 @@ def _address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def _ascii(word: str) -> str:
-    """The form that browsers send: names in other scripts as punycode."""
+    """Convert to the form that browsers send: names in other scripts as punycode."""
     try:
         return "".join(part if part.isascii() else part.encode("idna").decode() for part in re.split(r"([./:])", word))
     except UnicodeError:
@@ -174,6 +175,6 @@ def _ascii(word: str) -> str:
 
 
 def _patterns(name: str) -> list[str]:
-    """What may stand in a list for a name: itself, and `*.` with each of its ends (of 253 characters)."""
+    """Return the entries that match a name of at most 253 characters: itself, and `*.` with each parent domain."""
     labels = name[-253:].split(".")
     return [name, *("*." + ".".join(labels[at:]) for at in range(1, len(labels)))]

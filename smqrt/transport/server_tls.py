@@ -1,22 +1,20 @@
-"""TLS of a listener: certificates by server name, client certificates and their revocation, read again without an end.
+"""TLS of listeners: certificates by server name, client certificates, revocation lists, reload.
 
-OpenSSL chooses what a handshake uses when it begins, so new files reach the handshakes from then on and no connection
-that is open. What clients are trusted by never changes inside a context: an `SSLContext` learns authorities and forgets
-none, and sessions that it has begun go on without a second look at the client's certificate. So a change there makes
-new contexts, with which older sessions end. A new certificate alone goes into the context that is in use: its tickets
-stay good.
+OpenSSL fixes the certificate when a handshake begins, so new files affect later handshakes and no open connection.
+Client authorities and revocation lists never change inside a context: an `SSLContext` cannot remove authorities, and
+sessions that it resumes are not verified again. A change of these creates new contexts, which do not resume older
+sessions. A new server certificate alone is loaded into the context in use, so that its session tickets stay valid.
 """
 
 from __future__ import annotations
 
 import _ssl
-import contextlib
 import logging
 import os
 import ssl
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -31,17 +29,16 @@ from smqrt.errors import ArgumentError, StartError
 from smqrt.loop.threads import DiskThreads
 from smqrt.transport.certificates import host_names, key_kind
 from smqrt.transport.tls import ACME_PROTOCOL
-from smqrt.transport.tls_contexts import Identity
+from smqrt.transport.tls_contexts import NO_PAIR, Identity
 
-# ---- The TLS of a listener while it runs: which context the next handshake gets, and what an operator is told of it.
+# ---- TLS of a running listener: the context of the next handshake, and warnings for operators.
 
 log = logging.getLogger("smqrt")
 
 _threads = DiskThreads("of the certificates")
-_on_name: Any = (
-    _ssl._SSLContext.sni_callback
-)  # that of gevent, which `smqrt serve` patches in, takes gevent's sockets only
-_on_message: Any = _ssl._SSLContext._msg_callback  # type: ignore[attr-defined]  # the only way to see the first message
+# The standard library's descriptor: gevent's, which `smqrt serve` patches in, supports only gevent's sockets.
+_sni_callback: Any = _ssl._SSLContext.sni_callback
+_message_callback: Any = _ssl._SSLContext._msg_callback  # type: ignore[attr-defined]  # the only access to a ClientHello
 _CLIENT_HELLO = 1
 _OFFERS_ACME = bytes([len(ACME_PROTOCOL)]) + ACME_PROTOCOL.encode()
 
@@ -51,16 +48,16 @@ def _now() -> datetime:
 
 
 class ListenerTls:
-    """Reads the files of a listener at once, and again with `reload`.
+    """The TLS files of a listener: loaded when it is created, and again by `reload`.
 
     Args:
-        files: what is read, and how TLS is spoken.
-        clock: gives the time of day.
+        files: the files and the TLS options.
+        clock: returns the current time.
 
     Attributes:
         context: for the next handshake.
-        fault: why the files could not be read the last time; None when they could.
-        reloads, failures: how often they were read again, and how often that failed.
+        fault: why the last reload failed; None after a success.
+        reloads, failures: number of successful and failed reloads.
 
     Raises:
         StartError: a file is missing or wrong; one sentence that names it.
@@ -69,22 +66,22 @@ class ListenerTls:
     def __init__(self, files: TlsFiles, clock: Callable[[], datetime] = _now) -> None:
         self.tls_files = files
         self._clock = clock
-        self._warned: dict[str, object] = {}
-        self._one_at_a_time = BoundedSemaphore()
+        self._warned: dict[str, str | int] = {}
+        self._reload_lock = BoundedSemaphore()
         self._challenges: Mapping[str, ssl.SSLContext] = {}
         self._offers_acme: WeakSet[ssl.SSLObject] = WeakSet()
         self._loaded = load(files, clock())
         self.fault: str | None = None
         self.reloads = self.failures = 0
-        self._began = self.read_at = clock()
+        self._context_since = self.read_at = clock()
         self.context = self._loaded.default
-        self._listen_for_names(self._loaded)
-        self._tell(self._loaded.troubles)
+        self._set_callbacks(self._loaded)
+        self._log_warnings(self._loaded.warnings)
         self.look_at_the_clock()
 
     @property
     def files(self) -> list[str]:
-        """What is read."""
+        """The paths of all files."""
         return self.tls_files.files
 
     @property
@@ -93,40 +90,44 @@ class ListenerTls:
         return self._loaded.certificates
 
     def reload(self, in_thread: bool = True) -> str | None:
-        """Read the files again. Wrong ones change nothing.
+        """Read the files again. Invalid files change nothing.
 
         Args:
-            in_thread: blocks this greenlet, and holds nobody else.
+            in_thread: block only this greenlet, not the loop.
 
         Returns:
-            Why they were not taken; None when they were.
+            Why they were rejected; None when they are in use.
         """
         if not in_thread:
             return self._reload(load)
-        with self._one_at_a_time:  # or the older of two might come last
+        with self._reload_lock:  # otherwise the older of two reloads could finish last
             return self._reload(partial(_threads.call, load))
 
     def _reload(self, read: Callable[[TlsFiles, datetime], Loaded]) -> str | None:
         try:
             loaded = read(self.tls_files, self._clock())
-            self.fault = self._why_not(loaded)
+            self.fault = self._rejection(loaded)
         except (StartError, TimeoutError) as error:
             self.fault = str(error)
         if self.fault is None:
             self.reloads += 1
             self.read_at = self._clock()
-            self._take(loaded)
-            self._tell(loaded.troubles)
+            if not self._load_into_current(loaded):
+                self.context, self._context_since = loaded.default, self._clock()
+            self._set_callbacks(loaded)
+            self._loaded = loaded
+            self._warned.clear()
+            self._log_warnings(loaded.warnings)
             self.look_at_the_clock()
         else:
             self.failures += 1
         return self.fault
 
     def change(self, files: TlsFiles) -> None:
-        """Go on with other files, or another way to speak TLS, from the next handshake on; blocks this greenlet.
+        """Use other files or TLS options from the next handshake on; blocks this greenlet.
 
         Raises:
-            StartError: they are wrong, and nothing has changed.
+            StartError: they are invalid; nothing has changed.
         """
         if files == self.tls_files:
             return
@@ -135,113 +136,112 @@ class ListenerTls:
             self.tls_files = before
             raise StartError(fault)
 
-    def _why_not(self, loaded: Loaded) -> str | None:
-        """What is no longer valid, or not yet, does not replace what is."""
+    def _rejection(self, loaded: Loaded) -> str | None:
+        """Return why files must not replace those in use: an expired one never replaces a valid one."""
         now = self._clock()
-        before = {one.path: one.trouble(now) for one in self.certificates}
+        before = {one.path: one.invalid_reason(now) for one in self.certificates}
         for one in loaded.certificates:
-            trouble = one.trouble(now)
-            if trouble and before.get(one.path, trouble) is None:
-                return f"{trouble}; the one in use is valid"
+            reason = one.invalid_reason(now)
+            if reason and before.get(one.path, reason) is None:
+                return f"{reason}; the one in use is valid"
         old, new = self._loaded.trust.until, loaded.trust.until
         if new and new < now and old and old >= now:
             return f"the revocation list {self.tls_files.client_crl} has expired; the one in use is valid"
         return None
 
-    def _take(self, loaded: Loaded) -> None:
-        if not self._adopted(loaded):
-            self.context, self._began = loaded.default, self._clock()
-        self._listen_for_names(loaded)
-        self._loaded = loaded
-        self._warned.clear()
-
-    def _adopted(self, loaded: Loaded) -> bool:
-        """Give the context in use the new certificates, so that its tickets stay good; false when that can't be."""
+    def _load_into_current(self, loaded: Loaded) -> bool:
+        """Load new certificates into the context in use, so that its tickets stay valid. Return whether possible."""
         new, old = loaded.default_identities, self._loaded.default_identities
-        if loaded.trust != self._loaded.trust or loaded.ways != self._loaded.ways or new.keys() != old.keys():
+        if loaded.trust != self._loaded.trust or loaded.options != self._loaded.options or new.keys() != old.keys():
             return False
         try:
             for identity in new.values():
                 identity.load_into(self.context)
-        except (OSError, ArgumentError):  # no file descriptor left, perhaps after one of two: the new context has all
+        except (OSError, ArgumentError):  # no file descriptor left, maybe after one of two: use the new context
             return False
         loaded.names = {name: self.context if one is loaded.default else one for name, one in loaded.names.items()}
         loaded.default = self.context
         return True
 
-    def _listen_for_names(self, loaded: Loaded) -> None:
-        several = len(set(loaded.names.values()) | {loaded.default}) > 1
-        is_asked = bool(self._challenges)
-        _on_name.__set__(loaded.default, self._choose if several or is_asked else None)  # without, it is cheaper
-        _on_message.__set__(loaded.default, self._look_at_hello if is_asked else None)
+    def _set_callbacks(self, loaded: Loaded) -> None:
+        has_names = len(set(loaded.names.values()) | {loaded.default}) > 1
+        has_challenges = bool(self._challenges)
+        # A callback costs time in each handshake: none is set without need.
+        _sni_callback.__set__(loaded.default, self._choose_context if has_names or has_challenges else None)
+        _message_callback.__set__(loaded.default, self._note_acme_offer if has_challenges else None)
 
     def answer_challenges(self, contexts: Mapping[str, ssl.SSLContext]) -> None:
-        """From the next handshake on, give clients that offer `ACME_PROTOCOL` these contexts by the name they ask for;
-        none: as all others."""
+        """Use these contexts, by server name, for handshakes that offer `ACME_PROTOCOL`; empty to stop."""
         self._challenges = contexts
-        self._listen_for_names(self._loaded)
+        self._set_callbacks(self._loaded)
 
-    def _look_at_hello(self, client: Any, direction: str, *about: Any) -> None:
-        """Take a message of a handshake: version, kind of content, kind of message, data. It comes before the choice
-        by name, when Python does not tell yet what the client offers."""
-        if about[2] == _CLIENT_HELLO and direction == "read" and _OFFERS_ACME in about[3]:
+    def _note_acme_offer(self, client: ssl.SSLObject, direction: str, *message: Any) -> None:
+        """Handle a handshake message: version, content type, message type, data.
+
+        Runs before `_choose_context`, because Python does not give that callback the protocols a client offers.
+        """
+        if message[2] == _CLIENT_HELLO and direction == "read" and _OFFERS_ACME in message[3]:
             self._offers_acme.add(client)
 
-    def _choose(self, client: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-        challenge = self._challenges.get(name.lower()) if name and client in self._offers_acme else None
+    def _choose_context(self, client: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        if not name:
+            return
+        name = name.lower()
+        challenge = self._challenges.get(name) if client in self._offers_acme else None
         if challenge is not None:
             client.context = challenge
             return
-        found = self._context_of(name) if name else None
+        names = self._loaded.names
+        found = names.get(name) or names.get("*." + name.partition(".")[2])
         if found is not None and found is not client.context:
             client.context = found
 
-    def _context_of(self, name: str) -> ssl.SSLContext | None:
-        names, name = self._loaded.names, name.lower()
-        return names.get(name) or names.get("*." + name.partition(".")[2])
-
     def look_at_the_clock(self) -> None:
-        """What time brings: lines before and when certificates end, and new keys for tickets once a day."""
+        """Log certificates and lists that expire, and replace the ticket keys once a day."""
         now = self._clock()
         for certificate in self.certificates:
-            self._warn(certificate, now)
+            days, reason = certificate.warning_days(now), certificate.invalid_reason(now)
+            if reason:
+                self._warn_once(certificate.path, reason, reason)
+            elif days is not None:
+                left = "a day" if days == 1 else f"{days} days"
+                line = f"the certificate {certificate.path} expires within {left}, at {shown(certificate.not_after)}"
+                self._warn_once(certificate.path, days, line)
         until = self._loaded.trust.until
         if until and until < now:
-            line = f"the revocation list {self.tls_files.client_crl} has expired at {shown(until)}"
-            self._once("list", True, f"{line}: clients with a certificate are refused until there is a new one")
-        lists_ended = until is not None and self._began < until <= now
-        if now - self._began > KEYS_LAST or lists_ended:  # then sessions of clients with certificates end too
-            with contextlib.suppress(OSError, StartError):  # no file descriptor left: the next time
-                fresh = made(self.tls_files, self._loaded.pairs, self._loaded.trust)
-                self.context, self._began, self._loaded = fresh.default, now, fresh
-                self._listen_for_names(fresh)
+            line = f"the revocation list {self.tls_files.client_crl} expired at {shown(until)}"
+            self._warn_once("list", True, f"{line}: clients with a certificate are rejected until there is a new one")
+        list_expired = until is not None and self._context_since < until <= now
+        if now - self._context_since > TICKET_KEY_LIFETIME or list_expired:  # new contexts do not resume older sessions
+            with suppress(OSError, StartError):  # no file descriptor left: the next call tries again
+                fresh = build_contexts(self.tls_files, self._loaded.pairs, self._loaded.trust)
+                self.context, self._context_since, self._loaded = fresh.default, now, fresh
+                self._set_callbacks(fresh)
 
-    def _warn(self, certificate: Certificate, now: datetime) -> None:
-        days, trouble = certificate.warns_days(now), certificate.trouble(now)
-        if trouble:
-            self._once(certificate.path, trouble, trouble)
-        elif days is not None:
-            left = "a day" if days == 1 else f"{days} days"
-            self._once(
-                certificate.path,
-                days,
-                f"the certificate {certificate.path} expires within {left}, at {shown(certificate.not_after)}",
-            )
-
-    def _once(self, what: str, state: object, line: str) -> None:
+    def _warn_once(self, what: str, state: str | int, line: str) -> None:
         if self._warned.get(what) != state:
             self._warned[what] = state
-            self._tell([line])
+            self._log_warnings([line])
 
-    def _tell(self, lines: Iterable[str]) -> None:
+    def _log_warnings(self, lines: Iterable[str]) -> None:
         for line in lines:
             log.warning("%s: %s", self.tls_files.what or "TLS", line)
 
     def snapshot(self) -> dict[str, object]:
-        """What an operator asks, as JSON has it; times in Unix seconds."""
+        """Return the state for the operations API, as JSON values; times in Unix seconds."""
         until = self._loaded.trust.until
         return {
-            "certificates": [_described(one) for one in self.certificates],
+            "certificates": [
+                {
+                    "file": one.path,
+                    "subject": one.subject,
+                    "names": list(one.names),
+                    "key": one.kind,
+                    "not_before_s": one.not_before.timestamp(),
+                    "not_after_s": one.not_after.timestamp(),
+                }
+                for one in self.certificates
+            ],
             "client_certificate": {0: "none", 1: "optional", 2: "required"}[self.tls_files.mode],
             "client_ca": self.tls_files.client_ca,
             "client_crl": self.tls_files.client_crl,
@@ -255,41 +255,31 @@ class ListenerTls:
         }
 
 
-def _described(certificate: Certificate) -> dict[str, object]:
-    return {
-        "file": certificate.path,
-        "subject": certificate.subject,
-        "names": list(certificate.names),
-        "key": certificate.kind,
-        "not_before_s": certificate.not_before.timestamp(),
-        "not_after_s": certificate.not_after.timestamp(),
-    }
-
-
 TICKETS = 1
-"""For each handshake of TLS 1.3: who reconnects needs one. OpenSSL's two cost 6 % of a handshake."""
-KEYS_LAST = timedelta(days=1)
-"""So long tickets are encrypted with one key: who finds it later can read no more than a day of TLS 1.2."""
+"""Tickets for each handshake of TLS 1.3. A client needs one to reconnect; OpenSSL's default of two costs 6 % more."""
+TICKET_KEY_LIFETIME = timedelta(days=1)
+"""How long one key encrypts tickets: a stolen key reveals at most a day of TLS 1.2 sessions."""
 WARN_DAYS = (30, 7, 1)
+"""Days before the end of a certificate at which to warn."""
 _ENCRYPTED = (b"-----BEGIN ENCRYPTED PRIVATE KEY", b"Proc-Type: 4,ENCRYPTED")
-_LIVES_AT_LEAST = 3
-"""Times the warning, for it to be one: of certificates that are renewed each week, 30 days mean nothing."""
+_MIN_LIFETIME_FACTOR = 3
+"""Warn N days before the end only if the lifetime is at least this many times N days: not for short-lived ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The files of a listener, and how it speaks TLS.
+    """The files and TLS options of a listener.
 
     Attributes:
-        pairs: files with a certificate and its chain, and with its private key; the first pair is for clients that name
-            no server, or an unknown one.
+        pairs: files with a certificate chain and with its private key; the first pair is for clients that send no
+            server name, or an unknown one.
         client_ca: file with the authorities of client certificates.
         client_crl: file with their revocation lists.
-        client_certificate: "none", "optional" or "required"; None is "optional" where there are authorities.
+        client_certificate: "none", "optional" or "required"; None means "optional" when there is a `client_ca`.
         minimum: "1.2" or "1.3".
-        alpn: the protocols of the listener, the best first; empty for no choice by ALPN.
-        what: the listener, at the beginning of errors: "listener.main"; empty for the only one.
-        key_password: of private keys that are protected by one.
+        alpn: the protocols of the listener, the preferred first; empty for no ALPN.
+        what: the name of the listener in error messages, such as "listener.main"; empty for the only one.
+        key_password: the password of encrypted private keys.
     """
 
     pairs: tuple[tuple[str, str], ...]
@@ -309,7 +299,7 @@ class TlsFiles:
 
     @property
     def mode(self) -> ssl.VerifyMode:
-        """Whether clients are asked for a certificate."""
+        """Whether to request a certificate of clients."""
         if self.client_certificate is None:
             return ssl.CERT_OPTIONAL if self.client_ca else ssl.CERT_NONE
         return {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}[
@@ -319,13 +309,14 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A server's certificate, as far as an operator asks.
+    """What operators see of a server's certificate.
 
     Attributes:
         path: its file.
         subject: its subject, such as "CN=example.com".
-        names: the names of servers that it is for.
-        kind: of its key: "RSA", "EC" ...
+        names: the server names that it is valid for.
+        kind: the kind of its key: "RSA", "EC" ...
+        not_before, not_after: its validity.
     """
 
     path: str
@@ -335,86 +326,86 @@ class Certificate:
     not_before: datetime
     not_after: datetime
 
-    def trouble(self, now: datetime) -> str | None:
-        """Why it is not valid at that moment; None when it is."""
+    def invalid_reason(self, now: datetime) -> str | None:
+        """Return why it is not valid at that time, or None."""
         if now > self.not_after:
-            return f"the certificate {self.path} has expired at {shown(self.not_after)}"
+            return f"the certificate {self.path} expired at {shown(self.not_after)}"
         if now < self.not_before:
             return f"the certificate {self.path} is not valid before {shown(self.not_before)}"
         return None
 
-    def warns_days(self, now: datetime) -> int | None:
-        """The nearest of `WARN_DAYS` before its end that has passed; None when none has."""
-        lives, left = self.not_after - self.not_before, self.not_after - now
-        passed = [days for days in WARN_DAYS if left <= timedelta(days) and lives >= _LIVES_AT_LEAST * timedelta(days)]
-        return min(passed, default=None)
+    def warning_days(self, now: datetime) -> int | None:
+        """Return the smallest of `WARN_DAYS` that is not below the days left; None when more are left."""
+        lifetime, left = self.not_after - self.not_before, self.not_after - now
+        reached = (days for days in WARN_DAYS if left <= timedelta(days))
+        return min((days for days in reached if lifetime >= _MIN_LIFETIME_FACTOR * timedelta(days)), default=None)
 
 
 @dataclass(slots=True)
 class Pair:
-    """A certificate with its key, and what it says.
+    """A certificate with its key, and its description.
 
     Attributes:
-        trouble: what is to be told of the key though it is used.
+        warning: a text about a problem of the key; empty for none.
     """
 
     identity: Identity
     facts: Certificate
-    trouble: str = ""
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Whom clients are trusted by.
+    """Authorities and revocation lists for client certificates.
 
     Attributes:
         authorities, lists: the content of the files.
-        until: when the first of the revocation lists ends.
-        troubles: what is to be told though all of it is used.
+        until: the earliest expiry of the revocation lists.
+        warnings: texts about problems that do not prevent their use.
     """
 
     authorities: bytes = b""
     lists: bytes = b""
     until: datetime | None = field(default=None, compare=False)
-    troubles: tuple[str, ...] = field(default=(), compare=False)
+    warnings: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(slots=True)
 class Loaded:
-    """What was read of the files of a listener, and found good.
+    """The valid content of a listener's files.
 
     Attributes:
-        default: for clients that name no server of `names`, or none.
-        names: contexts by the name that a client asks for; `*.example.com` for all names one level below.
+        default: the context for clients that send no server name, or an unknown one.
+        names: contexts by server name; `*.example.com` is for all names one level below.
         pairs: in the order of the settings.
-        trust: whom clients are trusted by.
-        ways: how TLS is spoken: all of the settings but the files.
+        trust: authorities and revocation lists for client certificates.
+        options: the settings other than files.
     """
 
     default: ssl.SSLContext
     names: dict[str, ssl.SSLContext]
     pairs: list[Pair]
     trust: Trust
-    ways: tuple[object, ...]
+    options: tuple[ssl.VerifyMode, str, tuple[str, ...]]
 
     @property
     def certificates(self) -> list[Certificate]:
-        """What the certificates say."""
+        """Descriptions of the certificates."""
         return [pair.facts for pair in self.pairs]
 
     @property
-    def troubles(self) -> list[str]:
-        """What is to be told though all of it is used."""
-        return [*filter(None, (pair.trouble for pair in self.pairs)), *self.trust.troubles]
+    def warnings(self) -> list[str]:
+        """Warnings about files that are used."""
+        return [*filter(None, (pair.warning for pair in self.pairs)), *self.trust.warnings]
 
     @property
     def default_identities(self) -> dict[str, Identity]:
-        """The certificates of `default` by the kinds of their keys."""
+        """The certificates of `default` by kind of key."""
         return {pair.facts.kind: pair.identity for pair in _grouped(self.pairs)[0]}
 
 
 def load(settings: TlsFiles, now: datetime) -> Loaded:
-    """Read the files and make contexts of them. Blocks; for a thread, once the loop runs.
+    """Read the files and create contexts. Blocks: call it in a thread once the loop runs.
 
     Raises:
         StartError: one is missing or wrong; one sentence that names it.
@@ -422,7 +413,7 @@ def load(settings: TlsFiles, now: datetime) -> Loaded:
     try:
         pairs = [_read_pair(*pair, settings.key_password) for pair in settings.pairs]
         trust = _read_trust(settings, now)
-        return made(settings, pairs, trust)
+        return build_contexts(settings, pairs, trust)
     except OSError as error:  # no file descriptor left
         fault = f"cannot read the certificates: {error.strerror or error}"
     except StartError as error:
@@ -431,7 +422,7 @@ def load(settings: TlsFiles, now: datetime) -> Loaded:
 
 
 def check(settings: TlsFiles, now: datetime) -> None:
-    """Read the files as `load` does; without a pair only those that clients are checked against. Raises as `load`."""
+    """Check the files as `load` does; without a pair only those for client certificates. Raises as `load`."""
     if settings.pairs:
         load(settings, now)
         return
@@ -441,24 +432,24 @@ def check(settings: TlsFiles, now: datetime) -> None:
         raise StartError(f"{settings.what}: {error}" if settings.what else str(error)) from None
 
 
-def made(settings: TlsFiles, pairs: Sequence[Pair], trust: Trust) -> Loaded:
-    """Contexts of what was read.
+def build_contexts(settings: TlsFiles, pairs: Sequence[Pair], trust: Trust) -> Loaded:
+    """Create contexts from the content of the files.
 
     Raises:
         OSError: there is no file descriptor left.
-        StartError: OpenSSL does not take it.
+        StartError: OpenSSL rejects it.
     """
     groups = _grouped(pairs)
     contexts = [_context(settings, group, trust) for group in groups]
     names: dict[str, ssl.SSLContext] = {}
     for group, context in zip(groups, contexts, strict=True):
         for name in group[0].facts.names:
-            names.setdefault(name, context)  # of two certificates for a name, the first
+            names.setdefault(name, context)  # the first of several certificates for a name
     return Loaded(contexts[0], names, list(pairs), trust, (settings.mode, settings.minimum, settings.alpn))
 
 
 def _grouped(pairs: Sequence[Pair]) -> list[list[Pair]]:
-    """Certificates for the same names with keys of other kinds share a context: OpenSSL chooses what a client knows."""
+    """Group certificates for the same names with different kinds of keys: OpenSSL chooses by the client."""
     groups: list[list[Pair]] = []
     for pair in pairs:
         for group in groups:
@@ -481,15 +472,22 @@ def _context(settings: TlsFiles, pairs: Sequence[Pair], trust: Trust) -> ssl.SSL
         pair.identity.load_into(context)
     context.verify_mode = settings.mode
     if settings.mode is not ssl.CERT_NONE:
-        _load_trust(context, trust)
+        try:
+            fd = os.memfd_create("trust")
+        except OSError as error:
+            raise StartError(f"cannot create a file in memory: {error.strerror}") from None
+        try:  # a file: `cadata` does not read lists and holds the interpreter lock
+            os.write(fd, trust.authorities + b"\n" + trust.lists)
+            context.load_verify_locations(cafile=f"/proc/self/fd/{fd}")
+        except (ssl.SSLError, OSError) as error:
+            reason = str(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
+            first_line = reason.partition("\n")[0].rstrip(".")
+            raise StartError(f"cannot use the client authorities: {first_line}") from None
+        finally:
+            os.close(fd)
+        if trust.lists:
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
     return context
-
-
-def _load_trust(context: ssl.SSLContext, trust: Trust) -> None:
-    with _as_file(trust.authorities + b"\n" + trust.lists) as path:
-        context.load_verify_locations(cafile=path)  # this way OpenSSL reads lists too, and lets other threads run
-    if trust.lists:
-        context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
 
 
 # ---- reading
@@ -498,39 +496,34 @@ def _load_trust(context: ssl.SSLContext, trust: Trust) -> None:
 def _read_pair(cert: str, key: str, password: str | None) -> Pair:
     chain, secret = _content(cert), _content(key)
     if password is None and any(mark in secret for mark in _ENCRYPTED):
-        raise StartError(f"the private key {key} is protected by a password; give it as tls.key_password")
+        raise StartError(f"the private key {key} is encrypted; set its password as tls.key_password")
     try:
         identity = Identity(chain, secret, None if password is None else password.encode())
         leaf = x509.load_pem_x509_certificate(chain)
         names = host_names(leaf)
     except (ArgumentError, ValueError) as error:
-        why = str(error).removeprefix("no certificate with its key: ").partition("; give PEM")[0]
-        if "lib (" in why or "DECRYPT" in why:  # OpenSSL says no more than "PEM lib"
-            why = "one is empty or damaged" + ("" if password is None else ", or tls.key_password is another")
-        raise StartError(
-            f"{cert} and {key} are no certificate with its key: {why}; give PEM files that belong together"
-        ) from None
+        reason = str(error).removeprefix(f"{NO_PAIR}: ").partition("; give PEM")[0]
+        if "lib (" in reason or "DECRYPT" in reason:  # OpenSSL's text is only "PEM lib"
+            reason = "one is empty or damaged" + ("" if password is None else ", or tls.key_password is wrong")
+        raise StartError(f"{cert} and {key} are {NO_PAIR}: {reason}; give PEM files that match") from None
     except OSError as error:
         raise StartError(f"cannot read {cert}: {error.strerror}") from None
     subject = leaf.subject.rfc4514_string() or ", ".join(names)
     facts = Certificate(
         cert, subject, tuple(names), key_kind(leaf), leaf.not_valid_before_utc, leaf.not_valid_after_utc
     )
-    return Pair(identity, facts, _trouble(key))
-
-
-def _trouble(key: str) -> str:
+    warning = ""
     with suppress(OSError):
         if os.stat(key).st_mode & stat.S_IROTH:
-            return f"everybody on this machine may read the private key {key}; chmod o= {key}"
-    return ""
+            warning = f"every user of this machine can read the private key {key}; chmod o= {key}"
+    return Pair(identity, facts, warning)
 
 
 def _read_trust(settings: TlsFiles, now: datetime) -> Trust:
     if settings.client_ca is None:
         for setting in ("client_crl", "client_certificate"):
             if getattr(settings, setting) not in (None, "none"):
-                raise StartError(f"{setting} needs client_ca: the authorities that clients are trusted by")
+                raise StartError(f"{setting} needs client_ca: the authorities of client certificates")
         return Trust()
     path = settings.client_ca
     authorities = _content(path)
@@ -538,30 +531,31 @@ def _read_trust(settings: TlsFiles, now: datetime) -> Trust:
         found = x509.load_pem_x509_certificates(authorities)
     except ValueError as error:
         raise StartError(f"cannot read the client authorities {path}: {_damage(error)}; give a PEM file") from None
-    troubles = [f"an authority in {path} has expired: {_name(one.subject)}" for one in found if _is_over(one, now)]
+    warnings = [
+        f"an authority in {path} has expired: {one.subject.rfc4514_string()}"
+        for one in found
+        if one.not_valid_after_utc < now
+    ]
     if settings.client_crl is None:
-        return Trust(authorities, troubles=tuple(troubles))
+        return Trust(authorities, warnings=tuple(warnings))
     lists = _content(settings.client_crl)
-    revoked = _lists(settings.client_crl, lists)
+    end = b"-----END X509 CRL-----"
+    try:
+        revoked = [x509.load_pem_x509_crl(part + end) for part in lists.split(end)[:-1]]
+    except ValueError as error:
+        raise StartError(
+            f"cannot read the revocation lists {settings.client_crl}: {_damage(error)}; give a PEM file"
+        ) from None
+    if not revoked:
+        raise StartError(f"there is no revocation list in {settings.client_crl}; give a PEM file")
     until = min((one.next_update_utc for one in revoked if one.next_update_utc), default=None)
     covered = {one.issuer for one in revoked}
-    troubles += [
-        f"{settings.client_crl} has no list of {_name(one.subject)}: its clients are refused"
+    warnings += [
+        f"{settings.client_crl} has no list of {one.subject.rfc4514_string()}: its clients are rejected"
         for one in found
         if one.subject not in covered
     ]
-    return Trust(authorities, lists, until, tuple(troubles))
-
-
-def _lists(path: str, data: bytes) -> list[x509.CertificateRevocationList]:
-    end = b"-----END X509 CRL-----"
-    try:
-        lists = [x509.load_pem_x509_crl(part + end) for part in data.split(end)[:-1]]
-    except ValueError as error:
-        raise StartError(f"cannot read the revocation lists {path}: {_damage(error)}; give a PEM file") from None
-    if not lists:
-        raise StartError(f"there is no revocation list in {path}; give a PEM file")
-    return lists
+    return Trust(authorities, lists, until, tuple(warnings))
 
 
 def _content(path: str) -> bytes:
@@ -571,40 +565,11 @@ def _content(path: str) -> bytes:
         raise StartError(f"cannot read {path}: {error.strerror}") from None
 
 
-@contextmanager
-def _as_file(data: bytes) -> Iterator[str]:
-    """A name for data that is on no disk: ssl reads files only."""
-    try:
-        fd = os.memfd_create("trust")
-    except OSError as error:
-        raise StartError(f"cannot hold the certificates: {error.strerror}") from None
-    try:
-        os.write(fd, data)
-        yield f"/proc/self/fd/{fd}"
-    except (ssl.SSLError, OSError) as error:
-        raise StartError(f"cannot take the client authorities: {_first(error)}") from None
-    finally:
-        os.close(fd)
-
-
-def _is_over(certificate: x509.Certificate, now: datetime) -> bool:
-    return certificate.not_valid_after_utc < now
-
-
-def _first(error: Exception) -> str:
-    reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error)
-    return str(reason).partition("\n")[0].rstrip(".")
-
-
 def _damage(error: ValueError) -> str:
-    """What `cryptography` says in the words of its parser, or with an address of its manual."""
-    return "there is nothing of the kind in it" if "MalformedFraming" in str(error) else "it is damaged"
-
-
-def _name(name: x509.Name) -> str:
-    return name.rfc4514_string()
+    """Describe an error of `cryptography`, whose own text is that of its parser."""
+    return "it contains none" if "MalformedFraming" in str(error) else "it is damaged"
 
 
 def shown(moment: datetime) -> str:
-    """A time of day as log lines have it."""
+    """Format a time for log lines."""
     return moment.strftime("%Y-%m-%d %H:%M UTC")

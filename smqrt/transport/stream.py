@@ -1,7 +1,7 @@
-"""A TCP or TLS connection for code that runs in greenlets, or that can't even afford a greenlet while it waits.
+"""TCP and TLS connections for greenlets and for callbacks of the loop.
 
-`read` and `write` block the calling greenlet only. `try_read`, `try_write` and the `Wait`s of `readable` and `writable`
-are the same without blocking: callable from the Hub greenlet and from inside Lua.
+`read` and `write` block only the calling greenlet. `try_read`, `try_write` and the `Wait`s of `readable` and `writable`
+do not block: the loop greenlet and Lua code may call them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from smqrt.errors import ArgumentError, StreamError
 from smqrt.loop.readiness import READ, WRITE, Ready, Signal, Wait, block
 from smqrt.loop.scheduling import Turn
 from smqrt.transport.graceful_close import send_and_close
-from smqrt.transport.tls import Buffer, TlsTransport, Transport
+from smqrt.transport.tls import Address, Buffer, TlsTransport, Transport
 from smqrt.wire.connection_state import Life, moved
 
-# ---- Options of sockets by the names of `sock:setoption` (spec: bas-api §8.2).
+# ---- Socket options by the names of `sock:setoption` (spec: bas-api §8.2).
 
 
 class OptionSocket(Protocol):
-    """A socket whose options can be set."""
+    """A socket with `setsockopt`."""
 
     def setsockopt(self, level: int, option: int, value: int | bytes, /) -> object:
         """Set an option."""
@@ -41,15 +41,15 @@ def set_option(sock: OptionSocket, name: str, *values: object) -> None:
     Args:
         sock: the socket.
         name: a name of `_SETTERS`.
-        values: true or false, then what the option takes besides.
+        values: true or false, then the option's further values.
 
     Raises:
-        ArgumentError: there is no option of that name, or a value is wrong.
-        OSError: the system refuses it.
+        ArgumentError: an unknown option, or a wrong value.
+        OSError: the system rejects it.
     """
     setter = _SETTERS.get(name)
     if setter is None:
-        raise ArgumentError(f"setoption: unknown option '{name}'; there are {', '.join(_SETTERS)}")
+        raise ArgumentError(f"setoption: unknown option '{name}'; use one of {', '.join(_SETTERS)}")
     if not values or not isinstance(values[0], bool):
         raise ArgumentError(f"setoption: '{name}' takes true or false")
     setter(sock, *values)
@@ -98,65 +98,60 @@ _SETTERS: dict[str, Callable[..., None]] = {
 }
 
 
-Info = tuple[int, Any]
-"""Address family and what `connect` or `bind` takes."""
+Info = tuple[int, Address]
+"""Address family, and the address for `connect` or `bind`."""
 
 
 def resolve(
     host: str, port: int, ipv6: bool = False, kind: int = _socket.SOCK_STREAM, literal: bool = False
 ) -> list[Info]:
-    """The addresses of `host`, those to try first in front; blocks the greenlet for a name.
+    """Return the addresses of `host` in the order to try them; blocks the greenlet for a name.
 
-    ipv6: IPv6 addresses only; otherwise IPv4 comes first.
-    literal: `host` is an IP address; then this never blocks.
+    Args:
+        host: name or address.
+        port: 0 to 65535.
+        ipv6: IPv6 addresses only; otherwise IPv4 comes first.
+        kind: the type of socket.
+        literal: accept only an IP address, so that the call never blocks.
 
     Raises:
-        StreamError: "cannotresolve"; "cannotconnect" for a port that is none.
+        StreamError: "cannotresolve"; "cannotconnect" for an invalid port.
     """
     if not 0 <= port <= 65535:
         raise StreamError("cannotconnect", f"port {port}; a port is 0 to 65535")
     family = _socket.AF_INET6 if ipv6 else _socket.AF_UNSPEC
-    found = _literal(host, port, family, kind)
-    if literal and not found:
-        raise StreamError("cannotresolve", f"{host}: no IP address")
-    found = found or _looked_up(host, port, family, kind)
+    found: list[Any]
+    try:
+        found = _socket.getaddrinfo(host.strip("[]"), port, family, kind, 0, _socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):  # not an IP address
+        if literal:
+            raise StreamError("cannotresolve", f"{host}: not an IP address") from None
+        try:
+            found = get_hub().resolver.getaddrinfo(host, port, family, kind, 0, 0)
+        except (OSError, UnicodeError) as error:
+            raise StreamError("cannotresolve", f"{host}: {error}") from None
     return sorted(((entry[0], entry[4]) for entry in found), key=lambda info: info[0] != _socket.AF_INET)
-
-
-def _literal(host: str, port: int, family: int, kind: int) -> list[Any]:
-    try:
-        return _socket.getaddrinfo(host.strip("[]"), port, family, kind, 0, _socket.AI_NUMERICHOST)
-    except (OSError, UnicodeError):
-        return []
-
-
-def _looked_up(host: str, port: int, family: int, kind: int) -> list[Any]:
-    try:
-        found: list[Any] = get_hub().resolver.getaddrinfo(host, port, family, kind, 0, 0)
-    except (OSError, UnicodeError) as error:
-        raise StreamError("cannotresolve", f"{host}: {error}") from None
-    return found
 
 
 READ_BYTES = 65536
 QUEUE_BYTES = 16384
 HANDSHAKE_S = 10.0
 
-_buffer = bytearray(READ_BYTES)  # shared: what is received is copied out before anything else can receive
+_buffer = bytearray(READ_BYTES)  # shared by all streams: received data is copied out before any other receive
 _view = memoryview(_buffer)
 
 
 class Stream:
-    """One connection.
+    """A connection with a bounded write queue.
 
     Args:
-        transport: connected non-blocking `_socket.socket` or `TlsTransport`; closed with this object.
-        data: bytes that were received already, read first.
+        transport: a connected non-blocking `_socket.socket` or `TlsTransport`; closed with this object.
+        data: bytes received earlier, which are read first.
 
     Attributes:
-        queue_limit_bytes: from so many unsent bytes on, writers have to wait.
+        queue_limit_bytes: writers wait while this many bytes are unsent.
         queued_bytes: unsent bytes.
-        on_close: called once when the stream is closed, from whatever greenlet closes it.
+        on_close: called once, by the greenlet that closes the stream.
     """
 
     __slots__ = (
@@ -190,11 +185,12 @@ class Stream:
     def connect(
         cls, host: str, port: int, timeout_s: float | None = None, source: str | None = None, ipv6: bool = False
     ) -> Stream:
-        """Connect to the first address of `host` that answers; blocks the greenlet.
+        """Connect to the first address of `host` that accepts; blocks the greenlet.
 
         Args:
             host: name or address.
-            timeout_s: for all of it, the look-up of the name included; None waits as long as the system does.
+            port: 1 to 65535.
+            timeout_s: for name look-up and all attempts; None for the timeouts of the system.
             source: local address to connect from.
             ipv6: use IPv6 only; otherwise IPv4 is tried first.
 
@@ -204,12 +200,12 @@ class Stream:
         late = StreamError("timeout", f"no connection to {host}:{port} within {timeout_s} s")
         with gevent.Timeout(timeout_s, late):
             origin = resolve(source, 0, ipv6)[0] if source else None
-            return cls(_connected(resolve(host, port, ipv6), origin))
+            return cls(_connect_first(resolve(host, port, ipv6), origin))
 
     # ---- reading
 
     def try_read(self, size_bytes: int = READ_BYTES) -> bytes | None:
-        """What has arrived, at most `size_bytes`: None when there is nothing now, b"" at the end of the stream.
+        """Return received data, at most `size_bytes`: None when there is none yet, b"" at the end of the stream.
 
         Raises:
             StreamError: "socketclosed" (here), "socketreadfailed", "sslalertrecv", "sslcryptoerr".
@@ -221,35 +217,36 @@ class Stream:
         try:
             got = transport.recv_into(_view, min(size_bytes, READ_BYTES))
         except BlockingIOError:
-            self._flush_answers()
+            if self._has_ciphertext():  # replies of the TLS layer
+                self._flush_later()
             return None
         except OSError as error:
             raise _failed("socketreadfailed", error) from None
         return _view[:got].tobytes()
 
     def read(self, size_bytes: int = READ_BYTES, timeout_s: float | None = None) -> bytes:
-        """What arrives next, at most `size_bytes`; b"" at the end of the stream. Blocks the greenlet.
+        """Return the next data, at most `size_bytes`; b"" at the end of the stream. Blocks the greenlet.
 
         Raises:
-            StreamError: as `try_read`, and "timeout"; the stream stays usable then.
+            StreamError: as `try_read`, and "timeout", after which the stream stays usable.
         """
         end_s = None if timeout_s is None else monotonic() + timeout_s
-        Turn().yield_if_due()  # who always finds something lets the others run
+        Turn().yield_if_due()  # a greenlet that always finds data lets others run
         while (data := self.try_read(size_bytes)) is None:
             block(self.readable(None if end_s is None else end_s - monotonic()))
         return data
 
     def unread(self, data: bytes) -> None:
-        """Put `data` back: it is read next."""
+        """Put `data` back, to be read next."""
         self._unread = data + self._unread
 
     def take_unread(self) -> bytes:
-        """Take what was received already and is not read yet."""
+        """Remove and return the received bytes that are not read yet."""
         data, self._unread = self._unread, b""
         return data
 
     def readable(self, timeout_s: float | None = None) -> Wait:
-        """Wait until `try_read` is worth another try.
+        """Return a wait for the next time when `try_read` may succeed.
 
         Raises:
             StreamError: "socketclosed".
@@ -261,10 +258,10 @@ class Stream:
     # ---- writing
 
     def try_write(self, data: Buffer) -> bool:
-        """Send `data`, or queue what the socket doesn't take; false, and nothing is taken, when the queue is full.
+        """Send `data` and queue what the socket does not accept; return False, without sending, when the queue is full.
 
         Raises:
-            StreamError: "socketclosed", or "socketwritefailed" for what was queued before as well.
+            StreamError: "socketclosed"; "socketwritefailed", also for data queued earlier.
         """
         if self.queued_bytes >= self.queue_limit_bytes:
             self._live()
@@ -273,25 +270,27 @@ class Stream:
         return True
 
     def push(self, data: Buffer) -> bool:
-        """Send `data`, or queue what the socket doesn't take; false when the queue is over its limit now, so that the
-        writer should wait until it is `writable`. Raises as `try_write`.
+        """Send `data` and queue what the socket does not accept. Raises as `try_write`.
+
+        Returns:
+            False when the queue is over its limit: the writer should wait until the stream is `writable`.
         """
         self._send(data)
         return self.queued_bytes <= self.queue_limit_bytes
 
     def push_or_forget(self, data: Buffer) -> None:
-        """Send `data` if the connection is able to: for what nobody waits for."""
+        """Send or queue `data` if possible, and ignore errors."""
         try:
             self.try_write(data)
         except StreamError:
-            pass  # the next read or write tells
+            pass  # the next read or write raises it
 
     def write(self, data: Buffer, timeout_s: float | None = None) -> None:
-        """Send all of `data`; blocks the greenlet until no more than the limit of the queue is left of it.
+        """Send `data`; blocks the greenlet while the queue is over its limit.
 
         Raises:
-            StreamError: as `try_write`, and "timeout" when it was not taken in that time (it stays queued, unless the
-                queue was full before).
+            StreamError: as `try_write`, and "timeout". After a timeout `data` stays queued, unless the queue was full
+                before.
         """
         if self.queued_bytes >= self.queue_limit_bytes:
             block(self.writable(timeout_s))
@@ -301,7 +300,7 @@ class Stream:
             Turn().yield_if_due()
 
     def writable(self, timeout_s: float | None = None) -> Wait:
-        """Wait until half of the queue is free.
+        """Return a wait until at least half of the queue is free.
 
         Raises:
             StreamError: "socketclosed".
@@ -312,7 +311,7 @@ class Stream:
         return self._drained.wait(timeout_s)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Block the greenlet until all that is queued is sent. Raises as `write`."""
+        """Block the greenlet until the queue is empty. Raises as `write`."""
         limit_bytes, self.queue_limit_bytes = self.queue_limit_bytes, 0
         try:
             while self.queued_bytes:
@@ -334,13 +333,13 @@ class Stream:
                 raise self._broken(error) from None
         if sent < len(data):
             if not self._unsent:
-                self._unsent = deque()  # not before: an empty one takes 600 bytes
+                self._unsent = deque()  # created at first use: an empty deque takes 600 bytes
             self._unsent.append(memoryview(bytes(data[sent:])))
             self.queued_bytes += len(data) - sent
         if self._unsent or self._has_ciphertext():
             self._flush_later()
 
-    def _writing(self) -> Ready:
+    def _output_ready(self) -> Ready:
         if self._output is None:
             self._output = Ready(self.transport.fileno(), WRITE)
         return self._output
@@ -348,7 +347,7 @@ class Stream:
     def _flush_later(self) -> None:
         if self.life is Life.OPEN:
             self.life = moved(self.life, Life.BLOCKED)
-        output = self._writing()
+        output = self._output_ready()
         if not len(output):
             output.wait().then(self._flush)
 
@@ -356,9 +355,19 @@ class Stream:
         if error is not None or self.transport is None:
             return
         try:
-            self._send_unsent()
+            if not self._unsent:
+                self.transport.flush()
+            unsent = self._unsent
+            while type(unsent) is deque and unsent:
+                data = unsent[0]
+                sent = self.transport.send(data)
+                self.queued_bytes -= sent
+                if sent < len(data):
+                    unsent[0] = data[sent:]
+                    break
+                unsent.popleft()
         except BlockingIOError:
-            pass  # the next time it is writable
+            pass  # continued when the socket is writable
         except OSError as failure:
             self._broken(failure)
             return
@@ -369,25 +378,8 @@ class Stream:
         if self._drained is not None and self.queued_bytes <= self.queue_limit_bytes // 2:
             self._drained.fire()
 
-    def _send_unsent(self) -> None:
-        if not self._unsent:
-            self.transport.flush()
-        unsent = self._unsent
-        while type(unsent) is deque and unsent:
-            data = unsent[0]
-            sent = self.transport.send(data)
-            self.queued_bytes -= sent
-            if sent < len(data):
-                unsent[0] = data[sent:]
-                return
-            unsent.popleft()
-
     def _has_ciphertext(self) -> bool:
         return type(self.transport) is TlsTransport and self.transport.wants_write
-
-    def _flush_answers(self) -> None:
-        if self._has_ciphertext():  # TLS answers the other side's messages by itself
-            self._flush_later()
 
     def _broken(self, error: OSError) -> StreamError:
         self._error = _failed("socketwritefailed", error)
@@ -407,11 +399,14 @@ class Stream:
         server_side: bool = False,
         timeout_s: float = HANDSHAKE_S,
     ) -> None:
-        """Go on in TLS; blocks the greenlet until the handshake is done. The stream is closed when it fails.
+        """Switch to TLS; blocks the greenlet until the handshake is finished. A failure closes the stream.
 
         Args:
-            server_hostname: the name to ask for (SNI).
-            alpn: the protocols to offer, the best first.
+            context: the TLS context.
+            server_hostname: the server name to send (SNI).
+            alpn: the protocols to offer, the preferred first.
+            server_side: whether to be the TLS server.
+            timeout_s: for the handshake.
 
         Raises:
             StreamError: "sslhandshake", "sslnottrusted" (a context that verifies), "timeout", "socketclosed".
@@ -419,70 +414,61 @@ class Stream:
         if self.queued_bytes:
             block(self.writable(timeout_s))
         if alpn:
-            context.set_alpn_protocols(alpn)  # the connection made next takes a copy
+            context.set_alpn_protocols(alpn)  # the connection copies them
         transport = TlsTransport(self._live(), context, server_side, server_hostname)
         transport.feed(self._unread)
         self.transport, self._unread = transport, b""
+        assert self._input is not None
+        end_s = monotonic() + timeout_s
         try:
-            self._handshake(transport, monotonic() + timeout_s)
+            while True:
+                try:
+                    transport.handshake()
+                    return
+                except BlockingIOError:
+                    pass
+                except ssl.SSLCertVerificationError as error:
+                    raise StreamError("sslnottrusted", error.verify_message) from None
+                except OSError as error:
+                    raise StreamError("sslhandshake", str(error)) from None
+                if monotonic() >= end_s:  # a peer that sends without pause never lets `wait` time out
+                    raise StreamError("timeout", "the TLS handshake took too long")
+                ready = self._output_ready() if transport.wants_write else self._input
+                block(ready.wait(end_s - monotonic()))
         except BaseException:
             self.close()
             raise
 
-    def _handshake(self, transport: TlsTransport, end_s: float) -> None:
-        assert self._input is not None
-        while True:
-            try:
-                transport.handshake()
-                return
-            except BlockingIOError:
-                pass
-            except ssl.SSLCertVerificationError as error:
-                raise StreamError("sslnottrusted", error.verify_message) from None
-            except OSError as error:
-                raise StreamError("sslhandshake", str(error)) from None
-            if monotonic() >= end_s:  # who never stops sending never has us wait
-                raise StreamError("timeout", "the TLS handshake took too long")
-            ready = self._writing() if transport.wants_write else self._input
-            block(ready.wait(end_s - monotonic()))
-
     @property
     def tls(self) -> TlsTransport | None:
-        """The TLS layer, for certificate, cipher, ALPN; None without TLS."""
+        """The TLS transport, for certificate, cipher and ALPN; None without TLS."""
         return self.transport if type(self.transport) is TlsTransport else None
 
     # ---- the connection
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed on this side."""
+        """Whether this side has closed the stream."""
         return self.life.over
 
     def peername(self) -> tuple[str, int]:
-        """Address and port of the other side.
+        """Return address and port of the peer.
 
         Raises:
             StreamError: "socketclosed".
         """
-        return self._name(self._live().getpeername)
+        return _address_from(self._live().getpeername)
 
     def sockname(self) -> tuple[str, int]:
-        """Address and port of this side. Raises as `peername`."""
-        return self._name(self._live().getsockname)
-
-    def _name(self, ask: Callable[[], Any]) -> tuple[str, int]:
-        try:
-            host, port = ask()[:2]
-        except OSError as error:
-            raise _failed("socketclosed", error) from None
-        return host, port
+        """Return the local address and port. Raises as `peername`."""
+        return _address_from(self._live().getsockname)
 
     def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
         """Set an option of the socket. Raises OSError, and as `peername`."""
         self._live().setsockopt(level, option, value)
 
     def release(self) -> tuple[Transport, bytes]:
-        """Give the transport and the bytes not yet read away; this object is closed then.
+        """Return the transport and the unread bytes, and close this object without them.
 
         Raises:
             StreamError: "socketclosed", or "incorrectuse" when unsent bytes are queued.
@@ -494,12 +480,12 @@ class Stream:
         return transport, data
 
     def close(self, graceful: bool = False) -> bool:
-        """Close; false when it was closed before. Callable from any greenlet: who reads or writes gets "socketclosed".
+        """Close; return False when it was closed before. Any greenlet may call it: waiting calls raise "socketclosed".
 
-        What is queued is still sent, in the background.
+        Queued data is still sent, in the background.
 
         Args:
-            graceful: wait, in the background, until the other side closes too, so that it surely gets all.
+            graceful: wait, in the background, until the peer closes too, so that it receives everything.
         """
         if self.life.over:
             return False
@@ -532,7 +518,7 @@ class Stream:
         return self.transport
 
 
-def _connected(addresses: list[Info], source: Info | None) -> _socket.socket:
+def _connect_first(addresses: list[Info], source: Info | None) -> _socket.socket:
     failure = StreamError("cannotconnect")
     for family, address in addresses:
         if source is not None and source[0] != family:
@@ -550,7 +536,7 @@ def _connected(addresses: list[Info], source: Info | None) -> _socket.socket:
     raise failure
 
 
-def _connect(sock: _socket.socket, address: Any, source: Info | None) -> None:
+def _connect(sock: _socket.socket, address: Address, source: Info | None) -> None:
     sock.setblocking(False)
     sock.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
     if source is not None:
@@ -560,11 +546,9 @@ def _connect(sock: _socket.socket, address: Any, source: Info | None) -> None:
             raise StreamError("bind", f"{source[1][0]}: {error.strerror}") from None
     try:
         sock.connect(address)
+        return
     except BlockingIOError:
-        _await_connection(sock)
-
-
-def _await_connection(sock: _socket.socket) -> None:
+        pass  # in progress
     ready = Ready(sock.fileno(), WRITE)
     try:
         block(ready.wait())
@@ -573,6 +557,14 @@ def _await_connection(sock: _socket.socket) -> None:
     number = sock.getsockopt(_socket.SOL_SOCKET, _socket.SO_ERROR)
     if number:
         raise OSError(number, os.strerror(number))
+
+
+def _address_from(get_name: Callable[[], Address]) -> tuple[str, int]:
+    try:
+        host, port = get_name()[:2]
+    except OSError as error:
+        raise _failed("socketclosed", error) from None
+    return host, port
 
 
 def _failed(word: str, error: OSError) -> StreamError:

@@ -1,6 +1,6 @@
-"""TLS over memory: the record layer between a non-blocking socket and the data path.
+"""Non-blocking TLS transports and the handshakes of accepted connections.
 
-Everything goes through `ssl.MemoryBIO`, so nothing here waits, and monkey patching changes nothing.
+All data passes through `ssl.MemoryBIO`, so no call blocks, and monkey patching has no effect.
 """
 
 from __future__ import annotations
@@ -23,31 +23,68 @@ log = logging.getLogger("smqrt")
 
 HANDSHAKE_S = 5.0
 ACME_PROTOCOL = "acme-tls/1"
-"""The protocol (ALPN) of a certificate authority that verifies a name by a handshake; nothing follows it (RFC 8737)."""
-_READ_BYTES = 16384  # may be 600 changes of the key, which take 7 ms
-_BULK_READ_BYTES, _BULK_RECORD_BYTES = 32768, 8192  # who sends large records is read in larger pieces
-_MAX_ANSWERS_BYTES = 65536  # that the TLS layer gives by itself, and that the other side does not read
-_RECORD_BYTES = 16384  # the most of TLS
-_PORTION_BYTES = 65536  # nobody shares ciphertext: it is not made for clients that do not read
-_READ, _WRITE = 1, 2
+"""The ALPN protocol by which an ACME authority verifies a name; no data follows the handshake (RFC 8737)."""
+_READ_BYTES = 16384  # at most 600 key updates, which take 7 ms
+_BULK_READ_BYTES, _BULK_RECORD_BYTES = 32768, 8192  # after a large record, reads are larger
+_MAX_REPLY_BYTES = 65536  # unread replies of the TLS layer (key updates, alerts) after which a connection fails
+_RECORD_BYTES = 16384  # the largest plaintext of a TLS record
+_PORTION_BYTES = 65536  # encrypted ahead of a full socket, per connection: small, because ciphertext is never shared
+_READ, _WRITE = 1, 2  # events of libev
 
 Buffer = bytes | bytearray | memoryview
 Address = tuple[Any, ...]
-"""Of the other side, as `accept` gives it: host and port first."""
+"""A socket address as `accept` returns it: host and port first."""
 
 
-class TlsTransport:
-    """A TLS connection with the calls of a non-blocking socket that the data path uses.
+class TlsSession:
+    """What the handshake of a TLS connection has negotiated."""
 
-    Each `send` makes records of its own. What can't be done now raises `BlockingIOError`.
+    __slots__ = ("_ssl",)
+    _ssl: ssl.SSLObject
+
+    def peer_certificate(self) -> bytes | None:
+        """Return the peer's certificate in DER; None when it sent none."""
+        return self._ssl.getpeercert(binary_form=True)
+
+    def peer_chain(self) -> list[bytes]:
+        """Return the certificates that the peer sent, in DER, its own first."""
+        chain = self._ssl._sslobj.get_unverified_chain()  # type: ignore[attr-defined]  # public from Python 3.13 on
+        return [certificate.public_bytes(_ssl.ENCODING_DER) for certificate in chain or ()]
+
+    def resumed(self) -> bool:
+        """Return whether the handshake resumed the session of an earlier connection."""
+        return bool(self._ssl.session_reused)
+
+    def cipher(self) -> tuple[str, str, int] | None:
+        """Return name, protocol and bits of the cipher."""
+        return self._ssl.cipher()
+
+    @property
+    def ssl_object(self) -> ssl.SSLObject:
+        """The connection's object of the standard library."""
+        return self._ssl
+
+    def alpn(self) -> str | None:
+        """Return the protocol negotiated by ALPN."""
+        return self._ssl.selected_alpn_protocol()
+
+    def version(self) -> str | None:
+        """Return the TLS version, such as "TLSv1.3"."""
+        return self._ssl.version()
+
+
+class TlsTransport(TlsSession):
+    """A TLS connection with the methods of a non-blocking socket that the data path uses.
+
+    Each `send` makes its own records. A call that would block raises `BlockingIOError`.
 
     Args:
         sock: connected and non-blocking; closed with this object.
-        context: of the server, or of a client when `server_side` is false.
-        server_hostname: the name a client asks for.
+        context: the context of a server, or of a client when `server_side` is false.
+        server_hostname: the server name that a client sends.
     """
 
-    __slots__ = ("_answers_bytes", "_incoming", "_outgoing", "_read_bytes", "_sock", "_ssl", "_unsent")
+    __slots__ = ("_incoming", "_outgoing", "_read_bytes", "_sock", "_unread_reply_bytes", "_unsent")
 
     def __init__(
         self,
@@ -61,65 +98,67 @@ class TlsTransport:
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side, server_hostname)
         self._unsent = b""
         self._read_bytes = _READ_BYTES
-        self._answers_bytes = 0
+        self._unread_reply_bytes = 0
 
     def handshake(self) -> None:
-        """Go on with the handshake, with what one receive brings.
+        """Continue the handshake; receive at most once.
 
         Raises:
-            BlockingIOError: it waits for the other side; `wants_write` tells whether to wait for writing instead.
+            BlockingIOError: not finished. Wait for the socket to become writable if `wants_write`, else readable.
             OSError: it failed (`ssl.SSLError` among others).
         """
-        if not self._shaken():
-            self._pull()
-            if not self._shaken():
-                raise BlockingIOError("the handshake goes on")
+        if not self._advance_handshake():
+            self._receive()
+            if not self._advance_handshake():
+                raise BlockingIOError("the TLS handshake is not finished")
 
-    def _shaken(self) -> bool:
+    def _advance_handshake(self) -> bool:
+        """Continue with the received data; return whether the handshake is finished."""
         try:
             self._ssl.do_handshake()
         except ssl.SSLWantReadError:
             self.flush()
             return False
         except ssl.SSLError:
-            self._push_alert()
+            self._send_alert()
             raise
         self.flush()
         return True
 
     def feed(self, data: bytes) -> None:
-        """Take ciphertext that somebody received before the handshake."""
+        """Accept ciphertext that was received before the handshake."""
         self._incoming.write(data)
 
     def recv_into(self, buffer: bytearray | memoryview, size_bytes: int = 0) -> int:
-        """Decrypt into `buffer`, at most `size_bytes` (0: its length); 0 at the end of the stream.
+        """Decrypt into `buffer`, at most `size_bytes` (0: its length); return 0 at the end of the stream.
 
-        Receives once at most: else a stream of records that change keys would never let the caller go.
+        Receives at most once, so that an endless series of key updates cannot keep the caller busy.
 
         Raises:
-            BlockingIOError: nothing has arrived, or nothing of it is for us.
-            OSError: the connection is broken; an `ssl.SSLError` too when answers of the TLS layer are not read.
+            BlockingIOError: no application data has arrived.
+            OSError: the connection is broken; `ssl.SSLError` also when the peer does not read replies of the TLS layer.
         """
         try:
             try:
                 return self._ssl.read(size_bytes or len(buffer), buffer)  # type: ignore[return-value]
             except ssl.SSLWantReadError:
-                self._pull()
+                self._receive()
             size: int = self._ssl.read(size_bytes or len(buffer), buffer)  # type: ignore[assignment]
         except ssl.SSLWantReadError:
             self._read_bytes = _READ_BYTES
-            raise BlockingIOError("nothing but records of TLS itself, or a part of one") from None
+            raise BlockingIOError("no application data, or only part of a record") from None
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             return 0
         self._read_bytes = _BULK_READ_BYTES if size >= _BULK_RECORD_BYTES else _READ_BYTES
         return size
 
     def send(self, data: Buffer) -> int:
-        """Encrypt and send as much of `data` as the socket takes, and at most `_PORTION_BYTES` more, which wait here
-        (see `wants_write`); gives how much was encrypted.
+        """Encrypt and send as much of `data` as the socket accepts; return how much was encrypted.
+
+        At most `_PORTION_BYTES` of this are not sent but queued as ciphertext (see `wants_write`).
 
         Raises:
-            BlockingIOError: earlier data still waits; nothing was taken.
+            BlockingIOError: earlier ciphertext is still queued; nothing was encrypted.
         """
         self.flush()
         view = memoryview(data)
@@ -129,12 +168,12 @@ class TlsTransport:
             records = []
             while portion:
                 written = self._ssl.write(portion[:_RECORD_BYTES])
-                records.append(self._outgoing.read())  # at once: a memory BIO never gives back what it once had to hold
+                records.append(self._outgoing.read())  # each record: a memory BIO never frees space
                 portion, taken = portion[written:], taken + written
             if len(records) == 1:
                 self._send(records[0])
             else:
-                self._send_several(records)
+                self._send_records(records)
         return taken
 
     def sendmsg(self, buffers: Iterable[Buffer]) -> int:
@@ -142,46 +181,46 @@ class TlsTransport:
         return self.send(b"".join(buffers))
 
     def flush(self) -> None:
-        """Send ciphertext that waits.
+        """Send queued ciphertext.
 
         Raises:
-            BlockingIOError: some is still left.
+            BlockingIOError: some is still queued.
         """
-        self._push()
+        self._send_queued()
         if self._unsent:
-            raise BlockingIOError("ciphertext waits for the socket")
+            raise BlockingIOError("ciphertext is queued until the socket is writable")
 
     @property
     def wants_write(self) -> bool:
-        """Whether ciphertext waits for the socket to become writable."""
+        """Whether ciphertext is queued until the socket is writable."""
         return bool(self._unsent or self._outgoing.pending)
 
     @property
     def has_pending(self) -> bool:
-        """Whether bytes wait here: the socket will not become readable for them, so read again."""
+        """Whether received bytes are buffered. Read again: the socket does not become readable for them."""
         return self._ssl.pending() > 0 or self._incoming.pending > 0
 
     def fileno(self) -> int:
-        """Give the socket's file descriptor, -1 when closed."""
+        """Return the socket's file descriptor, -1 when closed."""
         return self._sock.fileno()
 
     @property
     def peer_host(self) -> str | None:
-        """The address of the other side, also when that is gone; None when it is not known."""
+        """The peer's address, also after it has disconnected; None when unknown."""
         return getattr(self._sock, "peer_host", None)
 
     def getpeername(self) -> Address:
-        """Give the client's address."""
+        """Return the peer's address."""
         address: Address = self._sock.getpeername()
         return address
 
     def getsockname(self) -> Address:
-        """Give our address."""
+        """Return the local address."""
         address: Address = self._sock.getsockname()
         return address
 
     def comes_from(self, host: str) -> bool:
-        """See `smqrt.transport.admission.Admitted`; true for other sockets, which nobody counts."""
+        """See `smqrt.transport.admission.Admitted`; true for other sockets, which are not counted."""
         comes_from = getattr(self._sock, "comes_from", None)
         return comes_from is None or comes_from(host)
 
@@ -190,87 +229,49 @@ class TlsTransport:
         self._sock.setsockopt(level, option, value)
 
     def getsockopt(self, level: int, option: int, size: int) -> bytes:
-        """Get an option of the socket."""
+        """Return an option of the socket."""
         return self._sock.getsockopt(level, option, size)
 
-    def peer_certificate(self) -> bytes | None:
-        """Give the other side's certificate in DER form; None when it sent none."""
-        return self._ssl.getpeercert(binary_form=True)
-
-    def peer_is_over(self) -> bool:
-        """Tell whether the other side's certificate was good and has expired since: resuming does not look."""
-        try:
-            ends = (self._ssl.getpeercert() or {}).get("notAfter")
-            return ends is not None and ssl.cert_time_to_seconds(str(ends)) < time()
-        except (ValueError, ssl.SSLError):
-            return True  # nobody can read it
-
-    def peer_chain(self) -> list[bytes]:
-        """Give the certificates that the other side presented in DER form, its own first."""
-        chain = self._ssl._sslobj.get_unverified_chain()  # type: ignore[attr-defined]  # public from Python 3.13 on
-        return [certificate.public_bytes(_ssl.ENCODING_DER) for certificate in chain or ()]
-
-    def resumed(self) -> bool:
-        """Tell whether the session was begun by an earlier connection."""
-        return bool(self._ssl.session_reused)
-
-    def cipher(self) -> tuple[str, str, int] | None:
-        """Give name, protocol and bits of the cipher."""
-        return self._ssl.cipher()
-
-    @property
-    def ssl_object(self) -> ssl.SSLObject:
-        """What the standard library knows of the connection."""
-        return self._ssl
-
-    def alpn(self) -> str | None:
-        """Give the protocol that both sides chose by ALPN."""
-        return self._ssl.selected_alpn_protocol()
-
-    def version(self) -> str | None:
-        """Give the protocol, such as "TLSv1.3"."""
-        return self._ssl.version()
-
     def shutdown(self, how: int) -> None:
-        """Say goodbye to the other side (unless `how` is 0, reading only), then shut the socket down."""
+        """Send close_notify (unless `how` is 0, reading only), then shut the socket down."""
         if how:
-            self._say_goodbye()
+            self._send_close_notify()
         self._sock.shutdown(how)
 
     def close(self) -> None:
-        """Say goodbye if the socket takes it, and close it."""
+        """Send close_notify if the socket accepts it, and close the socket."""
         if self._sock.fileno() >= 0:
-            self._say_goodbye()
+            self._send_close_notify()
             self._sock.close()
 
-    def _say_goodbye(self) -> None:
+    def _send_close_notify(self) -> None:
         try:
             self._ssl.unwrap()
         except (OSError, ValueError):
-            pass  # the other side's goodbye is not waited for
-        self._push_alert()
+            pass  # unwrap waits for the peer's close_notify; this side does not
+        self._send_alert()
 
-    def _push_alert(self) -> None:
+    def _send_alert(self) -> None:
         try:
-            self._push()
+            self._send_queued()
         except OSError:
-            pass  # nobody there to hear it
+            pass  # the peer has disconnected
 
-    def _push(self) -> None:
+    def _send_queued(self) -> None:
         if self._outgoing.pending:
             self._unsent += self._outgoing.read()
         if self._unsent:
             self._send(self._unsent)
 
     def _send(self, ciphertext: bytes) -> None:
-        """Send; what the socket does not take is kept for the next flush."""
+        """Send; queue what the socket does not accept."""
         try:
             sent = self._sock.send(ciphertext)
         except BlockingIOError:
             sent = 0
         self._unsent = ciphertext[sent:]
 
-    def _send_several(self, records: list[bytes]) -> None:
+    def _send_records(self, records: list[bytes]) -> None:
         try:
             sent = self._sock.sendmsg(records)
         except BlockingIOError:
@@ -278,17 +279,14 @@ class TlsTransport:
         if sent < sum(map(len, records)):
             self._unsent = b"".join(records)[sent:]
 
-    def _push_answers(self) -> None:
-        self._answers_bytes += self._outgoing.pending
-        self._push()
-        if not self._unsent:
-            self._answers_bytes = 0
-        elif self._answers_bytes > _MAX_ANSWERS_BYTES:
-            raise ssl.SSLError("the other side asks for answers and reads none")
-
-    def _pull(self) -> None:
-        if self._outgoing.pending:
-            self._push_answers()
+    def _receive(self) -> None:
+        if self._outgoing.pending:  # replies of the TLS layer, such as key updates
+            self._unread_reply_bytes += self._outgoing.pending
+            self._send_queued()
+            if not self._unsent:
+                self._unread_reply_bytes = 0
+            elif self._unread_reply_bytes > _MAX_REPLY_BYTES:
+                raise ssl.SSLError("the peer requests TLS replies and does not read them")
         data = self._sock.recv(self._read_bytes)
         if data:
             self._incoming.write(data)
@@ -297,78 +295,85 @@ class TlsTransport:
 
 
 class ClientSocket(Protocol):
-    """What a connection calls of its socket, which does not block."""
+    """The methods that a connection uses of its non-blocking socket."""
 
     def recv_into(self, buffer: memoryview, size_bytes: int, /) -> int:
-        """Receive; 0 at the end of the stream. Raises BlockingIOError, OSError, as all of these."""
+        """Receive; return 0 at the end of the stream. Raises BlockingIOError and OSError, as the others do."""
 
     def send(self, data: Buffer, /) -> int:
-        """Send what fits."""
+        """Send what the socket accepts; return the bytes sent."""
 
-    def sendmsg(self, runs: list[bytes], /) -> int:
-        """Send what fits of all `runs` in one system call."""
+    def sendmsg(self, buffers: list[bytes], /) -> int:
+        """Send what the socket accepts of all buffers, in one system call; return the bytes sent."""
 
     def close(self) -> None:
         """Close."""
 
 
 Transport = _socket.socket | TlsTransport
-"""What connections read and write: non-blocking, with or without TLS."""
+"""A non-blocking transport, with or without TLS."""
 
 
-_HANDSHAKE_TIME = Limit("tls_handshake", "tls.handshake_s", "a TLS handshake was not done in time")
+_HANDSHAKE_TIME = Limit("tls_handshake", "tls.handshake_s", "a TLS handshake was not finished in time")
 _REASONS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": ("no client certificate", "client_certificate"),
-    "UNSUPPORTED_PROTOCOL": ("the client's versions of TLS are too old", "minimum_version"),
-    "VERSION_TOO_LOW": ("the client's versions of TLS are too old", "minimum_version"),
-    "NO_SHARED_CIPHER": ("the client knows no cipher and no kind of certificate that we have", ""),
-    "HTTP_REQUEST": ("the client speaks HTTP without TLS on a port for TLS", ""),
-    "WRONG_VERSION_NUMBER": ("what the client says is not TLS", ""),
+    "UNSUPPORTED_PROTOCOL": ("the client's TLS versions are too old", "minimum_version"),
+    "VERSION_TOO_LOW": ("the client's TLS versions are too old", "minimum_version"),
+    "NO_SHARED_CIPHER": ("the client supports none of the server's ciphers and certificate types", ""),
+    "HTTP_REQUEST": ("the client sent HTTP without TLS to a TLS port", ""),
+    "WRONG_VERSION_NUMBER": ("the client did not send TLS", ""),
 }
-_DISTRUST = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_UNKNOWN", "CERTIFICATE_EXPIRED", "UNSUPPORTED_CERTIFICATE")
+"""OpenSSL's reasons: message, and the setting that causes it."""
+_DISTRUST_ALERTS = (
+    "UNKNOWN_CA",
+    "BAD_CERTIFICATE",
+    "CERTIFICATE_UNKNOWN",
+    "CERTIFICATE_EXPIRED",
+    "UNSUPPORTED_CERTIFICATE",
+)
 _ALERT = "_ALERT_"
 
 
-def _over() -> ssl.SSLCertVerificationError:
-    error = ssl.SSLCertVerificationError("certificate has expired")
-    error.verify_message = "certificate has expired"
-    return error
+def _peer_certificate_expired(transport: TlsTransport) -> bool:
+    """Return whether the peer's certificate has expired: OpenSSL does not check this when it resumes a session."""
+    try:
+        not_after = (transport.ssl_object.getpeercert() or {}).get("notAfter")
+        return not_after is not None and ssl.cert_time_to_seconds(str(not_after)) < time()
+    except (ValueError, ssl.SSLError):
+        return True  # unreadable
 
 
 def handshake_failure(error: OSError) -> tuple[str, str | None]:
-    """Give why a handshake failed, and the setting that has to do with it; None for what needs no line in the log."""
+    """Return why a handshake failed, and the setting that causes it: empty for no setting, None for no log line."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        about_lists = "CRL" in error.verify_message or "revoked" in error.verify_message
-        return f"client certificate: {error.verify_message}", "client_crl" if about_lists else "client_ca"
+        is_revocation = "CRL" in error.verify_message or "revoked" in error.verify_message
+        return f"client certificate: {error.verify_message}", "client_crl" if is_revocation else "client_ca"
     reason = getattr(error, "reason", None)
     if not isinstance(error, ssl.SSLError) or not reason or "EOF" in reason:
-        return "the client went away", None
+        return "the client disconnected", None
     if reason in _REASONS:
         return _REASONS[reason]
     if _ALERT in reason:
-        said = reason.partition(_ALERT)[2]
-        word = said.lower().replace("_", " ")
-        return (
-            (f"the client does not trust our certificate: {word}", "")
-            if said in _DISTRUST
-            else (f"the client: {word}", None)
-        )
+        alert = reason.partition(_ALERT)[2]
+        text = alert.lower().replace("_", " ")
+        if alert in _DISTRUST_ALERTS:
+            return f"the client does not trust the server's certificate: {text}", ""
+        return f"the client sent the alert: {text}", None
     return reason.lower().replace("_", " "), None
 
 
 class HandshakeQueue:
-    """Connections whose handshake is under way: each has a watcher and a deadline and costs the others nothing.
+    """Unfinished TLS handshakes of accepted connections. Each has a watcher and a deadline, none a greenlet.
 
     Args:
-        context: of the server.
-        on_ready: called with the `TlsTransport` and the address when the handshake is done.
-        timeout_s: after which an unfinished handshake is closed.
+        context: the TLS context of the server.
+        on_ready: called with the `TlsTransport` and the address after the handshake.
+        timeout_s: an unfinished handshake is closed after this time.
 
     Attributes:
-        most: how many may be under way, for one more the oldest ends; 0 for as many as come.
-        finished_well, failed, resumed: how many were done, how many were not, and how many of those that were done went
-            on with the session of an earlier connection.
-        failures: how many were not, by the reason.
+        max_unfinished: the maximum of unfinished handshakes; a new one closes the oldest. 0 for no limit.
+        succeeded, failed, resumed: number of handshakes that succeeded, failed, and resumed an earlier session.
+        failures: failed handshakes by reason.
     """
 
     def __init__(
@@ -377,46 +382,48 @@ class HandshakeQueue:
         on_ready: Callable[[TlsTransport, Address], None],
         timeout_s: float = HANDSHAKE_S,
     ) -> None:
-        self.finished_well = self.failed = self.resumed = 0
+        self.succeeded = self.failed = self.resumed = 0
         self.failures: Counter[str] = Counter()
         self._lines = LineLimit()
         self.context = context
         self.on_ready = on_ready
-        self.timeout_s, self.most = timeout_s, 0
-        self.deadlines = Deadlines(min(0.25, timeout_s / 4))
+        self.timeout_s, self.max_unfinished = timeout_s, 0
+        self.deadlines = Deadlines(min(0.25, timeout_s / 4))  # precise enough for short timeouts
         self.share = share()
         self._open: dict[_Handshake, None] = {}
 
     def begin(self, sock: _socket.socket, address: Address) -> None:
-        """Take an accepted socket."""
-        if self.most and len(self._open) >= self.most:
-            next(iter(self._open)).makes_room()
+        """Start the handshake of an accepted socket."""
+        if self.max_unfinished and len(self._open) >= self.max_unfinished:
+            next(iter(self._open)).displace()
         handshake = _Handshake(self, TlsTransport(sock, self.context), address)
         self._open[handshake] = None
         self.deadlines.watch(handshake)
         handshake.step()
 
     def finished(self, handshake: _Handshake) -> None:
-        """Called by a handshake that ended either way."""
+        """Forget a handshake that has ended."""
         self._open.pop(handshake, None)
         self.deadlines.forget(handshake)
 
-    def done(self, transport: TlsTransport, address: Address) -> None:
-        """Called by a handshake that was done."""
+    def complete(self, transport: TlsTransport, address: Address) -> None:
+        """Pass on a connection after its handshake."""
         is_resumed = transport.resumed()
-        if is_resumed and transport.peer_is_over():
+        if is_resumed and _peer_certificate_expired(transport):
             transport.close()
-            self.not_done(_over(), address)
+            error = ssl.SSLCertVerificationError("certificate has expired")
+            error.verify_message = "certificate has expired"
+            self.count_failure(error, address)
             return
-        self.finished_well += 1
+        self.succeeded += 1
         self.resumed += is_resumed
         if transport.alpn() == ACME_PROTOCOL:
             transport.close()
             return
         self.on_ready(transport, address)
 
-    def not_done(self, error: OSError, address: Address) -> None:
-        """Called by a handshake that failed."""
+    def count_failure(self, error: OSError, address: Address) -> None:
+        """Count and log a failed handshake."""
         self.failed += 1
         reason, setting = handshake_failure(error)
         self.failures[reason] += 1
@@ -426,28 +433,30 @@ class HandshakeQueue:
         else:
             log.debug("TLS handshake with %s failed: %s", address, error)
 
-    def too_late(self, address: Address) -> None:
-        """Called by a handshake whose time is over."""
+    def count_timeout(self, address: Address) -> None:
+        """Count and log a handshake that timed out."""
         self.failed += 1
-        self.failures["not done in time"] += 1
-        _HANDSHAKE_TIME.refused(f"TLS with {address[0]}", f"the handshake was not done within {self.timeout_s:g} s")
+        self.failures["timeout"] += 1
+        _HANDSHAKE_TIME.refused(f"TLS with {address[0]}", f"the handshake was not finished within {self.timeout_s:g} s")
 
-    def one_too_many(self, address: Address) -> None:
-        """Called by a handshake that ended for a newer one."""
+    def count_displaced(self, address: Address) -> None:
+        """Count and log a handshake that was closed for a newer one."""
         self.failed += 1
-        self.failures["made room for others"] += 1
+        self.failures["closed for a newer one"] += 1
         _HANDSHAKE_TIME.refused(
-            f"TLS with {address[0]}", f"{self.most} handshakes are under way; the oldest makes room"
+            f"TLS with {address[0]}", f"{self.max_unfinished} handshakes are unfinished; closing the oldest"
         )
 
     def close(self) -> None:
-        """End all handshakes."""
+        """Close all unfinished handshakes."""
         for handshake in list(self._open):
-            handshake.give_up()
+            handshake.abort()
         self.deadlines.close()
 
 
 class _Handshake:
+    """The unfinished handshake of one connection."""
+
     __slots__ = ("_address", "_queue", "_transport", "_watcher", "deadline_s")
 
     def __init__(self, queue: HandshakeQueue, transport: TlsTransport, address: Address) -> None:
@@ -456,46 +465,43 @@ class _Handshake:
         self.deadline_s = monotonic() + queue.timeout_s
 
     def step(self) -> None:
-        """Go on as far as the other side's bytes reach, in a later turn when many do."""
+        """Continue the handshake, in a later turn when this turn's time is used up."""
         if self._queue.share.spent():
             self._watcher.stop()
-            self._queue.share.later(self._go_on)
+            self._queue.share.later(self._continue)
         else:
-            self._go_on()
+            self._continue()
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         if self.deadline_s == NEVER:
-            return  # it ended meanwhile
+            return  # it has ended since
         try:
             self._transport.handshake()
         except BlockingIOError:
-            self._wait(_WRITE if self._transport.wants_write else _READ)
+            self._watcher.stop()
+            self._watcher.events = _WRITE if self._transport.wants_write else _READ
+            self._watcher.start(self.step)
         except OSError as error:
-            self.give_up()
-            self._queue.not_done(error, self._address)
+            self.abort()
+            self._queue.count_failure(error, self._address)
         else:
             self._end()
-            self._queue.done(self._transport, self._address)
+            self._queue.complete(self._transport, self._address)
 
     def expired(self) -> None:
-        """Give up: its time is over."""
-        self.give_up()
-        self._queue.too_late(self._address)
+        """Close after the timeout."""
+        self.abort()
+        self._queue.count_timeout(self._address)
 
-    def makes_room(self) -> None:
-        """Give up: too many others have come since."""
-        self.give_up()
-        self._queue.one_too_many(self._address)
+    def displace(self) -> None:
+        """Close to make room for a newer handshake."""
+        self.abort()
+        self._queue.count_displaced(self._address)
 
-    def give_up(self) -> None:
-        """End it and close the connection."""
+    def abort(self) -> None:
+        """End the handshake and close the connection."""
         self._end()
         self._transport.close()
-
-    def _wait(self, events: int) -> None:
-        self._watcher.stop()
-        self._watcher.events = events
-        self._watcher.start(self.step)
 
     def _end(self) -> None:
         self.deadline_s = NEVER

@@ -1,7 +1,7 @@
-"""TLS contexts: one's own certificates, what to speak (ALPN), and whether the other side may be trusted.
+"""TLS contexts of clients and servers, and the verification of peers.
 
-A client of smqrt shakes hands with anybody and then asks: the application decides (spec: bas-api §8.2).
-The chain that was presented is verified by OpenSSL itself, by the rules that every other TLS client follows.
+The handshake of a client accepts every server. Afterwards the application asks for a verdict and decides (spec: bas-api
+§8.2). OpenSSL verifies the peer's chain, by the same rules as in other TLS clients.
 """
 
 from __future__ import annotations
@@ -31,71 +31,76 @@ from smqrt.errors import ArgumentError
 from smqrt.transport import certificates
 
 _DER = Encoding.DER
-_NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME, of which pyOpenSSL has no name
+_NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME; pyOpenSSL has no name for it
 _BEGIN = b"-----BEGIN CERTIFICATE-----"
+NO_PAIR = "not a certificate and its key"
+"""The beginning of the error about a certificate and a key that do not match."""
 
 
 class Trust(Enum):
-    """What is to be thought of a peer. The value is the word applications test (spec: bas-api §8.2)."""
+    """The verdict on a peer. Applications compare the value (spec: bas-api §8.2)."""
 
     TRUSTED = "trusted"
     """A valid certificate from a trusted authority, for the right name."""
     CERTCN = "certcn"
-    """The same, but outside its time."""
+    """From a trusted authority and for the right name, but expired or not yet valid."""
     CERT = "cert"
     """From a trusted authority, for another name."""
     CN = "cn"
-    """For the right name, from somebody unknown."""
+    """For the right name, from an unknown authority."""
     NONE = "none"
-    """Neither; or no certificate at all."""
+    """Neither, or no certificate."""
 
 
 class CertStore:
-    """Certificates to trust: authorities, and single servers by their own certificate."""
+    """Trusted certificates: authorities, and single servers by their own certificate."""
 
     def __init__(self) -> None:
-        self._store, self._timeless = _new_store(), _new_store(_NO_CHECK_TIME)
+        self._store, self._timeless_store = _new_store(), _new_store(_NO_CHECK_TIME)
         self._added: list[bytes] = []
 
     @staticmethod
+    @cache
     def system() -> CertStore:
-        """The authorities that this machine trusts; always the same object."""
-        return _system_store()
+        """Return the store of the system's authorities; always the same object."""
+        store = CertStore()
+        store.load_system()
+        return store
 
     @property
     def pem(self) -> str:
-        """All certificates that were added, as PEM text; those of the system are not in it."""
+        """The added certificates as PEM text, without those of the system."""
         return "".join(map(ssl.DER_cert_to_PEM_cert, self._added))
 
     def add(self, data: bytes) -> int:
-        """Trust the certificates in a PEM or DER file; returns how many there are.
+        """Trust the certificates in the content of a PEM or DER file; return their number.
 
         Raises:
-            ArgumentError: there is none, or one is damaged.
+            ArgumentError: there are none, or one is damaged.
         """
         try:
             found = x509.load_pem_x509_certificates(data) if _BEGIN in data else [x509.load_der_x509_certificate(data)]
         except ValueError as error:
-            raise ArgumentError(f"no certificates: {error}; give a PEM or DER file") from None
+            raise ArgumentError(f"not a certificate: {error}; give a PEM or DER file") from None
         for certificate in found:
-            for store in (self._store, self._timeless):
+            for store in (self._store, self._timeless_store):
                 store.add_cert(X509.from_cryptography(certificate))
             self._added.append(certificate.public_bytes(_DER))
         return len(found)
 
     def load_system(self) -> None:
-        """Trust the authorities that this machine trusts as well."""
+        """Trust the system's authorities too."""
         paths = ssl.get_default_verify_paths()
         if paths.cafile or paths.capath:
-            for store in (self._store, self._timeless):
+            for store in (self._store, self._timeless_store):
                 store.load_locations(paths.cafile, paths.capath)
 
     def judge(self, chain: Sequence[bytes], name: str) -> Trust:
-        """What to think of a peer.
+        """Return the verdict on a peer.
 
         Args:
-            chain: the certificates it presented in DER form, its own first.
-            name: the host name or IP address that was asked for.
+            chain: the certificates that it sent, in DER, its own first.
+            name: the host name or IP address that the client connected to.
         """
         if not chain:
             return Trust.NONE
@@ -104,7 +109,7 @@ class CertStore:
             return Trust.TRUSTED if named else Trust.CERT
         if not named:
             return Trust.NONE
-        return Trust.CERTCN if _verifies(self._timeless, chain) else Trust.CN
+        return Trust.CERTCN if _verifies(self._timeless_store, chain) else Trust.CN
 
 
 def _new_store(flags: int = 0) -> X509Store:
@@ -124,19 +129,15 @@ def _verifies(store: X509Store, chain: Sequence[bytes]) -> bool:
     return True
 
 
-@cache
-def _system_store() -> CertStore:
-    store = CertStore()
-    store.load_system()
-    return store
-
-
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A certificate with its chain and its private key, both PEM.
+    """A certificate chain and its private key, both PEM.
 
     Attributes:
-        password: of the key, None when it has none.
+        password: the password of the key; None when it is not encrypted.
+
+    Raises:
+        ArgumentError: the two do not match, or one is damaged.
     """
 
     certificate: bytes
@@ -147,33 +148,33 @@ class Identity:
         self.load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Let `context` present this certificate.
+        """Add this certificate to a context.
 
         Raises:
-            ArgumentError: the two do not belong together, or one is damaged.
+            ArgumentError: the two do not match, or one is damaged.
         """
-        fd = os.memfd_create("identity")  # ssl reads files only; this one is on no disk
+        fd = os.memfd_create("identity")  # `ssl` reads only files; this one is in memory
         try:
             os.write(fd, self.certificate.rstrip() + b"\n" + self.key)
             context.load_cert_chain(f"/proc/self/fd/{fd}", password=self.password or _no_password)
         except (ssl.SSLError, ValueError) as error:
             reason = getattr(error, "reason", None) or error
-            raise ArgumentError(f"no certificate with its key: {reason}; give PEM data that belong together") from None
+            raise ArgumentError(f"{NO_PAIR}: {reason}; give PEM data that match") from None
         finally:
             os.close(fd)
 
 
 def _no_password() -> str:
-    raise ValueError("the key is protected by a password")
+    raise ValueError("the key is encrypted")
 
 
 @dataclass(slots=True)
 class ClientTls:
-    """How to be a TLS client.
+    """Options of a TLS client.
 
     Attributes:
-        store: whom to trust; ask `store.judge(chain, name)` after the handshake, which accepts anybody.
-        identities: one's own certificates, for servers that ask.
+        store: trusted certificates. The handshake accepts every server; call `store.judge(chain, name)` afterwards.
+        identities: the client's certificates, for servers that request one.
     """
 
     store: CertStore = field(default_factory=CertStore.system)
@@ -187,12 +188,12 @@ class ClientTls:
         """Read PEM files.
 
         Args:
-            cafile: whom to trust, instead of the system's authorities.
-            certfile: one's own certificate with its chain.
+            cafile: authorities to trust in place of the system's.
+            certfile: the client's certificate with its chain.
             keyfile: its key, when it is not in the same file.
 
         Raises:
-            ArgumentError: a file can't be read or is wrong.
+            ArgumentError: a file cannot be read or is wrong.
         """
         tls = cls()
         if cafile:
@@ -203,12 +204,12 @@ class ClientTls:
         return tls
 
     def add_identity(self, identity: Identity) -> None:
-        """Present `identity` to servers that ask, from the next connection on."""
+        """Send `identity` to servers that request a certificate, from the next connection on."""
         self.identities.append(identity)
         self._contexts.clear()
 
     def context(self, alpn: Sequence[str] = ()) -> ssl.SSLContext:
-        """The context for a connection that offers these protocols (TLS 1.2 and later)."""
+        """Return the context for a connection that offers these protocols (TLS 1.2 and later)."""
         context = self._contexts.get(tuple(alpn))
         if context is None:
             context = self._contexts[tuple(alpn)] = _prepared(
@@ -219,11 +220,11 @@ class ClientTls:
 
 @dataclass(slots=True)
 class ServerTls:
-    """How to be a TLS server.
+    """Options of a TLS server.
 
     Attributes:
-        store: with one, clients are asked for a certificate, and one that they send has to come from it.
-        identities: at least one; OpenSSL chooses between kinds of keys (RSA, EC).
+        store: if given, the server requests client certificates, and those sent must come from its authorities.
+        identities: at least one; OpenSSL chooses among kinds of keys (RSA, EC).
     """
 
     store: CertStore | None = None
@@ -231,24 +232,21 @@ class ServerTls:
     _contexts: dict[tuple[str, ...], ssl.SSLContext] = field(default_factory=dict, init=False, repr=False)
 
     def add_identity(self, identity: Identity) -> None:
-        """Present `identity`, from the next connection on."""
+        """Add `identity`, from the next connection on."""
         self.identities.append(identity)
         self._contexts.clear()
 
     def context(self, alpn: Sequence[str] = ()) -> ssl.SSLContext:
-        """The context for a listener that speaks these protocols (TLS 1.2 and later)."""
+        """Return the context for a listener with these protocols (TLS 1.2 and later)."""
         context = self._contexts.get(tuple(alpn))
         if context is None:
             context = self._contexts[tuple(alpn)] = _prepared(
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.identities, alpn
             )
-            self._ask_clients(context)
+            if self.store is not None and self.store.pem:
+                context.load_verify_locations(cadata=self.store.pem)
+                context.verify_mode = ssl.CERT_OPTIONAL
         return context
-
-    def _ask_clients(self, context: ssl.SSLContext) -> None:
-        if self.store is not None and self.store.pem:
-            context.load_verify_locations(cadata=self.store.pem)
-            context.verify_mode = ssl.CERT_OPTIONAL
 
 
 def _prepared(context: ssl.SSLContext, identities: Sequence[Identity], alpn: Sequence[str]) -> ssl.SSLContext:
@@ -265,4 +263,4 @@ def _content(path: str, what: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ArgumentError(f"{what}: can't read {path}: {error.strerror}") from None
+        raise ArgumentError(f"{what}: cannot read {path}: {error.strerror}") from None

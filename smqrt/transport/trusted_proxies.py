@@ -1,7 +1,7 @@
-"""Trusted proxies: the networks whose word on a client counts, and connections that begin with a PROXY header.
+"""Trusted proxy networks, and connections that begin with a PROXY header.
 
-Nobody is believed by default. With networks given, a connection that comes from one of them may say whom it speaks for:
-by the PROXY protocol, here, at listeners that ask for it; or by the header fields of HTTP (`smqrt.http.forwarded`).
+No proxy is trusted by default. A connection from a trusted network may name the client behind the proxy: by the PROXY
+protocol at listeners that require it, or by HTTP header fields (`smqrt.http.forwarded`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from smqrt.loop.readiness import READ
 from smqrt.loop.scheduling import NEVER, Deadlines, share
 from smqrt.settings.limit_register import Limit
 from smqrt.transport.tls import Address
-from smqrt.wire.proxy_protocol import NoProxyHeader, ProxyHeader, parse
+from smqrt.wire.proxy_protocol import NoProxyHeader, parse
 
 HEADER_S = 5.0
-REFUSED = Limit("proxy_protocol", "proxy.trusted", "a connection begins with no PROXY header of a trusted proxy")
-_KNOWN_ADDRESSES = 4096  # remembered, of those that were asked about
+REFUSED = Limit("proxy_protocol", "proxy.trusted", "a connection has no PROXY header from a trusted proxy")
+_MAX_CACHED = 4096  # addresses
 _PEEK_BYTES = 4096
-_SENTENCE = b"This port is for the proxies of the setting proxy.trusted, and for the PROXY protocol.\n"
+_SENTENCE = b"This port accepts only the PROXY protocol, from the proxies in the setting proxy.trusted.\n"
 _FORBIDDEN = (
     b"HTTP/1.1 403 Forbidden\r\nConnection: close\r\nContent-Type: text/plain\r\n"
     b"Content-Length: %d\r\n\r\n%b" % (len(_SENTENCE), _SENTENCE)
@@ -33,46 +33,46 @@ _FORBIDDEN = (
 
 
 class TrustedNetworks:
-    """The networks whose proxies are believed.
+    """The networks of trusted proxies.
 
     Args:
         entries: addresses and networks: `10.0.0.0/8`, `::1`.
 
     Raises:
-        ValueError: an entry is none.
+        ValueError: an invalid entry.
     """
 
     def __init__(self, entries: Iterable[str] = ()) -> None:
         self._networks: list[IPv4Network | IPv6Network] = [ip_network(entry) for entry in entries]
-        self._known: dict[str, bool] = {}
+        self._cache: dict[str, bool] = {}
 
     def __bool__(self) -> bool:
-        """Whether there is any."""
+        """Whether there are networks."""
         return bool(self._networks)
 
     def has(self, host: str) -> bool:
-        """Whether an address is in one of them."""
-        known = self._known.get(host)
-        if known is None:
-            if len(self._known) >= _KNOWN_ADDRESSES:
-                self._known.clear()
-            known = self._known[host] = self._look_up(host)
-        return known
-
-    def _look_up(self, host: str) -> bool:
+        """Return whether a network contains an address."""
+        cached = self._cache.get(host)
+        if cached is not None:
+            return cached
+        if len(self._cache) >= _MAX_CACHED:
+            self._cache.clear()
         try:
-            address = ip_address(host.partition("%")[0])
+            address = ip_address(host.partition("%")[0])  # without the zone of a link-local address
         except ValueError:
-            return False
-        address = getattr(address, "ipv4_mapped", None) or address
-        return any(address in network for network in self._networks if network.version == address.version)
+            found = False
+        else:
+            address = getattr(address, "ipv4_mapped", None) or address
+            found = any(address in network for network in self._networks if network.version == address.version)
+        self._cache[host] = found
+        return found
 
 
 class Proxied(Protocol):
-    """An accepted socket that is counted for an address: `smqrt.transport.admission.Admitted`.
+    """An accepted socket, counted per address: `smqrt.transport.admission.Admitted`.
 
     Attributes:
-        client_tls: its client speaks TLS with the proxy.
+        client_tls: whether the client uses TLS to the proxy.
     """
 
     client_tls: bool
@@ -83,16 +83,16 @@ class Proxied(Protocol):
     def close(self) -> None: ...
 
     def comes_from(self, host: str) -> bool:
-        """Count it for another address; False when that has too many."""
+        """Count it for another address; return False when that is over a limit."""
         ...
 
 
 class ProxyHeaders:
-    """Connections whose PROXY header is awaited: each has a watcher and a deadline and costs the others nothing.
+    """Accepted connections whose PROXY header is incomplete. Each has a watcher and a deadline, none a greenlet.
 
     Args:
-        trusted: gives the networks whose proxies are believed.
-        on_accept: called with the socket and the client's address, as `Listener` does it.
+        trusted: returns the networks of trusted proxies.
+        on_accept: called with the socket and the client's address, as by `Listener`.
         timeout_s: for the header.
     """
 
@@ -105,35 +105,35 @@ class ProxyHeaders:
         self.trusted, self.on_accept, self.timeout_s = trusted, on_accept, timeout_s
         self.deadlines = Deadlines(min(0.25, timeout_s / 4))
         self.share = share()
-        self._open: set[_Awaited] = set()
+        self._open: set[_AwaitedHeader] = set()
 
     def __len__(self) -> int:
         return len(self._open)
 
     def begin(self, sock: Proxied, address: Address) -> None:
-        """Take an accepted socket."""
+        """Start to read the header of an accepted socket."""
         if not self.trusted().has(address[0]):
-            _refuse(sock, address, "its address is in no network of proxy.trusted")
+            _refuse(sock, address, "its address is not in proxy.trusted")
             return
-        awaited = _Awaited(self, sock, address)
+        awaited = _AwaitedHeader(self, sock, address)
         self._open.add(awaited)
         self.deadlines.watch(awaited)
-        awaited.look()
+        awaited.readable()
 
-    def finished(self, awaited: _Awaited) -> None:
-        """Called by one that ended either way."""
+    def finished(self, awaited: _AwaitedHeader) -> None:
+        """Forget a connection that was passed on or closed."""
         self._open.discard(awaited)
         self.deadlines.forget(awaited)
 
     def close(self) -> None:
-        """End all."""
+        """Close all connections."""
         for awaited in list(self._open):
             awaited.end()
         self.deadlines.close()
 
 
-class _Awaited:
-    """A connection before its header is complete. Only bytes of the header are taken from the socket."""
+class _AwaitedHeader:
+    """A connection with an incomplete header. Only bytes of the header are read from the socket."""
 
     __slots__ = ("_address", "_data", "_headers", "_sock", "_watcher", "deadline_s")
 
@@ -142,27 +142,27 @@ class _Awaited:
         self._data = b""
         self.deadline_s = monotonic() + headers.timeout_s
         self._watcher: Any = get_hub().loop.io(sock.fileno(), READ)
-        self._watcher.start(self.look)
+        self._watcher.start(self.readable)
 
-    def look(self) -> None:
-        """Go on as far as the bytes reach, in a later turn when many do."""
+    def readable(self) -> None:
+        """Read what has arrived, in a later turn when this turn's time is used up."""
         if self._headers.share.spent():
             self._watcher.stop()
-            self._headers.share.later(self._go_on)
+            self._headers.share.later(self._resume)
         else:
             self._receive()
 
-    def _go_on(self) -> None:
-        if self.deadline_s != NEVER:
-            self._watcher.start(self.look)
+    def _resume(self) -> None:
+        if self.deadline_s != NEVER:  # not closed since
+            self._watcher.start(self.readable)
             self._receive()
 
     def _receive(self) -> None:
         try:
-            seen = self._sock.recv(_PEEK_BYTES, _socket.MSG_PEEK)
+            seen = self._sock.recv(_PEEK_BYTES, _socket.MSG_PEEK)  # what follows the header belongs to the next layer
             header = parse(self._data + seen)
-            taken = len(seen) if header is None else header.size_bytes - len(self._data)
-            self._data += self._sock.recv(taken) if seen else b""
+            size = len(seen) if header is None else header.size_bytes - len(self._data)
+            self._data += self._sock.recv(size) if seen else b""
         except BlockingIOError:
             return
         except OSError:
@@ -171,29 +171,25 @@ class _Awaited:
             self._refuse(str(error))
         else:
             if header is not None:
-                self._pass_on(header)
+                self._forget()
+                self._sock.client_tls = header.is_tls
+                if header.client is None or self._sock.comes_from(header.client[0]):
+                    self._headers.on_accept(self._sock, header.client or self._address[:2])
+                else:
+                    self._sock.close()
             elif not seen:
-                self._refuse("it ended early")
-
-    def _pass_on(self, header: ProxyHeader) -> None:
-        self._forget()
-        address: Address = header.client or self._address[:2]
-        self._sock.client_tls = header.is_tls
-        if header.client is None or self._sock.comes_from(header.client[0]):
-            self._headers.on_accept(self._sock, address)
-        else:
-            self._sock.close()
+                self._refuse("it ended within the header")
 
     def _refuse(self, rule: str) -> None:
         self._forget()
         _refuse(self._sock, self._address, rule)
 
     def expired(self) -> None:
-        """No header in time."""
-        self._refuse(f"no whole header within {self._headers.timeout_s:g} s")
+        """Refuse the connection after the timeout."""
+        self._refuse(f"no complete header within {self._headers.timeout_s:g} s")
 
     def end(self) -> None:
-        """Close."""
+        """Close the connection."""
         self._forget()
         self._sock.close()
 
@@ -206,7 +202,7 @@ class _Awaited:
 
 def _refuse(sock: Proxied, address: Address, rule: str) -> None:
     with suppress(OSError):
-        sock.recv(_PEEK_BYTES)  # what is not read would reset the connection, answer and all
+        sock.recv(_PEEK_BYTES)  # unread data would reset the connection and lose the response
     with suppress(OSError):
         sock.send(_FORBIDDEN)
     sock.close()

@@ -1,4 +1,4 @@
-"""A UDP socket."""
+"""UDP sockets."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Datagram:
     """A UDP socket, bound, connected, both or neither.
 
     Args:
-        local_port: to bind; None binds nothing (the system chooses when something is sent).
+        local_port: port to bind; None binds none (the system chooses one at the first send).
         host: local address to bind.
-        peer: the only partner, see `addresses.resolve`.
-        ipv6: of a socket without addresses.
+        peer: the only peer, from `smqrt.transport.stream.resolve`.
+        ipv6: the family of a socket without `peer`.
 
     Raises:
         StreamError: "bind", "cannotconnect".
@@ -38,36 +38,33 @@ class Datagram:
         self._socket: _socket.socket | None = _socket.socket(family, _socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         try:
-            self._attach(self._socket, local_port, host, peer)
+            if local_port is not None or host:
+                if local_port and worker_place().count > 1:  # every worker opens this port
+                    self._socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEPORT, 1)
+                try:
+                    self._socket.bind((host or ("::" if family == _socket.AF_INET6 else ""), local_port or 0))
+                except (OSError, OverflowError) as error:
+                    raise StreamError("bind", str(error)) from None
+            if peer:
+                try:
+                    self._socket.connect(peer[1])
+                except OSError as error:
+                    raise StreamError("cannotconnect", str(error)) from None
         except BaseException:
             self._socket.close()
             raise
         self._input = Ready(self._socket.fileno(), READ)
 
-    def _attach(self, sock: _socket.socket, local_port: int | None, host: str | None, peer: Info | None) -> None:
-        if local_port is not None or host:
-            try:
-                if local_port and worker_place().count > 1:  # every worker asks for this port
-                    sock.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEPORT, 1)
-                sock.bind((host or ("::" if self.family == _socket.AF_INET6 else ""), local_port or 0))
-            except (OSError, OverflowError) as error:
-                raise StreamError("bind", str(error)) from None
-        if peer:
-            try:
-                sock.connect(peer[1])
-            except OSError as error:
-                raise StreamError("cannotconnect", str(error)) from None
-
     @property
     def is_ipv6(self) -> bool:
-        """Whether it speaks IPv6."""
+        """Whether it uses IPv6."""
         return self.family == _socket.AF_INET6
 
     def try_receive(self) -> tuple[bytes, tuple[str, int]] | None:
-        """A datagram and where it came from, None when there is none now.
+        """Return a datagram and its sender's address, or None when there is none.
 
         Raises:
-            StreamError: "socketclosed" (here), "socketreadfailed" (nobody listens at the connected address).
+            StreamError: "socketclosed" (by this side), "socketreadfailed" (the connected port is closed).
         """
         try:
             data, address = self._live().recvfrom(MAX_BYTES)
@@ -78,7 +75,7 @@ class Datagram:
         return data, address[:2]
 
     def readable(self, timeout_s: float | None = None) -> Wait:
-        """Wait until `try_receive` is worth another try.
+        """Return a wait for the next time when `try_receive` may succeed.
 
         Raises:
             StreamError: "socketclosed".
@@ -87,8 +84,7 @@ class Datagram:
         return self._input.wait(timeout_s)
 
     def send(self, data: Buffer, address: tuple[str | int, ...] | None = None) -> bool:
-        """Send a datagram to `address`, or to the connected partner; false when the system had no room for it: lost, as
-        datagrams may be.
+        """Send a datagram to `address`, or to the connected peer. Return False when the system has dropped it.
 
         Raises:
             StreamError: "socketclosed", "socketwritefailed".
@@ -106,10 +102,10 @@ class Datagram:
         return True
 
     def peername(self) -> tuple[str, int]:
-        """Address and port of the partner.
+        """Return address and port of the peer.
 
         Raises:
-            StreamError: "socketclosed", "invalidsocketcon" without a partner.
+            StreamError: "socketclosed"; "invalidsocketcon" without a peer.
         """
         try:
             host, port = self._live().getpeername()[:2]
@@ -118,7 +114,7 @@ class Datagram:
         return host, port
 
     def sockname(self) -> tuple[str, int]:
-        """Address and port of this side. Raises as `peername`."""
+        """Return the local address and port. Raises as `peername`."""
         host, port = self._live().getsockname()[:2]
         return host, port
 
@@ -127,7 +123,7 @@ class Datagram:
         self._live().setsockopt(level, option, value)
 
     def close(self) -> bool:
-        """Close; who reads gets "socketclosed". False when it was closed before."""
+        """Close; waiting calls raise "socketclosed". Return False when it was closed before."""
         sock, self._socket = self._socket, None
         if sock is None:
             return False

@@ -108,7 +108,7 @@ def test_new_certificates_do_not_end_a_challenge(port: Callable[..., Port]) -> N
     assert opened.shown("b.example", "http/1.1") == ("b.example", "http/1.1")
 
 
-def test_a_protocol_in_another_place_of_the_message_harms_nobody(port: Callable[..., Port]) -> None:
+def test_the_protocol_name_elsewhere_has_no_effect(port: Callable[..., Port]) -> None:
     opened = port()
     opened.tls.answer_challenges(challenge("a.example"))
     assert opened.shown("acme-tls-1.example", "x\nacme-tls/1") == ("a.example", None)

@@ -20,7 +20,7 @@ def test_the_first_certificate(site: Site, authority: AcmeAuthority, kind: str) 
     served.wait_for("^listening on https")
     assert not site.is_trusted()  # it serves with a self-signed certificate meanwhile
     authority.may_verify.set()
-    served.wait_for(rf"^certificate of example.com, www.example.com: ordered by ACME \({kind}\); the next one from 20")
+    served.wait_for(rf"^certificate of example.com, www.example.com: ordered by ACME \({kind}\); renewal due at 20")
     for name in NAMES:
         with site.connect(name) as client:
             answer(client)
@@ -34,7 +34,7 @@ def test_the_first_certificate(site: Site, authority: AcmeAuthority, kind: str) 
 
 
 @pytest.mark.parametrize("kind", ["http-01", "tls-alpn-01"])
-def test_a_renewal_disconnects_nobody(site: Site, authority: AcmeAuthority, kind: str) -> None:
+def test_a_renewal_keeps_connections(site: Site, authority: AcmeAuthority, kind: str) -> None:
     authority.age = timedelta(days=70)
     site.files.prepare()
     site.files.store(*authority.certificate(*NAMES))
@@ -66,7 +66,7 @@ def test_a_restart_orders_nothing_again(site: Site, authority: AcmeAuthority) ->
 def test_an_authority_that_is_down(site: Site, authority: AcmeAuthority) -> None:
     authority.go_down()
     served = site.start()
-    served.wait_for("not ordered by ACME: cannot reach http://127.0.0.1:.*/directory: .* The next attempt is at 20")
+    served.wait_for("ACME order failed: cannot reach http://127.0.0.1:.*/directory: .* Next attempt: 20")
     assert "Check tls.acme_directory" in served.output
     assert not site.is_trusted()  # and is served
     told = site.told()
@@ -85,7 +85,7 @@ def test_an_authority_that_is_down(site: Site, authority: AcmeAuthority) -> None
 def test_an_authority_that_refuses(site: Site, authority: AcmeAuthority) -> None:
     authority.refusals["newOrder"] = [Problem("rateLimited", "too many certificates", 429, "7200")]
     served = site.start()
-    served.wait_for("not ordered by ACME: .* refuses: rateLimited: too many certificates. Wait, or")
+    served.wait_for("ACME order failed: .* refuses: rateLimited: too many certificates. Wait, or")
     assert site.told()["next_s"] - site.files.answers.parent.stat().st_mtime > 7000
     site.served.stop()
     site.start().wait_for("^listening on https")

@@ -29,7 +29,7 @@ Start = Callable[..., AcmeService]
 
 
 class Engine:
-    """What stands in for `engine.order`.
+    """A replacement of `orders.order`.
 
     Attributes:
         fails: raised by the next order, while it is there.
@@ -88,7 +88,7 @@ def test_after_failures_the_other_kind_is_tried(start: Start, fake: Engine) -> N
 
 
 @pytest.mark.parametrize(("has_http", "challenge", "kind"), [(False, "", TLS_ALPN_01), (True, HTTP_01, HTTP_01)])
-def test_no_other_kind_where_there_is_none(
+def test_failures_keep_the_only_possible_kind(
     start: Start, fake: Engine, has_http: bool, challenge: str, kind: str
 ) -> None:
     fake.fails = AcmeError("no luck.")
@@ -98,7 +98,7 @@ def test_no_other_kind_where_there_is_none(
 
 
 @pytest.mark.parametrize(("failures", "least_s"), [(0, 100.0), (3, 800.0), (100, service.MAX_RETRY_S)])
-def test_waits_double_and_have_an_end(
+def test_retry_delays_double_up_to_a_maximum(
     start: Start, fake: Engine, files: AcmeFiles, monkeypatch: pytest.MonkeyPatch, failures: int, least_s: float
 ) -> None:
     monkeypatch.setattr(service, "FIRST_RETRY_S", 100.0)
@@ -110,10 +110,8 @@ def test_waits_double_and_have_an_end(
     assert files.state().failures == failures + 1
 
 
-@pytest.mark.parametrize(("asked_s", "waited_s"), [(7200.0, 7200.0), (1e12, service.MAX_ASKED_S)])
-def test_an_authority_may_ask_to_be_left_alone(
-    start: Start, fake: Engine, files: AcmeFiles, asked_s: float, waited_s: float
-) -> None:
+@pytest.mark.parametrize(("asked_s", "waited_s"), [(7200.0, 7200.0), (1e12, service.MAX_RETRY_AFTER_S)])
+def test_retry_after_is_followed(start: Start, fake: Engine, files: AcmeFiles, asked_s: float, waited_s: float) -> None:
     fake.fails = AcmeError("too many.", asked_s)
     running = start()
     wait_until(lambda: running.failed)
@@ -125,11 +123,11 @@ def test_an_authority_may_ask_to_be_left_alone(
     wait_until(lambda: running.ordered)
 
 
-def test_an_error_of_ours_is_a_failure_too(start: Start, fake: Engine) -> None:
+def test_an_internal_error_counts_as_a_failure(start: Start, fake: Engine) -> None:
     fake.fails = RuntimeError("a bug")
     running = start()
     wait_until(lambda: running.failed)
-    assert "an error of smqrt" in str(running.snapshot()["fault"])
+    assert "internal error" in str(running.snapshot()["fault"])
 
 
 def test_one_process_at_a_time(start: Start, fake: Engine, files: AcmeFiles) -> None:
@@ -154,7 +152,7 @@ def test_what_another_process_ordered_is_taken(
     assert (fake.kinds, running.ordered) == ([], 0)
 
 
-def test_answers_of_a_killed_process_are_given_no_more(start: Start, fake: Engine, files: AcmeFiles) -> None:
+def test_answers_of_a_killed_process_are_removed(start: Start, fake: Engine, files: AcmeFiles) -> None:
     files.publish([Answer(HTTP_01, "example.com", "one", "one.x")])
     fake.fails = AcmeError("no luck.", 3600)
     path = "/.well-known/acme-challenge/one"
@@ -187,7 +185,7 @@ def test_a_certificate_is_renewed_before_its_last_third(authority: AcmeAuthority
     assert 3.6 < due_days(authority, files, *NAMES) <= 4
 
 
-def test_what_is_due_at_once(authority: AcmeAuthority, files: AcmeFiles) -> None:
+def test_certificates_that_are_due_now(authority: AcmeAuthority, files: AcmeFiles) -> None:
     assert files.due_s() == 0.0  # self-signed
     assert due_days(authority, files, "example.com") < 0  # a name was added since
     assert due_days(authority, files, *NAMES, "third.example.com") > 0
@@ -205,14 +203,14 @@ def test_a_pair_that_does_not_fit_is_replaced(authority: AcmeAuthority, files: A
     assert files.due_s() == 0.0
 
 
-def test_a_good_pair_stays(authority: AcmeAuthority, files: AcmeFiles) -> None:
+def test_a_usable_pair_stays(authority: AcmeAuthority, files: AcmeFiles) -> None:
     chain, key = authority.certificate(*NAMES)
     files.store(chain, key)
     files.prepare()
     assert (files.cert.read_bytes(), files.key.read_bytes()) == (chain, key)
 
 
-def test_answers_of_another_process_are_given(files: AcmeFiles) -> None:
+def test_answers_of_another_process_are_served(files: AcmeFiles) -> None:
     contexts: list[answers.Contexts] = []
     running = answers.ChallengeAnswers(files, contexts.append)
     running.start()
@@ -229,7 +227,7 @@ def test_answers_of_another_process_are_given(files: AcmeFiles) -> None:
     running.stop()
 
 
-def test_the_authority_may_look_when_all_processes_give_the_answers(files: AcmeFiles) -> None:
+def test_publish_waits_until_all_processes_have_the_answers(files: AcmeFiles) -> None:
     answer = Answer(HTTP_01, "example.com", "one", "one.x")
     late, soon = (answers.ChallengeAnswers(files, lambda contexts: None) for _ in range(2))
     late.start()
@@ -240,7 +238,7 @@ def test_the_authority_may_look_when_all_processes_give_the_answers(files: AcmeF
     publishing = get_hub().threadpool.spawn(service._publish, files, [answer])
     wait_until(lambda: soon.of_path("/.well-known/acme-challenge/one"))
     with pytest.raises(gevent.Timeout):
-        publishing.get(timeout=begin_s + 3 * service._SILENT_S - time.monotonic())
+        publishing.get(timeout=begin_s + 3 * service._MIN_PUBLISH_S - time.monotonic())
     stuck.has_read(files.version())
     publishing.get(timeout=10)
     assert time.monotonic() - begin_s < service.READ_S

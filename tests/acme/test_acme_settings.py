@@ -64,7 +64,7 @@ def test_where_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert acme_files(Settings()) is None
 
 
-def test_a_certificate_that_was_given_too(tmp_path: Path) -> None:
+def test_acme_with_a_certificate_file(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="tls.acme orders the certificate that cert and key name; leave out one"):
         check_startable(settings(tmp_path, cert="site.pem"))
 

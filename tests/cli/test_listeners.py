@@ -92,11 +92,11 @@ minimum_version = "1.3"
         requests.get(f"https://127.0.0.1:{ports['devices']}", cert=mutual.cert, **trusting)
     served.wait_for("certificate revoked")
     site[0].write_text("rubbish")
-    served.wait_for("certificates kept as they were: listener.main: .* are no certificate with its key")
+    served.wait_for("certificates kept as they were: listener.main: .* are not a certificate and its key")
     assert "DNS:b.example" in shown(ports["main"], "b.example")
     admin = served.wait_for(r"^admin at (http://.*/)$")[1]
     facts = {one["name"]: one["tls"] for one in requests.get(f"{admin}api/v1/listeners", timeout=20).json()}
-    assert "no certificate with its key" in facts["main"]["fault"]
+    assert "not a certificate and its key" in facts["main"]["fault"]
     assert [one["names"] for one in facts["main"]["certificates"]] == [["a.example"], ["b.example"]]
     assert facts["devices"]["fault"] is facts["local"] is None
     assert facts["devices"]["handshake_failures"]["no client certificate"] == 1

@@ -192,7 +192,7 @@ def test_who_is_answered_and_what_is_shown_are_settings(serve: Serve, tmp_path: 
 def test_what_is_no_origin_or_host_is_one_sentence(serve: Serve, tmp_path: Path, option: str, value: str) -> None:
     served = serve(application(tmp_path / "app"), option, value)
     assert served.wait() == 1
-    assert served.output.startswith(f"Error: {option[2:]}: {value!r} is no ")
+    assert served.output.startswith(f"Error: {option[2:]}: {value!r} is not a")
     assert len(served.lines) == 1
 
 
@@ -215,7 +215,7 @@ def test_sighup_reads_the_certificates_again(serve: Serve, tmp_path: Path) -> No
     kept = context.wrap_socket(plain, server_hostname="127.0.0.1")
     cert.write_text("rubbish")
     served.process.send_signal(signal.SIGHUP)
-    served.wait_for("certificates kept as they were: .* are no certificate with its key")
+    served.wait_for("certificates kept as they were: .* are not a certificate and its key")
     assert shown() == old
     cert.write_bytes(new_cert.read_bytes())
     key.write_bytes(new_key.read_bytes())

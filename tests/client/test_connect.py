@@ -51,7 +51,7 @@ def test_out_of_date(start_broker: Callable[..., LocalBroker], make_client: Make
 
 
 def test_files_that_are_not_there() -> None:
-    with pytest.raises(ArgumentError, match="cafile: can't read /none.pem: No such file"):
+    with pytest.raises(ArgumentError, match="cafile: cannot read /none.pem: No such file"):
         SmqClient("https://a.example/", cafile="/none.pem")
 
 

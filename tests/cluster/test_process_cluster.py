@@ -175,5 +175,5 @@ def test_a_certificate_without_an_authority_is_a_mistake(start: Start, tmp_path:
     given = files(Authority(tmp_path), "first")
     with pytest.raises(ArgumentError, match=r"need cluster\.ca and cluster\.cert"):
         start(listen="127.0.0.1:0", cert=given["cert"], key=given["key"])
-    with pytest.raises(ArgumentError, match="certfile: can't read"):
+    with pytest.raises(ArgumentError, match="certfile: cannot read"):
         start(listen="127.0.0.1:0", ca=given["ca"], cert=str(tmp_path / "missing.pem"))

@@ -167,4 +167,4 @@ def test_networks() -> None:
     assert not TrustedNetworks()
     for number in range(5000):
         TRUSTED.has(f"11.0.{number >> 8}.{number & 255}")
-    assert len(TRUSTED._known) <= 4096
+    assert len(TRUSTED._cache) <= 4096

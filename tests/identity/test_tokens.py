@@ -142,7 +142,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
-def test_hostile_tokens_let_nobody_in(guarded: Guarded) -> None:
+def test_hostile_tokens_are_rejected(guarded: Guarded) -> None:
     began_s = time.monotonic()
     wrong = {name: said for name, (shown, says) in HOSTILE.items() if says not in (said := refusal(guarded, shown))}
     assert wrong == {}
@@ -158,7 +158,7 @@ def test_a_token_that_expires_ends_its_connection(guarded: Guarded) -> None:
     device.expect_end(wire.disconnect(b"the login has expired"))
 
 
-def test_a_key_that_is_taken_away_ends_its_tokens(guarded: Guarded, tmp_path: Path) -> None:
+def test_removing_a_key_ends_its_tokens(guarded: Guarded, tmp_path: Path) -> None:
     ann = knocks(guarded, GOOD).accepted()
     bob = guarded.site.open().start(f"{RAW_HEADERS}Authorization: Bearer {token(EC_KEY, 'ES256', sub='bob')}\r\n")
     bob.connect(b"another")
@@ -167,7 +167,7 @@ def test_a_key_that_is_taken_away_ends_its_tokens(guarded: Guarded, tmp_path: Pa
     ann.expect_end(wire.disconnect(b"the key of the token is good no more"))
     bob.expect_nothing()
     (tmp_path / "keys.pem").write_bytes(b"nothing")
-    assert "there is no public key in it" in (guarded.service.reload() or "")
+    assert "it has no public key" in (guarded.service.reload() or "")
     bob.expect_nothing()
 
 
@@ -243,11 +243,11 @@ def test_keys_of_an_address(guard: Callable[..., Guarded], issuer: Issuer, monke
         ({"jwt_jwks": "https://example.com/keys"}, "auth.jwt_jwks needs auth.jwt_issuer or auth.jwt_audience"),
         ({"jwt_key": "short", "jwt_algorithms": ("none",)}, "auth.jwt_algorithms: 'none' is none of RS256"),
         ({"jwt_secret": "short"}, "a secret has at least 32 bytes"),
-        ({"jwt_key": "private"}, "it holds a private key; to verify tokens takes the public one"),
+        ({"jwt_key": "private"}, "it has a private key; use the public key to verify tokens"),
         ({"jwt_key": "weak"}, "an RSA key has 2048 to 8192 bits, not 1024"),
     ],
 )
-def test_settings_that_would_let_others_in(
+def test_insecure_settings_are_rejected(
     guard: Callable[..., Guarded], tmp_path: Path, auth: dict[str, Any], sentence: str
 ) -> None:
     (tmp_path / "short").write_text("too short")

@@ -100,7 +100,7 @@ def test_a_refusal_is_told(lua: Lua) -> None:
     assert b"rejectedIdentifier: not this one" in message
 
 
-def test_a_callback_that_fails_keeps_nobody(lua: Lua, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_callback_does_not_block_orders(lua: Lua, caplog: pytest.LogCaptureFixture) -> None:
     lua.run("app.acme.cert(app.account, 'a.example', function() error'on purpose' end) app.order'b.example'")
     assert names_of(lua.told(1)[0][1]) == ["b.example"]
     assert "the callback of acme.cert failed: run.lsp:1: on purpose" in caplog.text

@@ -263,7 +263,7 @@ dir.setfunc(lambda request, relpath: smq.connect(request))
 @pytest.mark.parametrize(
     ("rules", "fault"),
     [
-        ("{origins='friend.example'}", "no origin"),
+        ("{origins='friend.example'}", "not an origin"),
         ("{origins='*', credentials=true}", "credentials"),
         ("{methods='GET, a b'}", "methods: invalid name ' a b'"),
         ("{headers={'X:'}}", "headers"),

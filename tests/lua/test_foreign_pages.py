@@ -43,7 +43,7 @@ def test_a_wrong_one_names_the_rule(server: AppServer) -> None:
     smq_hub.install(server.vm, server.services, server.applications.exchanges)
     error = server.app({".preload": "require'smq.hub'.create{origins='example.com'}"}).error
     assert error is not None
-    assert "origins: 'example.com' is no origin; write https://example.com" in error
+    assert "origins: 'example.com' is not an origin; write https://example.com" in error
 
 
 @pytest.mark.parametrize("raw", ["false", "true"])

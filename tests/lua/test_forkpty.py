@@ -67,14 +67,14 @@ def nothing_is_left(vm: Vm, services: Services) -> Iterator[None]:
     assert (children() - children_before, opened() - opened_before) == (set(), set())
 
 
-def test_what_a_child_says(vm: Vm) -> None:
+def test_output_of_a_child(vm: Vm) -> None:
     source = """local pty = sh("echo out; echo err >&2; exit 3")
     assert(type(pty) == "userdata")
     return all(pty), pty:close(true), pty:close(), pty:close(true)"""
     assert vm.eval(source) == (b"out\nerr\n", 3, False, 3)
 
 
-def test_a_terminal_is_raw_unless_stty_is_given(vm: Vm) -> None:
+def test_a_terminal_is_raw_without_stty(vm: Vm) -> None:
     source = """local function said(stty)
       local pty = ba.forkpty({stty = stty}, "sh", "-c", "echo a; tty >&2; read line; echo $line")
       assert(pty:write "b\\n")
@@ -90,7 +90,7 @@ def test_a_terminal_is_raw_unless_stty_is_given(vm: Vm) -> None:
     assert bare == raw
 
 
-def test_what_a_child_is_given(vm: Vm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_and_descriptors_of_a_child(vm: Vm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEPT", "kept")
     monkeypatch.setenv("GONE", "gone")
     spare = os.open("/dev/null", os.O_RDONLY)
@@ -151,7 +151,7 @@ def test_a_stubborn_child_is_killed_with_what_it_began(vm: Vm, monkeypatch: pyte
     wait_until(lambda: not Path(f"/proc/{int(pid or 0)}").exists())
 
 
-def test_what_is_left_behind_does_not_hold_the_end(vm: Vm) -> None:
+def test_orphans_do_not_delay_the_end_of_output(vm: Vm) -> None:
     """A grandchild keeps the terminal open."""
     source = """local pty = sh "trap '' HUP; (sleep 30 & echo $!); echo done; exit 5"
     local text = all(pty)
@@ -172,14 +172,14 @@ def test_output_is_bounded_and_the_child_waits(vm: Vm, services: Services) -> No
     assert (first, more) == (pty.MAX_BUFFERED_BYTES, True)
 
 
-def test_what_came_before_the_end_can_still_be_read(vm: Vm, services: Services) -> None:
+def test_output_before_the_exit_is_readable(vm: Vm, services: Services) -> None:
     vm.eval('pty = sh "echo last; exec sleep 100"')
     child = services.processes._ptys[max(services.processes._ptys)]
     wait_until(lambda: len(child._out.buffer) == 5)
     assert vm.eval("pty:close() return (pty:read()), pty:read()") == (b"last\n", None, b"terminated")
 
 
-def test_a_paused_child_calls_nobody(vm: Vm, recorder: Recorder, services: Services) -> None:
+def test_a_paused_child_triggers_no_callbacks(vm: Vm, recorder: Recorder, services: Services) -> None:
     vm.eval("""pty = ba.forkpty(function(pty) test.record(pty:read()) end, "sh", "-c", "echo a; read x; echo b")""")
     wait_until(lambda: len(recorder.seen) == 1)
     vm.eval('pty:pause() pty:write "\\n"')
@@ -227,9 +227,7 @@ def test_data_tells_its_stream_and_comes_in_order(vm: Vm) -> None:
     assert vm.eval(source) == (b"o1 e2 o3", False)
 
 
-def test_a_callback_that_reads_once_gets_both_streams_and_the_end(
-    vm: Vm, recorder: Recorder, services: Services
-) -> None:
+def test_single_reads_get_both_streams_and_the_end(vm: Vm, recorder: Recorder, services: Services) -> None:
     """Both had arrived before it was called."""
     vm.eval("""pty = ba.forkpty(function(pty) test.record(pty:read()) end, "sh", "-c", "read x; echo a; echo b >&2")
     pty:pause() pty:write "\\n" """)
@@ -257,7 +255,7 @@ def test_input_is_bounded_by_time(vm: Vm, monkeypatch: pytest.MonkeyPatch) -> No
     assert vm.eval('return sh("sleep 100"):write(("x"):rep(1 << 20))') == (None, b"timeout")
 
 
-def test_much_input_and_output_at_once(vm: Vm, recorder: Recorder) -> None:
+def test_large_input_and_output(vm: Vm, recorder: Recorder) -> None:
     source = """local pty = assert(ba.forkpty "cat")
     local size = 1 << 20
     ba.thread.run(function() test.record(pty:write(("x"):rep(size))) end)
@@ -315,7 +313,7 @@ def test_async_callback_that_fails(vm: Vm, caplog: pytest.LogCaptureFixture) -> 
     assert vm.eval("return pty:read()") == (None, b"terminated")
 
 
-def test_an_application_that_ends_takes_its_children_along(vm: Vm) -> None:
+def test_the_end_of_an_application_ends_its_children(vm: Vm) -> None:
     app = AppScope(None)
     with running_app(app):
         vm.eval('pty = sh "echo ready; exec sleep 1000"')
@@ -327,16 +325,14 @@ def test_an_application_that_ends_takes_its_children_along(vm: Vm) -> None:
     assert vm.eval("return pty:close(true)") == (128 + 1,)
 
 
-def test_a_forgotten_child_ends(vm: Vm) -> None:
+def test_an_unreferenced_child_is_ended(vm: Vm) -> None:
     before = children()
     vm.eval('sh "exec sleep 1000"; (function() local pty <close> = sh "exec sleep 1000" end)()')
     vm.eval("collectgarbage() collectgarbage()")
     wait_until(lambda: children() == before)
 
 
-def test_the_end_of_the_server_waits_for_what_is_forgotten_too(
-    vm: Vm, services: Services, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shutdown_waits_for_unreferenced_children(vm: Vm, services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pty, "HANG_UP_S", 0.1)
     before = children()
     vm.eval(
@@ -387,14 +383,14 @@ def test_many_at_once(vm: Vm) -> None:
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        ('ba.forkpty "no such command"', (None, b"notfound", b"no such command can't be run")),
-        ('ba.forkpty "/etc/passwd"', (None, b"noaccess", b"/etc/passwd can't be run")),
+        ('ba.forkpty "no such command"', (None, b"notfound", b"no such command cannot be run")),
+        ('ba.forkpty "/etc/passwd"', (None, b"noaccess", b"/etc/passwd cannot be run")),
         ("ba.forkpty()", "bad argument #1 to 'forkpty'"),
         ("ba.forkpty({})", "a command expected"),
         ("ba.forkpty({async = 1}, 'ls')", "bad argument #async"),
         ("ba.forkpty({env = 1}, 'ls')", "bad argument #env"),
         ("ba.forkpty({env = {['a=b'] = 'c'}}, 'ls')", "the name of a variable"),
-        ("ba.forkpty({stty = 'blue'}, 'ls')", "stty knows no 'blue'"),
+        ("ba.forkpty({stty = 'blue'}, 'ls')", "unknown stty word 'blue'"),
         ("ba.forkpty('ls', 'a\\0b')", "NUL"),
         ("ba.forkpty('ls', {})", "bad argument #2 to 'forkpty'"),
         ("ba.forkpty('true'):read(true)", "bad argument #1 to 'read' (number expected, got boolean)"),

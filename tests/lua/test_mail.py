@@ -208,7 +208,7 @@ def test_some_or_all_recipients_refused(lua: Vm) -> None:
     ("answers", "word", "said"),
     [
         ({"greeting": b"554 go away"}, b"failed", b"554 go away"),
-        ({"greeting": b"HTTP/1.1 400 Bad Request"}, b"invalidresponse", b"no SMTP server"),
+        ({"greeting": b"HTTP/1.1 400 Bad Request"}, b"invalidresponse", b"not an SMTP server"),
         ({"mail": b"451 later\x00\xff"}, b"failed", b"451 later"),
         ({"data": b"550 no"}, b"failed", b"550 no"),
         ({"end": b"552 too large"}, b"failed", b"552 too large"),
@@ -218,7 +218,7 @@ def test_some_or_all_recipients_refused(lua: Vm) -> None:
         ({"greeting": b"220-x\r\n" * 20000 + b"220 x"}, b"invalidresponse", b"65536 bytes"),
     ],
 )
-def test_servers_that_refuse_hang_and_lie(lua: Vm, answers: dict[str, Any], word: bytes, said: bytes) -> None:
+def test_refusing_hanging_and_broken_servers(lua: Vm, answers: dict[str, Any], word: bytes, said: bytes) -> None:
     with ScriptedSmtp(**answers) as server:
         op = "timeout = 200" if word == b"timeout" else ""
         value, found, reason = send(lua, server.port, op=op)
@@ -227,7 +227,7 @@ def test_servers_that_refuse_hang_and_lie(lua: Vm, answers: dict[str, Any], word
     assert send(lua, server.port)[:2] == (None, b"cannotconnect")
 
 
-def test_a_server_that_knows_no_good_bye(lua: Vm) -> None:
+def test_a_server_that_does_not_reply_to_quit(lua: Vm) -> None:
     with ScriptedSmtp(quit=None) as server:
         began_s = time.monotonic()
         assert send(lua, server.port) == (True,)
@@ -235,7 +235,7 @@ def test_a_server_that_knows_no_good_bye(lua: Vm) -> None:
         wait_until(lambda: server.lines[-1] == b"QUIT")
 
 
-def test_a_hanging_server_holds_nobody_else(lua: Vm) -> None:
+def test_a_hanging_server_does_not_delay_others(lua: Vm) -> None:
     with ScriptedSmtp(greeting=None) as hanging, Mailbox() as server:
         jobs = [gevent.spawn(send, lua, hanging.port, MAIL, "timeout = 400") for _ in range(4)]
         gevent.sleep(0.05)

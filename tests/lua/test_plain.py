@@ -133,7 +133,7 @@ def test_writing(vm: Vm, tmp_path: Path) -> None:
     assert (tmp_path / "written").read_bytes() == b"a12.5\0z"
 
 
-def test_a_command_that_takes_no_more(vm: Vm) -> None:
+def test_a_command_that_closed_its_input(vm: Vm) -> None:
     """SIGPIPE ends neither the server nor the call."""
     source = """local f = io.popen("exec true", "w")
     local ok, message, number
@@ -155,7 +155,7 @@ def test_much_of_it(vm: Vm, recorder: Recorder, tmp_path: Path) -> None:
     assert vm.eval(source, "=x", bytes(tmp_path / "much")) == (True, 3 << 20, b"end", True, b"exit", 0)
 
 
-def test_nobody_is_held(vm: Vm, tmp_path: Path) -> None:
+def test_other_greenlets_run(vm: Vm, tmp_path: Path) -> None:
     """While they wait for a command that ends when others have had their turn."""
     go = tmp_path / "go"
     wait = f"while [ ! -e {go} ]; do sleep 0.01; done"
@@ -185,7 +185,7 @@ def test_nobody_is_held(vm: Vm, tmp_path: Path) -> None:
         "local f, t = io.popen('cat >/dev/null', 'w'), ('x'):rep(1 << 18) for _ = 1, 16 do f:write(t) end f:close()",
     ],
 )
-def test_others_have_turns_while_much_is_there_at_once(vm: Vm, call: str) -> None:
+def test_other_greenlets_run_during_large_transfers(vm: Vm, call: str) -> None:
     """What is read and written without a wait."""
     longest_s, begin = 0.0, time.thread_time()
     running = gevent.spawn(vm.eval, call)
@@ -244,7 +244,7 @@ def test_across_a_c_boundary(vm: Vm, tmp_path: Path) -> None:
     )
 
 
-def test_what_a_command_is_given(vm: Vm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_and_descriptors_of_a_command(vm: Vm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEPT", "kept")
     (tmp_path / "file").touch()
     source = """local file = io.open(... .. "/file", "w")
@@ -262,7 +262,7 @@ def test_what_a_command_is_given(vm: Vm, tmp_path: Path, monkeypatch: pytest.Mon
     assert str(tmp_path).encode() not in text
 
 
-def test_an_application_that_ends_takes_its_commands_along(vm: Vm, recorder: Recorder) -> None:
+def test_the_end_of_an_application_ends_its_commands(vm: Vm, recorder: Recorder) -> None:
     app, before = AppScope(None), children()
     with running_app(app):
         vm.eval("f, g = io.popen 'exec sleep 1000', io.popen('exec sleep 1000', 'w')")
@@ -288,7 +288,7 @@ def command_of(pid: int) -> bytes:
 
 
 @pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
-def test_a_command_ends_with_the_application_that_began_it_in(server: AppServer, place: str) -> None:
+def test_a_command_ends_with_its_application(server: AppServer, place: str) -> None:
     before = children()
     application = server.app({".preload": "function work() _G.f = _G.io.popen 'exec sleep 1000' end " + place})
     wait_until(lambda: server.vm.eval("return f ~= nil") == (True,))
@@ -297,7 +297,7 @@ def test_a_command_ends_with_the_application_that_began_it_in(server: AppServer,
     assert server.vm.eval("return f:close()") == (None, b"signal", 15)
 
 
-def test_what_does_not_end_is_killed_with_what_it_began(vm: Vm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stuck_command_is_killed_with_its_group(vm: Vm, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shell, "TERMINATE_S", 0.1)
     app = AppScope(None)
     with running_app(app):
@@ -321,7 +321,7 @@ def test_forgotten_handles_are_collected(vm: Vm) -> None:
     assert pipes() == before
 
 
-def test_the_end_of_the_server_ends_them(vm: Vm, services: Services) -> None:
+def test_shutdown_ends_commands(vm: Vm, services: Services) -> None:
     before = children()
     vm.eval("io.popen 'exec sleep 1000'")
     vm.eval("collectgarbage() collectgarbage()")

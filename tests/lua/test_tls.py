@@ -89,8 +89,8 @@ def test_failures(server: AppServer) -> None:
     """
     lines = run(server, code).splitlines()
     assert lines[:2] == ["nil\tnotfound", "nil\tnotfound"]
-    assert lines[2].startswith("nil\tfailed\tno certificate with its key")
-    assert lines[3].startswith("nil\tfailed\tno certificates")
+    assert lines[2].startswith("nil\tfailed\tnot a certificate and its key")
+    assert lines[3].startswith("nil\tfailed\tnot a certificate")
     assert lines[4:6] == ["nil\tnotfound", "nil"]
     assert "bad argument #1 to 'sharkssl' (certstore expected, got string)" in lines[6]
     assert "bad argument #2 to 'addcert' (sharkcert expected, got userdata)" in lines[7]

@@ -156,7 +156,7 @@ def test_a_key_file_that_can_not_be_used(vm: Vm, services: Services) -> None:
     assert vm.eval('return ba.tpm.haskey "a"') == (False,)
 
 
-def test_those_who_change_it_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_concurrent_changes_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "tpm.key"
     KeyFile(path).load()
 
@@ -197,7 +197,7 @@ def test_the_file_is_never_served(server: AppServer, tmp_path: Path) -> None:
         assert server.ask(f"/{name}").status == (200 if name == "page.lsp" else 404), name
 
 
-def test_a_server_by_a_key_that_nobody_sees(server: AppServer, services: Services, tmp_path: Path) -> None:
+def test_a_server_with_a_key_of_the_key_file(server: AppServer, services: Services, tmp_path: Path) -> None:
     """Its certificate and that of the authority are made in Lua; a client of Python's own checks them."""
     server.services.key_file = services.key_file
     page = """<?lsp

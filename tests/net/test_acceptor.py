@@ -37,7 +37,7 @@ def callers(acceptor: Acceptor, count: int) -> list[Any]:
     return made
 
 
-def test_clients_of_a_burst_wait_in_the_kernel_while_nobody_accepts(acceptor: Acceptor) -> None:
+def test_a_burst_waits_in_the_kernel_queue(acceptor: Acceptor) -> None:
     """Whoever finds no room there is not refused: his system tries again after 1 s, 3 s, 7 s and so on, and the fifth
     try comes later than most clients are ready to wait."""
     began_s = time.monotonic()

@@ -15,7 +15,7 @@ from smqrt.workers.fd_channel import MAX_FDS
 ADDRESS = ("127.0.0.1", 1234)
 
 
-def test_as_many_workers_as_there_may_be_get_its_descriptors() -> None:
+def test_the_maximum_of_workers_fits_two_messages() -> None:
     sockets = BalanceSockets(MAX_WORKERS)
     try:
         lists = sockets.filenos()
@@ -44,7 +44,7 @@ def connection() -> tuple[int, socket.socket]:
     return ours.detach(), client
 
 
-def test_who_has_more_gives_to_who_accepts_and_has_fewest(workers: list[Balance]) -> None:
+def test_the_fullest_worker_passes_to_the_emptiest_accepting_one(workers: list[Balance]) -> None:
     giver, taker, _ = workers
     clients = []
     while True:
@@ -64,7 +64,7 @@ def test_who_has_more_gives_to_who_accepts_and_has_fewest(workers: list[Balance]
         assert client.recv(10) == b"busy"
 
 
-def test_who_leaves_is_given_nothing(workers: list[Balance]) -> None:
+def test_a_worker_that_left_gets_no_connections(workers: list[Balance]) -> None:
     giver, taker, _ = workers
     fd, _ = connection()
     taker.leave()

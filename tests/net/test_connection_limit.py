@@ -41,7 +41,7 @@ def test_so_many_connections_in_all(
     site.device(b"uid-b1", kind)
 
 
-def test_every_way_to_end_is_counted(site: Site, strict: admission.ConnectionLimit) -> None:
+def test_every_kind_of_close_is_counted(site: Site, strict: admission.ConnectionLimit) -> None:
     for kind in KINDS:
         site.device(b"uid-a1", kind).disconnect()
         site.device(b"uid-a1", kind).reset()
@@ -57,7 +57,7 @@ def test_so_many_connections_of_one_address(
 ) -> None:
     monkeypatch.setattr(strict, "per_address", 2)
     [site.device(b"uid-a%d" % number) for number in range(3)]
-    monkeypatch.setattr(admission, "_is_own", lambda host: False)
+    monkeypatch.setattr(admission, "_is_loopback", lambda host: False)
     with socket.create_connection(site.address(), timeout=5) as extra:
         assert b" 503 " in extra.recv(1000)
     assert "connections of 127.0.0.1 are open; see the setting connections_per_address" in caplog.text
@@ -86,6 +86,6 @@ def test_ports_of_applications_share_the_count(strict: admission.ConnectionLimit
 
 def test_some_descriptors_stay_for_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1000, 1000))
-    assert admission._most() == 1000 - admission.RESERVE
+    assert admission._max_open() == 1000 - admission.RESERVE
     monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
-    assert admission._most() == 16
+    assert admission._max_open() == 16

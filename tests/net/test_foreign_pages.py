@@ -48,5 +48,5 @@ def test_the_line_names_the_setting(make_site: Callable[..., Site], caplog: pyte
 
 
 def test_what_is_no_origin_is_said_at_once() -> None:
-    with pytest.raises(ArgumentError, match="origins: 'example.com' is no origin"):
+    with pytest.raises(ArgumentError, match="origins: 'example.com' is not an origin"):
         hub.create(origins="example.com")

@@ -44,7 +44,7 @@ def listen() -> Iterator[Callable[..., tuple[Listener, list[Any]]]]:
         sock.close()
 
 
-def test_gives_plain_quick_sockets(listen: Any) -> None:
+def test_accepted_sockets_are_plain_and_nodelay(listen: Any) -> None:
     listener, accepted = listen()
     client = socket.create_connection(listener.address)
     wait_until(lambda: accepted)
@@ -73,7 +73,7 @@ def test_many_at_once(listen: Any) -> None:
         client.close()
 
 
-def test_many_at_once_are_taken_in_a_few_turns(listen: Any) -> None:
+def test_a_burst_is_accepted_in_a_few_turns(listen: Any) -> None:
     """The kernel holds 4096 for us, and ten thousand clients may come back in a tenth of a second."""
     listener, accepted = listen()
     clients = [_socket.socket() for _ in range(1000)]
@@ -122,7 +122,7 @@ def waiting(listener: Listener) -> int:
     return int(struct.unpack_from("=I", info, 24)[0])
 
 
-def test_the_kernels_list_is_emptied_before_the_listener_begins_with_the_clients(crowd: Crowd) -> None:
+def test_the_kernel_queue_is_emptied_first(crowd: Crowd) -> None:
     assert waiting(crowd.listener) == 0
     assert len(crowd.begun) < 50, "the others have turns in between"
     wait_until(lambda: len(crowd.begun) == 100)
@@ -130,18 +130,18 @@ def test_the_kernels_list_is_emptied_before_the_listener_begins_with_the_clients
     assert peers == [client.getsockname() for client in crowd.clients], "in their order"
 
 
-def test_who_was_accepted_is_begun_with_after_a_stop(crowd: Crowd) -> None:
+def test_accepted_connections_are_served_after_a_stop(crowd: Crowd) -> None:
     crowd.listener.stop()
     wait_until(lambda: len(crowd.begun) == 100)
 
 
-def test_who_was_accepted_is_told_when_the_server_ends(crowd: Crowd) -> None:
+def test_accepted_connections_get_503_when_the_server_stops(crowd: Crowd) -> None:
     crowd.listener.turn_away()
     assert len(crowd.begun) < 50
     assert crowd.clients[-1].recv(1000).startswith(b"HTTP/1.1 503 ")
 
 
-def test_who_was_accepted_sees_the_end_of_a_closed_listener(crowd: Crowd) -> None:
+def test_closing_a_listener_closes_accepted_connections(crowd: Crowd) -> None:
     crowd.listener.close()
     with contextlib.suppress(ConnectionResetError):
         assert crowd.clients[-1].recv(1000) == b""
@@ -158,7 +158,7 @@ def test_stop_and_start(listen: Any) -> None:
     client.close()
 
 
-def test_a_listener_may_have_a_limit_of_its_own(listen: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_can_have_its_own_limit(listen: Any, caplog: pytest.LogCaptureFixture) -> None:
     full, taken = listen()
     full.name, full.max_connections = "main", 2
     clients = [socket.create_connection(full.address, timeout=5) for _ in range(3)]
@@ -221,8 +221,8 @@ logging.getLogger("smqrt").addHandler(Counting())
 module.PAUSE_S = 0.1
 accepted, failures = [], []
 listener = module.Listener("127.0.0.1", 0, lambda sock, address: accepted.append(sock))
-failed = listener._failed
-listener._failed = lambda error: (failures.append(error), failed(error))
+failed = listener._accept_failed
+listener._accept_failed = lambda error: (failures.append(error), failed(error))
 listener.start()
 clients = [socket.socket() for _ in range(5)]
 keep = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -276,7 +276,7 @@ def test_with_several_sockets_the_kernel_holds_more(listen: Any, sockets: int, f
         client.close()
 
 
-def test_a_port_with_several_sockets_is_nobody_elses(listen: Any) -> None:
+def test_a_port_with_several_sockets_is_exclusive(listen: Any) -> None:
     taken, _ = listen(sockets=4)
     for sockets in (1, 4):
         with pytest.raises(StartError, match="the port is in use"):
@@ -285,14 +285,14 @@ def test_a_port_with_several_sockets_is_nobody_elses(listen: Any) -> None:
 
 
 def test_so_many_sockets_as_a_storm_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 1 <= sockets_for_storms() <= module.SOCKETS_AT_MOST
+    assert 1 <= sockets_for_storms() <= module.MAX_SOCKETS
     for held, needed in (("128", 4), ("4096", 4), ("8192", 2), ("16384", 1), ("65535", 1)):
         monkeypatch.setattr(Path, "read_text", lambda path, held=held: held)
         assert sockets_for_storms() == needed
 
 
 @pytest.mark.parametrize("sockets", [1, 4])
-def test_who_waits_in_the_kernel_is_told_that_the_server_stops(sockets: int) -> None:
+def test_queued_connections_get_503_when_the_server_stops(sockets: int) -> None:
     listener = Listener("127.0.0.1", 0, lambda sock, address: sock.close(), sockets=sockets)
     waiting = [socket.create_connection(listener.address) for _ in range(3)]
     waiting[0].sendall(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n")
@@ -303,7 +303,7 @@ def test_who_waits_in_the_kernel_is_told_that_the_server_stops(sockets: int) -> 
         client.close()
 
 
-def test_nobody_else_runs_while_a_port_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_a_port_does_not_switch_greenlets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lua opens ports, and nobody may run while it waits inside a call: servers have gevent's sockets."""
     monkeypatch.setattr("socket.getaddrinfo", socket.getaddrinfo)
     ran: list[int] = []

@@ -237,7 +237,7 @@ def test_an_expired_list_refuses_clients_with_certificates(
 ) -> None:
     crl = made.revocation_list(tmp_path / "crl.pem", days=-1)
     opened = port(made.pair("server"), client_ca=made.path, client_crl=crl)
-    assert [line for line in caplog.messages if "clients with a certificate are refused" in line]
+    assert [line for line in caplog.messages if "clients with a certificate are rejected" in line]
     opened.client()
     with pytest.raises(REFUSED):
         opened.client(pair=made.pair("client"))
@@ -252,7 +252,7 @@ def test_an_expired_list_refuses_clients_with_certificates(
     opened.tls.look_at_the_clock()
     assert opened.tls.context is not before, "no session goes on"
     opened.tls.look_at_the_clock()
-    assert len([line for line in caplog.messages if "clients with a certificate are refused" in line]) == 2
+    assert len([line for line in caplog.messages if "clients with a certificate are rejected" in line]) == 2
 
 
 @pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
@@ -272,7 +272,7 @@ def test_an_expired_client_does_not_resume(
     assert opened.listener.handshake_counts["handshake_failures"] == {"client certificate: certificate has expired": 1}
 
 
-def test_an_authority_without_a_list_is_told(
+def test_an_authority_without_a_list_is_logged(
     port: Any, made: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -283,7 +283,7 @@ def test_an_authority_without_a_list_is_told(
         opened.client(pair=made.pair("client"))
 
 
-def test_an_authority_that_is_gone_trusts_nobody(port: Any, made: Authority, tmp_path: Path) -> None:
+def test_a_removed_authority_is_not_trusted(port: Any, made: Authority, tmp_path: Path) -> None:
     """A trust store only grows, so there has to be a new one (mosquitto PR #3568)."""
     (tmp_path / "new").mkdir()
     new, ca = Authority(tmp_path / "new"), tmp_path / "authorities.pem"
@@ -374,11 +374,11 @@ def broken_files(made: Authority, tmp_path: Path) -> dict[str, tuple[str, bytes,
     early = made.pair("early", not_before=datetime.now(UTC) + 9 * DAY)
     half = made.pair("half")[0].read_bytes()
     return {
-        "half a file": ("cert", half[: len(half) // 3], "are no certificate with its key"),
-        "empty": ("cert", b"", "are no certificate with its key"),
-        "another key": ("key", other[1].read_bytes(), "are no certificate with its key"),
-        "no key": ("key", b"nonsense", "are no certificate with its key"),
-        "expired": ("both", b"".join(path.read_bytes() for path in expired), "has expired at"),
+        "half a file": ("cert", half[: len(half) // 3], "are not a certificate and its key"),
+        "empty": ("cert", b"", "are not a certificate and its key"),
+        "another key": ("key", other[1].read_bytes(), "are not a certificate and its key"),
+        "no key": ("key", b"nonsense", "are not a certificate and its key"),
+        "expired": ("both", b"".join(path.read_bytes() for path in expired), "expired at"),
         "not yet valid": ("both", b"".join(path.read_bytes() for path in early), "is not valid before"),
         "authorities": ("ca", b"nonsense", "cannot read the client authorities"),
         "list": ("crl", b"nonsense", "there is no revocation list"),
@@ -460,7 +460,7 @@ def test_one_sentence_at_the_start(made: Authority, tmp_path: Path) -> None:
     nothing = str(tmp_path / "nothing.pem")
     cases = [
         (TlsFiles(((cert, nothing),), what="listener.main"), f"listener.main: cannot read {nothing}: No such file"),
-        (TlsFiles(((cert, key), (cert, cert))), f"{cert} and {cert} are no certificate with its key"),
+        (TlsFiles(((cert, key), (cert, cert))), f"{cert} and {cert} are not a certificate and its key"),
         (TlsFiles(((cert, key),), client_crl=nothing), "client_crl needs client_ca"),
         (TlsFiles(((cert, key),), client_certificate="required"), "client_certificate needs client_ca"),
         (TlsFiles(((cert, key),), client_ca=key), "cannot read the client authorities"),
@@ -482,14 +482,14 @@ def test_a_private_key_with_a_password(made: Authority, tmp_path: Path) -> None:
     files = TlsFiles(((str(cert), str(protected)),), key_password="tür")
     assert ListenerTls(files).fault is None
     assert "tür" not in repr(files)
-    cases = ((None, "give it as tls.key_password"), ("other", "tls.key_password is another"))
+    cases = ((None, "set its password as tls.key_password"), ("other", "tls.key_password is wrong"))
     for password, says in cases:
         with pytest.raises(StartError, match=says):
             ListenerTls(replace(files, key_password=password))
     ListenerTls(TlsFiles(((str(cert), str(key)),), key_password="of another listener"))
 
 
-def test_the_end_is_told_ahead(made: Authority, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+def test_expiry_is_logged_in_advance(made: Authority, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     begins = clock.now - DAY
     cert, key = made.pair("ends", not_before=begins, not_after=begins + 91 * DAY)
     tls = ListenerTls(TlsFiles(((str(cert), str(key)),), what="listener.main"), clock)
@@ -502,11 +502,11 @@ def test_the_end_is_told_ahead(made: Authority, clock: Clock, caplog: pytest.Log
         clock.now += DAY
     assert told == [
         (60, "expires within 30 days,"), (83, "expires within 7 days,"), (89, "expires within a day,"),
-        (90, "has expired"),
+        (90, "expired"),
     ]  # fmt: skip
 
 
-def test_a_certificate_for_a_week_is_told_on_its_last_day(
+def test_a_weekly_certificate_is_logged_on_its_last_day(
     made: Authority, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     cert, key = made.pair("week", not_before=clock.now - DAY, not_after=clock.now + 5 * DAY)
@@ -517,21 +517,21 @@ def test_a_certificate_for_a_week_is_told_on_its_last_day(
     assert len(caplog.messages) == 1
 
 
-def test_a_key_for_everybody_is_told(port: Any, made: Authority, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_world_readable_key_is_logged(port: Any, made: Authority, caplog: pytest.LogCaptureFixture) -> None:
     cert, key = made.pair("open")
     port((cert, key))
     assert caplog.messages == []
     key.chmod(0o644)
     port((cert, key))
-    assert f"everybody on this machine may read the private key {key}" in caplog.text
+    assert f"every user of this machine can read the private key {key}" in caplog.text
 
 
-def test_an_expired_certificate_is_told_at_the_start(
+def test_an_expired_certificate_is_logged_at_start(
     port: Any, made: Authority, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     pair = made.pair("gone", not_before=clock.now - 9 * DAY, not_after=clock.now - DAY)
     opened = port(pair)
-    assert [line for line in caplog.messages if "has expired" in line]
+    assert [line for line in caplog.messages if "expired at" in line]
     assert opened.shown() == der(pair[0]), "clients say what they think of it"
     facts = opened.tls.snapshot()["certificates"][0]
     assert facts["not_after_s"] == pytest.approx((clock.now - DAY).timestamp(), abs=1)

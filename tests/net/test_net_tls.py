@@ -103,7 +103,7 @@ def test_each_send_is_a_record(connect: Any) -> None:
     assert ends.client.recv(100) == b"Init"
 
 
-def test_pending_bytes_are_told(connect: Any) -> None:
+def test_pending_bytes_are_reported(connect: Any) -> None:
     ends = connect()
     ends.client.sendall(b"0123456789")
     assert ends.read(4) == b"0123"
@@ -158,7 +158,7 @@ def test_the_end_of_the_stream(connect: Any) -> None:
     assert ends.read() == b""
 
 
-def test_an_end_without_goodbye(connect: Any) -> None:
+def test_a_close_without_close_notify(connect: Any) -> None:
     ends = connect()
     ends.client.sendall(b"last")
     ends.client.shutdown(socket.SHUT_WR)
@@ -232,7 +232,7 @@ def test_a_foreign_client_certificate_ends_the_handshake(pair: Any, authority: A
 
 
 @pytest.mark.parametrize("first", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n", bytes(100)])
-def test_handshakes_that_never_end(pair: Any, first: bytes) -> None:
+def test_unfinished_handshakes_time_out(pair: Any, first: bytes) -> None:
     accepted: list[Any] = []
     listener = Listener("127.0.0.1", 0, lambda transport, address: accepted.append(transport), server_context(*pair))
     listener._handshakes = HandshakeQueue(server_context(*pair), print, timeout_s=0.1)
@@ -255,7 +255,7 @@ def test_handshakes_that_never_end(pair: Any, first: bytes) -> None:
     listener.close()
 
 
-def test_two_hundred_half_open_handshakes_cost_the_others_nothing(pair: Any) -> None:
+def test_half_open_handshakes_do_not_delay_others(pair: Any) -> None:
     accepted: list[Any] = []
     listener = Listener("127.0.0.1", 0, lambda transport, address: accepted.append(transport), server_context(*pair))
     listener.start()
@@ -293,9 +293,9 @@ def test_one_sentence_for_bad_files(pair: Any, authority: Authority, tmp_path: P
         (tmp_path / "none.pem", key, None, "cannot read"),
         (cert, tmp_path / "none.pem", None, "cannot read"),
         (tmp_path, key, None, "cannot read"),
-        (nonsense, key, None, "no certificate with its key"),
-        (cert, nonsense, None, "no certificate with its key"),
-        (cert, other_key, None, "no certificate with its key"),
+        (nonsense, key, None, "not a certificate and its key"),
+        (cert, nonsense, None, "not a certificate and its key"),
+        (cert, other_key, None, "not a certificate and its key"),
         (cert, locked, None, "password"),
         (cert, key, nonsense, "cannot read the client authorities"),
         (cert, key, tmp_path / "none.pem", "cannot read"),

@@ -1,4 +1,4 @@
-"""Connections that begin with a PROXY header, against a real listener: pieces, floods, strangers, limits."""
+"""Connections that begin with a PROXY header, against a real listener: pieces, floods, untrusted clients, limits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_client_is_the_one_that_the_header_names(proxied: Site, header: byte
     wait_until(lambda: "192.0.2.7" not in open_connections._by_address)
 
 
-def test_a_proxy_speaks_for_itself_too_and_says_that_it_took_off_tls(proxied: Site) -> None:
+def test_local_headers_and_terminated_tls(proxied: Site) -> None:
     for header in (b"PROXY UNKNOWN\r\n", version_2(0x20, 0, b"")):
         assert connected(proxied, header).ip.rstrip() == b"127.0.0.1"
     connected(proxied, version_2(body=V4 + b"\x20\0\5\1\0\0\0\0"))
@@ -83,7 +83,7 @@ def test_a_header_in_pieces(proxied: Site, header: bytes) -> None:
     one.close()
 
 
-def test_what_is_no_header_is_refused_and_told(proxied: Site, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_header_is_refused_and_logged(proxied: Site, caplog: pytest.LogCaptureFixture) -> None:
     before = trusted_proxies.REFUSED.count
     clients = []
     for nonsense in (b"GET / HTTP/1.1\r\nHost: test\r\n\r\n", b"PROXY TCP4 1 2 3\r\n", b"PROXY TCP4", b""):

@@ -128,13 +128,13 @@ def test_a_silent_proxy(serving: Callable[..., int], socks: bool) -> None:
     assert failure.value.word == "timeout"
 
 
-def test_what_comes_right_behind_the_head_is_not_lost(echo: int) -> None:
+def test_data_after_the_head_is_not_lost(echo: int) -> None:
     with ConnectProxy() as proxy:
         proxy.tail = b"220 ready\r\n"
         assert open_through(spec(proxy), "127.0.0.1", echo, timeout_s=5).read(timeout_s=1) == b"220 ready\r\n"
 
 
-def test_nobody_there() -> None:
+def test_a_closed_proxy_port() -> None:
     proxy = SocksProxy()
     port = proxy.port
     proxy.close()

@@ -216,7 +216,7 @@ def test_so_many_come_in_a_second(
     limits(**{name: 0.5})
     site.device(b"uid-00", kind).close()
     assert not admission.open_connections._rates, "connections of this machine are not counted"
-    monkeypatch.setattr(admission, "_is_own", lambda host: False)
+    monkeypatch.setattr(admission, "_is_loopback", lambda host: False)
     for number in range(5):
         site.device(b"uid-%02d" % number, kind)
     with pytest.raises((OSError, AssertionError)):
@@ -230,7 +230,7 @@ def test_ten_thousand_clients_may_come_back_at_once() -> None:
     assert settings.connect_rate is not None
     assert settings.connect_rate_per_address is not None
     assert settings.connect_rate * admission.RATE_OVER_S >= 10_000
-    assert settings.connect_rate_per_address * admission.RATE_OVER_S >= admission.MOST_PER_ADDRESS
+    assert settings.connect_rate_per_address * admission.RATE_OVER_S >= admission.MAX_PER_ADDRESS
 
 
 def test_a_bucket() -> None:

@@ -68,7 +68,7 @@ def test_reads_what_arrives_and_the_end(ends: Ends) -> None:
     assert ends.stream.read() == b""
 
 
-def test_read_times_out_and_goes_on(ends: Ends) -> None:
+def test_the_stream_is_usable_after_a_read_timeout(ends: Ends) -> None:
     assert word_of(ends.stream.read, 100, 0.02) == "timeout"
     ends.peer.sendall(b"late")
     assert ends.stream.read(100, 1) == b"late"
@@ -101,7 +101,7 @@ def test_what_is_queued_is_sent_after_close(ends: Ends) -> None:
     wait_until(lambda: not graceful_close.under_way())
 
 
-def test_a_write_behind_a_full_queue_waits_before_it_takes_more(ends: Ends) -> None:
+def test_a_write_waits_while_the_queue_is_full(ends: Ends) -> None:
     assert word_of(ends.stream.write, b"z" * 5_000_000, 0.02) == "timeout"
     queued_bytes = ends.stream.queued_bytes
     assert word_of(ends.stream.write, b"z" * 1000, 0.02) == "timeout"
@@ -132,7 +132,7 @@ def test_a_graceful_close_delivers_in_spite_of_unread_input(ends: Ends) -> None:
     assert ends.peer.recv(100) == b""
 
 
-def test_close_wakes_who_waits(ends: Ends) -> None:
+def test_close_wakes_waiting_greenlets(ends: Ends) -> None:
     told: list[bool] = []
     ends.stream.on_close = lambda: told.append(True)
     reader = gevent.spawn(word_of, ends.stream.read)
@@ -169,7 +169,7 @@ def test_names_of_both_sides(ends: Ends) -> None:
     assert ends.stream.sockname() == ends.peer.getpeername()
 
 
-def test_connect_says_why_not() -> None:
+def test_connect_errors_name_the_reason() -> None:
     free = _socket.socket()
     free.bind(("127.0.0.1", 0))
     port = free.getsockname()[1]
@@ -276,7 +276,7 @@ def test_handshake_with_something_else(ends: Ends, authority: Authority) -> None
     assert word_of(ends.stream.starttls, trusting(authority), "localhost") == "sslhandshake"
 
 
-def test_handshake_with_nobody_times_out(ends: Ends, authority: Authority) -> None:
+def test_handshake_with_a_silent_peer_times_out(ends: Ends, authority: Authority) -> None:
     assert word_of(ends.stream.starttls, trusting(authority), "x", None, False, 0.05) == "timeout"
 
 
