@@ -218,7 +218,7 @@ def test_systemd_starts_a_server_at_its_first_client(tmp_path: Path) -> None:
 def test_the_units_are_what_systemd_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     app = application(tmp_path / "an app of 100 %")
-    (tmp_path / "smqrt.toml").write_text("port = 80\n[drain]\nmost_s = 20\n")
+    (tmp_path / "smqrt.toml").write_text("port = 80\n[drain]\ntimeout_s = 20\n")
     service = unit.done(app, "--writable", app, "--user", "daemon")
     assert f'serve --config {tmp_path}/smqrt.toml "{tmp_path}/an app of 100 %%"\n' in service
     assert f'ReadWritePaths="{tmp_path}/an app of 100 %%"\n' in service

@@ -25,7 +25,9 @@ LEAST_WAIT_S = 0.01
 MOST_WAIT_S = 1.0
 """And no later: the limits may have changed."""
 PUBLISH_RATE = Limit("publish_rate", "limits.publish_rate", "a client publishes as many messages a second as it may")
-PUBLISH_BYTES = Limit("publish_bytes", "limits.publish_bytes", "a client publishes as many bytes a second as it may")
+PUBLISH_BYTES = Limit(
+    "publish_bytes", "limits.publish_bytes_per_s", "a client publishes as many bytes a second as it may"
+)
 MESSAGE_BYTES = Limit("message_bytes", "limits.message_bytes", "a message or a name is as long as it may be")
 
 

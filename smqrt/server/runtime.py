@@ -304,7 +304,7 @@ class Server:
             private=private,
             logins=self.http.logins,
             json_values=self.settings.json_values,
-            key_file=Path(self.settings.key_file).absolute() if self.settings.key_file else None,
+            key_file=Path(self.settings.tpm_key_file).absolute() if self.settings.tpm_key_file else None,
             argv=list(words),
             http_port=self.port("http"),
             https_port=self.port("https"),
@@ -430,7 +430,7 @@ class Server:
             loading.kill()
         signals.cancel()
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it has nothing to read again, and would end the process
-        with self._ending.within(self.settings.drain.most_s):
+        with self._ending.within(self.settings.drain.timeout_s):
             self.stop()
         if failure:
             raise failure
@@ -568,7 +568,7 @@ class Server:
         has_no_place = self.state == "loading" and self.is_successor
         self.state = "draining"
         if not (self._restarts.is_handed_over or has_no_place):  # the service goes on, in another process
-            self._systemd.stopping(self.settings.drain.most_s)
+            self._systemd.stopping(self.settings.drain.timeout_s)
         self._ending.run(self._last_steps())
 
     def _last_steps(self) -> list[Step]:

@@ -175,7 +175,7 @@ class Ending:
     def _last_line(self, most_s: float) -> str:
         return (
             f"stopped after {most_s:g} s, at {self.step or 'its last step'}, with {self._left()} still there; "
-            "see the setting drain.most_s\n"
+            "see the setting drain.timeout_s\n"
         )
 
 

@@ -47,7 +47,7 @@ SHARED: tuple[SettingPath, ...] = (
     ("limits", "connect_rate"),
     ("limits", "connect_rate_per_address"),
     ("limits", "handshakes_per_address"),
-    ("limits", "queues_bytes"),
+    ("limits", "total_queue_bytes"),
 )
 """Settings of the whole server; `max_connections` of listeners is one, too. Connections are spread evenly."""
 
@@ -191,7 +191,7 @@ SILENT_S = 3.0
 LOOK_S = 1.0
 RELOAD_S = 30.0
 KILL_AFTER_S = 5.0
-"""Beyond `drain.most_s`, which the workers watch themselves."""
+"""Beyond `drain.timeout_s`, which the workers watch themselves."""
 MAX_DIRECTORY_CHARS = 78
 """The path of a Unix socket has 107 at most, and those of links between workers take 28 of them."""
 DIRECTORY = "smqrt-workers-"
@@ -441,7 +441,7 @@ class Supervisor:
             worker.signal(number)
 
     def _end(self) -> None:
-        most_s = self.settings.drain.most_s
+        most_s = self.settings.drain.timeout_s
         self._systemd.stopping(most_s)
         everybody = [*self.workers.values(), *self._leaving, *self._rolling.starting]
         for worker in everybody:

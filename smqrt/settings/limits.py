@@ -83,7 +83,7 @@ class LimitSettings:
         live=True,
         shown=f"`{UNLIMITED}`",
     )
-    publish_bytes: float | None = option(
+    publish_bytes_per_s: float | None = option(
         None,
         limited(number(0, above=True)),
         "Bytes a second that one client may publish, packets with their heads; see `publish_policy`.",
@@ -115,7 +115,9 @@ class LimitSettings:
     queue_bytes: int = option(
         1 << 20, whole(1), "Bytes that may wait for a client that does not read, unless `budget` says.", live=True
     )
-    queues_bytes: int = option(256 << 20, whole(1), "Bytes that may wait for all such clients together.", live=True)
+    total_queue_bytes: int = option(
+        256 << 20, whole(1), "Bytes that may wait for all such clients together.", live=True
+    )
     slow: str = option(
         "newest",
         choice(*SLOW),

@@ -293,7 +293,7 @@ class DrainSettings:
         "Seconds over which the SMQ clients are closed one by one, so that they do not all come back at once. "
         "When not given: none below 100 clients, else one for each 2,000, 5 at most.",
     )
-    most_s: float = option(
+    timeout_s: float = option(
         60.0, number(0), "Seconds that the end may take in all; then the process ends with exit code 1. 0: no limit."
     )
 
@@ -557,7 +557,7 @@ class Settings:
     client_ca: str | None = option(
         None, optional(text()), "Authorities (PEM) that client certificates are checked against.", live=True
     )
-    key_file: str | None = option(
+    tpm_key_file: str | None = option(
         None,
         optional(text()),
         "File with the keys of `ba.tpm`; a name in `.key` is never served. `~/.config/smqrt/tpm.key` by default.",

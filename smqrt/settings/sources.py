@@ -10,15 +10,22 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from smqrt.errors import ArgumentError, StartError
 from smqrt.settings.settings import Settings, named_table, table
-from smqrt.settings.tree import ENVIRONMENT, NAME, Setting, environment_name, value_at, with_values
+from smqrt.settings.tree import ENVIRONMENT, NAME, Setting, environment_name, flag, value_at, with_values
 
 OTHER_VARIABLES = {"SMQRT_CREDENTIALS", "SMQRT_FAULT", "SMQRT_HOSTILE_TABLE", "SMQRT_JOURNAL_TOKEN", "SMQRT_KERNELS"}
 """Variables of the package and its tests that are no settings."""
+FORMER_NAMES = {
+    ("drain", "most_s"): ("drain", "timeout_s"),
+    ("key_file",): ("tpm_key_file",),
+    ("limits", "publish_bytes"): ("limits", "publish_bytes_per_s"),
+    ("limits", "queues_bytes"): ("limits", "total_queue_bytes"),
+}
+"""Former path to present path of renamed settings. A former name works for one release, with a warning."""
 DEFAULT = "default"
 _AT = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)")
 _MAY_END = re.compile(r"""\]|""\"|'''""")
@@ -86,9 +93,10 @@ class Sources:
         """
         warnings: list[str] = []
         given = [Given(tuple(name.split(".")), value, self.fallback_place) for name, value in self.fallback.items()]
-        given += from_file(self.file) if self.file else []
-        given += from_environment(self.environment, _named(given), warnings)
-        given += [Given(path, value, _flag_of(path)) for path, value in self.flags.items()]
+        given += _with_present_names(from_file(self.file), warnings) if self.file else []
+        given += _with_present_names(from_environment(self.environment, _named(given), warnings), warnings)
+        flags = [Given(path, value, flag(path)) for path, value in self.flags.items()]
+        given += _with_present_names(flags, warnings)
         checked: dict[tuple[str, ...], object] = {}
         faults: list[str] = []
         for one in given:
@@ -103,8 +111,19 @@ class Sources:
         return Configuration(with_values(Settings(), checked), places, files, tuple(warnings))
 
 
-def _flag_of(path: tuple[str, ...]) -> str:
-    return "--" + "-".join(path).replace("_", "-")
+def _with_present_names(source: Iterable[Given], warnings: list[str]) -> list[Given]:
+    """Replace former names in the values of one source. A present name in the same source wins."""
+    given = {one.path: one for one in source}
+    for former, present in FORMER_NAMES.items():
+        if (one := given.pop(former, None)) is None:
+            continue
+        names = f"{'.'.join(former)} is now {'.'.join(present)}"
+        if present in given:
+            warnings.append(f"{one.place}: {names}, which is given too; this value is ignored")
+        else:
+            given[present] = replace(one, path=present)
+            warnings.append(f"{one.place}: {names}; the former name works for one release")
+    return list(given.values())
 
 
 def setting_at(path: tuple[str, ...]) -> Setting | None:
@@ -260,7 +279,13 @@ def from_environment(
     Raises:
         StartError: the file of a secret can't be read, or the secret is given twice.
     """
-    known = {environment_name(setting): setting for setting in table()}
+    known = {environment_name(setting.path): setting for setting in table()}
+    present = _by_path()
+    known |= {
+        environment_name(former): replace(present[new], path=former)
+        for former, new in FORMER_NAMES.items()
+        if new in present
+    }
     found: list[Given] = []
     for variable, text in sorted(variables.items()):
         if not variable.startswith(ENVIRONMENT) or not text or _is_no_setting(variable, text):

@@ -115,14 +115,14 @@ def _named_with(there: Mapping[str, object], table: type, values: Mapping[Path, 
     return {**there} | {name: with_values(there.get(name) or table(), its) for name, its in of_name.items()}
 
 
-def flag(setting: Setting) -> str:
+def flag(path: Path) -> str:
     """Returns the command-line spelling: `limits.publish_rate` is `--limits-publish-rate`."""
-    return "--" + "-".join(setting.path).replace("_", "-")
+    return "--" + "-".join(path).replace("_", "-")
 
 
-def environment_name(setting: Setting) -> str:
+def environment_name(path: Path) -> str:
     """Returns the environment variable: `limits.publish_rate` is `SMQRT_LIMITS__PUBLISH_RATE`."""
-    return ENVIRONMENT + "__".join(setting.path).upper()
+    return ENVIRONMENT + "__".join(path).upper()
 
 
 # ---- forms
@@ -144,8 +144,8 @@ def manual(table: type) -> str:
 def _rows(settings: Iterable[Setting]) -> str:
     lines = ["| setting | flag | environment | default | meaning |", "|---|---|---|---|---|"]
     for setting in settings:
-        spelt = f"`{flag(setting)}`" if NAME not in setting.path else ""
-        variable = f"`{environment_name(setting)}`" + (", `..._FILE`" if setting.secret else "")
+        spelt = f"`{flag(setting.path)}`" if NAME not in setting.path else ""
+        variable = f"`{environment_name(setting.path)}`" + (", `..._FILE`" if setting.secret else "")
         row = f"`{setting.field.name}`" + (" ↻" if setting.live else ""), spelt, variable, shown_default(setting.field)
         lines.append(f"| {' | '.join(row)} | {setting.help} |")
     return "\n".join(lines) + "\n"
