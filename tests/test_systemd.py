@@ -88,10 +88,10 @@ def test_a_server_tells_systemd_how_it_does(serve: Serve, tmp_path: Path, manage
 
 def test_a_manager_that_is_gone_does_no_harm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     notifier = systemd.Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")})
-    notifier.tell("READY=1")
-    notifier.status("all is\nwell")
+    notifier.send("READY=1")
+    notifier.ready("all is\nwell")
     assert [record.getMessage() for record in caplog.records] == [
-        "systemd can't be told READY=1: No such file or directory"
+        "cannot send READY=1 to systemd: No such file or directory"
     ]
     systemd.Notifier({"NOTIFY_SOCKET": "vsock:2:1234"}).ready("")
     systemd.Notifier({}).ready("")
@@ -150,7 +150,7 @@ except StartError as error:
             "systemd passes the sockets http, http, and the listeners are http, https; name each socket after its "
             "listener: FileDescriptorName=http",
         ),
-        ("tcp tcp", "http", "http https", "systemd passes 2 sockets and 1 names; both must be as many."),
+        ("tcp tcp", "http", "http https", "systemd passes 2 sockets and 1 names; their numbers must be equal."),
         (
             "udp",
             "http",

@@ -110,7 +110,7 @@ def test_workers_share_a_port_and_do_not_miss_one_another(serve: Serve, app: Pat
 
     served.process.send_signal(signal.SIGHUP)
     for number in (0, 1):
-        served.wait_for(rf"^w{number}: settings read again$")
+        served.wait_for(rf"^w{number}: settings reloaded$")
     assert served.stop(signal.SIGINT) == 0
     assert "Traceback" not in served.output
 
