@@ -141,7 +141,7 @@ class Server:
         self._listeners = Listeners(settings, self.http, conf, *((worker.ports, worker.balance) if worker else ()))
         self._operations = Operations(settings, self.http, self.identities, self._listeners, worker, self._fleet)
         self.admin = self._operations.admin
-        self.acme = self._acme_service()
+        self.acme = _acme_service(settings, self._listeners, self.http, report)
 
         self.file_reloader = FileReloader(report)
         self.file_reloader.on_reloaded = worker.reloaded if worker else self._systemd.reloaded
@@ -184,20 +184,6 @@ class Server:
                 acme=self.acme.snapshot if self.acme and self.place.is_first else lambda: None,
             )
         )
-
-    def _acme_service(self) -> AcmeService | None:
-        tls, files = self.settings.tls, acme_files(self.settings)
-        if files is None:
-            return None
-        binding = (tls.acme_eab_id, tls.acme_eab_key) if tls.acme_eab_id else ()
-        account = Account(tls.acme_directory, files.account, tls.acme_contact, tls.acme_ca or "", binding)
-        plan = AcmePlan(files, account, tls.acme_challenge or "")
-        listeners, orders = self._listeners, self.place.is_first
-        service = AcmeService(
-            plan, listeners.answer_challenges, listeners.reload, self._report, listeners.has_http, orders
-        )
-        self.http.challenge_answer = service.answers.of_path
-        return service
 
     def _mount_rtl(self) -> ResourceReader:
         with resources.as_file(resources.files("smqrt") / "rtl") as folder:
@@ -260,7 +246,9 @@ class Server:
             signal.SIGINT: (lambda: None) if self._worker else self.end,  # Ctrl-C reaches the supervisor, too
             signal.SIGUSR1: self.log_state,
         }
-        restart = self._refuse_restart if self._worker else self._restarts.ask
+        supervisor = f"send SIGUSR2 to its supervisor, process {os.getppid()}"
+        refuse_restart = partial(self._report, f"a worker can't restart itself; {supervisor}")
+        restart = refuse_restart if self._worker else self._restarts.ask
         signals = Signals(at_once, {signal.SIGHUP: self.reload, signal.SIGUSR2: restart})
         if self._worker:
             self._worker.start(self)
@@ -292,6 +280,11 @@ class Server:
 
     def _serve(self, signals: Signals) -> StartError | None:
         """Serve until the server is asked to stop. Return why it could not start."""
+
+        def take_late(take_over: TakeOver) -> None:
+            if not take_over.take_late():
+                self.end(1)
+
         take_over = self._take_over
         try:
             if take_over:
@@ -304,13 +297,9 @@ class Server:
         self.start()
         signals.ready()
         if take_over:
-            gevent.spawn(self._take_late, take_over)
+            gevent.spawn(take_late, take_over)
         self._stopping.wait()
         return None
-
-    def _take_late(self, take_over: TakeOver) -> None:
-        if not take_over.take_late():
-            self.end(1)
 
     def _prepare(self) -> None:
         """Prepare the process for its clients."""
@@ -405,9 +394,6 @@ class Server:
         else:
             self.end(exit_code)
 
-    def _refuse_restart(self) -> None:
-        self._report(f"a worker can't restart itself; send SIGUSR2 to its supervisor, process {os.getppid()}")
-
     # ---- hot restart
 
     @property
@@ -476,7 +462,7 @@ class Server:
             ("onunload of the applications", self._loader.end),
             ("closing SMQ clients", lambda: close_clients(brokers, drain.window_s, patience_s)),
             ("unloading the applications", self._loader.unload),
-            ("processes, sockets and MQTT clients of applications", self._close_services),
+            ("processes, sockets and MQTT clients of applications", lambda: _close_services(self.services)),
             ("SMQ clients of applications", lambda: self.services.smq_clients.end(SMQ_CLOSE_S)),
             ("cluster", cluster.close),
             ("hubs", gevent_broker.close_all),
@@ -502,12 +488,6 @@ class Server:
             self._worker.left()
         self._listeners.turn_away()
         self._listeners.close()
-
-    def _close_services(self) -> None:
-        self.services.processes.shutdown()
-        self.services.sockets.shutdown()
-        self.services.mqtt.shutdown()
-        self.services.mqtt.wait_ended(MQTT_CLOSE_S)
 
     def _close_rest(self) -> None:
         identity.serve(None)
@@ -545,6 +525,28 @@ def _identity_service(settings: Settings, logins: Logins) -> IdentityService | N
     gevent_broker.follow(service)
     service.changed.append(partial(logins.look_again, service.revalidate))
     return service
+
+
+def _acme_service(
+    settings: Settings, listeners: Listeners, http: HttpServer, report: Callable[[str], None]
+) -> AcmeService | None:
+    tls, files = settings.tls, acme_files(settings)
+    if files is None:
+        return None
+    binding = (tls.acme_eab_id, tls.acme_eab_key) if tls.acme_eab_id else ()
+    account = Account(tls.acme_directory, files.account, tls.acme_contact, tls.acme_ca or "", binding)
+    plan = AcmePlan(files, account, tls.acme_challenge or "")
+    orders = worker_place().is_first
+    service = AcmeService(plan, listeners.answer_challenges, listeners.reload, report, listeners.has_http, orders)
+    http.challenge_answer = service.answers.of_path
+    return service
+
+
+def _close_services(services: Services) -> None:
+    services.processes.shutdown()
+    services.sockets.shutdown()
+    services.mqtt.shutdown()
+    services.mqtt.wait_ended(MQTT_CLOSE_S)
 
 
 class Operations:

@@ -14,7 +14,7 @@ from gevent import subprocess
 
 from smqrt.process import early_signals
 from smqrt.process import environment as launch
-from smqrt.server.restart.control_socket import ENVIRONMENT, RestartDoor
+from smqrt.server.restart.control_socket import ENVIRONMENT, ControlSocket
 from smqrt.server.restart.old_process import HandOver, OldServer
 from smqrt.settings.settings import RestartSettings
 from smqrt.workers.fd_channel import ChannelError, FdChannel, Message
@@ -49,7 +49,7 @@ class Restarts:
         self._under_way: HandOver | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._finished: HandOver | None = None
-        self._door = RestartDoor(settings.socket, self._answer)
+        self._door = ControlSocket(settings.socket, self._answer)
 
     # ---- asked
 

@@ -96,7 +96,7 @@ STRANGER_BYTES = 4096
 BACKLOG = 16
 
 
-class RestartDoor:
+class ControlSocket:
     """The socket.
 
     Args:
