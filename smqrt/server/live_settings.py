@@ -114,18 +114,16 @@ def _changes(old: Settings, new: Settings) -> Iterator[tuple[SettingPath, bool]]
         if value_at(old, setting.path) != value_at(new, setting.path):
             yield setting.path, setting.live
     for group, is_live in _named_groups().items():
-        there: Mapping[str, object] = getattr(old, group)
-        now: Mapping[str, object] = getattr(new, group)
-        for name in there.keys() | now.keys():
-            if there.get(name) != now.get(name):
-                same_place = name in there and name in now
-                yield (group, name), _may_change(there[name], now[name]) if same_place else is_live
-
-
-def _may_change(table: object, other: object) -> bool:
-    """Whether all differences of a named table may change while the server runs."""
-    items = options_of(type(table)).values()
-    return all(item.metadata["live"] for item in items if getattr(table, item.name) != getattr(other, item.name))
+        before: Mapping[str, object] = getattr(old, group)
+        after: Mapping[str, object] = getattr(new, group)
+        for name in before.keys() | after.keys():
+            one, other = before.get(name), after.get(name)
+            if one is None or other is None:  # a table was added or removed
+                yield (group, name), is_live
+            elif one != other:
+                items = options_of(type(one)).values()
+                changed = [item for item in items if getattr(one, item.name) != getattr(other, item.name)]
+                yield (group, name), all(item.metadata["live"] for item in changed)
 
 
 def _named_groups() -> dict[str, bool]:

@@ -196,22 +196,19 @@ class Compactions:
 
     def _poll(self) -> None:
         while True:
-            self._refresh()
+            wanted = {journal.path: journal.settings for journal in self._opened.values() if journal.settings.compact}
+            for path in self._running.keys() - wanted.keys():
+                self._running.pop(path).stop()
+            if wanted and find_spec("pyarrow") is None:
+                if not self._has_warned:
+                    self._report("compaction: none, it needs pyarrow: pip install 'smqrt[spark]'")
+                self._has_warned = True
+            else:
+                for path in wanted.keys() - self._running.keys():
+                    command = [sys.executable, "-m", "smqrt", *arguments(wanted[path])]
+                    self._running[path] = Supervised(f"compaction of {wanted[path].name}", command, self._report)
+                    self._running[path].start()
             gevent.sleep(_JOURNALS_POLL_S)
-
-    def _refresh(self) -> None:
-        wanted = {journal.path: journal.settings for journal in self._opened.values() if journal.settings.compact}
-        for path in self._running.keys() - wanted.keys():
-            self._running.pop(path).stop()
-        if wanted and find_spec("pyarrow") is None:
-            if not self._has_warned:
-                self._report("compaction: none, it needs pyarrow: pip install 'smqrt[spark]'")
-            self._has_warned = True
-            return
-        for path in wanted.keys() - self._running.keys():
-            command = [sys.executable, "-m", "smqrt", *arguments(wanted[path])]
-            self._running[path] = Supervised(f"compaction of {wanted[path].name}", command, self._report)
-            self._running[path].start()
 
     def stop(self) -> None:
         """Stop all processes; blocks this greenlet until they have ended."""

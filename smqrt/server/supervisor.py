@@ -55,17 +55,18 @@ def shared(settings: Settings, place: WorkerPlace) -> Settings:
     """Return the settings of a worker. Limits of the server are divided by the number of workers, and rounded up."""
     if place.count == 1:
         return settings
-    values = {path: _share(value_at(settings, path), place) for path in DIVIDED_LIMITS}
+    values: dict[SettingPath, object] = {}
+    for path in DIVIDED_LIMITS:
+        value = value_at(settings, path)
+        if isinstance(value, float):
+            value /= place.count
+        elif isinstance(value, int):  # not None, which is no limit
+            value = place.share(value)
+        values[path] = value
     listeners = {
         name: replace(one, max_connections=place.share(one.max_connections)) for name, one in settings.listener.items()
     }
     return replace(with_values(settings, values), listener=listeners)
-
-
-def _share(value: object, place: WorkerPlace) -> object:
-    if isinstance(value, float):
-        return value / place.count
-    return place.share(value) if isinstance(value, int) else value
 
 
 # ---- hot restart: a new process replaces each worker, one after the other
@@ -105,7 +106,10 @@ class RollingRestart:
         self._supervisor = supervisor
         self.starting: list[WorkerProcess] = []
         self._is_under_way = False
-        self._socket = ControlSocket(supervisor.settings.restart.socket, self._accept)
+        self._socket = ControlSocket(
+            supervisor.settings.restart.socket,
+            lambda channel, message: gevent.spawn(self._answer, channel, message["do"] == "restart"),
+        )
 
     def open(self) -> None:
         """Listen at `restart.socket`, if there is one. Raises StartError."""
@@ -118,9 +122,6 @@ class RollingRestart:
     def ask(self) -> None:
         """Replace all workers soon; never blocks."""
         gevent.spawn(self._run)
-
-    def _accept(self, channel: FdChannel, message: Message) -> None:
-        gevent.spawn(self._answer, channel, message["do"] == "restart")
 
     def _answer(self, channel: FdChannel, is_command: bool) -> None:
         answer: Message = {"do": "abort", "why": "a server with workers is restarted by `smqrt restart`"}
@@ -336,7 +337,11 @@ class Supervisor:
             if monotonic() - worker.began_s >= PATIENCE.steady_s:
                 wait_s = PATIENCE.first_s
             failed = 0 if worker.is_ready else failed + 1
-            if self._is_hopeless(worker, failed):
+            if worker.fault is not None and not self._is_up:
+                self._fail(worker.fault)
+                return
+            if failed >= MAX_FAILED_STARTS and not any(one.accepts for one in self.workers.values()):
+                self._fail(f"Worker {worker.name} failed {failed} times before it served; at last it {worker.ending}.")
                 return
             log.error("%s (process %d) %s; a new one starts in %g s", worker.name, worker.pid, worker.ending, wait_s)
             self.over.wait(wait_s)
@@ -350,13 +355,6 @@ class Supervisor:
             self._leaving.discard(worker)
             if self.workers[number] is worker:
                 return worker
-
-    def _is_hopeless(self, worker: WorkerProcess, failed: int) -> bool:
-        if worker.fault is not None and not self._is_up:
-            self._fail(worker.fault)
-        elif failed >= MAX_FAILED_STARTS and not any(one.accepts for one in self.workers.values()):
-            self._fail(f"Worker {worker.name} failed {failed} times before it served; at last it {worker.ending}.")
-        return self.over.is_set()
 
     def _fail(self, why: str) -> None:
         self._failure = self._failure or StartError(why)

@@ -189,18 +189,14 @@ def from_file(path: Path) -> list[Given]:
     except UnicodeDecodeError as error:
         raise StartError(f"{path} is not valid TOML: {error}.") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise StartError(_not_toml(path, text, str(error))) from None
+        at = _TOML_PLACE.search(str(error))
+        place = f"{path}, line {at[1] or text.count(chr(10), 0, -1) + 1}" if at else f"{path}"
+        message = _TOML_PLACE.sub("", str(error))
+        if message.startswith(("Cannot overwrite", "Cannot declare")):
+            raise StartError(f"{place}: this name is given a second time.") from None
+        raise StartError(f"{place} is not valid TOML: {message}.") from None
     lines = _lines(text)
     return [Given(one, value, f"{path}, line {_line_of(one, lines)}") for one, value in _leaves(values)]
-
-
-def _not_toml(path: Path, text: str, message: str) -> str:
-    at = _TOML_PLACE.search(message)
-    place = f"{path}, line {at[1] or text.count(chr(10), 0, -1) + 1}" if at else f"{path}"
-    message = _TOML_PLACE.sub("", message)
-    if message.startswith(("Cannot overwrite", "Cannot declare")):
-        return f"{place}: this name is given a second time."
-    return f"{place} is not valid TOML: {message}."
 
 
 def _leaves(values: Mapping[str, object], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
@@ -290,7 +286,9 @@ def from_environment(
     }
     found: list[Given] = []
     for variable, text in sorted(variables.items()):
-        if not variable.startswith(ENVIRONMENT) or not text or _is_no_setting(variable, text):
+        if not variable.startswith(ENVIRONMENT) or not text or variable in OTHER_VARIABLES:
+            continue
+        if _KUBERNETES.fullmatch(variable) or (variable == "SMQRT_PORT" and text.startswith(("tcp://", "udp://"))):
             continue
         setting = known.get(variable)
         path = setting.path if setting else _path_of(variable, named)
@@ -309,11 +307,6 @@ def from_environment(
             hint = f"; did you mean {ENVIRONMENT}{near[0]}?" if near else "; `smqrt help settings` names them all."
             warnings.append(f"{variable} is no setting{hint}")
     return found
-
-
-def _is_no_setting(variable: str, text: str) -> bool:
-    from_kubernetes = variable == "SMQRT_PORT" and text.startswith(("tcp://", "udp://"))
-    return variable in OTHER_VARIABLES or from_kubernetes or _KUBERNETES.fullmatch(variable) is not None
 
 
 def _path_of(variable: str, named: Mapping[str, Iterable[str]]) -> tuple[str, ...] | None:

@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 
 import gevent
 from gevent import subprocess
@@ -50,7 +51,7 @@ class Restarts:
         self._under_way: HandOver | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._finished: HandOver | None = None
-        self._socket = ControlSocket(settings.socket, self._accept)
+        self._socket = ControlSocket(settings.socket, partial(gevent.spawn, self._answer))
 
     def ask(self) -> None:
         """Start a new process that replaces this one, soon; never blocks. SIGUSR2 calls this."""
@@ -167,14 +168,11 @@ class Restarts:
                 gevent.sleep(_CANCEL_POLL_S)
         self._socket.close(leaves_file=self.is_handed_over)
 
-    def _accept(self, channel: FdChannel, message: Message) -> None:
-        if message["do"] == "restart":
-            gevent.spawn(self._answer_command, channel)
-        else:
+    def _answer(self, channel: FdChannel, message: Message) -> None:
+        if message["do"] != "restart":  # the hello of a new process
             channel.put_back(message)
-            gevent.spawn(self._hand_over, channel)
-
-    def _answer_command(self, channel: FdChannel) -> None:
+            self._hand_over(channel)
+            return
         why = self._start_new()
         answer: Message = {"do": "failed", "why": why}
         if why is None and self._finished:

@@ -110,7 +110,7 @@ class ControlSocket:
         on_request: called with a channel and its first message; must not block.
     """
 
-    def __init__(self, path: str, on_request: Callable[[FdChannel, Message], None]) -> None:
+    def __init__(self, path: str, on_request: Callable[[FdChannel, Message], object]) -> None:
         self._path, self._on_request = path, on_request
         self._socket: gsocket.socket | None = None
         self._accepting: gevent.Greenlet[..., None] | None = None
