@@ -29,12 +29,31 @@ from smqrt.operations.metrics import FORMER_NAMES as FORMER_METRICS
 from smqrt.server import live_settings
 from smqrt.server.live_settings import LiveSettings
 from smqrt.settings import sources
-from smqrt.settings.options import choice, duration, group, option, optional, options_of, tables, text, texts, whole
-from smqrt.settings.options import manual as manual_of
+from smqrt.settings.options import (
+    choice,
+    duration,
+    group,
+    option,
+    optional,
+    options_of,
+    options_table,
+    tables,
+    text,
+    texts,
+    whole,
+)
 from smqrt.settings.settings import AuthSettings, Settings, table
 from smqrt.settings.sources import FORMER_NAMES, Sources, rows
 from smqrt.settings.tree import Path as SettingPath
-from smqrt.settings.tree import environment_name, flag, manual, named_settings_of, schema, settings_of, value_at
+from smqrt.settings.tree import (
+    environment_name,
+    flag,
+    named_settings_of,
+    schema,
+    settings_manual,
+    settings_of,
+    value_at,
+)
 from smqrt.smq.gevent_broker import HubOptions
 
 
@@ -46,7 +65,7 @@ def test_spellings() -> None:
 
 def test_the_manual_shows_the_table() -> None:
     page = (resources.files("smqrt") / "help" / "settings.md").read_text("utf-8")
-    assert manual(Settings) in page, "scripts/fix writes it"
+    assert settings_manual(Settings) in page, "scripts/fix writes it"
 
 
 def test_spellings_are_all_different() -> None:
@@ -338,4 +357,4 @@ def test_a_hub_takes_its_options_in_python() -> None:
     ],
 )
 def test_the_manual_shows_the_options(page: str, options: type) -> None:
-    assert manual_of(options) in (resources.files("smqrt") / "help" / page).read_text("utf-8")
+    assert options_table(options) in (resources.files("smqrt") / "help" / page).read_text("utf-8")

@@ -1,7 +1,7 @@
 """The applications of a server: loading, reload of their code, and their pipelines.
 
-Pages are read anew at each change without a restart. A change of `.preload` or of a module restarts the application.
-Polling finds such changes: it works on every mount and needs no thread.
+Pages need no restart: the server reads a changed page at the next request. A change of `.preload` or of a module
+restarts the application. Polling finds such changes: it works on every mount and needs no thread.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ServerApplications:
     # ---- code that changes
 
     def watch_code(self) -> None:
-        """Start to restart applications whose code changes, if the server has been asked to."""
+        """Start to restart applications whose code changes, if the settings ask for it."""
         if self._watches_code:
             for application in self.all:
                 if application not in self._watches:

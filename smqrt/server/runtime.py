@@ -50,7 +50,6 @@ from smqrt.operations.context import Parts
 from smqrt.operations.health import Health
 from smqrt.operations.otel import Tracing
 from smqrt.operations.server import AdminServer
-from smqrt.server import shutdown
 from smqrt.server.applications import ServerApplications, shown_name
 from smqrt.server.file_reload import FileReloader
 from smqrt.server.listeners import Listeners
@@ -59,7 +58,7 @@ from smqrt.server.mako_conf import MakoConf
 from smqrt.server.ports import ADMIN, admin_files
 from smqrt.server.restart.control import Restarts
 from smqrt.server.restart.new_process import TakeOver
-from smqrt.server.shutdown import Signals, Step, StepRunner
+from smqrt.server.shutdown import Signals, Step, StepRunner, prepare_process, state_report
 from smqrt.server.side_processes import Compactions, Pipelines
 from smqrt.server.startable import acme_files
 from smqrt.server.systemd import Notifier
@@ -192,7 +191,7 @@ class Server:
         rtl.insertprolog(
             JournalService(writer.opened, self.settings.commit_mib << 20, lambda: self.state == "draining")
         )
-        # Pages of older applications load /rtl/jquery.js. A distribution may keep the file elsewhere: BASE_DIR says it.
+        # Pages of older applications load /rtl/jquery.js. BASE_DIR is the folder where the distribution has it.
         rtl.insert(ResourceReader(io=DiskIo(import_module("xstatic.pkg.jquery").BASE_DIR)))
         self.root.insert(rtl)
         if self.settings.pages.manual:
@@ -303,12 +302,12 @@ class Server:
 
     def _prepare(self) -> None:
         """Prepare the process for its clients."""
-        shutdown.prepare()
+        prepare_process()
         self._collector.start()
         apply_connection_limits(self.settings)
 
     def start(self) -> None:
-        """Accept connections, and start what runs beside them."""
+        """Start the listeners and all background work."""
         if self._take_over is None:
             self._prepare()
             if not self.place.is_first:
@@ -385,7 +384,7 @@ class Server:
 
     def log_state(self) -> None:
         """Log what the greenlets, and the activities of applications, wait for."""
-        log.warning("asked for the state\n%s", shutdown.state_report(self.vm.waiting()))
+        log.warning("asked for the state\n%s", state_report(self.vm.waiting()))
 
     def ask_to_stop(self, exit_code: int = 0) -> None:
         """Stop the server, with all its workers."""
@@ -505,7 +504,7 @@ class Server:
         self.vm.stop()
 
     def _remaining(self) -> str:
-        """What is still open, for the log line of a shutdown that takes too long."""
+        """Return what is still open, for the log line of a shutdown that takes too long."""
         counts = {
             "connections of HTTP": len(self.http),
             "SMQ clients": sum(len(one.sessions) for one in gevent_broker.opened()),

@@ -74,7 +74,7 @@ _MMAP_BYTES, _TRIM_BYTES = 4 << 20, 64 << 20
 _MAX_FRAMES = 12  # of each greenlet in a state report
 
 
-def prepare() -> None:
+def prepare_process() -> None:
     """Prepare the process for many connections and large messages."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))

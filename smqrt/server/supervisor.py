@@ -212,7 +212,7 @@ class Supervisor:
         reload: reloads the settings of this process, at SIGHUP.
 
     Attributes:
-        over: set when the server is to stop.
+        over: set when the server has to stop.
 
     Raises:
         StartError: an address can't be bound; one sentence.

@@ -99,12 +99,14 @@ class WorkerEnd:
         self._is_orphaned = False
         self.ports: dict[str, PortSockets] = {}
         try:
-            said, _ = channel.receive(PLACE_S)
-            if said.get("version") != VERSION:
+            message, _ = channel.receive(PLACE_S)
+            if message.get("version") != VERSION:
                 raise StartError("The supervisor is another version of smqrt; restart the whole server.")
-            directory = Path(said["directory"])
-            self.place = WorkerPlace(said["number"], said["count"], said["secret"], directory, said["start"])
-            for _ in range(said["ports"]):
+            directory = Path(message["directory"])
+            self.place = WorkerPlace(
+                message["number"], message["count"], message["secret"], directory, message["start"]
+            )
+            for _ in range(message["ports"]):
                 self._take_port(*channel.receive(PLACE_S))
             self.balance = Balance(self.place.number, channel.receive(PLACE_S)[1], channel.receive(PLACE_S)[1])
         except (ChannelError, KeyError, TypeError, ValueError) as error:
@@ -120,15 +122,15 @@ class WorkerEnd:
         os.set_inheritable(int(number), False)
         return cls(FdChannel(socket.socket(fileno=int(number))))
 
-    def _take_port(self, said: Message, fds: list[int]) -> None:
+    def _take_port(self, message: Message, fds: list[int]) -> None:
         sockets = iter([_socket.socket(fileno=fd) for fd in fds])
-        if said["one_for_all"]:
+        if message["one_for_all"]:
             workers = [list(sockets)] * self.place.count
         else:
-            workers = [[next(sockets) for _ in range(count)] for count in said["counts"]]
+            workers = [[next(sockets) for _ in range(count)] for count in message["counts"]]
         for one in workers[0] + workers[self.place.number]:
             one.setblocking(False)
-        self.ports[said["name"]] = PortSockets(workers, self.place.number, said["one_for_all"], said["kept"])
+        self.ports[message["name"]] = PortSockets(workers, self.place.number, message["one_for_all"], message["kept"])
 
     # ---- messages to the supervisor
 

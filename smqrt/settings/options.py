@@ -173,7 +173,7 @@ def make(table: type[T], values: Mapping[str, object], prefix: str = "") -> T:
     return table(**read(table, values, prefix))
 
 
-def manual(table: type) -> str:
+def options_table(table: type) -> str:
     """Return the options as a table of the manual, in Markdown."""
     lines = ["| option | default | meaning |", "|---|---|---|"]
     for name, item in options_of(table).items():

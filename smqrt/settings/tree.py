@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
-from typing import TypeVar
 
-from smqrt.settings.options import Rule, shown_default
+from smqrt.settings.options import Rule, T, shown_default
 
-T = TypeVar("T")
 Path = tuple[str, ...]
 """The names of the groups of a setting, and its own: ("limits", "publish_rate"), ("listener", "main", "port")."""
 ENVIRONMENT = "SMQRT_"
@@ -129,7 +127,7 @@ def environment_name(path: Path) -> str:
 # ---- manual and schema
 
 
-def manual(table: type) -> str:
+def settings_manual(table: type) -> str:
     """Return the tables of the manual in Markdown: one of the settings without a group, one of each group."""
     parts = [_rows(setting for setting in settings_of(table) if len(setting.path) == 1)]
     for item in fields(table):

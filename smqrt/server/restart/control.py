@@ -153,7 +153,7 @@ class Restarts:
         self._socket.open(is_successor=self._server.is_successor)
 
     def close(self) -> None:
-        """Stop listening, and cancel a hand-over that is under way: the whole server is to stop.
+        """Stop listening, and cancel a hand-over that is under way: the whole server stops.
 
         The socket file is removed unless the new process has replaced it.
         """

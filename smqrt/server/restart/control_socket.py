@@ -130,7 +130,7 @@ class ControlSocket:
             return
         check_socket_path("restart.socket", path)
         sock = gsocket.socket(socket.AF_UNIX)
-        beside = f"{path}.{os.getpid()}"
+        new_path = f"{path}.{os.getpid()}"
         before = os.umask(0o177)
         try:
             if not is_successor and _is_listening(path):
@@ -139,11 +139,11 @@ class ControlSocket:
                     "server a socket of its own."
                 )
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(beside)
-            sock.bind(beside)
+                os.unlink(new_path)
+            sock.bind(new_path)
             sock.listen(BACKLOG)
             _check_replaceable(path)
-            os.rename(beside, path)  # atomically, so that the path always exists
+            os.rename(new_path, path)  # atomically, so that the path always exists
         except OSError as error:
             sock.close()
             raise StartError(f"restart.socket: {path}: {error.strerror}; give a path in a folder of its own.") from None

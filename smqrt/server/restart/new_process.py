@@ -137,7 +137,7 @@ class TakeOver:
             arriving.discard()
         succession.end()
         for cluster in (one.cluster for one in succession.hubs()):
-            if cluster is not None and cluster.awaits_clients:  # of hubs that did not come
+            if cluster is not None and cluster.awaits_clients:  # of hubs that did not arrive
                 cluster.resync()
         inherited.close()
 
