@@ -97,10 +97,15 @@ def test_a_manager_that_is_gone_does_no_harm(tmp_path: Path, caplog: pytest.LogC
     systemd.Notifier({}).ready("")
 
 
+def watchdog_s(**environ: str) -> float:
+    return systemd.Notifier({"NOTIFY_SOCKET": "/no/such/socket", **environ}).watchdog_s
+
+
 def test_a_watchdog_for_another_process_is_not_fed() -> None:
-    assert systemd._watchdog_s({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}) == 0
-    assert systemd._watchdog_s({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}) == 3
-    assert systemd._watchdog_s({"WATCHDOG_USEC": "soon"}) == 0
+    assert watchdog_s(WATCHDOG_USEC="3000000", WATCHDOG_PID="1") == 0
+    assert watchdog_s(WATCHDOG_USEC="3000000", WATCHDOG_PID=str(os.getpid())) == 3
+    assert watchdog_s(WATCHDOG_USEC="soon") == 0
+    assert systemd.Notifier({"WATCHDOG_USEC": "3000000"}).watchdog_s == 0  # without systemd
 
 
 # ---- sockets

@@ -150,6 +150,15 @@ def apply_settings(live: LiveSettings, http: HttpServer, listeners: Listeners) -
         hosts = Hosts([*settings.hosts.split(","), *own] if settings.hosts else ())
         http.access = Access(Origins(settings.origins), hosts, is_loopback(address), settings.debug)
 
+    def apply_topics(settings: Settings) -> None:
+        filters = tuple(name for name, topics in settings.topics.items() if topics.last_value)
+        limits = LastValueLimits(settings.last_value.max_values, settings.last_value.max_bytes)
+        try:
+            check_filters(settings.topics)
+            gevent_broker.set_topic_rules(gevent_broker.TopicRules(filters, limits, settings.last_value.sync_s))
+        except ArgumentError as error:
+            raise StartError(f"topics: {error}.") from None
+
     def apply_proxies(settings: Settings) -> None:
         trusted = open_connections.proxies = TrustedNetworks(settings.proxy.trusted)
         http.proxies = Proxies(trusted, settings.proxy.headers) if trusted else None
@@ -160,7 +169,7 @@ def apply_settings(live: LiveSettings, http: HttpServer, listeners: Listeners) -
 
     for names, apply in (
         (("hosts", "origins", "debug"), apply_access),
-        (("topics",), _apply_topics),
+        (("topics",), apply_topics),
         (("proxy",), apply_proxies),
     ):
         apply(live.current)
@@ -169,16 +178,6 @@ def apply_settings(live: LiveSettings, http: HttpServer, listeners: Listeners) -
     live.watch(("max_connections", "connections_per_address"), apply_connection_limits)
     live.watch(("cert", "key", "client_ca", "tls", "listener", "admin"), listeners.change)
     live.watch(("limits", "topics"), apply_all_limits)
-
-
-def _apply_topics(settings: Settings) -> None:
-    filters = tuple(name for name, topics in settings.topics.items() if topics.last_value)
-    limits = LastValueLimits(settings.last_value.max_values, settings.last_value.max_bytes)
-    try:
-        check_filters(settings.topics)
-        gevent_broker.set_topic_rules(gevent_broker.TopicRules(filters, limits, settings.last_value.sync_s))
-    except ArgumentError as error:
-        raise StartError(f"topics: {error}.") from None
 
 
 def apply_connection_limits(settings: Settings) -> None:

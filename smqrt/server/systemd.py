@@ -41,7 +41,9 @@ class Notifier:
         path = environ.get("NOTIFY_SOCKET", "")
         # "@" begins the name of an abstract socket. Other kinds (vsock) are for virtual machines.
         self._address = "\0" + path[1:] if path.startswith("@") else path if path.startswith("/") else ""
-        self.watchdog_s = _watchdog_s(environ) if self._address else 0.0
+        usec, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
+        is_watched = bool(self._address) and usec.isdecimal() and pid in ("", str(os.getpid()))
+        self.watchdog_s = int(usec) / 1e6 if is_watched else 0.0
         self._timer: Any = None
         self._has_failed = False
 
@@ -95,13 +97,6 @@ class Notifier:
 
 def _status(text: str) -> str:
     return "STATUS=" + " ".join(text.split())[:_MAX_STATUS_CHARS]
-
-
-def _watchdog_s(environ: MutableMapping[str, str]) -> float:
-    usec, pid = environ.get("WATCHDOG_USEC", ""), environ.get("WATCHDOG_PID", "")
-    if not usec.isdecimal() or (pid and pid != str(os.getpid())):
-        return 0.0
-    return int(usec) / 1e6
 
 
 # ---- passed sockets

@@ -107,7 +107,7 @@ class WorkerEnd:
                 message["number"], message["count"], message["secret"], directory, message["start"]
             )
             for _ in range(message["ports"]):
-                self._take_port(*channel.receive(PLACE_S))
+                self._add_port(*channel.receive(PLACE_S))
             self.balance = Balance(self.place.number, channel.receive(PLACE_S)[1], channel.receive(PLACE_S)[1])
         except (ChannelError, KeyError, TypeError, ValueError) as error:
             raise StartError(f"Invalid message from the supervisor: {error}.") from None
@@ -122,7 +122,7 @@ class WorkerEnd:
         os.set_inheritable(int(number), False)
         return cls(FdChannel(socket.socket(fileno=int(number))))
 
-    def _take_port(self, message: Message, fds: list[int]) -> None:
+    def _add_port(self, message: Message, fds: list[int]) -> None:
         sockets = iter([_socket.socket(fileno=fd) for fd in fds])
         if message["one_for_all"]:
             workers = [list(sockets)] * self.place.count

@@ -18,7 +18,7 @@ def limited(rule: Rule[T]) -> Rule[T | None]:
     """Return a rule that also takes the word "unlimited", which is None."""
 
     def read_limited(value: object) -> T | None:
-        if value is None or value == UNLIMITED:
+        if value is None or value == UNLIMITED:  # None: `check` reads its own result again
             return None
         try:
             return rule.read(value)
@@ -29,7 +29,7 @@ def limited(rule: Rule[T]) -> Rule[T | None]:
     return Rule(f"{rule.says}, or {UNLIMITED!r}", read_limited, rule.kind, schema)
 
 
-PAYLOAD_BYTES = 0xFFF0
+PAYLOAD_BYTES = 0xFFF0  # the length of a frame has 16 bits, and its header takes 15 bytes
 SLOW = ("newest", "oldest", "latest", "disconnect", "wait")
 PUBLISH_POLICIES = ("wait", "drop", "disconnect")
 

@@ -108,12 +108,13 @@ def option(
         secret: the value is never shown. A variable `..._FILE` may name a file that has it.
     """
     metadata = {"rule": rule, "help": help_text, "name": name, "shown": shown, "live": live, "secret": secret}
+    # `Any`, as `dataclasses.field` returns the type of the field for type checkers.
     made: Any = (
         field(default_factory=default, metadata=metadata)
         if callable(default)
         else field(default=default, metadata=metadata)
     )
-    return cast(T, made)  # of the field's type, for mypy, as `field` has it
+    return cast(T, made)
 
 
 def group(table: type[T], help_text: str) -> T:
@@ -163,7 +164,7 @@ def read(table: type, values: Mapping[str, object], prefix: str = "") -> dict[st
 
 def unknown(name: str, known: Iterable[str], given: str | None = None) -> str:
     """Return the error for an unknown name, with the nearest known one."""
-    near = difflib.get_close_matches((given or name)[:64], list(known), 1)
+    near = difflib.get_close_matches((given or name)[:64], list(known), 1)  # shortened: it takes quadratic time
     meant = f"; did you mean {near[0]}?" if near else "."
     return f"{name} is no option{meant} There are: {', '.join(known)}."
 
@@ -193,9 +194,9 @@ def shown_default(item: Field[object]) -> str:
 
 def _finite(value: object) -> float | None:
     """Return a finite number, None for any other value."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float):  # bool is a subclass of int
         return None
-    return value if isinstance(value, int) or isfinite(value) else None
+    return value if isinstance(value, int) or isfinite(value) else None  # isfinite raises for a huge int
 
 
 def _range_text(minimum: float, maximum: float, unit: str) -> str:

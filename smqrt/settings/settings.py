@@ -90,7 +90,8 @@ _VERSION = choice("1.2", "1.3")
 
 LETS_ENCRYPT = "https://acme-v02.api.letsencrypt.org/directory"
 _HOST_NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?<!-)(\.(?!-)[a-z0-9-]{1,63}(?<!-))*")
-_MAX_HOST_NAME, _MAX_HOST_NAMES = 253, 100
+_MAX_HOST_NAME = 253  # characters, the limit of DNS
+_MAX_HOST_NAMES = 100  # of one certificate at Let's Encrypt
 
 
 def _host_names() -> Rule[tuple[str, ...]]:
@@ -103,7 +104,8 @@ def _host_names() -> Rule[tuple[str, ...]]:
                 name = one.rstrip(".").encode("idna").decode().lower()
             except UnicodeError:
                 name = ""
-            if not _HOST_NAME.fullmatch(name) or len(name) > _MAX_HOST_NAME or name.replace(".", "").isdigit():
+            is_address = name.replace(".", "").isdigit()  # of IPv4; the pattern refuses those of IPv6
+            if not _HOST_NAME.fullmatch(name) or len(name) > _MAX_HOST_NAME or is_address:
                 raise NotThisError(f"host names such as example.com, without * and no addresses; {one!r} is not one")
             found.append(name)
         if len(found) > _MAX_HOST_NAMES:
@@ -246,7 +248,7 @@ class ListenerSettings:
 
 def _networks() -> Rule[tuple[str, ...]]:
     def read_networks(value: object) -> tuple[str, ...]:
-        given = texts().read(value)
+        given = texts().read(value)  # not inside `try`: NotThisError is a ValueError, too
         try:
             return tuple(str(ip_network(one)) for one in given)
         except ValueError as error:

@@ -99,7 +99,7 @@ class Sources:
         given += _with_present_names(flags, warnings)
         checked: dict[tuple[str, ...], object] = {}
         faults: list[str] = []
-        for one in given:
+        for one in given:  # values of later sources replace those of earlier ones; all are checked
             try:
                 checked[one.path] = _checked(one)
             except ArgumentError as error:
@@ -182,7 +182,7 @@ def from_file(path: Path) -> list[Given]:
         StartError: it can't be read, or isn't TOML.
     """
     try:
-        text = path.read_text("utf-8-sig")
+        text = path.read_text("utf-8-sig")  # some editors write a byte order mark
         values = tomllib.loads(text)
     except OSError as error:
         raise StartError(f"{path} can't be read: {error.strerror}.") from None
@@ -340,7 +340,7 @@ def _content(variable: str, path: str) -> str:
         raise StartError(f"{variable}: {path} can't be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise StartError(f"{variable}: {path} is not UTF-8 text.") from None
-    return secret.removesuffix("\n").removesuffix("\r")
+    return secret.removesuffix("\n").removesuffix("\r")  # editors end the last line
 
 
 def _named(given: Iterable[Given]) -> dict[str, set[str]]:
