@@ -516,7 +516,7 @@ FAMILIES = (
     ),
     Family(
         "gauge",
-        "smqrt_cluster_remote_clients",
+        "smqrt_cluster_phantoms",
         ("hub", "app", "cluster"),
         "Clients of other nodes.",
         _members(lambda one: len(one.phantoms)),
@@ -690,7 +690,6 @@ MetricFamily = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
 FORMER_NAMES = {
-    "smqrt_cluster_remote_clients": "smqrt_cluster_phantoms",
     "smqrt_hub_remote_messages_total": "smqrt_hub_arrived_messages_total",
     "smqrt_listener_reassigned_total": "smqrt_listener_given_total",
     "smqrt_loop_lag_max_seconds": "smqrt_loop_lag_worst_seconds",

@@ -67,7 +67,7 @@ def test_an_operator_sees_nodes_links_interest_and_what_is_missing(tmp_path: Pat
             assert (channel["channel"], channel["nodes"], channel["lost"]) == ("tab\there", [link["node"]], 0)
             assert channel["sent"] + looked(one)["channels"][0]["sent"] >= 1
             metrics = requests.get(other.admin_url + "/metrics", timeout=10).text
-            assert re.search(r'smqrt_cluster_remote_clients\{app=".*",cluster="chat",hub="1"\} 1.0', metrics)
+            assert re.search(r'smqrt_cluster_phantoms\{app=".*",cluster="chat",hub="1"\} 1.0', metrics)
             assert f'smqrt_cluster_link_sent_bytes_total{{node="{row["node"]}",peer="{link["node"]}"}}' in metrics
             shown = status(other)
             assert shown.returncode == 1
