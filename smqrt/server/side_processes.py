@@ -97,7 +97,7 @@ class Supervised:
     def _run(self) -> str | None:
         """Run the process until it ends. Return how it failed, None for success."""
         try:
-            process: Any = subprocess.Popen(
+            process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -121,7 +121,8 @@ class Supervised:
         reader.kill()
         return failure(code)
 
-    def _report_output(self, output: IO[bytes]) -> None:
+    def _report_output(self, output: IO[bytes] | None) -> None:
+        assert output is not None  # a pipe
         with output:
             while line := output.readline(_LINE_BYTES):
                 if text := line.decode("utf-8", "replace").rstrip():
