@@ -182,7 +182,7 @@ class RollingRestart:
 
 Report = Callable[[str], None]
 
-PATIENCE = Patience(first_s=0.25, longest_s=30.0, steady_s=60.0)
+RESTART_DELAYS = Patience(first_s=0.25, longest_s=30.0, steady_s=60.0)
 MAX_FAILED_STARTS = 5
 """When a worker fails so often before it serves, and no other worker serves, the server stops."""
 UNRESPONSIVE_S = 3.0
@@ -193,9 +193,9 @@ KILL_AFTER_S = 5.0
 """Beyond `drain.timeout_s`, which the workers apply themselves."""
 MAX_DIRECTORY_CHARS = 78
 """The path of a Unix socket has at most 107 characters; those of links between workers add 28."""
-DIRECTORY = "smqrt-workers-"
-MEMORY = "/dev/shm"
-MEMORY_BYTES = 48 << 20
+DIRECTORY_PREFIX = "smqrt-workers-"
+MEMORY_FOLDER = "/dev/shm"
+MIN_FREE_BYTES = 48 << 20
 """Free space needed there for the sessions of workers; containers have 64 MiB."""
 SECRET_BYTES = 32
 MAX_START_LINES = 1000
@@ -323,7 +323,7 @@ class Supervisor:
 
     def _keep(self, number: int) -> None:
         """Start a worker, and start it again when it dies."""
-        wait_s, failed = PATIENCE.first_s, 0
+        wait_s, failed = RESTART_DELAYS.first_s, 0
         while not self.over.is_set():
             try:
                 self.workers[number] = self.start(number)
@@ -334,8 +334,8 @@ class Supervisor:
             self._reassign_sockets()
             if self.over.is_set():
                 return
-            if monotonic() - worker.began_s >= PATIENCE.steady_s:
-                wait_s = PATIENCE.first_s
+            if monotonic() - worker.began_s >= RESTART_DELAYS.steady_s:
+                wait_s = RESTART_DELAYS.first_s
             failed = 0 if worker.is_ready else failed + 1
             if worker.fault is not None and not self._is_up:
                 self._fail(worker.fault)
@@ -345,7 +345,7 @@ class Supervisor:
                 return
             log.error("%s (process %d) %s; a new one starts in %g s", worker.name, worker.pid, worker.ending, wait_s)
             self.over.wait(wait_s)
-            wait_s = min(wait_s * 2, PATIENCE.longest_s)
+            wait_s = min(wait_s * 2, RESTART_DELAYS.longest_s)
 
     def _wait_ended(self, number: int) -> WorkerProcess:
         """Return the last process of a worker after its exit; processes that it replaced exit before."""
@@ -455,12 +455,12 @@ def _private_directory() -> Path:
     else in the default folder of temporary files.
     """
     try:
-        if "TMPDIR" not in os.environ and _has_room(MEMORY):
-            return Path(tempfile.mkdtemp(prefix=DIRECTORY, dir=MEMORY))
-        folder = Path(tempfile.mkdtemp(prefix=DIRECTORY))
+        if "TMPDIR" not in os.environ and _has_room(MEMORY_FOLDER):
+            return Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir=MEMORY_FOLDER))
+        folder = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX))
         if len(str(folder)) > MAX_DIRECTORY_CHARS:
             folder.rmdir()
-            folder = Path(tempfile.mkdtemp(prefix=DIRECTORY, dir="/tmp"))
+            folder = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir="/tmp"))
     except OSError as error:
         raise StartError(f"Cannot make a folder for the sockets of workers: {error}; set TMPDIR.") from None
     return folder
@@ -471,4 +471,4 @@ def _has_room(folder: str) -> bool:
         free = os.statvfs(folder)
     except OSError:
         return False
-    return os.access(folder, os.W_OK | os.X_OK) and free.f_bavail * free.f_frsize >= MEMORY_BYTES
+    return os.access(folder, os.W_OK | os.X_OK) and free.f_bavail * free.f_frsize >= MIN_FREE_BYTES
