@@ -12,7 +12,7 @@ ORDER = (
     "errors + printable + former_modules, process, settings + wire, workers + crypto, auth, broker, cluster + loop, "
     "transport + child_processes, smq + mail + acme, clients, cluster.nats + http + wsgi + client + mqtt + mqtt3c, "
     "mqttc + gunicorn, cluster.engines + journal + manual, hub + server.restart, apps.python, app, apps.lua, "
-    "server + apps, operations, operations.console, server.runtime, pipeline, cli, __main__"
+    "server + apps, operations, operations.console, server.applications, server.runtime, pipeline, cli, __main__"
 )
 """From the bottom to the top; what stands together may not import each other."""
 BEHIND_A_FACADE = {"smqrt.apps.python.modules": "smqrt.app"}

@@ -64,7 +64,7 @@ def test_the_services_belong_together(services: dict[str, Any]) -> None:
     server = services["smqrt"]
     assert server["read_only"] is True
     assert server["cap_drop"] == ["ALL"]
-    assert int(server["stop_grace_period"].removesuffix("s")) > Sources().read().settings.drain.most_s
+    assert int(server["stop_grace_period"].removesuffix("s")) > Sources().read().settings.drain.timeout_s
     build = server["build"]
     assert (FOLDER / build["context"]).resolve() == REPOSITORY
     assert (REPOSITORY / build["dockerfile"]).is_file()

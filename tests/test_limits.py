@@ -38,5 +38,5 @@ def test_the_register_has_all_by_name(limit: Limit) -> None:
     names = [state.name for state in limit_register.snapshot()]
     assert names == sorted(names)
     assert "of_a_test" in names
-    with pytest.raises(AssertionError, match="already"):
+    with pytest.raises(AssertionError, match="duplicate"):
         Limit("of_a_test", "", "another")

@@ -110,7 +110,7 @@ def test_it_reads_globals_and_the_command_line(tmp_path: Path) -> None:
         ("certfile, keyfile = {}, 'k'", r"certfile must be the path of a file"),
         ("certfile, keyfile = {'a', 1}, 'k'", r"certfile must be the path of a file, or an array of such"),
         ("certfile, keyfile = {'a', 'b'}, 'k'", r"certfile has 2 files and keyfile 1; each needs the other"),
-        ("keyfile = 'k'", r"keyfile is alone; certfile and keyfile belong together\.$"),
+        ("keyfile = 'k'", r"keyfile is given alone; certfile and keyfile belong together\.$"),
         ("homeio = '/not/here'", r"homeio must be a folder, not '/not/here'\.$"),
         ("sslhost = {}", r"sslhost must be a text"),
     ],

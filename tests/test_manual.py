@@ -243,10 +243,13 @@ def test_every_option_of_serve_is_documented() -> None:
     from smqrt.cli.serve import serve
 
     text = page_text("serving") + page_text("settings")
-    options = [option for parameter in serve.params for option in parameter.opts if option.startswith("-")]
+    shown = [one for one in serve.params if not getattr(one, "hidden", False)]  # flags of former names are hidden
+    options = [option for parameter in shown for option in parameter.opts if option.startswith("-")]
     assert len(options) > 8
     assert [option for option in options if f"`{option}" not in text] == []
-    assert [item.name for item in table() if flag(item) not in text or environment_name(item) not in text] == []
+    assert [
+        item.name for item in table() if flag(item.path) not in text or environment_name(item.path) not in text
+    ] == []
 
 
 def test_every_command_is_documented() -> None:

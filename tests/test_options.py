@@ -52,7 +52,7 @@ def test_mistakes(values: dict[str, Any], says: str) -> None:
 
 
 def test_the_manual_has_a_row_for_each_option() -> None:
-    assert options.manual(Table).splitlines()[2:] == [
+    assert options.options_table(Table).splitlines()[2:] == [
         "| `keepalive` | `60` | After this silence the other side is asked. |",
         "| `timeout` | `5` | To connect. |",
         "| `words` | none | Any. |",

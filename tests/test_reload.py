@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from smqrt.server.file_reload import FolderWatch
+from smqrt.server.applications import FolderWatch
 from tests.conftest import Served
 
 

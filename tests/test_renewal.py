@@ -1,4 +1,4 @@
-"""Parts that are read again: at SIGHUP, and when their files change."""
+"""Files that are reloaded at SIGHUP, and when they change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import gevent
 import pytest
 
-from smqrt.server.file_reload import Renewal
+from smqrt.server.file_reload import FileReloader
 from tests.waiting import wait_until
 
 
@@ -36,33 +36,33 @@ def lines() -> list[str]:
 
 
 @pytest.fixture
-def renewal(lines: list[str]) -> Iterator[Renewal]:
-    made = Renewal(lines.append, poll_s=0.02)
+def reloader(lines: list[str]) -> Iterator[FileReloader]:
+    made = FileReloader(lines.append, poll_s=0.02)
     yield made
     made.stop()
 
 
 @pytest.fixture
-def table(tmp_path: Path, renewal: Renewal) -> Table:
+def table(tmp_path: Path, reloader: FileReloader) -> Table:
     path = tmp_path / "table"
     path.write_text("one")
     made = Table(path)
-    renewal.add("tables", made.reload, lambda: [path])
+    reloader.add("tables", made.reload, lambda: [path])
     return made
 
 
-def test_a_change_is_read_once(renewal: Renewal, table: Table, lines: list[str]) -> None:
-    renewal.start()
-    renewal.start()
+def test_a_change_is_read_once(reloader: FileReloader, table: Table, lines: list[str]) -> None:
+    reloader.start()
+    reloader.start()
     table.path.write_text("two")
     wait_until(lambda: table.value == "two")
     gevent.sleep(0.1)
     assert table.reads == 1
-    assert lines == ["tables read again"]
+    assert lines == ["tables reloaded"]
 
 
-def test_a_file_that_is_still_written_is_not_read(renewal: Renewal, table: Table) -> None:
-    renewal.start()
+def test_a_file_that_is_still_written_is_not_read(reloader: FileReloader, table: Table) -> None:
+    reloader.start()
     with table.path.open("w") as file:
         for number in range(30):
             file.write(f"{number} ")
@@ -77,20 +77,22 @@ def test_a_file_that_is_still_written_is_not_read(renewal: Renewal, table: Table
 
 @pytest.mark.parametrize("text", ["broken", "raise"])
 def test_a_fault_keeps_what_was_read_and_is_said_once(
-    renewal: Renewal, table: Table, caplog: pytest.LogCaptureFixture, text: str
+    reloader: FileReloader, table: Table, caplog: pytest.LogCaptureFixture, text: str
 ) -> None:
-    renewal.start()
+    reloader.start()
     table.path.write_text(text)
     fault = {"broken": "it is broken", "raise": "RuntimeError: a bug"}[text]
-    wait_until(lambda: f"tables kept as they were: {fault}" in caplog.messages, caplog.messages)
+    wait_until(lambda: f"tables not reloaded: {fault}" in caplog.messages, caplog.messages)
     gevent.sleep(0.1)
     assert (table.value, table.reads) == ("one", 1)
     table.path.write_text("three")
     wait_until(lambda: table.value == "three")
 
 
-def test_a_file_that_was_replaced_or_is_gone(renewal: Renewal, table: Table, caplog: pytest.LogCaptureFixture) -> None:
-    renewal.start()
+def test_a_file_that_was_replaced_or_is_gone(
+    reloader: FileReloader, table: Table, caplog: pytest.LogCaptureFixture
+) -> None:
+    reloader.start()
     other = table.path.with_name("other")
     other.write_text("two")
     os.utime(other, ns=(table.path.stat().st_mtime_ns,) * 2)  # the same size and time: another inode
@@ -102,28 +104,28 @@ def test_a_file_that_was_replaced_or_is_gone(renewal: Renewal, table: Table, cap
     wait_until(lambda: table.reads == 3)
 
 
-def test_asking_a_hundred_times_reads_once_or_twice(renewal: Renewal, table: Table, lines: list[str]) -> None:
+def test_asking_a_hundred_times_reads_once_or_twice(reloader: FileReloader, table: Table, lines: list[str]) -> None:
     table.path.write_text("two")
-    renewal.start()
+    reloader.start()
     for _ in range(100):
-        renewal.ask()
+        reloader.ask()
     wait_until(lambda: table.value == "two")
     gevent.sleep(0.1)
     assert 1 <= table.reads <= 2, "the watch does not read once more what SIGHUP has read"
 
 
-def test_one_that_fails_does_not_hinder_the_others(renewal: Renewal, table: Table, lines: list[str]) -> None:
-    renewal.add("others", lambda: None)
+def test_one_that_fails_does_not_hinder_the_others(reloader: FileReloader, table: Table, lines: list[str]) -> None:
+    reloader.add("others", lambda: None)
     table.path.write_text("broken")
-    assert renewal.run() == {"tables": "it is broken"}
-    assert lines == ["others read again"]
+    assert reloader.run() == {"tables": "it is broken"}
+    assert lines == ["others reloaded"]
 
 
-def test_one_whose_files_nobody_knows_does_not_hinder_the_others(renewal: Renewal, table: Table) -> None:
+def test_one_whose_files_nobody_knows_does_not_hinder_the_others(reloader: FileReloader, table: Table) -> None:
     known = [table.path]
-    renewal.add("others", lambda: None, lambda: [known[0]])
+    reloader.add("others", lambda: None, lambda: [known[0]])
     known.clear()
-    renewal.start()
+    reloader.start()
     table.path.write_text("two")
     wait_until(lambda: table.value == "two")
     gevent.sleep(0.1)
@@ -131,15 +133,15 @@ def test_one_whose_files_nobody_knows_does_not_hinder_the_others(renewal: Renewa
     wait_until(lambda: table.value == "three")
 
 
-def test_nothing_to_read(renewal: Renewal, lines: list[str]) -> None:
-    assert renewal.run() == {}
-    assert lines == ["there is nothing to read again"]
+def test_nothing_to_read(reloader: FileReloader, lines: list[str]) -> None:
+    assert reloader.run() == {}
+    assert lines == ["nothing to reload"]
 
 
-def test_after_stop_nothing_is_read(renewal: Renewal, table: Table) -> None:
-    renewal.start()
-    renewal.stop()
-    renewal.stop()
+def test_after_stop_nothing_is_read(reloader: FileReloader, table: Table) -> None:
+    reloader.start()
+    reloader.stop()
+    reloader.stop()
     table.path.write_text("two")
     gevent.sleep(0.1)
     assert table.reads == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -18,34 +19,59 @@ from jsonschema import Draft202012Validator
 
 from smqrt import hub
 from smqrt.auth.service import ways_in
+from smqrt.cli.serve import serve
+from smqrt.cli.serve import sources as sources_of
 from smqrt.clients.mqtt.options import MqttOptions
 from smqrt.clients.smq.options import SmqClientOptions
 from smqrt.errors import StartError
 from smqrt.journal.settings import JournalSettings
+from smqrt.operations.metrics import FORMER_NAMES as FORMER_METRICS
 from smqrt.server import live_settings
 from smqrt.server.live_settings import LiveSettings
 from smqrt.settings import sources
-from smqrt.settings.options import choice, duration, group, option, optional, options_of, tables, text, texts, whole
-from smqrt.settings.options import manual as manual_of
+from smqrt.settings.options import (
+    choice,
+    duration,
+    group,
+    option,
+    optional,
+    options_of,
+    options_table,
+    tables,
+    text,
+    texts,
+    whole,
+)
 from smqrt.settings.settings import AuthSettings, Settings, table
-from smqrt.settings.sources import Sources, rows
-from smqrt.settings.tree import environment_name, flag, manual, named_settings_of, schema, settings_of
+from smqrt.settings.sources import FORMER_NAMES, Sources, rows
+from smqrt.settings.tree import Path as SettingPath
+from smqrt.settings.tree import (
+    environment_name,
+    flag,
+    named_settings_of,
+    schema,
+    settings_manual,
+    settings_of,
+    value_at,
+)
 from smqrt.smq.gevent_broker import HubOptions
 
 
 def test_spellings() -> None:
     tls_port = next(setting for setting in table() if setting.name == "tls_port")
-    assert (flag(tls_port), environment_name(tls_port)) == ("--tls-port", "SMQRT_TLS_PORT")
+    assert (flag(tls_port.path), environment_name(tls_port.path)) == ("--tls-port", "SMQRT_TLS_PORT")
     assert Settings().port == 9357
 
 
 def test_the_manual_shows_the_table() -> None:
     page = (resources.files("smqrt") / "help" / "settings.md").read_text("utf-8")
-    assert manual(Settings) in page, "scripts/fix writes it"
+    assert settings_manual(Settings) in page, "scripts/fix writes it"
 
 
 def test_spellings_are_all_different() -> None:
-    assert len({flag(one) for one in table()}) == len({environment_name(one) for one in table()}) == len(table())
+    assert (
+        len({flag(one.path) for one in table()}) == len({environment_name(one.path) for one in table()}) == len(table())
+    )
 
 
 def file(folder: Path, text: str) -> Path:
@@ -256,6 +282,46 @@ def test_the_line_that_says_who_is_let_in() -> None:
     assert ways_in(AuthSettings(jwt_key="key")) == "hubs let in: tokens; no rules"
 
 
+@pytest.mark.parametrize(("former", "present"), FORMER_NAMES.items(), ids=map(".".join, FORMER_NAMES))
+def test_a_former_name_works_and_warns_once(former: SettingPath, present: SettingPath, tmp_path: Path) -> None:
+    old, new = ".".join(former), ".".join(present)
+    value: object = "keys" if old == "key_file" else 12
+    written = file(tmp_path, "".join(f"[{group}]\n" for group in former[:-1]) + f"{former[-1]} = {json.dumps(value)}\n")
+    ways = (
+        (Sources(file=written), f"{written}, line {len(former)}"),
+        (Sources(environment={environment_name(former): str(value)}), environment_name(former)),
+        (Sources({former: value}), flag(former)),
+    )
+    for source, place in ways:
+        found = source.read()
+        assert value_at(found.settings, present) == value
+        assert found.warnings == (f"{place}: {old} is now {new}; the former name works for one release",)
+        assert [row for row in rows(found) if row[2] != "default"] == [(new, value, place)]
+
+
+def test_the_present_name_wins_over_the_former_one(tmp_path: Path) -> None:
+    path = file(tmp_path, "[drain]\ntimeout_s = 1\nmost_s = 2\n")
+    found = Sources({("drain", "most_s"): 3.0}, {"SMQRT_DRAIN__TIMEOUT_S": "4"}, path).read()
+    assert found.settings.drain.timeout_s == 3  # a flag wins, by either name
+    assert found.warnings[0].endswith(
+        "line 3: drain.most_s is now drain.timeout_s, which is given too; this value is ignored"
+    )
+    assert len(found.warnings) == 2
+
+
+def test_the_manual_lists_the_former_names() -> None:
+    page = (resources.files("smqrt") / "help" / "upgrading.md").read_text("utf-8")
+    rows = [(".".join(former), ".".join(present)) for former, present in FORMER_NAMES.items()]
+    rows += sorted((former, present) for present, former in FORMER_METRICS.items())
+    assert re.findall(r"^\| `([\w.]+)` \| `([\w.]+)` \|$", page, re.MULTILINE) == rows
+
+
+def test_a_command_takes_a_former_flag() -> None:
+    context = serve.make_context("serve", ["--drain-most-s", "7"])
+    assert sources_of(context.params)[0].read().settings.drain.timeout_s == 7
+    assert "most-s" not in serve.get_help(context)
+
+
 def test_unknown_variables_are_told() -> None:
     environment = {"SMQRT_PAGES_MANUAL": "1", "SMQRT_XYZZY": "1", "SMQRT_KERNELS": "1", "PATH": "x"}
     assert Sources(environment=environment).read().warnings == (
@@ -291,4 +357,4 @@ def test_a_hub_takes_its_options_in_python() -> None:
     ],
 )
 def test_the_manual_shows_the_options(page: str, options: type) -> None:
-    assert manual_of(options) in (resources.files("smqrt") / "help" / page).read_text("utf-8")
+    assert options_table(options) in (resources.files("smqrt") / "help" / page).read_text("utf-8")

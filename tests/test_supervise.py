@@ -121,7 +121,7 @@ def test_who_does_not_heed_sigterm_is_killed(start: Callable[..., Run]) -> None:
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_what_it_started_ends_with_it(start: Callable[..., Run], how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("smqrt.server.side_processes._LEFT_BEHIND_S", 0.2)
+    monkeypatch.setattr("smqrt.server.side_processes._GROUP_EXIT_S", 0.2)
     run = start(WITH_CHILD)
     child = int(run.wait_for(r"p \| child (\d+)")[0])
     run.wait_for(r"p \| ready")

@@ -88,19 +88,24 @@ def test_a_server_tells_systemd_how_it_does(serve: Serve, tmp_path: Path, manage
 
 def test_a_manager_that_is_gone_does_no_harm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     notifier = systemd.Notifier({"NOTIFY_SOCKET": str(tmp_path / "nobody")})
-    notifier.tell("READY=1")
-    notifier.status("all is\nwell")
+    notifier.send("READY=1")
+    notifier.ready("all is\nwell")
     assert [record.getMessage() for record in caplog.records] == [
-        "systemd can't be told READY=1: No such file or directory"
+        "cannot send READY=1 to systemd: No such file or directory"
     ]
     systemd.Notifier({"NOTIFY_SOCKET": "vsock:2:1234"}).ready("")
     systemd.Notifier({}).ready("")
 
 
+def watchdog_s(**environ: str) -> float:
+    return systemd.Notifier({"NOTIFY_SOCKET": "/no/such/socket", **environ}).watchdog_s
+
+
 def test_a_watchdog_for_another_process_is_not_fed() -> None:
-    assert systemd._watchdog_s({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}) == 0
-    assert systemd._watchdog_s({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}) == 3
-    assert systemd._watchdog_s({"WATCHDOG_USEC": "soon"}) == 0
+    assert watchdog_s(WATCHDOG_USEC="3000000", WATCHDOG_PID="1") == 0
+    assert watchdog_s(WATCHDOG_USEC="3000000", WATCHDOG_PID=str(os.getpid())) == 3
+    assert watchdog_s(WATCHDOG_USEC="soon") == 0
+    assert systemd.Notifier({"WATCHDOG_USEC": "3000000"}).watchdog_s == 0  # without systemd
 
 
 # ---- sockets
@@ -150,7 +155,7 @@ except StartError as error:
             "systemd passes the sockets http, http, and the listeners are http, https; name each socket after its "
             "listener: FileDescriptorName=http",
         ),
-        ("tcp tcp", "http", "http https", "systemd passes 2 sockets and 1 names; both must be as many."),
+        ("tcp tcp", "http", "http https", "systemd passes 2 sockets and 1 names; their numbers must be equal."),
         (
             "udp",
             "http",
@@ -218,7 +223,7 @@ def test_systemd_starts_a_server_at_its_first_client(tmp_path: Path) -> None:
 def test_the_units_are_what_systemd_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     app = application(tmp_path / "an app of 100 %")
-    (tmp_path / "smqrt.toml").write_text("port = 80\n[drain]\nmost_s = 20\n")
+    (tmp_path / "smqrt.toml").write_text("port = 80\n[drain]\ntimeout_s = 20\n")
     service = unit.done(app, "--writable", app, "--user", "daemon")
     assert f'serve --config {tmp_path}/smqrt.toml "{tmp_path}/an app of 100 %%"\n' in service
     assert f'ReadWritePaths="{tmp_path}/an app of 100 %%"\n' in service

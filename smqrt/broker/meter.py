@@ -24,7 +24,9 @@ MAX_WAIT_S = 1.0
 ROUNDING_TOLERANCE = 1e-6
 """Tokens are floats: 0.9999999 counts as 1."""
 PUBLISH_RATE = Limit("publish_rate", "limits.publish_rate", "the client's limit of messages per second is reached")
-PUBLISH_BYTES = Limit("publish_bytes", "limits.publish_bytes", "the client's limit of bytes per second is reached")
+PUBLISH_BYTES = Limit(
+    "publish_bytes", "limits.publish_bytes_per_s", "the client's limit of bytes per second is reached"
+)
 MESSAGE_BYTES = Limit("message_bytes", "limits.message_bytes", "the message or name is longer than permitted")
 
 

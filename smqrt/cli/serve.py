@@ -36,8 +36,8 @@ from smqrt.server.startable import acme_files, check_certificate, check_startabl
 from smqrt.server.supervisor import shared
 from smqrt.server.worker import WorkerEnd
 from smqrt.settings.settings import FILE_NAME, Settings, table
-from smqrt.settings.sources import Sources
-from smqrt.settings.tree import Setting, flag
+from smqrt.settings.sources import FORMER_NAMES, Sources
+from smqrt.settings.tree import flag
 from smqrt.transport.certificates import self_signed_pair
 from smqrt.workers.worker_identity import worker_place
 
@@ -90,14 +90,16 @@ def settings_options(command: Callable[..., None]) -> Callable[..., None]:
     for setting in reversed(table()):
         kind, default = setting.rule.kind, setting.field.default
         command = click.option(
-            flag(setting) + (f"/--no-{flag(setting)[2:]}" if kind is bool else ""),
-            parameter(setting),
+            flag(setting.path) + (f"/--no-{flag(setting.path)[2:]}" if kind is bool else ""),
+            parameter(setting.path),
             is_flag=kind is bool,
             default=None,
             metavar=None if kind is bool else _METAVARS.get(kind, "TEXT"),
             show_default=str(default).lower() if default not in (None, "") else False,
             help=setting.help,
         )(command)
+    for former in FORMER_NAMES:
+        command = click.option(flag(former), parameter(former), hidden=True)(command)
     for add in CONFIG_OPTIONS:
         command = add(command)
     return command
@@ -118,9 +120,9 @@ CONFIG_OPTIONS = (
 _METAVARS = {int: "INTEGER", float: "FLOAT"}
 
 
-def parameter(setting: Setting) -> str:
+def parameter(path: tuple[str, ...]) -> str:
     """Returns the name of the parameter that holds the flag of a setting."""
-    return "__".join(setting.path)
+    return "__".join(path)
 
 
 def sources(values: Mapping[str, object], words: Sequence[str] = ()) -> tuple[Sources, MakoConf | None]:
@@ -136,10 +138,12 @@ def sources(values: Mapping[str, object], words: Sequence[str] = ()) -> tuple[So
     named = values["config"] or (FILE_NAME if Path(FILE_NAME).is_file() else None)
     path = Path(str(values["mako_conf"])) if values["mako_conf"] else mako_conf.find(Path.cwd())
     conf = mako_conf.read(path, words) if path else None
+    rules = {setting.path: setting.rule for setting in table()}
+    rules |= {former: rules[present] for former, present in FORMER_NAMES.items()}
     given = {
-        setting.path: setting.rule.from_text(value) if isinstance(value, str) else value
-        for setting in table()
-        if (value := values.get(parameter(setting))) is not None
+        path: rule.from_text(value) if isinstance(value, str) else value
+        for path, rule in rules.items()
+        if (value := values.get(parameter(path))) is not None
     }
     fallback = (conf.settings, str(conf.path)) if conf else ({}, "")
     return Sources(given, os.environ, Path(str(named)) if named else None, *fallback), conf

@@ -239,7 +239,7 @@ def _service(
     folders = {Path(word).parts[1:3] for word in [*command, *writable, *named] if Path(word).is_absolute()}
     in_home = any(parts[0] in ("home", "root") for parts in folders if parts)
     in_tmp = any(parts[0] == "tmp" or parts == ("var", "tmp") for parts in folders if parts)
-    most_s = settings.drain.most_s
+    most_s = settings.drain.timeout_s
     return _SERVICE.format(
         name=name,
         command=" ".join(map(_quoted, command)),

@@ -36,7 +36,7 @@ def default_path() -> Path:
     try:
         return config_folder() / "tpm.key"
     except FileNotFoundError:
-        raise CryptoError("ioerror", "this user has no home folder; set key_file") from None
+        raise CryptoError("ioerror", "this user has no home folder; set tpm_key_file") from None
 
 
 @dataclass

@@ -32,7 +32,7 @@ _SUMS = ("cpu_s", "memory_bytes", "open_files", "open_files_limit", "connections
          "lua_memory_bytes", "lua_activities", "log_errors", "log_warnings", "log_errors_lately")  # fmt: skip
 _WORST = ("loop_lag_s", "loop_lag_worst_s", "loop_lag_5s_s")
 _OF_A_WORKER = ("pid", "phase", "uptime_s", *_SUMS, *_WORST)
-_OF_A_LISTENER = ("accepted", "open", "refused", "given", "handshakes", "handshakes_failed")
+_OF_A_LISTENER = ("accepted", "open", "refused", "reassigned", "given", "handshakes", "handshakes_failed")
 
 
 def server(answers: Answers, arguments: Arguments) -> object:
@@ -54,7 +54,7 @@ def listeners(answers: Answers, arguments: Arguments) -> object:
     """Returns the ports, with the sums of their counters."""
     by_name = {number: {one["name"]: one for one in rows} for number, rows in answers.items()}
     return [
-        {**row, **{name: sum(one[row["name"]][name] for one in by_name.values()) for name in _OF_A_LISTENER}}
+        {**row, **{name: sum(one[row["name"]].get(name, 0) for one in by_name.values()) for name in _OF_A_LISTENER}}
         for row in _first(answers)
     ]
 

@@ -28,9 +28,7 @@ from smqrt.settings.limit_register import snapshot as limit_states
 from smqrt.smq.gevent_broker import GeventBroker, all_brokers
 from smqrt.transport.admission import open_connections
 
-# ---- The table of all metrics: kind, name, labels, meaning, and the function that reads the counters (help: metrics).
-# The
-# page of the manual and the dashboard are held to it by tests.
+# ---- The table of all metrics (help: metrics). Tests compare the page of the manual and the dashboard with it.
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 
@@ -201,13 +199,7 @@ FAMILIES = (
     ),
     Family("gauge", "process_threads", (), "Threads of the process.", _one(lambda scrape: scrape.usage.threads)),
     Family("gauge", "process_open_fds", (), "File descriptors in use.", _one(lambda scrape: scrape.usage.open_files)),
-    Family(
-        "gauge",
-        "process_max_fds",
-        (),
-        "File descriptors that may be in use.",
-        _one(lambda scrape: scrape.usage.open_files_limit),
-    ),
+    Family("gauge", "process_max_fds", (), "Limit of open files.", _one(lambda scrape: scrape.usage.open_files_limit)),
     Family(
         "gauge",
         "process_start_time_seconds",
@@ -239,7 +231,7 @@ FAMILIES = (
     ),
     Family(
         "gauge",
-        "smqrt_loop_lag_worst_seconds",
+        "smqrt_loop_lag_max_seconds",
         (),
         "The latest of these in the last minute: how long the longest turn was.",
         _one(lambda scrape: scrape.parts.lag.worst_s),
@@ -269,7 +261,7 @@ FAMILIES = (
     ),
     Family(
         "counter",
-        "smqrt_listener_given_total",
+        "smqrt_listener_reassigned_total",
         ("listener",),
         "Connections that were passed on to another worker, which has fewer.",
         lambda scrape: scrape.listeners("given"),
@@ -418,7 +410,7 @@ FAMILIES = (
     ),
     Family(
         "counter",
-        "smqrt_hub_arrived_messages_total",
+        "smqrt_hub_remote_messages_total",
         _HUB,
         "Messages that came from other nodes of a cluster, or other workers; they are counted as published there.",
         lambda scrape: scrape.hubs(lambda one: scrape.traffic[one.number].arrived),
@@ -697,6 +689,14 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MetricFamily = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
+FORMER_NAMES = {
+    "smqrt_hub_remote_messages_total": "smqrt_hub_arrived_messages_total",
+    "smqrt_listener_reassigned_total": "smqrt_listener_given_total",
+    "smqrt_loop_lag_max_seconds": "smqrt_loop_lag_worst_seconds",
+}
+"""Present name to former name of renamed metrics. For one release both are sent."""
+
+
 class Metrics:
     """The metrics of a server.
 
@@ -713,6 +713,9 @@ class Metrics:
         for row in FAMILIES:
             turn.yield_if_due()
             yield generate_latest(_One(_family(row, scrape)))
+            if former := FORMER_NAMES.get(row.name):
+                row = row._replace(name=former, help=f"Former name of {row.name}. {row.help}")
+                yield generate_latest(_One(_family(row, scrape)))
 
 
 class _One:

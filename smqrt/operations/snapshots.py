@@ -306,7 +306,8 @@ def _listener(name: str, listener: Listener, tls: Snapshot | None) -> Snapshot:
         "accepted": listener.counts.accepted,
         "open": listener.counts.open,
         "refused": listener.counts.refused,
-        "given": listener.counts.given,
+        "reassigned": listener.counts.given,
+        "given": listener.counts.given,  # the former name, for one release
         "handshakes": done,
         "handshakes_failed": failed,
     }

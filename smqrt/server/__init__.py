@@ -1,1 +1,1 @@
-"""The parts of a server process that the composition root, `smqrt.server.runtime`, puts together."""
+"""A server process: settings, listeners, workers, reload and shutdown."""

@@ -1,10 +1,10 @@
-"""The ports of a server, made of its settings: plain or with TLS, all with the same server behind them."""
+"""The open ports of a server, plain or with TLS, all in front of one HTTP server."""
 
 from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -22,26 +22,19 @@ from smqrt.transport.server_tls import ListenerTls
 
 log = logging.getLogger("smqrt")
 
-CLOCK_S = 60.0
-
-
-def _known(asked: Iterable[Port], given: Mapping[str, PortSockets]) -> Iterator[Port]:
-    for port in asked:
-        if port.name in given:
-            yield port
-        else:
-            log.warning("listener %s is opened at the next start of the server", port.name)
+EXPIRY_CHECK_S = 60.0
+_LOCAL_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class Listeners(Mapping[str, Listener]):
-    """The ports of a server by name; bound from the beginning.
+    """The ports of a server by name. They are bound when this is made.
 
     Args:
-        settings: what the listeners are to be.
+        settings: of the server.
         http: gets the connections.
-        conf: what mako.conf says.
-        given: the sockets of each port, of a worker; it opens none itself.
-        balance: spreads connections over the workers; None where there are no others.
+        conf: the mako.conf.
+        given: the sockets of each port, which a worker gets from its supervisor; None to open them here.
+        balance: spreads connections over the workers; None without workers.
 
     Raises:
         StartError: an address can't be bound, or a certificate is wrong; one sentence.
@@ -58,17 +51,20 @@ class Listeners(Mapping[str, Listener]):
         self._http, self._handshake_s, self._conf = http, settings.tls.handshake_s, conf
         self._settings, self._balance = settings, balance
         self._given: Mapping[str, PortSockets] = given or {}
-        self._is_closed = self._is_last = False
+        self._is_closed = self._has_no_successor = False
         self._listeners: dict[str, Listener] = {}
         self._tls: dict[str, ListenerTls] = {}
-        self._beside: dict[str, Listener] = {}  # not a port of the server, but its certificates are looked after here
-        self._clock: gevent.Greenlet[..., None] | None = None
+        self._admin: Listener | None = None  # no port of the mapping; only its certificates are renewed here
+        self._expiry_checks: gevent.Greenlet[..., None] | None = None
         try:
             asked = ports(settings, conf)
             if given is None:
                 self._given = passed_ports(asked)
-            for port in asked if given is None else _known(asked, given):
-                self._open(port)
+            for port in asked:
+                if given is None or port.name in given:
+                    self._open(port)
+                else:  # a reload added it; the supervisor has opened its ports before
+                    log.warning("listener %s is opened at the next start of the server", port.name)
         except BaseException:
             self.close()
             raise
@@ -87,15 +83,14 @@ class Listeners(Mapping[str, Listener]):
         failures: list[StartError] = []
         for number in (port.port, *port.others):
             try:
-                self._listeners[port.name] = self._bound(replace(port, port=number), tls)
+                listener = self._bound(replace(port, port=number), tls)
+                break
             except StartError as error:
                 named = port.name not in OTHER_PORTS
                 failures.append(StartError(f"listener.{port.name}: {error}") if named else error)
-            else:
-                break
         else:
             raise failures[0]
-        listener = self._listeners[port.name]
+        self._listeners[port.name] = listener
         listener.name, listener.max_connections = port.name, port.max_connections
         if self._balance is not None:
             listener.balance = self._balance
@@ -108,16 +103,16 @@ class Listeners(Mapping[str, Listener]):
     def _bound(self, port: Port, tls: ListenerTls | None) -> Listener:
         sockets = self._given.get(port.name)
         given = sockets.own if sockets else ()
-        made = partial(Listener, port.host, port.port, given=given, sockets=sockets_for_storms())
+        make = partial(Listener, port.host, port.port, given=given, sockets=sockets_for_storms())
         if tls is None:
-            listener = made(self._http.accepted)
+            listener = make(self._http.accepted)
         else:
-            listener = made(self._http.accepted_secure, tls.context, handshake_s=self._handshake_s)
+            listener = make(self._http.accepted_secure, tls.context, handshake_s=self._handshake_s)
         listener.takes_turns = sockets is not None and sockets.is_one_for_all
         return listener
 
     def accept_for(self, workers: Sequence[int]) -> None:
-        """Accept the connections that are meant for these workers, too, unless none are accepted any more."""
+        """Accept the connections of these workers, too. After `close` this does nothing."""
         if self._is_closed:
             return
         for name, listener in self._listeners.items():
@@ -125,37 +120,33 @@ class Listeners(Mapping[str, Listener]):
         if self._balance is not None:
             self._balance.take_for(workers)
 
-    def leave_nobody(self) -> None:
-        """The server ends: nobody serves these ports next."""
-        self._is_last = True
+    def expect_no_successor(self) -> None:
+        """Prepare for a shutdown after which no process of this server serves the ports."""
+        self._has_no_successor = True
         for name, listener in self._listeners.items():
             listener.leaves_queue = self._given[name].is_kept if name in self._given else False
 
-    def look_after(self, listener: Listener, tls: ListenerTls) -> None:
-        """Renew the certificates of the admin listener as those of the ports."""
-        self._beside[ADMIN], self._tls[ADMIN] = listener, tls
-
     def start(self) -> None:
-        """Begin to accept."""
+        """Start accepting."""
         for listener in self._listeners.values():
             listener.start()
-        if self._tls and self._clock is None:
-            self._clock = gevent.spawn(self._look_at_the_clock)
+        if self._tls and self._expiry_checks is None:
+            self._expiry_checks = gevent.spawn(self._check_expiries)
 
     def turn_away(self) -> None:
-        """Accept no more, and tell those who wait that the server stops."""
+        """Stop accepting, and answer queued connections that the server stops."""
         if self._balance is not None:
             self._balance.leave()
         for listener in self._listeners.values():
             listener.turn_away()
-        if self._balance is not None and self._is_last:
+        if self._balance is not None and self._has_no_successor:
             self._balance.turn_away(lambda name, fd: self._listeners[name].say_busy(fd))
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting and close the ports."""
         self._is_closed = True
-        if self._clock is not None:
-            self._clock.kill(block=False)
+        if self._expiry_checks is not None:
+            self._expiry_checks.kill(block=False)
         for listener in self._listeners.values():
             listener.close()
         for sockets in self._given.values():
@@ -163,12 +154,28 @@ class Listeners(Mapping[str, Listener]):
         if self._balance is not None:
             self._balance.close()
 
+    # ---- addresses
+
     def scheme(self, name: str) -> str:
-        """Returns "http" or "https"."""
+        """Return "http" or "https"."""
         return "https" if name in self._tls else "http"
 
+    def url(self, name: str) -> str:
+        """Return the URL of a listener."""
+        host, port = self._listeners[name].address
+        return self._url(name, host, port)
+
+    def local_url(self) -> str:
+        """Return the URL of the first listener for processes of this machine."""
+        name, listener = next(iter(self._listeners.items()))
+        host, port = listener.address
+        return self._url(name, _LOCAL_HOSTS.get(host, host), port)
+
+    def _url(self, name: str, host: str, port: int) -> str:
+        return f"{self.scheme(name)}://{f'[{host}]' if ':' in host else host}:{port}"
+
     def port_of(self, scheme: str) -> int:
-        """Returns the port of the first listener of a scheme, 0 when there is none."""
+        """Return the port of the first listener of a scheme, 0 when there is none."""
         return next((one.address[1] for name, one in self.items() if self.scheme(name) == scheme), 0)
 
     # ---- certificates
@@ -180,31 +187,35 @@ class Listeners(Mapping[str, Listener]):
 
     @property
     def has_certificates(self) -> bool:
-        """Whether there is TLS."""
+        """Whether a port has TLS, the admin listener included."""
         return bool(self._tls)
 
+    def add_admin(self, listener: Listener, tls: ListenerTls) -> None:
+        """Renew the certificates of the admin listener with those of the ports."""
+        self._admin, self._tls[ADMIN] = listener, tls
+
     def files(self) -> list[str]:
-        """Returns the files of the certificates."""
+        """Return the files of the certificates."""
         return [path for tls in self._tls.values() for path in tls.files]
 
     def reload(self, in_thread: bool = True) -> str | None:
-        """Read the certificates again, for the handshakes from now on.
+        """Read the certificates again, for new handshakes.
 
         Args:
-            in_thread: blocks this greenlet, and holds nobody else.
+            in_thread: block only this greenlet.
 
         Returns:
-            Why a listener kept its old ones; None when all have taken theirs.
+            Why a listener kept its old certificates; None when all have the new ones.
         """
         faults = [tls.reload(in_thread) for tls in self._tls.values()]
-        self._renew()
+        self._apply_contexts()
         return "; ".join(filter(None, faults)) or None
 
     def change(self, settings: Settings) -> None:
-        """Bring other settings of TLS, and limits of listeners, into force; blocks this greenlet.
+        """Apply other settings of TLS, and limits of listeners; blocks this greenlet.
 
         Raises:
-            StartError: some are wrong; those listeners go on as before.
+            StartError: some are wrong; those listeners keep their settings.
         """
         faults = []
         for port in ports(settings, self._conf):
@@ -216,7 +227,7 @@ class Listeners(Mapping[str, Listener]):
             self._change_admin(settings)
         except StartError as error:
             faults.append(str(error))
-        self._renew()
+        self._apply_contexts()
         if faults:
             raise StartError("; ".join(faults))
 
@@ -233,20 +244,21 @@ class Listeners(Mapping[str, Listener]):
         files, tls = admin_files(settings) if settings.admin.enabled else None, self._tls.get(ADMIN)
         if (files is None) != (tls is None):
             raise StartError(f"{ADMIN}: TLS on or off needs a restart")
-        if tls is not None and files is not None:
-            self._beside[ADMIN].handshake_s = settings.tls.handshake_s
+        if tls is not None and files is not None and self._admin is not None:
+            self._admin.handshake_s = settings.tls.handshake_s
             tls.change(files)
 
-    def _renew(self) -> None:
+    def _apply_contexts(self) -> None:
         for name, tls in self._tls.items():
-            (self._beside.get(name) or self._listeners[name]).renew(tls.context)
+            listener = self._admin if name == ADMIN and self._admin is not None else self._listeners[name]
+            listener.renew(tls.context)
 
-    def _look_at_the_clock(self) -> None:
+    def _check_expiries(self) -> None:
         while True:
-            gevent.sleep(CLOCK_S)
+            gevent.sleep(EXPIRY_CHECK_S)
             for tls in self._tls.values():
                 tls.look_at_the_clock()
-            self._renew()
+            self._apply_contexts()
 
     def answer_challenges(self, contexts: Mapping[str, ssl.SSLContext]) -> None:
         """Let a certificate authority verify names by handshakes; see `ListenerTls.answer_challenges`."""
@@ -254,13 +266,13 @@ class Listeners(Mapping[str, Listener]):
             tls.answer_challenges(contexts)
 
     def expiries(self) -> dict[str, float]:
-        """Returns when the first certificate of each listener expires, in Unix seconds."""
+        """Return when the first certificate of each listener expires, in Unix seconds."""
         return {name: min(one.not_after.timestamp() for one in tls.certificates) for name, tls in self._tls.items()}
 
     def tls_snapshot(self, name: str) -> dict[str, object] | None:
-        """Returns what an operator asks of the TLS of a listener, as JSON has it; None when it has none."""
+        """Return the state of the TLS of a listener as JSON for operators; None when it has no TLS."""
         return self._tls[name].snapshot() | self._listeners[name].handshake_counts if name in self._tls else None
 
     def reload_failures(self) -> dict[str, tuple[int, bool]]:
-        """Returns for each listener with TLS how often its files could not be read again, and whether the last time."""
+        """Return the failed reloads of each listener with TLS, and whether the last reload failed."""
         return {name: (tls.failures, tls.fault is not None) for name, tls in self._tls.items()}

@@ -1,7 +1,6 @@
-"""The settings in force, and their change while the server runs.
+"""The settings of a running server: applied at its start, and again when they change.
 
-Read again, settings that are marked `live` come into force, and those who asked for them are told. What else has
-changed in the file needs a restart, and is named.
+A reload applies settings that are marked `live`. It logs the names of other changed settings: they need a restart.
 """
 
 from __future__ import annotations
@@ -32,29 +31,32 @@ from smqrt.transport.trusted_proxies import TrustedNetworks
 log = logging.getLogger("smqrt")
 
 Apply = Callable[[Settings], None]
-Read = Callable[[], Settings]
 
 
 class LiveSettings:
     """The settings of a running server.
 
     Args:
-        current: those it starts with.
-        report: takes each line meant for the person at the terminal.
+        current: the settings at the start.
+        report: takes each line for the terminal.
 
     Attributes:
-        current: those in force.
+        current: the settings in force.
     """
 
     def __init__(self, current: Settings, report: Callable[[str], None]) -> None:
         self.current = self._last = current
-        self._read: Read | None = None
+        self._read: Callable[[], Settings] | None = None
         self._report = report
         self._watchers: list[tuple[tuple[str, ...], Apply]] = []
 
-    def read_with(self, read: Read, last: Settings) -> None:
-        """Have them read again by `read`, which raises StartError; `last` is what it gave last, before the program
-        itself changed any."""
+    def read_with(self, read: Callable[[], Settings], last: Settings) -> None:
+        """Set how `reload` reads the settings.
+
+        Args:
+            read: reads them; raises StartError.
+            last: what it returned last, without the changes of the program itself.
+        """
         self._read, self._last = read, last
 
     def watch(self, names: tuple[str, ...], apply: Apply) -> None:
@@ -62,12 +64,12 @@ class LiveSettings:
 
         Args:
             names: settings or groups: "max_connections", "limits".
-            apply: brings them into force; raises SmqrtError when it can't, and leaves its part as it was.
+            apply: applies them. When it can't, it raises SmqrtError and changes nothing.
         """
         self._watchers.append((names, apply))
 
     def reload(self) -> str | None:
-        """Read the settings again and bring into force what may change; returns what was wrong, None for nothing."""
+        """Read the settings and apply those that may change. Return what was wrong, None for nothing."""
         if self._read is None:
             return None
         try:
@@ -83,20 +85,19 @@ class LiveSettings:
         self._last = _with(self._last, found, live)
         self.current = _with(self.current, found, live)
         self._report(f"settings changed: {', '.join(sorted(map('.'.join, live)))}")
-        faults = list(self._apply({path[0] for path in live} | {".".join(path) for path in live}))
-        return "; ".join(faults) or None
-
-    def _apply(self, changed: set[str]) -> Iterator[str]:
-        for names, apply in self._watchers:
-            if not changed.isdisjoint(names):
+        names = {path[0] for path in live} | {".".join(path) for path in live}
+        faults = []
+        for watched, apply in self._watchers:
+            if not names.isdisjoint(watched):
                 try:
                     apply(self.current)
                 except SmqrtError as error:
-                    yield str(error)
+                    faults.append(str(error))
+        return "; ".join(faults) or None
 
 
 def _with(made: Settings, found: Settings, paths: set[SettingPath]) -> Settings:
-    """`made`, with the values that `found` has at these paths; a group and a name are all of that table."""
+    """Return `made` with the values of `found` at these paths. The path (group, name) means a whole named table."""
     named = _named_groups()
     tables: dict[str, dict[str, object]] = {path[0]: dict(getattr(made, path[0])) for path in paths if path[0] in named}
     for group, name in (path for path in paths if path[0] in named):
@@ -108,66 +109,48 @@ def _with(made: Settings, found: Settings, paths: set[SettingPath]) -> Settings:
 
 
 def _changes(old: Settings, new: Settings) -> Iterator[tuple[SettingPath, bool]]:
-    """The paths of what is different, and whether it may change while the server runs."""
+    """Yield the path of each difference, and whether it may change while the server runs."""
     for setting in settings_of(Settings):
         if value_at(old, setting.path) != value_at(new, setting.path):
             yield setting.path, setting.live
     for group, is_live in _named_groups().items():
-        there: Mapping[str, object] = getattr(old, group)
-        now: Mapping[str, object] = getattr(new, group)
-        for name in there.keys() | now.keys():
-            if there.get(name) != now.get(name):
-                same_place = name in there and name in now
-                yield (group, name), _may_change(there[name], now[name]) if same_place else is_live
-
-
-def _may_change(table: object, other: object) -> bool:
-    """Whether all that is different in a table that the user names may change while the server runs."""
-    items = options_of(type(table)).values()
-    return all(item.metadata["live"] for item in items if getattr(table, item.name) != getattr(other, item.name))
+        before: Mapping[str, object] = getattr(old, group)
+        after: Mapping[str, object] = getattr(new, group)
+        for name in before.keys() | after.keys():
+            one, other = before.get(name), after.get(name)
+            if one is None or other is None:  # a table was added or removed
+                yield (group, name), is_live
+            elif one != other:
+                items = options_of(type(one)).values()
+                changed = [item for item in items if getattr(one, item.name) != getattr(other, item.name)]
+                yield (group, name), all(item.metadata["live"] for item in changed)
 
 
 def _named_groups() -> dict[str, bool]:
-    """The groups of tables that users name, and whether all of a table may change."""
+    """Return the groups of named tables, each with whether all settings of its tables are live."""
     groups: dict[str, bool] = {}
     for setting in named_settings_of(Settings):
         groups[setting.path[0]] = groups.get(setting.path[0], True) and setting.live
     return groups
 
 
-# ---- Settings brought into force: at the start, and those that may change also while the server runs.
+# ---- settings applied
 
 
 def apply_settings(live: LiveSettings, http: HttpServer, listeners: Listeners) -> None:
-    """Bring the settings of these parts into force, now and whenever live ones change.
+    """Apply the settings of these parts, now and whenever live ones change.
 
     Raises:
         StartError: topic filters contradict one another.
     """
-    applied = _Applied(http, listeners)
-    for names, apply in (
-        (("hosts", "origins", "debug"), applied.access),
-        (("topics",), applied.topics),
-        (("proxy",), applied.proxies),
-    ):
-        apply(live.current)
-        live.watch(names, apply)
-    live.watch(("max_connections", "connections_per_address"), apply_connection_limits)
-    live.watch(("cert", "key", "client_ca", "tls", "listener", "admin"), listeners.change)
-    live.watch(("limits", "topics"), applied.limits)
 
-
-class _Applied:
-    def __init__(self, http: HttpServer, listeners: Listeners) -> None:
-        self._http, self._listeners = http, listeners
-
-    def access(self, settings: Settings) -> None:
-        address = next(iter(self._listeners.values())).address[0]
-        own = {settings.host.strip("[]"), address}  # pipelines of this machine come by it
+    def apply_access(settings: Settings) -> None:
+        address = next(iter(listeners.values())).address[0]
+        own = {settings.host.strip("[]"), address}  # pipelines of this machine use it
         hosts = Hosts([*settings.hosts.split(","), *own] if settings.hosts else ())
-        self._http.access = Access(Origins(settings.origins), hosts, is_loopback(address), settings.debug)
+        http.access = Access(Origins(settings.origins), hosts, is_loopback(address), settings.debug)
 
-    def topics(self, settings: Settings) -> None:
+    def apply_topics(settings: Settings) -> None:
         filters = tuple(name for name, topics in settings.topics.items() if topics.last_value)
         limits = LastValueLimits(settings.last_value.max_values, settings.last_value.max_bytes)
         try:
@@ -176,28 +159,39 @@ class _Applied:
         except ArgumentError as error:
             raise StartError(f"topics: {error}.") from None
 
-    def proxies(self, settings: Settings) -> None:
+    def apply_proxies(settings: Settings) -> None:
         trusted = open_connections.proxies = TrustedNetworks(settings.proxy.trusted)
-        self._http.proxies = Proxies(trusted, settings.proxy.headers) if trusted else None
+        http.proxies = Proxies(trusted, settings.proxy.headers) if trusted else None
 
-    def limits(self, settings: Settings) -> None:
+    def apply_all_limits(settings: Settings) -> None:
         apply_limits(settings.limits, settings.topics)
-        self._http.limits = http_limits(settings)
+        http.limits = http_limits(settings)
+
+    for names, apply in (
+        (("hosts", "origins", "debug"), apply_access),
+        (("topics",), apply_topics),
+        (("proxy",), apply_proxies),
+    ):
+        apply(live.current)
+        live.watch(names, apply)
+    # These have been applied when the parts were made.
+    live.watch(("max_connections", "connections_per_address"), apply_connection_limits)
+    live.watch(("cert", "key", "client_ca", "tls", "listener", "admin"), listeners.change)
+    live.watch(("limits", "topics"), apply_all_limits)
 
 
 def apply_connection_limits(settings: Settings) -> None:
-    """Limit the connections of the process."""
+    """Apply the limits on connections of the process."""
     open_connections.limit = settings.max_connections
     open_connections.per_address = settings.connections_per_address
 
 
 def cluster_plan(settings: ClusterSettings) -> ClusterPlan:
-    """Returns how the process is joined with others."""
-    directory = Path(settings.directory) if settings.directory else None
+    """Return how the hubs of this process form clusters with other processes."""
     return ClusterPlan(
         listen=settings.listen,
         nodes=settings.nodes,
-        directory=directory,
+        directory=Path(settings.directory) if settings.directory else None,
         password=settings.password or "",
         ca=settings.ca or "",
         cert=settings.cert or "",
@@ -212,7 +206,7 @@ def cluster_plan(settings: ClusterSettings) -> ClusterPlan:
 
 
 def http_limits(settings: Settings) -> HttpLimits:
-    """Returns the limits of HTTP requests."""
+    """Return the limits of HTTP requests."""
     limits = settings.limits
     return HttpLimits(
         first_byte_s=limits.first_byte_s,

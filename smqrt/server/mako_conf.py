@@ -1,7 +1,7 @@
-"""mako.conf: the configuration file of Mako, a Lua file whose globals are the settings (spec: runtime §1.2).
+"""mako.conf, the configuration file of Mako: a Lua file whose globals are settings (spec: runtime §1.2).
 
-What it says about ports, certificates, limits and applications becomes settings of the server; users, file server,
-trace logger and the rest are read by the Lua side itself, through `require "loadconf"`.
+Its ports, certificates, limits and applications become settings of the server. The Lua side reads users, file server,
+trace logger and the rest itself, through `require "loadconf"`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ NOT_HONOURED = frozenset(
     ("certstore", "favorRSA", "commandcnt", "rspsz", "reqminsz", "reqmaxsz", "timertick", "tracker_nodes")
     + ("tracker_maxlogin", "tracker_bantime", "acme", "proxy", "rtlprio", "stop")
 )
-"""What Mako knows and this server does not; everything unknown is the applications' own."""
-TLS_PORT = 443  # of Mako, when there is a certificate
+"""Variables that Mako uses and this server does not. All other variables belong to the applications."""
+TLS_PORT = 443  # Mako's default, when there is a certificate
 _MOUNT = re.compile(r"([^/:]*):(-?[0-9]*):(.+)")
 
 Value = Any
-"""What a Lua variable holds: str, bool, int, float, or a dict of these."""
+"""The value of a Lua variable: str, bool, int, float, or a dict of these."""
 
 
 @dataclass(frozen=True)
 class ConfiguredApp:
-    """An application that the file names.
+    """An application of a mako.conf.
 
     Attributes:
-        name: the path segment it is mounted under; empty for the root.
+        name: the path segment of its URL; empty for the root.
         path: a folder or ZIP file; may be missing.
         priority: -127 to 127.
         entry: its number in `apps`, from 1.
@@ -50,17 +50,17 @@ class ConfiguredApp:
 
 @dataclass(frozen=True)
 class MakoConf:
-    """What a mako.conf says.
+    """The contents of a mako.conf.
 
     Attributes:
         path: the file.
         settings: values by the names of the server's settings.
         apps: the applications, in order.
-        home: what the io "home" is and relative paths start at.
+        home: the folder of the io "home", and of relative paths.
         plain_http: False when `port` is 0.
         tls_host: the address of the TLS port, None for that of the plain one.
-        sessions: how many HTTP sessions there may be, None for the server's own limit.
-        not_honoured: names of variables that mean something to Mako and nothing here.
+        sessions: the limit of HTTP sessions, None for the server's own limit.
+        not_honoured: names of variables that Mako uses and this server does not.
     """
 
     path: Path
@@ -74,19 +74,22 @@ class MakoConf:
 
 
 def find(current: Path) -> Path | None:
-    """Give the mako.conf that is in force when the command line names none: that in the folder of the executable, in
-    the current one, or in the user's home; None when there is none."""
+    """Return the default mako.conf: in the folder of the executable, in the current one, or in the user's home.
+
+    Returns:
+        None when there is none.
+    """
     folders = [Path(os.path.realpath(sys.argv[0])).parent, current, Path(os.environ.get("HOME") or current)]
     return next((folder / NAME for folder in folders if (folder / NAME).is_file()), None)
 
 
 def read(file: Path, words: Sequence[str] = (), current: Path | None = None) -> MakoConf:
-    """Run a mako.conf and give what it says to the server.
+    """Run a mako.conf and return its contents.
 
     Args:
         file: the file.
-        words: all words of the command line, for `mako.argv`.
-        current: the folder relative paths start at; the current one.
+        words: the arguments of the command line, for `mako.argv`.
+        current: the folder of relative paths; the current one by default.
 
     Raises:
         StartError: it can't be read, its Lua fails, or a variable breaks its rule; one sentence with file and line, or
@@ -95,30 +98,26 @@ def read(file: Path, words: Sequence[str] = (), current: Path | None = None) -> 
     file, current = file.absolute(), current or Path.cwd()
     if not file.exists():
         raise StartError(f"{file} does not exist.")
-    from smqrt.apps.lua.conf import variables  # here: without such a file nobody needs to load Lua for it
+    from smqrt.apps.lua.conf import variables  # here: without such a file, this does not load Lua
 
     values = variables(file, words)
     try:
-        return _conf(file, values, current)
+        home = current / _checked(values, "homeio", path, str(current))
+        if not home.is_dir():
+            raise ArgumentError(f"homeio must be a folder, not {str(home)!r}.")
+        port = _checked(values, "port", lambda: whole(0, 0xFFFF), None)
+        return MakoConf(
+            path=file,
+            settings=dict(_settings(values, home)),
+            apps=list(_apps(values.get("apps"), home, file.parent)),
+            home=home,
+            plain_http=port != 0,
+            tls_host=_checked(values, "sslhost", text, None),
+            sessions=_checked(values, "sessioncnt", lambda: whole(1), None),
+            not_honoured=sorted(NOT_HONOURED & values.keys()),
+        )
     except ArgumentError as error:
         raise StartError(f"{file}: {error}") from None
-
-
-def _conf(file: Path, values: dict[str, Value], current: Path) -> MakoConf:
-    home = current / _checked(values, "homeio", path, str(current))
-    if not home.is_dir():
-        raise ArgumentError(f"homeio must be a folder, not {str(home)!r}.")
-    port = _checked(values, "port", lambda: whole(0, 0xFFFF), None)
-    return MakoConf(
-        path=file,
-        settings=dict(_settings(values, home)),
-        apps=list(_apps(values.get("apps"), home, file.parent)),
-        home=home,
-        plain_http=port != 0,
-        tls_host=_checked(values, "sslhost", text, None),
-        sessions=_checked(values, "sessioncnt", lambda: whole(1), None),
-        not_honoured=sorted(NOT_HONOURED & values.keys()),
-    )
 
 
 def _checked(values: Mapping[str, Value], name: str, rule: Callable[[], Any], default: Value) -> Value:
@@ -129,7 +128,7 @@ _SETTINGS = {"port": "port", "sslport": "tls_port", "host": "host", "conncnt": "
 
 
 def _settings(values: Mapping[str, Value], home: Path) -> Iterator[tuple[str, object]]:
-    """The settings of the server that the file gives; the port 0 disables a listener and is none."""
+    """Yield the settings of the server. The port 0, which disables a listener, is not among them."""
     table = options_of(Settings)
     for name, setting in _SETTINGS.items():
         if values.get(name) is not None:
@@ -138,7 +137,7 @@ def _settings(values: Mapping[str, Value], home: Path) -> Iterator[tuple[str, ob
                 yield setting, value
     files = {name: values[name] for name in ("certfile", "keyfile") if values.get(name) is not None}
     if len(files) == 1:
-        raise ArgumentError(f"{next(iter(files))} is alone; certfile and keyfile belong together.")
+        raise ArgumentError(f"{next(iter(files))} is given alone; certfile and keyfile belong together.")
     if files:
         certs, keys = (_paths(name, files[name]) for name in ("certfile", "keyfile"))
         if len(certs) != len(keys):
@@ -183,15 +182,10 @@ def _app(entry: int, value: Value, home: Path, folder: Path) -> ConfiguredApp:
         name = value.get("name") or ""
     else:
         raise ArgumentError(f"{where} must be a path, or a table with one such as {{name='shop', path='apps/shop'}}.")
-    found = _located(given, home, folder)
+    found, beside = Path(os.path.normpath(home / given)), Path(os.path.normpath(folder / given))
+    if not found.exists() and beside.exists():  # beside the mako.conf
+        found = beside
     name = text().check(f"{where}.name", found.stem if name is None else name).strip("/")
     if "/" in name:
         raise ArgumentError(f"{where}.name must be one path segment, not {name!r}.")
     return ConfiguredApp(name, found, whole(-127, 127).check(f"{where}.prio", prio), entry)
-
-
-def _located(given: str, home: Path, folder: Path) -> Path:
-    """Relative to the home io; beside the file when nothing is there."""
-    found = Path(os.path.normpath(home / given))
-    beside = Path(os.path.normpath(folder / given))
-    return beside if not found.exists() and beside.exists() else found

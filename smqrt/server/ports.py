@@ -1,4 +1,4 @@
-"""The ports that the settings ask for, with nothing left out; nothing is opened here."""
+"""The ports that the settings ask for, and their listening sockets."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from smqrt.transport.listener import listening_sockets, sockets_for_storms
 from smqrt.transport.server_tls import TlsFiles
 
 OTHER_PORTS = {"http": range(9357, 9371), "https": range(9443, 9461)}  # spec: runtime §1.2
-_MAX_PROTOCOL = 255
+_MAX_ALPN_BYTES = 255  # ALPN has one byte for the length of a name
 ADMIN = "admin"
 ADMIN_PORT = 9356
-"""The default; another server of this machine may have it, and then any free one is taken."""
+"""The default. When another process has it, any free port is used."""
 _FLAT_PORTS = {"http": "port", "https": "tls_port"}
 
 
 @dataclass(frozen=True)
 class Port:
-    """A listener as the settings have it, with nothing left out.
+    """The complete settings of a listener.
 
     Attributes:
-        name: of its table, or `http` and `https` for the flat settings.
-        tls: None for a plain one.
+        name: of its table; `http` and `https` for the flat settings.
+        tls: None for no TLS.
         max_connections: 0 for no limit of its own.
-        others: ports to try when `port` is not to be had.
+        others: ports to try when `port` is taken.
     """
 
     name: str
@@ -41,12 +41,15 @@ class Port:
 
 
 def ports(settings: Settings, conf: MakoConf | None = None) -> list[Port]:
-    """Returns the listeners that the settings ask for, `http` and `https` first.
+    """Return the listeners that the settings ask for, `http` and `https` first.
 
     Raises:
-        StartError: a table makes no sense; one sentence that names it.
+        StartError: a table contradicts itself or lacks a setting; one sentence that names it.
     """
-    asked = [name for name in dict.fromkeys([*_flat(settings, conf), *settings.listener]) if _enabled(name, settings)]
+    flat = ["http"] if settings.tls_port is None or conf is None or conf.plain_http else []
+    flat += ["https"] if settings.tls_port is not None else []
+    tables = settings.listener
+    asked = [name for name in dict.fromkeys([*flat, *tables]) if name not in tables or tables[name].enabled]
     if not asked:
         raise StartError("no listener is enabled; leave one of them on.")
     if ADMIN in asked:
@@ -54,23 +57,13 @@ def ports(settings: Settings, conf: MakoConf | None = None) -> list[Port]:
     return [_port(name, settings, conf) for name in asked]
 
 
-def _enabled(name: str, settings: Settings) -> bool:
-    return name not in settings.listener or settings.listener[name].enabled
-
-
 def lacks_certificate(settings: Settings) -> bool:
-    """Whether a listener with TLS is asked for and no certificate is given for it."""
+    """Whether a listener with TLS has no certificate."""
     if settings.cert:
         return False
     https = settings.listener.get("https", ListenerSettings())
     tables = {**settings.listener, **({"https": https} if settings.tls_port is not None else {})}
     return any(one.enabled and _is_secure(name, one) and not _own_pairs(one) for name, one in tables.items())
-
-
-def _flat(settings: Settings, conf: MakoConf | None) -> list[str]:
-    """The listeners that need no table."""
-    secure = ["https"] if settings.tls_port is not None else []
-    return secure if secure and conf and not conf.plain_http else ["http", *secure]
 
 
 def _port(name: str, settings: Settings, conf: MakoConf | None) -> Port:
@@ -111,7 +104,7 @@ def _files(name: str, table: ListenerSettings, settings: Settings) -> TlsFiles:
     tls = settings.tls
     alpn = tls.alpn if table.alpn is None else table.alpn
     for protocol in alpn:
-        if not protocol.isascii() or len(protocol) > _MAX_PROTOCOL:
+        if not protocol.isascii() or len(protocol) > _MAX_ALPN_BYTES:
             raise StartError(f"{what or 'tls'}.alpn: {protocol!r} is no name of ALPN: 1 to 255 ASCII characters.")
     return TlsFiles(
         pairs,
@@ -126,10 +119,10 @@ def _files(name: str, table: ListenerSettings, settings: Settings) -> TlsFiles:
 
 
 def admin_files(settings: Settings) -> TlsFiles | None:
-    """Returns the files of the admin listener's TLS; None when it speaks none.
+    """Return the files of the admin listener's TLS; None without TLS.
 
     Raises:
-        StartError: the settings make no sense.
+        StartError: the settings contradict one another.
     """
     admin, tls = settings.admin, settings.tls
     if bool(admin.cert) != bool(admin.key):
@@ -149,22 +142,22 @@ def admin_files(settings: Settings) -> TlsFiles | None:
     return TlsFiles(((cert, key),), admin.client_ca, crl, mode, version, ("http/1.1",), ADMIN, password)
 
 
-# ---- The listening sockets of ports: those that systemd has opened, and those that workers share.
+# ---- listening sockets
 #
-# A port has as many sockets for each worker, and the kernel spreads connections over all of them (SO_REUSEPORT). Every
-# process has all of them open, so that none is ever closed while the server runs, whoever dies; which ones a worker
-# accepts at is said by the supervisor. A socket of systemd's is one for all.
+# A port has the same number of sockets for each worker, and the kernel spreads connections over all of them
+# (SO_REUSEPORT). Every process has all of them open, so that the death of a worker closes none, with the connections in
+# its queue. The supervisor decides at which sockets a worker accepts. systemd passes only one socket.
 
 
 @dataclass
 class PortSockets:
-    """The sockets of a port, of all workers.
+    """The listening sockets of a port.
 
     Attributes:
         workers: the sockets of each worker.
-        number: of the worker that this process is.
-        is_one_for_all: there is one socket, at which all workers accept.
-        is_kept: somebody else keeps it: who waits at the end is served by the next server.
+        number: the number of the worker that this process is.
+        is_one_for_all: all workers accept at one socket.
+        is_kept: systemd keeps the socket open, so that the next server accepts what is in its queue.
     """
 
     workers: list[list[_socket.socket]]
@@ -174,31 +167,31 @@ class PortSockets:
 
     @property
     def own(self) -> list[_socket.socket]:
-        """Those of this worker."""
+        """The sockets of this worker."""
         return self.workers[self.number]
 
     def of(self, workers: Iterable[int]) -> list[_socket.socket]:
-        """Those of other workers, which don't accept themselves."""
+        """Return the sockets of other workers, for which this one accepts; none when there is one for all."""
         return [] if self.is_one_for_all else [one for number in workers for one in self.workers[number]]
 
     def all(self) -> Iterator[_socket.socket]:
-        """Each once."""
+        """Iterate over all sockets, each once."""
         return iter(self.workers[0] if self.is_one_for_all else [one for sockets in self.workers for one in sockets])
 
     def close(self) -> None:
-        """Close them in this process."""
+        """Close the sockets in this process."""
         for one in self.all():
             one.close()
 
 
 def passed_ports(asked: Sequence[Port]) -> dict[str, PortSockets]:
-    """Take the sockets that systemd passes, by listener. Raises StartError as `passed_sockets`."""
+    """Return the sockets that systemd passes, by listener. Raises StartError as `passed_sockets`."""
     passed = passed_sockets([port.name for port in asked])
     return {name: PortSockets([[sock]], is_kept=True) for name, sock in passed.items()}
 
 
 def open_for_workers(settings: Settings, conf: MakoConf | None, count: int) -> dict[str, PortSockets]:
-    """Open the ports that the settings ask for, and the one of operators, for so many workers.
+    """Open the ports that the settings ask for, and the admin listener's, for `count` workers.
 
     Raises:
         StartError: an address can't be bound; one sentence.
@@ -208,19 +201,18 @@ def open_for_workers(settings: Settings, conf: MakoConf | None, count: int) -> d
     passed = passed_ports(asked)
     try:
         for port in asked:
-            given = passed.get(port.name)
-            opened[port.name] = _for_all(given, count) if given else _opened(port, count)
+            if given := passed.get(port.name):
+                opened[port.name] = PortSockets(given.workers * count, is_one_for_all=True, is_kept=True)
+            else:
+                opened[port.name] = _opened(port, count)
         if settings.admin.enabled:
-            opened[ADMIN] = _opened_admin(settings, count)
+            admin = _opened_admin(settings)
+            opened[ADMIN] = PortSockets([admin, *([] for _ in range(count - 1))])  # only worker 0 accepts there
     except BaseException:
         for sockets in (*opened.values(), *passed.values()):
             sockets.close()
         raise
     return opened
-
-
-def _for_all(given: PortSockets, count: int) -> PortSockets:
-    return PortSockets(given.workers * count, is_one_for_all=True, is_kept=True)
 
 
 def _opened(port: Port, count: int) -> PortSockets:
@@ -236,13 +228,11 @@ def _opened(port: Port, count: int) -> PortSockets:
     raise failures[0]
 
 
-def _opened_admin(settings: Settings, count: int) -> PortSockets:
-    """Only worker 0 accepts there."""
+def _opened_admin(settings: Settings) -> list[_socket.socket]:
     host, port = settings.admin.host, settings.admin.port
     try:
-        found = listening_sockets(host, ADMIN_PORT if port is None else port)
+        return listening_sockets(host, ADMIN_PORT if port is None else port)
     except StartError:
         if port is not None:
             raise
-        found = listening_sockets(host, 0)
-    return PortSockets([found, *([] for _ in range(count - 1))])
+        return listening_sockets(host, 0)

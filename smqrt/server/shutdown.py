@@ -1,7 +1,7 @@
-"""The end of a server: step by step, with a deadline for the whole, and at once when it is asked a second time.
+"""Signals of a server's process, and its shutdown in steps with a deadline.
 
-The deadline and the second signal also end a server whose loop is held, by an application that computes for instance:
-they wait for no turn of the loop.
+The deadline and a second signal also end a server whose event loop is blocked, for instance by an application that
+computes: both run outside the loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
 
 import gevent
 from gevent import monkey
@@ -25,7 +25,9 @@ from greenlet import getcurrent, greenlet
 
 from smqrt.process import early_signals
 
-# ---- The signals of a server's process.
+log = logging.getLogger("smqrt")
+
+# ---- signals
 
 Reaction = Callable[[], object]
 
@@ -34,13 +36,13 @@ class Signals:
     """Handlers of signals, in the event loop.
 
     Args:
-        at_once: what is done at each of these signals.
-        when_ready: what needs a server that serves: a signal that arrives before `ready` is handled there.
+        at_once: the reactions that need no running server.
+        when_ready: the reactions that do. A signal that arrives before `ready` is handled there.
     """
 
     def __init__(self, at_once: Mapping[int, Reaction], when_ready: Mapping[int, Reaction]) -> None:
         self._at_once, self._when_ready = at_once, when_ready
-        self._waiting: dict[int, None] | None = {}
+        self._deferred: dict[int, None] | None = {}
         self._watchers = [gevent.signal_handler(number, self._react, number) for number in (*at_once, *when_ready)]
         for number in early_signals.take():
             self._react(number)
@@ -48,34 +50,34 @@ class Signals:
     def _react(self, number: int) -> None:
         if number in self._at_once:
             self._at_once[number]()
-        elif self._waiting is None:
+        elif self._deferred is None:
             self._when_ready[number]()
         else:
-            self._waiting[number] = None
+            self._deferred[number] = None
 
     def ready(self) -> None:
-        """Handle what has waited, and from now on every signal at once."""
-        waiting, self._waiting = self._waiting, None
-        for number in waiting or ():
+        """Handle the deferred signals, and from now on each signal at once."""
+        deferred, self._deferred = self._deferred, None
+        for number in deferred or ():
             self._when_ready[number]()
 
     def cancel(self) -> None:
-        """Handle no signal any more."""
+        """Stop handling signals."""
         for watcher in self._watchers:
             watcher.cancel()
 
 
-# ---- The process of a server: what it needs of its machine, and a report of what everything in it waits for.
+# ---- the process
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # options of mallopt(3)
 _MMAP_BYTES, _TRIM_BYTES = 4 << 20, 64 << 20
-_DEEPEST_FRAMES = 12  # of a greenlet in a report of the state
+_MAX_FRAMES = 12  # of each greenlet in a state report
 
 
-def prepare() -> None:
-    """Suits the process to many connections and large messages."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+def prepare_process() -> None:
+    """Prepare the process for many connections and large messages."""
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     # Without this, malloc maps and unmaps every large message: 34 against 20 us for one of 60 KB.
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -84,100 +86,100 @@ def prepare() -> None:
 
 
 def state_report(activities: Iterable[str]) -> str:
-    """Give the state of the process in text: what its greenlets, and the activities of its applications, wait for.
+    """Return as text what the greenlets of the process, and the activities of its applications, wait for.
 
     Args:
         activities: a line for each activity of Lua.
     """
     lua = Counter(activities)
-    stacks = Counter(_stack(one) for one in _greenlets())
+    current = getcurrent()
+    gc.unfreeze()  # the collector does not list objects that the server froze at its start
+    stacks = Counter(
+        _stack(one)
+        for one in gc.get_objects()
+        if isinstance(one, greenlet) and one.gr_frame is not None and one is not current
+    )
     gc.freeze()
-    parts = [f"{sum(lua.values())} activities of Lua wait", *(_counted(count, text) for text, count in lua.items())]
-    parts += [f"{sum(stacks.values())} greenlets", *(_counted(count, text) for text, count in stacks.most_common())]
-    return "\n".join(parts)
+    lines = [f"{sum(lua.values())} activities of Lua wait", *(_counted(text, count) for text, count in lua.items())]
+    lines += [f"{sum(stacks.values())} greenlets", *(_counted(text, count) for text, count in stacks.most_common())]
+    return "\n".join(lines)
 
 
-def _counted(count: int, text: str) -> str:
+def _counted(text: str, count: int) -> str:
     return f"  {text}" if count == 1 else f"  {count} times {text}"
 
 
-def _greenlets() -> list[greenlet]:
-    me = getcurrent()
-    gc.unfreeze()  # what the server froze when it started would not be seen
-    return [one for one in gc.get_objects() if isinstance(one, greenlet) and one.gr_frame is not None and one is not me]
-
-
 def _stack(one: greenlet) -> str:
-    frames = traceback.extract_stack(one.gr_frame, _DEEPEST_FRAMES)
+    frames = traceback.extract_stack(one.gr_frame, _MAX_FRAMES)
     lines = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(frames)]
     return f"{type(one).__name__} at " + "\n      from ".join(lines)
 
 
-log = logging.getLogger("smqrt")
+# ---- the steps of a shutdown
 
 Step = tuple[str, Callable[[], object]]
-"""What is done, for the person who reads why it took so long; and the function that does it."""
+"""The name of a step, for the log line of a shutdown that takes too long; and its function."""
 
 STDERR = 2
-_LOOK_S = 0.05
+_POLL_S = 0.05
+# The originals, not gevent's: the deadline is watched by a thread that needs no event loop.
 _sleep: Callable[[float], None] = monkey.get_original("time", "sleep")
 _start_thread: Callable[..., int] = monkey.get_original("_thread", "start_new_thread")
 
 
-class Ending:
-    """The steps with which a server ends.
+class StepRunner:
+    """Runs the steps of a shutdown.
 
     Args:
-        left: says what is still there: "3 requests, 120 SMQ clients"; called in another thread, so it only looks.
+        remaining: returns what is still open: "3 requests, 120 SMQ clients". Another thread calls it: it only reads.
 
     Attributes:
-        step: what is being done; empty before the first step and after the last one.
+        step: the current step; empty before the first and after the last one.
     """
 
-    def __init__(self, left: Callable[[], str]) -> None:
+    def __init__(self, remaining: Callable[[], str]) -> None:
         self.step = ""
-        self._left = left
+        self._remaining = remaining
 
     def run(self, steps: Iterable[Step]) -> None:
-        """Take the steps; one that fails is logged, and the next ones are taken all the same."""
+        """Run the steps. A step that fails is logged, and the next ones run."""
         for self.step, function in steps:
             try:
                 function()
             except Exception:
-                log.exception("while the server stopped, at %s", self.step)
+                log.exception("shutdown: error at %s", self.step)
         self.step = ""
 
     @contextmanager
-    def within(self, most_s: float) -> Iterator[None]:
-        """End the process with exit code 1 when what is inside takes longer, or a signal asks a second time.
+    def within(self, timeout_s: float) -> Iterator[None]:
+        """Exit the process with code 1 when the body takes longer, or at a second signal.
 
         Args:
-            most_s: seconds; 0 for as long as it takes.
+            timeout_s: 0 for no limit.
         """
-        over: list[bool] = []
-        before = {number: signal.signal(number, _end_now) for number in (signal.SIGTERM, signal.SIGINT)}
-        if most_s:
-            _start_thread(self._watch, (time.monotonic() + most_s, most_s, over))
+        is_over: list[bool] = []
+        before = {number: signal.signal(number, _exit_at_once) for number in (signal.SIGTERM, signal.SIGINT)}
+        if timeout_s:
+            _start_thread(self._watch, (timeout_s, is_over))
         try:
             yield
         finally:
-            over.append(True)
+            is_over.append(True)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _watch(self, end_s: float, most_s: float, over: list[bool]) -> None:
-        while not over:
-            if time.monotonic() >= end_s:
-                os.write(STDERR, self._last_line(most_s).encode())
+    def _watch(self, timeout_s: float, is_over: list[bool]) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not is_over:
+            if time.monotonic() >= deadline_s:
+                line = (
+                    f"stopped after {timeout_s:g} s, at {self.step or 'its last step'}, with {self._remaining()} still "
+                    "there; see the setting drain.timeout_s\n"
+                )
+                os.write(STDERR, line.encode())  # not the log: its lock may be held
                 os._exit(1)
-            _sleep(_LOOK_S)
-
-    def _last_line(self, most_s: float) -> str:
-        return (
-            f"stopped after {most_s:g} s, at {self.step or 'its last step'}, with {self._left()} still there; "
-            "see the setting drain.most_s\n"
-        )
+            _sleep(_POLL_S)
 
 
-def _end_now(number: int, frame: Any) -> None:
-    os._exit(1)  # asked twice: somebody is in a hurry
+def _exit_at_once(number: int, frame: FrameType | None) -> None:
+    os._exit(1)  # second signal: exit at once

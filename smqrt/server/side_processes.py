@@ -1,4 +1,4 @@
-"""Processes beside the server: started again when they fail, and ended with it.
+"""Child processes of the server: pipelines and compaction, restarted when they fail.
 
 start ──▶ running ──exit code 0──▶ ended
             │  ▲
@@ -17,7 +17,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import IO, Any
 
 import gevent
 from gevent import subprocess
@@ -28,21 +28,22 @@ from smqrt.journal.writer import JournalWriter
 from smqrt.process.children import Patience, end_with_parent, failure
 
 _LINE_BYTES = 16 << 10
-_LAST_WORDS_S = 1.0
-_LEFT_BEHIND_S = 3.0  # what a JVM takes to tidy up behind the process that started it
-_POLL_S = 0.05
-_LOOK_S = 1.0
-_PIPELINES_STOP_S = 40.0  # the 30 s of `smqrt.pipeline.query.FINISH_S`, and the end of Spark
+_LAST_OUTPUT_S = 1.0  # to read the output that a process wrote before its exit
+_GROUP_EXIT_S = 3.0  # a JVM needs so long to exit after the process that started it
+_GROUP_KILL_S = 1.0
+_GROUP_POLL_S = 0.05
+_JOURNALS_POLL_S = 1.0
+_PIPELINES_STOP_S = 40.0  # the 30 s of `smqrt.pipeline.query.FINISH_S`, and the exit of Spark
 
 
 class Supervised:
-    """A process that is kept running, with all the processes that it starts.
+    """A process that is restarted when it fails, with all the processes that it starts.
 
     Args:
-        name: stands in front of its lines.
+        name: the prefix of its lines.
         command: the program and its arguments.
-        report: takes each line of its output, and what becomes of it.
-        patience: see there.
+        report: takes each line of its output, and of its starts and failures.
+        patience: the waits before restarts, and for its exit.
 
     Attributes:
         state: "stopped", "running", "waiting" (to start again) or "ended" (by itself, successfully).
@@ -60,21 +61,21 @@ class Supervised:
         self._keeper: gevent.Greenlet[..., None] | None = None
 
     def start(self) -> None:
-        """Starts it, unless it runs or waits to start again; returns at once."""
+        """Start the process, unless it runs or waits to start again; never blocks."""
         if self.state not in ("running", "waiting"):
             self.state = "running"
             self._stopping.clear()
             self._keeper = gevent.spawn(self._keep)
 
     def stop(self) -> None:
-        """Ends it; blocks the greenlet until it and all it started are gone."""
+        """Stop the process; blocks this greenlet until it, and all processes that it started, have ended."""
         self._stopping.set()
         if self._keeper is not None:
             self._keeper.join()
         self.state = "stopped"
 
     def restart(self) -> None:
-        """Stops it and starts it anew; blocks as `stop`."""
+        """Stop the process and start it again; blocks as `stop`."""
         self.stop()
         self.start()
 
@@ -94,36 +95,34 @@ class Supervised:
         self.state = "ended"
 
     def _run(self) -> str | None:
-        """Runs the process until it ends; returns how it failed, None when it did not."""
+        """Run the process until it ends. Return how it failed, None for success."""
         try:
-            process = self._open()
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
         except OSError as error:
             return f"{self._command[0]} can't be started: {error.strerror}"
         self._report(f"{self._name}: started, process {process.pid}")
-        reader, waiter = gevent.spawn(self._pass_on, process.stdout), gevent.spawn(process.wait)
+        reader, waiter = gevent.spawn(self._report_output, process.stdout), gevent.spawn(process.wait)
         either: list[Any] = [waiter, self._stopping]
         gevent.wait(either, count=1)
         if not waiter.ready():
             process.terminate()
             waiter.join(self._patience.stop_s)
-        _end_group(process.pid, _LEFT_BEHIND_S if waiter.ready() else 0)
+        _end_group(process.pid, _GROUP_EXIT_S if waiter.ready() else 0)
         code: int = waiter.get()
-        reader.join(_LAST_WORDS_S)
+        reader.join(_LAST_OUTPUT_S)
         reader.kill()
         return failure(code)
 
-    def _open(self) -> Any:
-        return subprocess.Popen(
-            self._command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
-            preexec_fn=end_with_parent,
-        )
-
-    def _pass_on(self, output: Any) -> None:
+    def _report_output(self, output: IO[bytes] | None) -> None:
+        assert output is not None  # a pipe
         with output:
             while line := output.readline(_LINE_BYTES):
                 if text := line.decode("utf-8", "replace").rstrip():
@@ -131,21 +130,21 @@ class Supervised:
 
 
 def _end_group(leader: int, patience_s: float) -> None:
-    """Waits until all processes that a process had started are gone, and ends them after `patience_s` seconds."""
+    """Wait until all processes of a group have ended; kill them after `patience_s` seconds."""
     with suppress(ProcessLookupError, PermissionError):
-        for number, wait_s in ((0, patience_s), (signal.SIGKILL, _LAST_WORDS_S)):
+        for number, wait_s in ((0, patience_s), (signal.SIGKILL, _GROUP_KILL_S)):  # signal 0 only asks for the group
             end_s = monotonic() + wait_s
             os.killpg(leader, number)
             while monotonic() < end_s:
-                gevent.sleep(_POLL_S)
+                gevent.sleep(_GROUP_POLL_S)
                 os.killpg(leader, 0)
 
 
 class Pipelines:
-    """The pipelines of the applications, a process for each application that has any.
+    """The pipelines of the applications, one process for each application that has any.
 
     Args:
-        command: what runs the pipelines of the application whose folder is put behind it.
+        command: runs the pipelines of the application whose folder is appended.
         report: takes each line of output.
     """
 
@@ -155,7 +154,7 @@ class Pipelines:
         self._running: dict[Path, Supervised] = {}
 
     def start(self, name: str, folder: Path) -> None:
-        """Starts those of the application in `folder`, if it has some and they don't run; returns at once."""
+        """Start the pipelines of the application in `folder`, if it has some and they don't run; never blocks."""
         if folder not in self._running and (folder / "pipelines").is_dir():
             command = [*self._command, str(folder)]
             patience = Patience(stop_s=_PIPELINES_STOP_S)
@@ -164,24 +163,24 @@ class Pipelines:
             self._running[folder].start()
 
     def restart(self, folder: Path) -> None:
-        """Starts those of the application in `folder` anew; blocks the greenlet until the old ones are gone."""
+        """Restart the pipelines of the application in `folder`; blocks this greenlet until the old ones have ended."""
         if folder in self._running:
             self._running[folder].restart()
 
     def stop(self) -> None:
-        """Ends all; blocks the greenlet until they are gone."""
+        """Stop all processes; blocks this greenlet until they have ended."""
         gevent.joinall([gevent.spawn(one.stop) for one in self._running.values()])
 
     def states(self) -> list[tuple[Path, str]]:
-        """The folder and the state of each, see `Supervised`."""
+        """Return the folder and the state of each process, see `Supervised`."""
         return [(folder, one.state) for folder, one in self._running.items()]
 
 
 class Compactions:
-    """The compaction of the open journals whose settings ask for it, a process for each.
+    """The compaction of journals, one process for each open journal whose settings ask for it.
 
     Args:
-        opened: the journals by name, looked at every second.
+        opened: the journals by name, checked every second.
         report: takes each line of output.
     """
 
@@ -189,38 +188,32 @@ class Compactions:
         self._opened = opened
         self._report = report
         self._running: dict[Path, Supervised] = {}
-        self._looking: gevent.Greenlet[..., None] | None = None
-        self._told = False
+        self._poller: gevent.Greenlet[..., None] | None = None
+        self._has_warned = False
 
     def start(self) -> None:
-        """Begins to look; returns at once."""
-        self._looking = gevent.spawn(self._look)
+        """Start to check the journals; never blocks."""
+        self._poller = gevent.spawn(self._poll)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         while True:
-            self._refresh()
-            gevent.sleep(_LOOK_S)
-
-    def _refresh(self) -> None:
-        wanted = {journal.path: journal.settings for journal in self._opened.values() if journal.settings.compact}
-        for path in self._running.keys() - wanted.keys():
-            self._running.pop(path).stop()
-        if wanted and find_spec("pyarrow") is None:
-            self._tell_once("compaction: none, it needs pyarrow: pip install 'smqrt[spark]'")
-            return
-        for path in wanted.keys() - self._running.keys():
-            command = [sys.executable, "-m", "smqrt", *arguments(wanted[path])]
-            self._running[path] = Supervised(f"compaction of {wanted[path].name}", command, self._report)
-            self._running[path].start()
-
-    def _tell_once(self, line: str) -> None:
-        if not self._told:
-            self._report(line)
-        self._told = True
+            wanted = {journal.path: journal.settings for journal in self._opened.values() if journal.settings.compact}
+            for path in self._running.keys() - wanted.keys():
+                self._running.pop(path).stop()
+            if wanted and find_spec("pyarrow") is None:
+                if not self._has_warned:
+                    self._report("compaction: none, it needs pyarrow: pip install 'smqrt[spark]'")
+                self._has_warned = True
+            else:
+                for path in wanted.keys() - self._running.keys():
+                    command = [sys.executable, "-m", "smqrt", *arguments(wanted[path])]
+                    self._running[path] = Supervised(f"compaction of {wanted[path].name}", command, self._report)
+                    self._running[path].start()
+            gevent.sleep(_JOURNALS_POLL_S)
 
     def stop(self) -> None:
-        """Ends all; blocks the greenlet until they are gone."""
-        if self._looking is not None:
-            self._looking.kill()
+        """Stop all processes; blocks this greenlet until they have ended."""
+        if self._poller is not None:
+            self._poller.kill()
         gevent.joinall([gevent.spawn(one.stop) for one in self._running.values()])
         self._running.clear()

@@ -1,6 +1,6 @@
-"""Whether a server can start with its settings: what `smqrt serve` does first, and all that `smqrt config check` does.
+"""Checks of settings before a server starts, for `smqrt serve` and `smqrt config check`.
 
-Nothing is opened or made. What only the machine can tell, such as whether a port is free, shows when the server starts.
+They open and create nothing. Whether a port is free, for instance, is known only when the server starts.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from smqrt.transport import server_tls
 from smqrt.transport.origins import Hosts, Origins
 from smqrt.transport.server_tls import TlsFiles
 
-_NOT_MADE_YET = "a self-signed certificate, which is made when the server starts"
+_SELF_SIGNED = "a self-signed certificate, which is made when the server starts"
 
 
 def check_startable(settings: Settings, conf: MakoConf | None = None) -> None:
-    """Check what can be checked without a server.
+    """Check settings, and the files that they name.
 
     Args:
-        settings: with the certificate that was made, or without any.
-        conf: what mako.conf says.
+        settings: with the self-signed certificate, or without one.
+        conf: the mako.conf.
 
     Raises:
-        StartError: the server would not start, or a part of it could not be used; one sentence.
+        StartError: the server would not start, or a part of it would not work; one sentence.
     """
     check_certificate(settings)
     acme_files(settings)
@@ -74,10 +74,10 @@ def check_certificate(settings: Settings) -> None:
 
 
 def acme_files(settings: Settings) -> AcmeFiles | None:
-    """Return the files of the certificate that the server orders by itself; None when it orders none.
+    """Return the files of the certificate that the server orders by ACME; None when it orders none.
 
     Raises:
-        StartError: the settings contradict one another, the library is missing, or there is no place for the files.
+        StartError: the settings contradict one another, the library is missing, or there is no folder for the files.
     """
     tls = settings.tls
     if not tls.acme:
@@ -106,15 +106,15 @@ def acme_files(settings: Settings) -> AcmeFiles | None:
 
 def _tls_files(settings: Settings, conf: MakoConf | None) -> Iterator[TlsFiles]:
     if lacks_certificate(settings):
-        settings = replace(settings, cert=_NOT_MADE_YET, key=_NOT_MADE_YET)
+        settings = replace(settings, cert=_SELF_SIGNED, key=_SELF_SIGNED)
     for files in filter(None, [*(one.tls for one in ports(settings, conf)), admin_files(settings)]):
-        yield replace(files, pairs=tuple(pair for pair in files.pairs if _NOT_MADE_YET not in pair))
+        yield replace(files, pairs=tuple(pair for pair in files.pairs if _SELF_SIGNED not in pair))
 
 
 def _check_access_log(path: str) -> None:
-    folder = Path(path).absolute().parent
-    if path in ("", "-"):
+    if path in ("", "-"):  # none, or standard output
         return
+    folder = Path(path).absolute().parent
     fault = 0
     if not folder.is_dir():
         fault = errno.ENOENT
@@ -130,7 +130,7 @@ def _check_admin_host(admin: AdminSettings, auth: AuthSettings) -> None:
     try:
         is_open = not ip_address(admin.host.strip("[]")).is_loopback
     except ValueError:
-        return  # a name: the server looks it up when it starts
+        return  # a name: the server resolves it at its start
     if admin.enabled and is_open and not auth.users:
         raise StartError(
             f"admin.host = {admin.host} would let everybody in who reaches this machine; name a file of users in"

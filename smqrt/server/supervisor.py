@@ -1,7 +1,6 @@
-"""The supervisor of workers: opens the ports, starts the workers, starts those that die again, and ends them.
+"""Supervisor of workers: opens the ports, then starts, restarts and stops the workers.
 
-It loads no application. Worker 0 is started first and alone, so that what applications make when they are loaded for
-the first time is made once; then all others.
+It loads no application. Worker 0 starts first, alone: what applications create at their first start is created once.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -25,8 +24,8 @@ from gevent.event import Event
 from smqrt.errors import StartError
 from smqrt.process.children import Patience
 from smqrt.server.mako_conf import MakoConf
-from smqrt.server.ports import ADMIN, PortSockets, open_for_workers
-from smqrt.server.restart.control_socket import RestartDoor
+from smqrt.server.ports import ADMIN, open_for_workers
+from smqrt.server.restart.control_socket import ControlSocket
 from smqrt.server.shutdown import Signals
 from smqrt.server.systemd import Notifier
 from smqrt.server.worker_process import WorkerProcess
@@ -37,9 +36,9 @@ from smqrt.transport.balance import BalanceSockets
 from smqrt.workers.fd_channel import ChannelError, FdChannel, Message
 from smqrt.workers.worker_identity import WorkerPlace, anew
 
-# ---- What each worker has of the limits that are meant for the whole server.
+# ---- limits of the whole server, divided among the workers
 
-SHARED: tuple[SettingPath, ...] = (
+DIVIDED_LIMITS: tuple[SettingPath, ...] = (
     ("max_connections",),
     ("connections_per_address",),
     ("bodies_mib",),
@@ -47,38 +46,39 @@ SHARED: tuple[SettingPath, ...] = (
     ("limits", "connect_rate"),
     ("limits", "connect_rate_per_address"),
     ("limits", "handshakes_per_address"),
-    ("limits", "queues_bytes"),
+    ("limits", "total_queue_bytes"),
 )
-"""Settings of the whole server; `max_connections` of listeners is one, too. Connections are spread evenly."""
+"""Limits of the whole server, beside `max_connections` of listeners. Connections are spread evenly."""
 
 
 def shared(settings: Settings, place: WorkerPlace) -> Settings:
-    """Returns the settings of a worker: each of these limits is divided by the number of workers, and rounded up."""
+    """Return the settings of a worker. Limits of the server are divided by the number of workers, and rounded up."""
     if place.count == 1:
         return settings
-    values = {path: _share(value_at(settings, path), place) for path in SHARED}
+    values: dict[SettingPath, object] = {}
+    for path in DIVIDED_LIMITS:
+        value = value_at(settings, path)
+        if isinstance(value, float):
+            value /= place.count
+        elif isinstance(value, int):  # not None, which is no limit
+            value = place.share(value)
+        values[path] = value
     listeners = {
         name: replace(one, max_connections=place.share(one.max_connections)) for name, one in settings.listener.items()
     }
     return replace(with_values(settings, values), listener=listeners)
 
 
-def _share(value: object, place: WorkerPlace) -> object:
-    if isinstance(value, float):
-        return value / place.count
-    return place.share(value) if isinstance(value, int) else value
-
-
-# ---- Hot restart of a server with workers: one worker after the other is replaced by a new process.
+# ---- hot restart: a new process replaces each worker, one after the other
 
 log = logging.getLogger("smqrt")
 
-MOVE_S = 60.0
-"""What a hand-over may take beyond loading the applications."""
+HAND_OVER_S = 60.0
+"""The time limit of a hand-over, beside the loading of the applications."""
 
 
-class Rolled(Protocol):
-    """The supervisor, as far as hot restarts need it."""
+class WorkerOwner(Protocol):
+    """What a rolling restart needs of the supervisor."""
 
     settings: Settings
     count: int
@@ -89,41 +89,41 @@ class Rolled(Protocol):
         """Start the process of a worker. Raises OSError."""
 
     def replace(self, number: int, worker: WorkerProcess) -> None:
-        """Let another process be the worker."""
+        """Make another process the worker of this number."""
 
 
-class Rolling:
+class RollingRestart:
     """The hot restarts of a server with workers.
 
     Args:
-        supervisor: whose workers.
+        supervisor: has the workers.
 
     Attributes:
-        starting: the processes that are about to take a worker's place.
+        starting: the new processes that have not replaced a worker yet.
     """
 
-    def __init__(self, supervisor: Rolled) -> None:
+    def __init__(self, supervisor: WorkerOwner) -> None:
         self._supervisor = supervisor
         self.starting: list[WorkerProcess] = []
         self._is_under_way = False
-        self._door = RestartDoor(supervisor.settings.restart.socket, self._answer)
+        self._socket = ControlSocket(
+            supervisor.settings.restart.socket,
+            lambda channel, message: gevent.spawn(self._answer, channel, message["do"] == "restart"),
+        )
 
     def open(self) -> None:
         """Listen at `restart.socket`, if there is one. Raises StartError."""
-        self._door.open()
+        self._socket.open()
 
     def close(self) -> None:
-        """Listen no more."""
-        self._door.close()
+        """Stop listening."""
+        self._socket.close()
 
     def ask(self) -> None:
-        """Replace all workers, soon; never blocks."""
+        """Replace all workers soon; never blocks."""
         gevent.spawn(self._run)
 
-    def _answer(self, channel: FdChannel, message: Message) -> None:
-        gevent.spawn(self._tell, channel, message["do"] == "restart")
-
-    def _tell(self, channel: FdChannel, is_command: bool) -> None:
+    def _answer(self, channel: FdChannel, is_command: bool) -> None:
         answer: Message = {"do": "abort", "why": "a server with workers is restarted by `smqrt restart`"}
         if is_command:
             fault, clients = self._run()
@@ -135,13 +135,18 @@ class Rolling:
         channel.close()
 
     def _run(self) -> tuple[str | None, int]:
-        """Why it failed, and how many clients the new processes have."""
+        """Return why the restart failed, None for success; and the number of clients of the new processes."""
         fault: str | None = "one is under way already"
         clients = 0
         if not self._is_under_way:
-            self._is_under_way = True
+            self._is_under_way, fault = True, None
             try:
-                fault, clients = self._replace_all()
+                for number in range(self._supervisor.count):
+                    fault, migrated = self._replace(number)
+                    if fault is not None:
+                        fault = f"w{number}: {fault}"
+                        break
+                    clients += migrated
             finally:
                 self._is_under_way = False
         if fault is not None:
@@ -150,16 +155,8 @@ class Rolling:
         self._supervisor.report(f"restart: {self._supervisor.count} new workers serve, with {clients} clients")
         return None, clients
 
-    def _replace_all(self) -> tuple[str | None, int]:
-        moved = 0
-        for number in range(self._supervisor.count):
-            fault, clients = self._replace(number)
-            if fault is not None:
-                return f"w{number}: {fault}", moved
-            moved += clients
-        return None, moved
-
     def _replace(self, number: int) -> tuple[str | None, int]:
+        """Replace a worker. Return why it failed, None for success; and the number of migrated clients."""
         old = self._supervisor.workers[number]
         if not old.accepts:
             return "it does not serve at the moment", 0
@@ -169,9 +166,9 @@ class Rolling:
                 new = self._supervisor.start(number, theirs.fileno())
             except OSError as error:
                 return f"a new process can't be started: {error.strerror}", 0
-            old.say({"do": "hand_over"}, [ours.fileno()])
+            old.send({"do": "hand_over"}, [ours.fileno()])
         self.starting.append(new)
-        fault, clients = old.await_hand_over(self._supervisor.settings.restart.load_s + MOVE_S)
+        fault, clients = old.await_hand_over(self._supervisor.settings.restart.load_s + HAND_OVER_S)
         self.starting.remove(new)
         if fault is not None:
             new.signal(signal.SIGKILL)
@@ -181,36 +178,41 @@ class Rolling:
         return (None, clients) if new.is_ready else (f"the new process {new.ending}", clients)
 
 
+# ---- the workers
+
 Report = Callable[[str], None]
 
-PATIENCE = Patience(first_s=0.25, longest_s=30.0, steady_s=60.0)
+RESTART_DELAYS = Patience(first_s=0.25, longest_s=30.0, steady_s=60.0)
 MAX_FAILED_STARTS = 5
-"""A worker that fails so often before it serves, while none of the others serves, ends the server."""
-SILENT_S = 3.0
-"""A worker that says nothing for so long is held by something: others accept its connections meanwhile."""
-LOOK_S = 1.0
+"""When a worker fails so often before it serves, and no other worker serves, the server stops."""
+UNRESPONSIVE_S = 3.0
+"""A worker that sends nothing for so long is unresponsive: others accept its connections meanwhile."""
+POLL_S = 1.0
 RELOAD_S = 30.0
 KILL_AFTER_S = 5.0
-"""Beyond `drain.most_s`, which the workers watch themselves."""
+"""Beyond `drain.timeout_s`, which the workers apply themselves."""
 MAX_DIRECTORY_CHARS = 78
-"""The path of a Unix socket has 107 at most, and those of links between workers take 28 of them."""
-DIRECTORY = "smqrt-workers-"
-MEMORY = "/dev/shm"
-MEMORY_BYTES = 48 << 20
-"""That has to be free there, for the sessions of workers; containers have 64 MiB."""
+"""The path of a Unix socket has at most 107 characters; those of links between workers add 28."""
+DIRECTORY_PREFIX = "smqrt-workers-"
+MEMORY_FOLDER = "/dev/shm"
+MIN_FREE_BYTES = 48 << 20
+"""Free space needed there for the sessions of workers; containers have 64 MiB."""
 SECRET_BYTES = 32
-LINES_OF_A_START = 1000
+MAX_START_LINES = 1000
 
 
 class Supervisor:
-    """The workers of a server. Its ports are open from the beginning.
+    """The workers of a server. The ports are open when this is made.
 
     Args:
         settings: of the server.
-        count: how many workers.
-        conf: what mako.conf says.
-        report: takes each line meant for the person at the terminal.
-        reload: reads the settings of this process again, at SIGHUP.
+        count: the number of workers.
+        conf: the mako.conf.
+        report: takes each line for the terminal.
+        reload: reloads the settings of this process, at SIGHUP.
+
+    Attributes:
+        over: set when the server has to stop.
 
     Raises:
         StartError: an address can't be bound; one sentence.
@@ -222,7 +224,10 @@ class Supervisor:
         self.settings, self.count, self.report = settings, count, report
         self._reload = reload
         self._ports = open_for_workers(settings, conf, count)
-        self._balance = _balance_sockets(count)
+        try:
+            self._balance = BalanceSockets(count)
+        except OSError as error:
+            raise StartError(f"Cannot open the sockets of workers: {error.strerror}; raise ulimit -n.") from None
         self._directory = _private_directory()
         secret = os.urandom(SECRET_BYTES)
         self._places = [WorkerPlace(number, count, secret, self._directory) for number in range(count)]
@@ -233,10 +238,10 @@ class Supervisor:
         self._exit_code = 0
         self._failure: StartError | None = None
         self._systemd = Notifier()
-        self._lines_of_the_start: set[str] = set()
-        self._rolling = Rolling(self)
+        self._start_lines: set[str] = set()
+        self._rolling = RollingRestart(self)
 
-    # ---- the whole
+    # ---- the server
 
     def run(self) -> int:
         """Serve until SIGTERM, SIGINT or the `exit` of an application; returns the exit code.
@@ -250,16 +255,16 @@ class Supervisor:
                 signal.SIGINT: self._on_stop,
                 signal.SIGUSR1: lambda: self._signal(signal.SIGUSR1),
             },
-            {signal.SIGHUP: lambda: gevent.spawn(self._renew), signal.SIGUSR2: self._rolling.ask},
+            {signal.SIGHUP: lambda: gevent.spawn(self._reload_all), signal.SIGUSR2: self._rolling.ask},
         )
         try:
             self._rolling.open()
             greenlets: list[gevent.Greenlet[..., None]] = [
-                gevent.spawn(self._begin, signals),
+                gevent.spawn(self._start_all, signals),
                 gevent.spawn(self._watch),
             ]
             self.over.wait()
-            self._end()
+            self._stop_all()
             gevent.killall(greenlets)
         finally:
             self._rolling.close()
@@ -273,13 +278,13 @@ class Supervisor:
         return self._exit_code
 
     def _on_stop(self) -> None:
-        if self.over.is_set():  # asked twice: somebody is in a hurry
+        if self.over.is_set():  # second signal: exit at once
             self._signal(signal.SIGKILL)
             shutil.rmtree(self._directory, ignore_errors=True)
             os._exit(1)
         self.over.set()
 
-    def _begin(self, signals: Signals) -> None:
+    def _start_all(self, signals: Signals) -> None:
         gevent.spawn(self._keep, 0)
         gevent.sleep(0)
         self._wait_ready([0])
@@ -296,7 +301,7 @@ class Supervisor:
         self._systemd.ready(f"{self.count} workers, {', '.join(lines)}")
         signals.ready()
 
-    def _wait_ready(self, numbers: range | list[int]) -> None:
+    def _wait_ready(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             while number not in self.workers or not self.workers[number].is_ready:
                 gevent.sleep(0.02)
@@ -305,43 +310,45 @@ class Supervisor:
 
     def start(self, number: int, take_over: int | None = None) -> WorkerProcess:
         """Start the process of a worker. Raises OSError."""
-        fds = self._balance.filenos()
-        worker = WorkerProcess(self._places[number], self._ports_of(number), fds, self._heard, take_over)
+        ports = {name: sockets for name, sockets in self._ports.items() if name != ADMIN or number == 0}
+        worker = WorkerProcess(self._places[number], ports, self._balance.filenos(), self._on_message, take_over)
         self._places[number] = anew(self._places[number])
         return worker
 
     def replace(self, number: int, worker: WorkerProcess) -> None:
-        """Let another process be the worker from now on; the one before is about to end by itself."""
+        """Make another process the worker of this number. The process before exits by itself."""
         self._leaving.add(self.workers[number])
         self.workers[number] = worker
-        self.spread()
-
-    def _ports_of(self, number: int) -> dict[str, PortSockets]:
-        return {name: sockets for name, sockets in self._ports.items() if name != ADMIN or number == 0}
+        self._reassign_sockets()
 
     def _keep(self, number: int) -> None:
-        wait_s, failed = PATIENCE.first_s, 0
+        """Start a worker, and start it again when it dies."""
+        wait_s, failed = RESTART_DELAYS.first_s, 0
         while not self.over.is_set():
             try:
                 self.workers[number] = self.start(number)
             except OSError as error:
                 self._fail(f"A worker can't be started: {error.strerror}.")
                 return
-            worker = self._ended(number)
-            self.spread()
+            worker = self._wait_ended(number)
+            self._reassign_sockets()
             if self.over.is_set():
                 return
-            if monotonic() - worker.began_s >= PATIENCE.steady_s:
-                wait_s = PATIENCE.first_s
+            if monotonic() - worker.began_s >= RESTART_DELAYS.steady_s:
+                wait_s = RESTART_DELAYS.first_s
             failed = 0 if worker.is_ready else failed + 1
-            if self._is_hopeless(worker, failed):
+            if worker.fault is not None and not self._is_up:
+                self._fail(worker.fault)
+                return
+            if failed >= MAX_FAILED_STARTS and not any(one.accepts for one in self.workers.values()):
+                self._fail(f"Worker {worker.name} failed {failed} times before it served; at last it {worker.ending}.")
                 return
             log.error("%s (process %d) %s; a new one starts in %g s", worker.name, worker.pid, worker.ending, wait_s)
             self.over.wait(wait_s)
-            wait_s = min(wait_s * 2, PATIENCE.longest_s)
+            wait_s = min(wait_s * 2, RESTART_DELAYS.longest_s)
 
-    def _ended(self, number: int) -> WorkerProcess:
-        """The worker's last process, once it has ended."""
+    def _wait_ended(self, number: int) -> WorkerProcess:
+        """Return the last process of a worker after its exit; processes that it replaced exit before."""
         while True:
             worker = self.workers[number]
             worker.ended.wait()
@@ -349,90 +356,79 @@ class Supervisor:
             if self.workers[number] is worker:
                 return worker
 
-    def _is_hopeless(self, worker: WorkerProcess, failed: int) -> bool:
-        if worker.fault is not None and not self._is_up:
-            self._fail(worker.fault)
-        elif failed >= MAX_FAILED_STARTS and not any(one.accepts for one in self.workers.values()):
-            self._fail(f"Worker {worker.name} failed {failed} times before it served; at last it {worker.ending}.")
-        return self.over.is_set()
-
     def _fail(self, why: str) -> None:
         self._failure = self._failure or StartError(why)
         self.over.set()
 
-    def _heard(self, worker: WorkerProcess, message: Message) -> None:
+    def _on_message(self, worker: WorkerProcess, message: Message) -> None:
         match message["do"]:
             case "report":
-                self._report(worker, str(message["line"]))
+                self._report_line(worker, str(message["line"]))
             case "exit":
                 self._exit_code = int(message["code"])
                 self.over.set()
             case "ready":
                 if self._is_up:
                     self.report(f"{worker.name}: process {worker.pid} serves")
-                self.spread()
+                self._reassign_sockets()
             case "left" | "handed_over":
-                self.spread()
+                self._reassign_sockets()
 
-    def _report(self, worker: WorkerProcess, line: str) -> None:
-        """What all workers say alike while they start is said once."""
+    def _report_line(self, worker: WorkerProcess, line: str) -> None:
+        """Report a line of a worker. Lines that all workers print at their start are reported once."""
         if worker.is_ready:
             self.report(f"{worker.name}: {line}")
-        elif worker.place.is_first and not self._is_up and len(self._lines_of_the_start) < LINES_OF_A_START:
-            self._lines_of_the_start.add(line)
+        elif worker.place.is_first and not self._is_up and len(self._start_lines) < MAX_START_LINES:
+            self._start_lines.add(line)
             self.report(line)
-        elif line not in self._lines_of_the_start:
+        elif line not in self._start_lines:
             self.report(f"{worker.name}: {line}")
 
     # ---- all workers
 
-    def spread(self) -> None:
-        """Have the connections of workers that don't accept any accepted by others."""
+    def _reassign_sockets(self) -> None:
+        """Let other workers accept the connections of workers that accept none."""
         accepting = [number for number in range(self.count) if number in self.workers and self.workers[number].accepts]
         self._balance.accepting(accepting)
         covers: dict[int, list[int]] = {number: [] for number in accepting}
         for number in range(self.count):
             if number not in covers and accepting:
                 covers[next((one for one in accepting if one > number), accepting[0])].append(number)
-        for number, others in covers.items():
-            self.workers[number].cover(others)
+        for number, covered in covers.items():
+            self.workers[number].cover(covered)
 
     def _watch(self) -> None:
-        """Look after workers that are held: by an application, or by SIGSTOP."""
-        looked_s = monotonic()
+        """Find workers that an application, or SIGSTOP, has made unresponsive."""
+        polled_s = monotonic()
         while True:
-            gevent.sleep(LOOK_S)
+            gevent.sleep(POLL_S)
             now_s = monotonic()
-            was_held = now_s - looked_s > 2 * LOOK_S  # this process was, and has not heard the others
-            looked_s = now_s
+            was_stopped = now_s - polled_s > 2 * POLL_S  # then messages of workers wait to be read
+            polled_s = now_s
             for worker in list(self.workers.values()):
-                if was_held:
+                if was_stopped:
                     worker.heard_s = now_s
-                self._look_after(worker, now_s - worker.heard_s)
+                self._check_responsive(worker, now_s - worker.heard_s)
 
-    def _look_after(self, worker: WorkerProcess, silent_s: float) -> None:
-        is_held = silent_s > SILENT_S
-        if not worker.is_ready or worker.ended.is_set() or is_held == worker.is_held:
-            self._kill_unresponsive(worker, silent_s)
-            return
-        worker.is_held = is_held
-        if is_held:
-            log.warning("%s (process %d) is held; others accept its connections", worker.name, worker.pid)
-        self.spread()
-
-    def _kill_unresponsive(self, worker: WorkerProcess, silent_s: float) -> None:
-        most_s = self._systemd.watchdog_s
-        if worker.is_held and most_s and silent_s > most_s:
-            log.error("%s (process %d) was held for %.0f s, and is killed", worker.name, worker.pid, silent_s)
+    def _check_responsive(self, worker: WorkerProcess, silent_s: float) -> None:
+        is_unresponsive = silent_s > UNRESPONSIVE_S
+        watchdog_s = self._systemd.watchdog_s
+        if worker.is_ready and not worker.ended.is_set() and is_unresponsive != worker.is_unresponsive:
+            worker.is_unresponsive = is_unresponsive
+            if is_unresponsive:
+                log.warning("%s (process %d) is unresponsive; others accept its connections", worker.name, worker.pid)
+            self._reassign_sockets()
+        elif worker.is_unresponsive and watchdog_s and silent_s > watchdog_s:
+            log.error("%s (process %d) was unresponsive for %.0f s: killed", worker.name, worker.pid, silent_s)
             worker.signal(signal.SIGABRT)
 
-    def _renew(self) -> None:
+    def _reload_all(self) -> None:
         self._systemd.reloading()
         self._reload()
         asked = [one for one in self.workers.values() if one.is_ready]
         for worker in asked:
             worker.reloaded.clear()
-            worker.say({"do": "reload"})
+            worker.send({"do": "reload"})
         gevent.wait([one.reloaded for one in asked], timeout=RELOAD_S)
         self._systemd.reloaded()
 
@@ -440,39 +436,33 @@ class Supervisor:
         for worker in (*self.workers.values(), *self._leaving):
             worker.signal(number)
 
-    def _end(self) -> None:
-        most_s = self.settings.drain.most_s
-        self._systemd.stopping(most_s)
-        everybody = [*self.workers.values(), *self._leaving, *self._rolling.starting]
-        for worker in everybody:
+    def _stop_all(self) -> None:
+        timeout_s = self.settings.drain.timeout_s
+        self._systemd.stopping(timeout_s)
+        processes = [*self.workers.values(), *self._leaving, *self._rolling.starting]
+        for worker in processes:
             worker.stop()
-        ended = gevent.wait([one.ended for one in everybody], timeout=most_s + KILL_AFTER_S if most_s else None)
-        if len(ended) < len(everybody):
+        ended = gevent.wait([one.ended for one in processes], timeout=timeout_s + KILL_AFTER_S if timeout_s else None)
+        if len(ended) < len(processes):
             self._signal(signal.SIGKILL)
             self._exit_code = self._exit_code or 1
-        elif not self._exit_code and any(one.exit_code for one in everybody if one.is_ready):
+        elif not self._exit_code and any(one.exit_code for one in processes if one.is_ready):
             self._exit_code = 1
 
 
-def _balance_sockets(count: int) -> BalanceSockets:
-    try:
-        return BalanceSockets(count)
-    except OSError as error:
-        raise StartError(f"What workers share can't be opened: {error.strerror}; raise ulimit -n.") from None
-
-
 def _private_directory() -> Path:
-    """A folder for Unix sockets and what workers share, of this user only: in TMPDIR, else in memory where no disk is
-    slow, else where temporary files are."""
+    """Make a folder of this user for Unix sockets and shared files: in TMPDIR, else in memory, which is never slow,
+    else in the default folder of temporary files.
+    """
     try:
-        if "TMPDIR" not in os.environ and _has_room(MEMORY):
-            return Path(tempfile.mkdtemp(prefix=DIRECTORY, dir=MEMORY))
-        folder = Path(tempfile.mkdtemp(prefix=DIRECTORY))
+        if "TMPDIR" not in os.environ and _has_room(MEMORY_FOLDER):
+            return Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir=MEMORY_FOLDER))
+        folder = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX))
         if len(str(folder)) > MAX_DIRECTORY_CHARS:
             folder.rmdir()
-            folder = Path(tempfile.mkdtemp(prefix=DIRECTORY, dir="/tmp"))
+            folder = Path(tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir="/tmp"))
     except OSError as error:
-        raise StartError(f"No folder for the sockets of workers can be made: {error}; set TMPDIR.") from None
+        raise StartError(f"Cannot make a folder for the sockets of workers: {error}; set TMPDIR.") from None
     return folder
 
 
@@ -481,4 +471,4 @@ def _has_room(folder: str) -> bool:
         free = os.statvfs(folder)
     except OSError:
         return False
-    return os.access(folder, os.W_OK | os.X_OK) and free.f_bavail * free.f_frsize >= MEMORY_BYTES
+    return os.access(folder, os.W_OK | os.X_OK) and free.f_bavail * free.f_frsize >= MIN_FREE_BYTES

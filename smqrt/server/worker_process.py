@@ -1,4 +1,4 @@
-"""A worker's process, as its supervisor sees it."""
+"""Supervisor side of the channel to a worker, with the worker's process."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from smqrt.workers.fd_channel import ChannelError, ChannelSilent, FdChannel, Mes
 from smqrt.workers.worker_identity import ENVIRONMENT, WorkerPlace
 
 SEND_S = 2.0
-LAST_WORDS_S = 1.0
-_OF_THE_SUPERVISOR = (
+LAST_MESSAGES_S = 1.0
+_NOT_FOR_WORKERS = (
     TAKE_OVER,
     ENVIRONMENT,
     "LISTEN_PID",
@@ -34,33 +34,33 @@ _OF_THE_SUPERVISOR = (
     "WATCHDOG_PID",
     "WATCHDOG_USEC",
 )
-"""Of the environment: the service manager talks to the supervisor only."""
+"""Environment variables of the supervisor: only it talks to the service manager."""
 
-Heard = Callable[["WorkerProcess", Message], None]
+OnMessage = Callable[["WorkerProcess", Message], None]
 
 
 class WorkerProcess:
-    """A worker that runs with the same command line as this process.
+    """A worker process, started with the command line of this process.
 
     Args:
-        place: which worker it is.
-        ports: the sockets it gets.
+        place: number and secrets of the worker.
+        ports: the sockets that it gets.
         balance: the descriptors with which workers spread connections.
-        heard: called with what it says.
-        take_over: a descriptor that it inherits, to take another process's place; None for a new start.
+        on_message: called with each message of the worker.
+        take_over: the descriptor with which it replaces another process; None for a new start.
 
     Attributes:
-        settled: set when it serves, or has ended before it came to that.
-        is_ready: whether it ever served.
-        lines: where it serves, for the person at the terminal.
-        is_held: whether it said nothing for a while.
-        heard_s: when it said something last, by the monotonic clock.
-        fault: why it could not start, as it says.
-        reloaded: set when it has read its files again.
-        ended: set when the process is gone.
+        settled: set when it serves, or has ended without serving.
+        is_ready: whether it has ever served.
+        lines: its addresses, for the terminal.
+        is_unresponsive: whether it has sent nothing for a while.
+        heard_s: the time of its last message, on the monotonic clock.
+        fault: its own message why it could not start.
+        reloaded: set when it has reloaded its files.
+        ended: set when the process has ended.
 
     Raises:
-        OSError: it can't be started.
+        OSError: the process can't be started.
     """
 
     def __init__(
@@ -68,27 +68,42 @@ class WorkerProcess:
         place: WorkerPlace,
         ports: Mapping[str, PortSockets],
         balance: Iterable[list[int]],
-        heard: Heard,
+        on_message: OnMessage,
         take_over: int | None = None,
     ) -> None:
         self.place = place
         self.fault: str | None = None
         self.lines: list[str] = []
-        self.is_ready = self.is_held = self._is_accepting = False
+        self.is_ready = self.is_unresponsive = self._is_accepting = False
         self.heard_s = self.began_s = monotonic()
         self.settled, self.ended, self.reloaded = Event(), Event(), Event()
         self._handed_over: AsyncResult[tuple[str | None, int]] = AsyncResult()
-        self._heard = heard
-        self._covers: list[int] = []
+        self._on_message = on_message
+        self._covered: list[int] = []
         self._process = self._open(take_over)
-        self._say_place(ports)
+        self.send(
+            {
+                "do": "place",
+                "version": VERSION,
+                "number": place.number,
+                "count": place.count,
+                "secret": place.secret,
+                "directory": str(place.directory),
+                "start": place.start,
+                "ports": len(ports),
+            }
+        )
+        for name, port in ports.items():
+            counts = [len(sockets) for sockets in port.workers]
+            flags = {"one_for_all": port.is_one_for_all, "kept": port.is_kept}
+            self.send({"do": "port", "name": name, "counts": counts, **flags}, [one.fileno() for one in port.all()])
         for fds in balance:
-            self.say({"do": "balance"}, fds)
-        gevent.spawn(self._wait, gevent.spawn(self._listen))
+            self.send({"do": "balance"}, fds)
+        gevent.spawn(self._wait, gevent.spawn(self._receive_all))
 
     def _open(self, take_over: int | None) -> subprocess.Popen[bytes]:
         ours, theirs = socket.socketpair(socket.AF_UNIX)
-        environment = {name: value for name, value in os.environ.items() if name not in _OF_THE_SUPERVISOR}
+        environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_WORKERS}
         environment[ENVIRONMENT] = str(theirs.fileno())
         inherited = [theirs.fileno()]
         if take_over is not None:
@@ -111,50 +126,40 @@ class WorkerProcess:
         self._channel = FdChannel(ours)
         return process
 
-    def _say_place(self, ports: Mapping[str, PortSockets]) -> None:
-        place = self.place
-        said: Message = {"do": "place", "version": VERSION, "number": place.number, "count": place.count}
-        said |= {"secret": place.secret, "directory": str(place.directory), "start": place.start, "ports": len(ports)}
-        self.say(said)
-        for name, port in ports.items():
-            counts = [len(sockets) for sockets in port.workers]
-            flags = {"one_for_all": port.is_one_for_all, "kept": port.is_kept}
-            self.say({"do": "port", "name": name, "counts": counts, **flags}, [one.fileno() for one in port.all()])
-
     @property
     def name(self) -> str:
-        """Such as "w1"."""
+        """The name in log lines, such as "w1"."""
         return self.place.label
 
     @property
     def accepts(self) -> bool:
         """Whether it accepts connections."""
-        return self._is_accepting and not self.is_held
+        return self._is_accepting and not self.is_unresponsive
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The id of the process."""
         return self._process.pid
 
-    def say(self, message: Message, fds: list[int] | None = None) -> None:
-        """Tell it; nothing happens when it is gone. One that does not listen is killed."""
+    def send(self, message: Message, fds: list[int] | None = None) -> None:
+        """Send a message. A worker that does not read it is killed; one that has ended is ignored."""
         try:
             self._channel.send(message, fds or [], timeout_s=SEND_S)
         except ChannelSilent:
             self.signal(signal.SIGKILL)
         except ChannelError:
-            pass  # it is gone
+            pass  # it has ended
 
     def cover(self, workers: list[int]) -> None:
-        """Have it accept the connections of these workers, too."""
-        if workers != self._covers:
-            self._covers = workers
-            self.say({"do": "cover", "workers": workers})
+        """Let it accept the connections of these workers, too."""
+        if workers != self._covered:
+            self._covered = workers
+            self.send({"do": "cover", "workers": workers})
 
     def stop(self) -> None:
-        """Have it end; who has no applications yet ends at once."""
+        """Ask it to stop. While it loads its applications, it stops at once."""
         if self.is_ready:
-            self.say({"do": "stop"})
+            self.send({"do": "stop"})
         else:
             self.signal(signal.SIGTERM)
 
@@ -162,63 +167,60 @@ class WorkerProcess:
         """Wait until its hot restart is done; blocks.
 
         Returns:
-            Why it failed, None when it did not; and how many clients the next process has.
+            Why it failed, None for success; and the number of migrated clients.
         """
         with suppress(gevent.Timeout):
-            said = self._handed_over.get(timeout=timeout_s) or ("nothing was said", 0)
-            if said[0] is not None:
+            outcome = self._handed_over.get(timeout=timeout_s) or ("no outcome was sent", 0)
+            if outcome[0] is not None:
                 self._handed_over = AsyncResult()
-            return said
+            return outcome
         return f"the hand-over took more than {timeout_s:g} s", 0
 
     def signal(self, number: int) -> None:
-        """Send it a signal, while it is there."""
+        """Send a signal to the process, unless it has ended."""
         if not self.ended.is_set():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     @property
     def exit_code(self) -> int:
-        """Of the process that has ended; negative for a signal."""
+        """The exit code of the process that has ended; negative for a signal."""
         code = self._process.returncode
         assert code is not None
         return code
 
     @property
     def ending(self) -> str:
-        """How it ended."""
+        """How the process ended, for the log."""
         return self.fault or failure(self.exit_code) or "ended"
 
-    def _listen(self) -> None:
+    def _receive_all(self) -> None:
         with suppress(ChannelError):
             while True:
                 message, fds = self._channel.receive(None)
                 for fd in fds:
                     os.close(fd)
                 self.heard_s = monotonic()
-                self._take(message)
-                self._heard(self, message)
+                match message["do"]:
+                    case "ready":
+                        self.is_ready = self._is_accepting = True
+                        self.lines = message["lines"]
+                        self.settled.set()
+                    case "left":
+                        self._is_accepting = False
+                    case "failed":
+                        self.fault = str(message["why"])
+                    case "handed_over":
+                        self._is_accepting = message["fault"] is not None
+                        self._handed_over.set((message["fault"], message["clients"]))
+                    case "reloaded":
+                        self.reloaded.set()
+                self._on_message(self, message)
 
-    def _take(self, message: Message) -> None:
-        match message["do"]:
-            case "ready":
-                self.is_ready = self._is_accepting = True
-                self.lines = message["lines"]
-                self.settled.set()
-            case "left":
-                self._is_accepting = False
-            case "failed":
-                self.fault = str(message["why"])
-            case "handed_over":
-                self._is_accepting = message["fault"] is not None
-                self._handed_over.set((message["fault"], message["clients"]))
-            case "reloaded":
-                self.reloaded.set()
-
-    def _wait(self, listening: gevent.Greenlet[..., None]) -> None:
+    def _wait(self, receiver: gevent.Greenlet[..., None]) -> None:
         self._process.wait()
-        listening.join(LAST_WORDS_S)
-        listening.kill()
+        receiver.join(LAST_MESSAGES_S)
+        receiver.kill()
         self._channel.close()
         self._is_accepting = False
         for event in (self.settled, self.reloaded, self.ended):
@@ -228,7 +230,7 @@ class WorkerProcess:
 
 
 def _prepare() -> None:
-    """In the new process, before its program: Ctrl-C is for the supervisor, which ends the workers in order."""
+    """Prepare the new process before its program starts."""
     end_with_parent()
     early_signals.block()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, which stops the workers in order

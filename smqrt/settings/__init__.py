@@ -1,1 +1,1 @@
-"""Settings: the table of all of them, the declaration of one, and where values come from."""
+"""Settings of the server: declarations, sources and limits."""

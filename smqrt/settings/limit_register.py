@@ -1,7 +1,7 @@
-"""The register of limits: what strangers may have of the server, who reached what, and how often.
+"""Register of limits: counts and logs how often each limit was reached, and by which client.
 
-A limit stands beside the code that enforces it, as a `Limit` with a name, the setting that changes it and the rule in
-words. `snapshot` gives all of them, for metrics and the administration interface.
+The code that enforces a limit declares it as a `Limit` with a name, its setting and its rule. `snapshot` returns all of
+them, for metrics and the admin API.
 """
 
 from __future__ import annotations
@@ -13,44 +13,44 @@ from time import monotonic, time
 log = logging.getLogger("smqrt")
 
 LINE_EVERY_S = 1.0
-"""A stranger must not fill the log: so often there is a line about one limit."""
+"""The interval of log lines about one limit, so that a client can't fill the log."""
 
 
 class LineLimit:
-    """Lets a line into the log once in `LINE_EVERY_S`, and counts the others."""
+    """Permits one log line in `LINE_EVERY_S`, and counts the suppressed ones."""
 
-    __slots__ = ("_next_line_s", "_unsaid")
+    __slots__ = ("_next_line_s", "_suppressed")
 
     def __init__(self) -> None:
-        self._next_line_s, self._unsaid = 0.0, 0
+        self._next_line_s, self._suppressed = 0.0, 0
 
     def others(self) -> str | None:
-        """Returns None when a line is left out, else what it has to say of those that were left out before it."""
+        """Return None to suppress a line, else its suffix with the number of lines suppressed before it."""
         now_s = monotonic()
         if now_s < self._next_line_s:
-            self._unsaid += 1
+            self._suppressed += 1
             return None
-        others = f" ({self._unsaid} more since the last such line)" if self._unsaid else ""
-        self._next_line_s, self._unsaid = now_s + LINE_EVERY_S, 0
-        return others
+        suffix = f" ({self._suppressed} more since the last such line)" if self._suppressed else ""
+        self._next_line_s, self._suppressed = now_s + LINE_EVERY_S, 0
+        return suffix
 
     def warn(self, sentence: str) -> None:
-        """Logs `sentence` as a warning, unless there was one in the last second."""
-        if (others := self.others()) is not None:
-            log.warning("%s%s", sentence, others)
+        """Log a warning, unless there was one in the last second."""
+        if (suffix := self.others()) is not None:
+            log.warning("%s%s", sentence, suffix)
 
 
 @dataclass(frozen=True)
 class LimitState:
-    """A limit as it stands now.
+    """The current state of a limit.
 
     Attributes:
         name: of the limit, in words with underscores.
-        rule: the sentence that the log has.
-        setting: which one changes it; empty when none does.
-        count: how often it was reached since the process began.
-        last: whom or what it stopped last; empty when it never did.
-        last_s: when that was, in seconds since 1970; 0 when it never was.
+        rule: the sentence in the log.
+        setting: the setting that changes it; empty for none.
+        count: how often it was reached since the process started.
+        last: what it refused last; empty for nothing.
+        last_s: the time of that, in seconds since 1970; 0 for never.
     """
 
     name: str
@@ -62,12 +62,12 @@ class LimitState:
 
 
 class Limit:
-    """One limit of this process, listed in the register from when it is made.
+    """A limit of this process. It adds itself to the register.
 
     Args:
-        name: of the limit, in words with underscores; metrics and `refused()` of hubs have it.
+        name: of the limit, in words with underscores, for metrics and `refused()` of hubs.
         setting: the setting that changes it, such as `limits.publish_rate`; empty for none.
-        rule: what is allowed, a clause for the log.
+        rule: what is permitted, a clause for the log.
 
     Attributes:
         count: how often it was reached.
@@ -76,7 +76,7 @@ class Limit:
     __slots__ = ("_last", "_last_s", "count", "lines", "name", "rule", "setting")
 
     def __init__(self, name: str, setting: str, rule: str) -> None:
-        assert name not in _register, f"there is a limit {name} already"
+        assert name not in _register, f"duplicate limit {name}"
         self.name, self.setting, self.rule = name, setting, rule
         self.count = 0
         self.lines = LineLimit()
@@ -87,25 +87,25 @@ class Limit:
         return f"Limit({self.name})"
 
     def sentence(self, what: str, rule: str = "") -> str:
-        """Returns what the log says when `what` is refused; `rule` replaces the limit's own, with its figures."""
+        """Return the log line for a refused `what`. `rule` replaces the limit's own, with its figures."""
         setting = f"; see the setting {self.setting}" if self.setting else ""
         return f"refused: {what}: {rule or self.rule}{setting}"
 
     def refused(self, what: str, rule: str = "", *, times: int = 1) -> None:
-        """Counts that `what` was refused, and says so in the log, at most once a second for each limit.
+        """Count a refusal and log it, at most once a second for each limit.
 
         Args:
-            what: whom or what this was about: "a connection of 192.0.2.1". No secrets: the log and the API show it.
-            rule: the rule with its figures; the limit's own when left out.
-            times: how many at once.
+            what: what was refused: "a connection of 192.0.2.1". No secrets: the log and the API show it.
+            rule: the rule with its figures; the limit's own by default.
+            times: how many refusals.
         """
         self.count += times
         self._last, self._last_s = what, time()
-        if (others := self.lines.others()) is not None:
-            log.warning("%s%s", self.sentence(what, rule), others)
+        if (suffix := self.lines.others()) is not None:
+            log.warning("%s%s", self.sentence(what, rule), suffix)
 
     def state(self) -> LimitState:
-        """Returns the limit as it stands now."""
+        """Return the current state of the limit."""
         return LimitState(self.name, self.rule, self.setting, self.count, self._last, self._last_s)
 
 
@@ -113,21 +113,21 @@ _register: dict[str, Limit] = {}
 
 
 def registered() -> list[Limit]:
-    """Returns every limit of the process, by name."""
+    """Return all limits of the process, sorted by name."""
     return [_register[name] for name in sorted(_register)]
 
 
 def snapshot() -> list[LimitState]:
-    """Returns every limit of the process as it stands now, by name."""
+    """Return the state of all limits of the process, sorted by name."""
     return [limit.state() for limit in registered()]
 
 
 class Bucket:
-    """A token bucket. It may owe: what is taken at once may be more than it holds.
+    """A token bucket. Its level may be negative: callers may take more at once than it holds.
 
     Args:
-        per_s: tokens that come in a second.
-        burst: the most it holds.
+        per_s: tokens added per second.
+        burst: its capacity.
         now_s: the time.
     """
 
@@ -138,11 +138,11 @@ class Bucket:
         self.tokens = burst
 
     def fill(self, now_s: float) -> float:
-        """Add what has come since; gives how many tokens there are."""
+        """Add the tokens of the time since the last call, and return the level."""
         self.tokens = min(self._burst, self.tokens + (now_s - self._at_s) * self._per_s)
         self._at_s = now_s
         return self.tokens
 
     def wait_s(self, tokens: float) -> float:
-        """How long it takes until there are so many, or as many as it holds."""
+        """Return the seconds until it has so many tokens, or is full."""
         return max(0.0, (min(tokens, self._burst) - self.tokens) / self._per_s)

@@ -1,16 +1,16 @@
-"""Options: one way to declare the name, kind, range, default and help of what users may set, and one wording of errors.
+"""Declarations of options: name, type, range, default and help, with one wording of errors.
 
 A table of options is a dataclass whose fields `option` makes:
 
     @dataclass(frozen=True, kw_only=True)
     class Options:
-        keepalive: int = option(60, whole(0, 0xFFFF, "seconds"), "After this silence the other side is asked.")
+        keepalive: int = option(60, whole(0, 0xFFFF, "seconds"), "Interval of pings.")
 
 `make(Options, {"keepalive": "often"})` raises
 
     ArgumentError: keepalive must be a whole number from 0 to 65535 (seconds), not 'often'.
 
-The server's settings, a hub's, a journal's and the clients' are such tables, and the manual shows them.
+The settings of the server, of hubs, journals and clients are such tables. The manual shows them.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _BYTES = {"": 1, "b": 1} | {
 
 
 class NotThisError(ValueError):
-    """A value breaks a rule; the text, if any, is said in place of the rule's own."""
+    """A value breaks a rule. A text replaces the rule's own in the error."""
 
 
 @dataclass(frozen=True)
 class Rule(Generic[T]):
-    """What values an option takes.
+    """The permitted values of an option.
 
     Attributes:
         says: what follows "must be" in errors.
-        read: returns the value to use; raises NotThisError, or ArgumentError with a sentence of its own.
-        kind: the type that a text of a command line or the environment is read as first.
-        schema: the same for other programs, as JSON Schema; empty for anything.
+        read: returns the value to use; raises NotThisError, or ArgumentError with its own sentence.
+        kind: the type of the values, for texts of a command line or the environment.
+        schema: the rule as JSON Schema; empty for any value.
     """
 
     says: str
@@ -59,7 +59,7 @@ class Rule(Generic[T]):
     schema: Mapping[str, object] = field(default_factory=dict)
 
     def check(self, name: str, value: object) -> T:
-        """Returns the value to use.
+        """Return the value to use.
 
         Raises:
             ArgumentError: one sentence that names the option, the rule and the value.
@@ -68,12 +68,11 @@ class Rule(Generic[T]):
             return self.read(value)
         except NotThisError as error:
             raise ArgumentError(f"{name} must be {error if error.args else self.says}, not {value!r}.") from None
-        except ArgumentError as error:  # of a table inside, which has said the name
+        except ArgumentError as error:  # of an inner table, whose error has the name already
             raise error if str(error).startswith(name) else ArgumentError(f"{name}: {error}") from None
 
     def from_text(self, text: str) -> object:
-        """Returns what a text of a command line or the environment is, for `check`; the text itself when it is not of
-        the kind that is asked for."""
+        """Convert a text of a command line or the environment, for `check`. Return other texts unchanged."""
         if self.kind is bool:
             return _WORDS_OF_SWITCHES.get(text.strip().lower(), text)
         try:
@@ -97,31 +96,32 @@ def option(
     live: bool = False,
     secret: bool = False,
 ) -> T:
-    """Returns the dataclass field of an option.
+    """Return the dataclass field of an option.
 
     Args:
-        default: its value when nothing is given; a function makes one for each table.
-        rule: what it takes.
+        default: its default; a function makes one for each table.
+        rule: its permitted values.
         help_text: for the manual and the command line.
-        name: what users call it, when that is not the name of the field.
-        shown: the default as the manual shows it, when it isn't a plain value.
-        live: a setting of the server that may change while it runs.
-        secret: its value is shown to nobody, and may stand in a file that a variable `..._FILE` names.
+        name: its name for users, when that is not the name of the field.
+        shown: the default in the manual, when that is not the plain value.
+        live: the setting may change while the server runs.
+        secret: the value is never shown. A variable `..._FILE` may name a file that has it.
     """
     metadata = {"rule": rule, "help": help_text, "name": name, "shown": shown, "live": live, "secret": secret}
+    # `Any`, as `dataclasses.field` returns the type of the field for type checkers.
     made: Any = (
         field(default_factory=default, metadata=metadata)
         if callable(default)
         else field(default=default, metadata=metadata)
     )
-    return cast(T, made)  # of the field's type, for mypy, as `field` has it
+    return cast(T, made)
 
 
 def group(table: type[T], help_text: str) -> T:
-    """Returns the dataclass field of a table inside a table: `limits.publish_rate`.
+    """Return the dataclass field of an inner table: `limits.publish_rate`.
 
     Args:
-        table: a dataclass of options whose defaults are all there.
+        table: a dataclass of options that all have defaults.
         help_text: one sentence, for the manual.
     """
     made: Any = field(default_factory=table, metadata={"group": table, "help": help_text})
@@ -129,10 +129,10 @@ def group(table: type[T], help_text: str) -> T:
 
 
 def tables(table: type[T], help_text: str) -> Mapping[str, T]:
-    """Returns the dataclass field of tables by name: `listener.main.port`, of which there are none by default.
+    """Return the dataclass field of named tables: `listener.main.port`. By default there are none.
 
     Args:
-        table: a dataclass of options: each table's.
+        table: a dataclass with the options of each table.
         help_text: one sentence, for the manual.
     """
     made: Any = field(default_factory=dict, metadata={"tables": table, "help": help_text})
@@ -140,17 +140,17 @@ def tables(table: type[T], help_text: str) -> Mapping[str, T]:
 
 
 def options_of(table: type) -> dict[str, Field[object]]:
-    """Returns the options of a table by the names that users give them, in the order of the manual."""
+    """Return the options of a table by their names for users, in the order of the manual."""
     return {item.metadata["name"] or item.name: item for item in fields(table) if "rule" in item.metadata}
 
 
 def read(table: type, values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Returns what is to be used, by the names of the fields, of what a user gave.
+    """Check values and return them by the names of the fields.
 
     Args:
         table: a dataclass of options.
-        values: by the names of the options; those that are missing keep their defaults.
-        prefix: stands before the names in errors: "journal.".
+        values: by the names of the options.
+        prefix: of the names in errors: "journal.".
 
     Raises:
         ArgumentError: there is no such option, or a value breaks its rule.
@@ -163,19 +163,19 @@ def read(table: type, values: Mapping[str, object], prefix: str = "") -> dict[st
 
 
 def unknown(name: str, known: Iterable[str], given: str | None = None) -> str:
-    """Returns the sentence for a name that doesn't exist, with the one that may have been meant."""
-    near = difflib.get_close_matches((given or name)[:64], list(known), 1)
+    """Return the error for an unknown name, with the nearest known one."""
+    near = difflib.get_close_matches((given or name)[:64], list(known), 1)  # shortened: it takes quadratic time
     meant = f"; did you mean {near[0]}?" if near else "."
     return f"{name} is no option{meant} There are: {', '.join(known)}."
 
 
 def make(table: type[T], values: Mapping[str, object], prefix: str = "") -> T:
-    """Returns the table with what a user gave. Arguments and errors are those of `read`."""
+    """Return the table with these values. Arguments and errors are those of `read`."""
     return table(**read(table, values, prefix))
 
 
-def manual(table: type) -> str:
-    """Returns the options as a table of the manual, in Markdown."""
+def options_table(table: type) -> str:
+    """Return the options as a table of the manual, in Markdown."""
     lines = ["| option | default | meaning |", "|---|---|---|"]
     for name, item in options_of(table).items():
         lines.append(f"| `{name}` | {shown_default(item)} | {item.metadata['help']} |")
@@ -183,7 +183,7 @@ def manual(table: type) -> str:
 
 
 def shown_default(item: Field[object]) -> str:
-    """Returns the default of an option as the manual shows it; empty when there is none."""
+    """Return the default of an option for the manual; empty for none."""
     if item.metadata["shown"] is not None:
         return str(item.metadata["shown"])
     return "" if item.default in (None, "", MISSING) else f"`{str(item.default).lower()}`"
@@ -193,53 +193,54 @@ def shown_default(item: Field[object]) -> str:
 
 
 def _finite(value: object) -> float | None:
-    """A number as it is; None for anything else, for infinity and for nan."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    """Return a finite number, None for any other value."""
+    if isinstance(value, bool) or not isinstance(value, int | float):  # bool is a subclass of int
         return None
-    return value if isinstance(value, int) or isfinite(value) else None
+    return value if isinstance(value, int) or isfinite(value) else None  # isfinite raises for a huge int
 
 
-def _span(least: float, most: float, unit: str) -> str:
-    span = f"of at least {least}" if most == inf else f"from {least} to {most}"
-    return f"{span} ({unit})" if unit else span
+def _range_text(minimum: float, maximum: float, unit: str) -> str:
+    text = f"of at least {minimum}" if maximum == inf else f"from {minimum} to {maximum}"
+    return f"{text} ({unit})" if unit else text
 
 
-def _range_schema(kind: str, least: float, most: float) -> dict[str, object]:
-    return {"type": kind, "minimum": least} | ({"maximum": most} if most < inf else {})
+def _range_schema(kind: str, minimum: float, maximum: float) -> dict[str, object]:
+    return {"type": kind, "minimum": minimum} | ({"maximum": maximum} if maximum < inf else {})
 
 
-def whole(least: int, most: float = inf, unit: str = "") -> Rule[int]:
-    """Whole numbers from `least` to `most`; a float without a fraction is one, because Lua may give it."""
+def whole(minimum: int, maximum: float = inf, unit: str = "") -> Rule[int]:
+    """Return the rule of whole numbers in a range. A float without a fraction counts: Lua may pass it."""
 
     def read_whole(value: object) -> int:
         found = _finite(value)
-        if found is None or not least <= found <= most or found != int(found):
+        if found is None or not minimum <= found <= maximum or found != int(found):
             raise NotThisError
         return int(found)
 
-    return Rule(f"a whole number {_span(least, most, unit)}", read_whole, int, _range_schema("integer", least, most))
+    schema = _range_schema("integer", minimum, maximum)
+    return Rule(f"a whole number {_range_text(minimum, maximum, unit)}", read_whole, int, schema)
 
 
-def number(least: float, most: float = inf, unit: str = "", *, above: bool = False) -> Rule[float]:
-    """Numbers from `least` to `most`; with `above`, greater than `least`."""
+def number(minimum: float, maximum: float = inf, unit: str = "", *, above: bool = False) -> Rule[float]:
+    """Return the rule of numbers in a range; with `above`, `minimum` itself is not permitted."""
 
     def read_number(value: object) -> float:
         found = _finite(value)
-        if found is None or not least <= found <= most or (above and found == least):
+        if found is None or not minimum <= found <= maximum or (above and found == minimum):
             raise NotThisError
         return float(found)
 
-    span = _span(least, most, unit)
+    text = _range_text(minimum, maximum, unit)
     if above:
-        span = span.replace("of at least", "greater than").replace("from 0 to", "greater than 0, at most")
-    schema = _range_schema("number", least, most)
+        text = text.replace("of at least", "greater than").replace("from 0 to", "greater than 0, at most")
+    schema = _range_schema("number", minimum, maximum)
     if above:
         schema["exclusiveMinimum"] = schema.pop("minimum")
-    return Rule(f"a number {span}", read_number, float, schema)
+    return Rule(f"a number {text}", read_number, float, schema)
 
 
 def switch() -> Rule[bool]:
-    """True or False; 1 and 0 are taken for them."""
+    """Return the rule of True and False, or 1 and 0."""
 
     def read_switch(value: object) -> bool:
         if value not in (0, 1):
@@ -254,7 +255,7 @@ def instance(says: str, kind: type[T]) -> Rule[T]: ...
 @overload
 def instance(says: str, kind: type[T], other: type[S]) -> Rule[T | S]: ...
 def instance(says: str, kind: type[T], other: type[S] | None = None) -> Rule[T | S]:
-    """Objects of this type, or of the other one, as they are."""
+    """Return the rule of objects of one or two types."""
 
     def read_instance(value: object) -> T | S:
         if isinstance(value, kind) or (other is not None and isinstance(value, other)):
@@ -265,25 +266,25 @@ def instance(says: str, kind: type[T], other: type[S] | None = None) -> Rule[T |
 
 
 def text() -> Rule[str]:
-    """Texts."""
+    """Return the rule of texts."""
     return replace(instance("a text", str), schema={"type": "string"})
 
 
 def texts() -> Rule[tuple[str, ...]]:
-    """Texts without commas: several, or one text with commas between them."""
+    """Return the rule of lists of texts without commas, also given as one comma-separated text."""
 
     def read_texts(value: object) -> tuple[str, ...]:
-        several = value.split(",") if isinstance(value, str) else value
-        if not isinstance(several, list | tuple) or not all(isinstance(one, str) for one in several):
+        given = value.split(",") if isinstance(value, str) else value
+        if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
             raise NotThisError
-        return tuple(one.strip() for one in several if one.strip())
+        return tuple(one.strip() for one in given if one.strip())
 
     schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
     return Rule("a list of texts, or one text with commas between", read_texts, schema=schema)
 
 
 def path() -> Rule[str]:
-    """Paths of files, as str."""
+    """Return the rule of paths; they become str."""
 
     def read_path(value: object) -> str:
         if not isinstance(value, str | bytes | os.PathLike) or not os.fspath(value):
@@ -294,7 +295,7 @@ def path() -> Rule[str]:
 
 
 def function() -> Rule[Callable[..., Any]]:
-    """What can be called."""
+    """Return the rule of callable objects."""
 
     def read_function(value: object) -> Callable[..., Any]:
         if not callable(value):
@@ -304,54 +305,55 @@ def function() -> Rule[Callable[..., Any]]:
     return Rule("a function", read_function)
 
 
-def choice(*words: T) -> Rule[T]:
-    """One of these values."""
+def choice(*choices: T) -> Rule[T]:
+    """Return the rule of these values."""
 
     def read_choice(value: object) -> T:
-        for word in words:
-            if value == word and not isinstance(value, bool):
-                return word
+        for one in choices:
+            if value == one and not isinstance(value, bool):  # True == 1
+                return one
         raise NotThisError
 
-    listed = ", ".join(map(repr, words))
-    return Rule(f"one of {listed}" if len(words) > 1 else listed, read_choice, type(words[0]), {"enum": list(words)})
+    listed = ", ".join(map(repr, choices))
+    says = f"one of {listed}" if len(choices) > 1 else listed
+    return Rule(says, read_choice, type(choices[0]), {"enum": list(choices)})
 
 
 def optional(rule: Rule[T]) -> Rule[T | None]:
-    """None, or what `rule` takes."""
+    """Return a rule that also takes None."""
     return Rule(f"{rule.says}, or nothing", lambda one: None if one is None else rule.read(one), rule.kind, rule.schema)
 
 
-def duration(least_s: float = 0.0, most_s: float = inf) -> Rule[float]:
-    """Times in seconds, given as a text such as "10m", or as a number."""
-    span = f" from {least_s:g} to {most_s:g} s" if most_s < inf else ""
-    read_duration = _quantity(parse_duration, least_s, most_s)
+def duration(min_s: float = 0.0, max_s: float = inf) -> Rule[float]:
+    """Return the rule of durations: a number of seconds, or a text such as "10m"."""
+    span = f" from {min_s:g} to {max_s:g} s" if max_s < inf else ""
+    read_duration = _quantity(parse_duration, min_s, max_s)
     return Rule(f"a time{span} such as '200 ms', '10m', '2h', '7d'", read_duration, float, _QUANTITY_SCHEMA)
 
 
 def positive_duration() -> Rule[float]:
-    """Times above 0, in seconds."""
+    """Return the rule of durations above 0."""
     read_duration = _quantity(parse_duration, 1e-6, inf)
     return Rule("a time above 0 such as '200 ms', '10m', '2h', '7d'", read_duration, float, _QUANTITY_SCHEMA)
 
 
-def size(least_bytes: int = 0) -> Rule[int]:
-    """Bytes, given as a text such as "64MB", or as a number."""
-    span = f" of at least {least_bytes} bytes" if least_bytes else ""
-    read_size = _quantity(parse_size, least_bytes, inf)
+def size(min_bytes: int = 0) -> Rule[int]:
+    """Return the rule of sizes: a number of bytes, or a text such as "64MB"."""
+    span = f" of at least {min_bytes} bytes" if min_bytes else ""
+    read_size = _quantity(parse_size, min_bytes, inf)
     return Rule(f"a size{span} such as '64MB', '20GB', '512MiB'", read_size, int, _QUANTITY_SCHEMA)
 
 
 _QUANTITY_SCHEMA = {"anyOf": [{"type": "string", "pattern": f"^{_NUMBER.pattern}$"}, {"type": "number", "minimum": 0}]}
 
 
-def _quantity(parse: Callable[[object], N], least: float, most: float) -> Callable[[object], N]:
+def _quantity(parse: Callable[[object], N], minimum: float, maximum: float) -> Callable[[object], N]:
     def read_quantity(value: object) -> N:
         try:
             found = parse(value)
         except ArgumentError:
             raise NotThisError from None
-        if not least <= found <= most:
+        if not minimum <= found <= maximum:
             raise NotThisError
         return found
 
@@ -359,13 +361,13 @@ def _quantity(parse: Callable[[object], N], least: float, most: float) -> Callab
 
 
 def parse_duration(value: object) -> float:
-    """Returns seconds.
+    """Return a duration in seconds.
 
     Args:
         value: a text such as "200 ms", "10m", "7d", "1 hour"; or a number of seconds.
 
     Raises:
-        ArgumentError: it is none, or negative.
+        ArgumentError: it is no duration, or negative.
     """
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < inf:
         return float(value)
@@ -378,13 +380,13 @@ def parse_duration(value: object) -> float:
 
 
 def parse_size(value: object) -> int:
-    """Returns bytes.
+    """Return a size in bytes.
 
     Args:
         value: a text such as "64MB" (10⁶), "64MiB" (2²⁰), "20 GB"; or a number of bytes.
 
     Raises:
-        ArgumentError: it is none, or negative.
+        ArgumentError: it is no size, or negative.
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value

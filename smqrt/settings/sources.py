@@ -1,7 +1,7 @@
-"""The settings of a server from its flags, the environment and files, each with the place it comes from.
+"""Values of settings from flags, environment and files, each with its place.
 
-A flag wins over the environment, the environment over `smqrt.toml`, that over mako.conf, and that over the default.
-What is wrong is told with its place: the flag, the variable, or the file and line.
+A flag overrides the environment, that `smqrt.toml`, that mako.conf, and that the default. Errors name the place: the
+flag, the variable, or the file and line.
 """
 
 from __future__ import annotations
@@ -10,32 +10,39 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from smqrt.errors import ArgumentError, StartError
 from smqrt.settings.settings import Settings, named_table, table
-from smqrt.settings.tree import ENVIRONMENT, NAME, Setting, environment_name, value_at, with_values
+from smqrt.settings.tree import ENVIRONMENT, NAME, Setting, environment_name, flag, value_at, with_values
 
 OTHER_VARIABLES = {"SMQRT_CREDENTIALS", "SMQRT_FAULT", "SMQRT_HOSTILE_TABLE", "SMQRT_JOURNAL_TOKEN", "SMQRT_KERNELS"}
-"""Variables of the package and its tests that are no settings."""
+"""Other variables of the package and its tests, which are not settings."""
+FORMER_NAMES = {
+    ("drain", "most_s"): ("drain", "timeout_s"),
+    ("key_file",): ("tpm_key_file",),
+    ("limits", "publish_bytes"): ("limits", "publish_bytes_per_s"),
+    ("limits", "queues_bytes"): ("limits", "total_queue_bytes"),
+}
+"""Former path to present path of renamed settings. A former name works for one release, with a warning."""
 DEFAULT = "default"
-_AT = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)")
-_MAY_END = re.compile(r"""\]|""\"|'''""")
-"""What a statement of several lines ends with: that of a list, or of a text."""
+_TOML_PLACE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)")
+_STATEMENT_END = re.compile(r"""\]|""\"|'''""")
+"""The possible ends of a statement of several lines: a list, or a text."""
 _KUBERNETES = re.compile(r"SMQRT_(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP)(_.*)?)")
-"""What Kubernetes gives every container when a service is called smqrt, beside SMQRT_PORT=tcp://..."""
-_SECRET_BYTES = 1 << 20  # more than any key; a wrong file name may name a disk
+"""The variables of Kubernetes in every container when a service is called smqrt, beside SMQRT_PORT=tcp://..."""
+_MAX_SECRET_BYTES = 1 << 20  # more than any key; a wrong file name may be that of a disk
 
 
 @dataclass(frozen=True)
 class Given:
-    """A value that somebody gave.
+    """A given value.
 
     Attributes:
         path: of the setting, in full: ("listener", "main", "port").
-        value: as it stands there.
-        place: what a message calls where it stands: "smqrt.toml, line 3".
+        value: before its check.
+        place: for messages: "smqrt.toml, line 3".
     """
 
     path: tuple[str, ...]
@@ -45,13 +52,13 @@ class Given:
 
 @dataclass(frozen=True)
 class Configuration:
-    """What a server is to do.
+    """The settings of a server, with their places.
 
     Attributes:
-        settings: the values in force.
-        places: where each value that isn't its default comes from, by the path of the setting.
+        settings: the values.
+        places: the place of each value that isn't a default, by the path of the setting.
         files: the files read.
-        warnings: what is to be told though it hinders nothing, one line each.
+        warnings: one line each.
     """
 
     settings: Settings
@@ -62,14 +69,14 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where settings are looked for; `read` may be called again when files have changed.
+    """The sources of settings. `read` may be called again when files have changed.
 
     Attributes:
-        flags: values by the path of the setting; texts as typed.
+        flags: values by the path of the setting.
         environment: all variables.
         file: a smqrt.toml; None for none.
         fallback: values of a mako.conf by the names of settings.
-        fallback_place: what messages call that.
+        fallback_place: its name in messages.
     """
 
     flags: Mapping[tuple[str, ...], object] = field(default_factory=dict)
@@ -79,19 +86,20 @@ class Sources:
     fallback_place: str = "mako.conf"
 
     def read(self) -> Configuration:
-        """Returns the settings in force.
+        """Read and check all settings.
 
         Raises:
-            StartError: a file can't be read, or a value is wrong: a sentence for each fault, one a line.
+            StartError: a file can't be read, or values are wrong: a line for each fault.
         """
         warnings: list[str] = []
         given = [Given(tuple(name.split(".")), value, self.fallback_place) for name, value in self.fallback.items()]
-        given += from_file(self.file) if self.file else []
-        given += from_environment(self.environment, _named(given), warnings)
-        given += [Given(path, value, _flag_of(path)) for path, value in self.flags.items()]
+        given += _with_present_names(from_file(self.file), warnings) if self.file else []
+        given += _with_present_names(from_environment(self.environment, _named(given), warnings), warnings)
+        flags = [Given(path, value, flag(path)) for path, value in self.flags.items()]
+        given += _with_present_names(flags, warnings)
         checked: dict[tuple[str, ...], object] = {}
         faults: list[str] = []
-        for one in given:
+        for one in given:  # values of later sources replace those of earlier ones; all are checked
             try:
                 checked[one.path] = _checked(one)
             except ArgumentError as error:
@@ -103,12 +111,23 @@ class Sources:
         return Configuration(with_values(Settings(), checked), places, files, tuple(warnings))
 
 
-def _flag_of(path: tuple[str, ...]) -> str:
-    return "--" + "-".join(path).replace("_", "-")
+def _with_present_names(source: Iterable[Given], warnings: list[str]) -> list[Given]:
+    """Replace former names in the values of one source. A present name in the same source wins."""
+    given = {one.path: one for one in source}
+    for former, present in FORMER_NAMES.items():
+        if (one := given.pop(former, None)) is None:
+            continue
+        names = f"{'.'.join(former)} is now {'.'.join(present)}"
+        if present in given:
+            warnings.append(f"{one.place}: {names}, which is given too; this value is ignored")
+        else:
+            given[present] = replace(one, path=present)
+            warnings.append(f"{one.place}: {names}; the former name works for one release")
+    return list(given.values())
 
 
 def setting_at(path: tuple[str, ...]) -> Setting | None:
-    """Returns the setting of this path; None when there is none."""
+    """Return the setting of a path; None when there is none."""
     if path in (known := _by_path()):
         return known[path]
     return known.get((path[0], NAME, *path[2:])) if len(path) > 2 else None
@@ -126,7 +145,7 @@ def _checked(given: Given) -> object:
     setting = setting_at(given.path)
     if setting is None:
         if given.value == {} and len(given.path) == 2 and given.path[0] in _named_groups():
-            return given.value  # a table of nothing but defaults
+            return given.value  # an empty table: all defaults
         raise ArgumentError(_unknown(given.path))
     name = ".".join(given.path)
     try:
@@ -138,51 +157,46 @@ def _checked(given: Given) -> object:
 
 
 def _unknown(path: tuple[str, ...]) -> str:
-    """The sentence for a name that doesn't exist, with the one that may have been meant."""
+    """Return the error for an unknown name, with the nearest known one."""
     name, known = ".".join(path), [setting.name for setting in (*table(), *named_table())]
     if any(one.startswith(f"{name}.") for one in known):
         header = f"{name}.{NAME}" if name in _named_groups() else name
         return f"{name} is a table of settings: write [{header}] and its settings below."
-    return f"{name} is no setting{_meant(name, known)}"
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    names = list(known)
     last = name.rpartition(".")[2]
-    near = [one for one in names if one.rpartition(".")[2] == last] or difflib.get_close_matches(name[:64], names, 1)
-    near = near or [one for one in names if difflib.get_close_matches(last[:64], [one.rpartition(".")[2]], 1)]
-    return f"; did you mean {near[0]}?" if near else "; `smqrt help settings` names them all."
+    near = (
+        [one for one in known if one.rpartition(".")[2] == last]
+        or difflib.get_close_matches(name[:64], known, 1)
+        or [one for one in known if difflib.get_close_matches(last[:64], [one.rpartition(".")[2]], 1)]
+    )
+    hint = f"; did you mean {near[0]}?" if near else "; `smqrt help settings` names them all."
+    return f"{name} is no setting{hint}"
 
 
 # ---- smqrt.toml
 
 
 def from_file(path: Path) -> list[Given]:
-    """Reads a smqrt.toml.
+    """Read a smqrt.toml.
 
     Raises:
         StartError: it can't be read, or isn't TOML.
     """
     try:
-        text = path.read_text("utf-8-sig")
+        text = path.read_text("utf-8-sig")  # some editors write a byte order mark
         values = tomllib.loads(text)
     except OSError as error:
         raise StartError(f"{path} can't be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         raise StartError(f"{path} is not valid TOML: {error}.") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise StartError(_not_toml(path, text, str(error))) from None
+        at = _TOML_PLACE.search(str(error))
+        place = f"{path}, line {at[1] or text.count(chr(10), 0, -1) + 1}" if at else f"{path}"
+        message = _TOML_PLACE.sub("", str(error))
+        if message.startswith(("Cannot overwrite", "Cannot declare")):
+            raise StartError(f"{place}: this name is given a second time.") from None
+        raise StartError(f"{place} is not valid TOML: {message}.") from None
     lines = _lines(text)
     return [Given(one, value, f"{path}, line {_line_of(one, lines)}") for one, value in _leaves(values)]
-
-
-def _not_toml(path: Path, text: str, message: str) -> str:
-    at = _AT.search(message)
-    place = f"{path}, line {at[1] or text.count(chr(10), 0, -1) + 1}" if at else f"{path}"
-    message = _AT.sub("", message)
-    if message.startswith(("Cannot overwrite", "Cannot declare")):
-        return f"{place}: this name is given a second time."
-    return f"{place} is not valid TOML: {message}."
 
 
 def _leaves(values: Mapping[str, object], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
@@ -195,7 +209,7 @@ def _leaves(values: Mapping[str, object], above: tuple[str, ...] = ()) -> Iterat
 
 
 def _is_table(path: tuple[str, ...]) -> bool:
-    """Whether settings are below; what is unknown is taken for a table, so that messages name what is in it."""
+    """Whether a path is that of a table. Unknown names count as tables, so that errors name the values in them."""
     known = _by_path()
     return setting_at(path) is None and (
         len(path) < 3 or any(one[: len(path)] in (path, (path[0], NAME, *path[2:])) for one in known)
@@ -203,7 +217,10 @@ def _is_table(path: tuple[str, ...]) -> bool:
 
 
 def _lines(text: str) -> dict[tuple[str, ...], int]:
-    """The line each name of a valid document begins at. tomllib doesn't tell, so each statement is parsed alone."""
+    """Return the first line of each name in a valid document.
+
+    tomllib has no line numbers, so each statement is parsed alone.
+    """
     found: dict[tuple[str, ...], int] = {}
     header: tuple[str, ...] = ()
     statement, begin = "", 1
@@ -211,12 +228,12 @@ def _lines(text: str) -> dict[tuple[str, ...], int]:
         is_first = not statement
         begin = number if is_first else begin
         statement += line
-        if not (is_first or _MAY_END.search(line)):
-            continue  # long lists would be parsed again with each of their lines
+        if not (is_first or _STATEMENT_END.search(line)):
+            continue  # else a long list would be parsed again with each of its lines
         try:
             values = tomllib.loads(statement)
         except tomllib.TOMLDecodeError:
-            continue  # it goes on in the next line
+            continue  # the statement goes on in the next line
         names = tuple(_names(values))
         if statement.lstrip().startswith("["):
             header = names[0] if names else ()
@@ -227,7 +244,7 @@ def _lines(text: str) -> dict[tuple[str, ...], int]:
 
 
 def _names(values: Mapping[str, object], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The paths of a document's innermost values; an empty table is one."""
+    """Yield the paths of a document's innermost values and empty tables."""
     for name, value in values.items():
         value = value[0] if isinstance(value, list) and value and isinstance(value[0], dict) else value
         if isinstance(value, dict) and value:
@@ -237,7 +254,7 @@ def _names(values: Mapping[str, object], above: tuple[str, ...] = ()) -> Iterato
 
 
 def _line_of(path: tuple[str, ...], lines: Mapping[tuple[str, ...], int]) -> int:
-    """The line of a value, or of the table that holds it, or of the first value in it."""
+    """Return the line of a value, else of its table, else of the first value in it."""
     for length in range(len(path), 0, -1):
         if path[:length] in lines:
             return lines[path[:length]]
@@ -250,20 +267,28 @@ def _line_of(path: tuple[str, ...], lines: Mapping[tuple[str, ...], int]) -> int
 def from_environment(
     variables: Mapping[str, str], named: Mapping[str, Iterable[str]], warnings: list[str]
 ) -> list[Given]:
-    """Reads the variables `SMQRT_...`; an empty one counts as not given.
+    """Read the variables `SMQRT_...`; an empty one counts as not given.
 
     Args:
-        variables: all of them.
-        named: the names of tables that a file has, by their group: a variable may mean one of these.
-        warnings: takes a line for each unknown variable.
+        variables: the whole environment.
+        named: the names of tables in the file, by their group: a variable may set a value in one.
+        warnings: gets a line for each unknown variable.
 
     Raises:
         StartError: the file of a secret can't be read, or the secret is given twice.
     """
-    known = {environment_name(setting): setting for setting in table()}
+    known = {environment_name(setting.path): setting for setting in table()}
+    present = _by_path()
+    known |= {
+        environment_name(former): replace(present[new], path=former)
+        for former, new in FORMER_NAMES.items()
+        if new in present
+    }
     found: list[Given] = []
     for variable, text in sorted(variables.items()):
-        if not variable.startswith(ENVIRONMENT) or not text or _is_no_setting(variable, text):
+        if not variable.startswith(ENVIRONMENT) or not text or variable in OTHER_VARIABLES:
+            continue
+        if _KUBERNETES.fullmatch(variable) or (variable == "SMQRT_PORT" and text.startswith(("tcp://", "udp://"))):
             continue
         setting = known.get(variable)
         path = setting.path if setting else _path_of(variable, named)
@@ -276,17 +301,16 @@ def from_environment(
                 raise StartError(f"{variable}: {variable.removesuffix('_FILE')} is given too; give one of them.")
             found.append(Given(secret, _content(variable, text), variable))
         else:
-            warnings.append(f"{variable} is no setting{_meant_variable(variable, known)}")
+            # Without the common prefix, which would make all names similar.
+            rests = [one.removeprefix(ENVIRONMENT) for one in known]
+            near = difflib.get_close_matches(variable.removeprefix(ENVIRONMENT)[:64], rests, 1)
+            hint = f"; did you mean {ENVIRONMENT}{near[0]}?" if near else "; `smqrt help settings` names them all."
+            warnings.append(f"{variable} is no setting{hint}")
     return found
 
 
-def _is_no_setting(variable: str, text: str) -> bool:
-    from_kubernetes = variable == "SMQRT_PORT" and text.startswith(("tcp://", "udp://"))
-    return variable in OTHER_VARIABLES or from_kubernetes or _KUBERNETES.fullmatch(variable) is not None
-
-
 def _path_of(variable: str, named: Mapping[str, Iterable[str]]) -> tuple[str, ...] | None:
-    """The path of a setting in a table that users name: SMQRT_LISTENER__MAIN__PORT is listener.main.port."""
+    """Return the path of a setting in a named table: SMQRT_LISTENER__MAIN__PORT is listener.main.port."""
     group, _, rest = variable.removeprefix(ENVIRONMENT).partition("__")
     name, _, last = rest.rpartition("__")
     if not name:
@@ -299,7 +323,7 @@ def _path_of(variable: str, named: Mapping[str, Iterable[str]]) -> tuple[str, ..
 
 
 def _of_file(variable: str, known: Mapping[str, Setting], named: Mapping[str, Iterable[str]]) -> tuple[str, ...] | None:
-    """The path of the secret whose file this variable names."""
+    """Return the path of the secret whose file a variable names."""
     plain = variable.removesuffix("_FILE")
     if plain == variable:
         return None
@@ -311,21 +335,16 @@ def _of_file(variable: str, known: Mapping[str, Setting], named: Mapping[str, It
 def _content(variable: str, path: str) -> str:
     try:
         with open(path, "rb") as file:
-            secret = file.read(_SECRET_BYTES).decode()
+            secret = file.read(_MAX_SECRET_BYTES).decode()
     except OSError as error:
         raise StartError(f"{variable}: {path} can't be read: {error.strerror}.") from None
     except UnicodeDecodeError:
-        raise StartError(f"{variable}: {path} holds no text.") from None
-    return secret.removesuffix("\n").removesuffix("\r")
-
-
-def _meant_variable(variable: str, known: Iterable[str]) -> str:
-    rests = [one.removeprefix(ENVIRONMENT) for one in known]  # that they begin alike makes them no closer
-    near = difflib.get_close_matches(variable.removeprefix(ENVIRONMENT)[:64], rests, 1)
-    return f"; did you mean {ENVIRONMENT}{near[0]}?" if near else "; `smqrt help settings` names them all."
+        raise StartError(f"{variable}: {path} is not UTF-8 text.") from None
+    return secret.removesuffix("\n").removesuffix("\r")  # editors end the last line
 
 
 def _named(given: Iterable[Given]) -> dict[str, set[str]]:
+    """Return the names of named tables by their group."""
     groups = _named_groups()
     names: dict[str, set[str]] = {}
     for one in given:
@@ -335,7 +354,7 @@ def _named(given: Iterable[Given]) -> dict[str, set[str]]:
 
 
 def rows(configuration: Configuration) -> Iterator[tuple[str, object, str]]:
-    """Yields name, value and place of every setting, in the order of the manual."""
+    """Yield name, value and place of each setting, in the order of the manual."""
     named = {path for path in configuration.places if path not in _by_path()}
     for path in [*(setting.path for setting in table()), *sorted(named)]:
         setting, value = setting_at(path), value_at(configuration.settings, path)

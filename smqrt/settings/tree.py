@@ -1,4 +1,4 @@
-"""One setting of a table with groups: its path, spellings and value; and the forms made from such a table.
+"""Settings in a tree of tables: paths, spellings, values, manual page and schema.
 
 A table is a dataclass whose fields `option`, `group` and `tables` made.
 """
@@ -7,25 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
-from typing import TypeVar
 
-from smqrt.settings.options import Rule, shown_default
+from smqrt.settings.options import Rule, T, shown_default
 
-T = TypeVar("T")
 Path = tuple[str, ...]
-"""The names that lead to a setting: ("limits", "publish_rate"), ("listener", "main", "port")."""
+"""The names of the groups of a setting, and its own: ("limits", "publish_rate"), ("listener", "main", "port")."""
 ENVIRONMENT = "SMQRT_"
 NAME = "NAME"
-"""The place of a table's name in the path of a setting of `tables`."""
+"""The placeholder of a table's name in the path of a setting of `tables`."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of the table.
+    """One setting.
 
     Attributes:
-        path: the names of its groups and its own; NAME stands for what the user calls a table.
-        field: where it is declared.
+        path: with NAME in place of the name of a named table.
+        field: its declaration.
     """
 
     path: Path
@@ -33,18 +31,18 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """What messages and the manual call it: "limits.publish_rate"."""
+        """The name in messages and the manual: "limits.publish_rate"."""
         return ".".join(self.path)
 
     @property
     def rule(self) -> Rule[object]:
-        """What values it takes."""
+        """The rule of its values."""
         rule: Rule[object] = self.field.metadata["rule"]
         return rule
 
     @property
     def help(self) -> str:
-        """What it is for."""
+        """The help text."""
         return str(self.field.metadata["help"])
 
     @property
@@ -54,12 +52,12 @@ class Setting:
 
     @property
     def secret(self) -> bool:
-        """Whether its value is shown to nobody."""
+        """Whether its value is never shown."""
         return bool(self.field.metadata["secret"])
 
 
 def settings_of(table: type, above: Path = ()) -> Iterator[Setting]:
-    """Yields the settings that have one place, in the order of declaration."""
+    """Yield the settings outside named tables, in the order of declaration."""
     for item in fields(table):
         if "rule" in item.metadata:
             yield Setting((*above, item.name), item)
@@ -68,14 +66,14 @@ def settings_of(table: type, above: Path = ()) -> Iterator[Setting]:
 
 
 def named_settings_of(table: type) -> Iterator[Setting]:
-    """Yields the settings of tables that users name."""
+    """Yield the settings of named tables."""
     for item in fields(table):
         if "tables" in item.metadata:
             yield from settings_of(item.metadata["tables"], (item.name, NAME))
 
 
 def check(made: object) -> None:
-    """Checks all values of a table.
+    """Check all values of a table.
 
     Raises:
         ArgumentError: one breaks its rule.
@@ -90,46 +88,47 @@ def check(made: object) -> None:
 
 
 def value_at(made: object, path: Path) -> object:
-    """Returns the value of the setting that this path leads to, from a table."""
+    """Return the value of a setting of a table."""
     for name in path:
         made = made[name] if isinstance(made, Mapping) else getattr(made, name)
     return made
 
 
 def with_values(made: T, values: Mapping[Path, object]) -> T:
-    """Returns a table with other values, which it checks. The path of a table that a user names makes an empty one."""
+    """Return a checked copy of a table with other values. The path of a named table adds an empty one."""
     changes: dict[str, object] = {path[0]: value for path, value in values.items() if len(path) == 1}
     for item in fields(made):  # type: ignore[arg-type]  # a dataclass
         inner = {path[1:]: value for path, value in values.items() if path[0] == item.name and len(path) > 1}
         if inner and "group" in item.metadata:
             changes[item.name] = with_values(getattr(made, item.name), inner)
         elif inner:
-            changes[item.name] = _named_with(getattr(made, item.name), item.metadata["tables"], inner)
+            of_name: dict[str, dict[Path, object]] = {}
+            for path, value in inner.items():
+                of_name.setdefault(path[0], {}).update({path[1:]: value} if path[1:] else {})
+            before: Mapping[str, object] = getattr(made, item.name)
+            empty = item.metadata["tables"]
+            changes[item.name] = {
+                **before,
+                **{name: with_values(before.get(name) or empty(), of) for name, of in of_name.items()},
+            }
     return replace(made, **changes)  # type: ignore[type-var]  # a dataclass
 
 
-def _named_with(there: Mapping[str, object], table: type, values: Mapping[Path, object]) -> dict[str, object]:
-    of_name: dict[str, dict[Path, object]] = {}
-    for path, value in values.items():
-        of_name.setdefault(path[0], {}).update({path[1:]: value} if path[1:] else {})
-    return {**there} | {name: with_values(there.get(name) or table(), its) for name, its in of_name.items()}
+def flag(path: Path) -> str:
+    """Return the flag of a path: `limits.publish_rate` is `--limits-publish-rate`."""
+    return "--" + "-".join(path).replace("_", "-")
 
 
-def flag(setting: Setting) -> str:
-    """Returns the command-line spelling: `limits.publish_rate` is `--limits-publish-rate`."""
-    return "--" + "-".join(setting.path).replace("_", "-")
+def environment_name(path: Path) -> str:
+    """Return the environment variable of a path: `limits.publish_rate` is `SMQRT_LIMITS__PUBLISH_RATE`."""
+    return ENVIRONMENT + "__".join(path).upper()
 
 
-def environment_name(setting: Setting) -> str:
-    """Returns the environment variable: `limits.publish_rate` is `SMQRT_LIMITS__PUBLISH_RATE`."""
-    return ENVIRONMENT + "__".join(setting.path).upper()
+# ---- manual and schema
 
 
-# ---- forms
-
-
-def manual(table: type) -> str:
-    """Returns the tables of the manual in Markdown: one of the settings without a group, one of each group."""
+def settings_manual(table: type) -> str:
+    """Return the tables of the manual in Markdown: one of the settings without a group, one of each group."""
     parts = [_rows(setting for setting in settings_of(table) if len(setting.path) == 1)]
     for item in fields(table):
         if "group" in item.metadata:
@@ -144,15 +143,15 @@ def manual(table: type) -> str:
 def _rows(settings: Iterable[Setting]) -> str:
     lines = ["| setting | flag | environment | default | meaning |", "|---|---|---|---|---|"]
     for setting in settings:
-        spelt = f"`{flag(setting)}`" if NAME not in setting.path else ""
-        variable = f"`{environment_name(setting)}`" + (", `..._FILE`" if setting.secret else "")
+        spelt = f"`{flag(setting.path)}`" if NAME not in setting.path else ""
+        variable = f"`{environment_name(setting.path)}`" + (", `..._FILE`" if setting.secret else "")
         row = f"`{setting.field.name}`" + (" ↻" if setting.live else ""), spelt, variable, shown_default(setting.field)
         lines.append(f"| {' | '.join(row)} | {setting.help} |")
     return "\n".join(lines) + "\n"
 
 
 def schema(table: type) -> dict[str, object]:
-    """Returns the JSON Schema of a file with this table's settings."""
+    """Return the JSON Schema of a file with the settings of a table."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_object_schema(table)}
 
 

@@ -389,7 +389,7 @@ class GeventBroker(SucceedingBroker):
         admission.budget_bytes = options.budget_bytes or settings.queue_bytes
         publish = PublishLimits(
             settings.publish_rate,
-            settings.publish_bytes,
+            settings.publish_bytes_per_s,
             settings.publish_burst_s,
             settings.publish_policy,
             settings.message_bytes,
@@ -501,7 +501,7 @@ class GeventBroker(SucceedingBroker):
 
 
 def _apply_limits(settings: LimitSettings) -> None:
-    QueuedMemory.limit_bytes = settings.queues_bytes
+    QueuedMemory.limit_bytes = settings.total_queue_bytes
     Pressure.lasts_s = settings.slow_wait_s
     data_path.limits.apply(settings)
     for broker in opened():

@@ -16,6 +16,7 @@ from gevent import get_hub
 from prometheus_client.parser import text_string_to_metric_families
 
 from smqrt.client import SmqClient
+from smqrt.operations.metrics import FORMER_NAMES
 from tests.conftest import Served
 from tests.factory import Factory
 from tests.waiting import wait_until
@@ -195,6 +196,9 @@ def test_metrics_are_those_of_the_counters(served: Served, client: SmqClient) ->
     assert samples["smqrt_applications", ("state", "failed")] == 1
     assert samples["smqrt_loop_lag_seconds_count",] > 0
     assert samples["process_open_fds",] > 3
+    names = {one[0] for one in samples}
+    assert all(names.isdisjoint(pair) or names.issuperset(pair) for pair in FORMER_NAMES.items())
+    assert samples["smqrt_loop_lag_worst_seconds",] == samples["smqrt_loop_lag_max_seconds",]
 
 
 def command(served: Served, *words: str) -> subprocess.CompletedProcess[str]:

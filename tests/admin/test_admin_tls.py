@@ -141,7 +141,7 @@ def test_a_new_certificate_is_taken_and_nobody_is_disconnected(operated: Operate
     operated.cert.write_bytes(cert.read_bytes())
     operated.key.write_bytes(key.read_bytes())
     operated.served.process.send_signal(signal.SIGHUP)
-    operated.served.wait_for("certificates read again")
+    operated.served.wait_for("certificates reloaded")
     ask(client)
     with operated.handshake() as other:
         assert other.getpeercert(binary_form=True) != before

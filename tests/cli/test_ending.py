@@ -93,12 +93,12 @@ def test_a_server_ends_in_order(serve: Serve, tmp_path: Path) -> None:
 
 def test_an_end_that_takes_too_long_says_what_was_there(serve: Serve, tmp_path: Path) -> None:
     app = application(tmp_path / "app", BYE.replace("trace", "ba.sleep(60000) trace"), smq=SMQ_PAGE)
-    served = serve(app, "--drain-most-s", "0.4")
+    served = serve(app, "--drain-timeout-s", "0.4")
     client = smq_client(served.port)
     assert served.stop() == 1
     served.wait_for(
         "^stopped after 0.4 s, at onunload of the applications, with 1 SMQ clients, 1 running applications still "
-        "there; see the setting drain.most_s$"
+        "there; see the setting drain.timeout_s$"
     )
     client.close()
 
@@ -107,12 +107,12 @@ def test_an_end_that_takes_too_long_says_what_was_there(serve: Serve, tmp_path: 
 def test_an_application_that_holds_the_loop_does_not_hold_the_end(serve: Serve, tmp_path: Path, twice: bool) -> None:
     app = application(tmp_path / "app", smq=SMQ_PAGE)
     (app / ".preload.py").write_text("def onunload():\n    print('for ever', flush=True)\n    while True: pass\n")
-    served = serve(app, "--drain-most-s", "60" if twice else "0.4")
+    served = serve(app, "--drain-timeout-s", "60" if twice else "0.4")
     assert served.port
     served.process.terminate()
     served.wait_for("for ever")
     assert (served.stop(signal.SIGINT) if twice else served.wait()) == 1
-    assert ("drain.most_s" in served.output) is not twice
+    assert ("drain.timeout_s" in served.output) is not twice
 
 
 def test_who_waits_in_the_kernel_is_asked_to_come_back(serve: Serve, tmp_path: Path) -> None:

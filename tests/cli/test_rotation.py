@@ -65,7 +65,7 @@ class Rotation:
         kept = self._files[name].read_bytes()
         self._files[name].write_bytes(BROKEN[self.broken % len(BROKEN)])
         self.broken += 1
-        wait_until(lambda: self.served.output.count("certificates kept as they were") == self.broken, self.served.lines)
+        wait_until(lambda: self.served.output.count("certificates not reloaded") == self.broken, self.served.lines)
         self.connect().close()
         self._files[name].write_bytes(kept)
 

@@ -215,12 +215,12 @@ def test_sighup_reads_the_certificates_again(serve: Serve, tmp_path: Path) -> No
     kept = context.wrap_socket(plain, server_hostname="127.0.0.1")
     cert.write_text("rubbish")
     served.process.send_signal(signal.SIGHUP)
-    served.wait_for("certificates kept as they were: .* are not a certificate and its key")
+    served.wait_for("certificates not reloaded: .* are not a certificate and its key")
     assert shown() == old
     cert.write_bytes(new_cert.read_bytes())
     key.write_bytes(new_key.read_bytes())
     served.process.send_signal(signal.SIGHUP)
-    served.wait_for("certificates read again")
+    served.wait_for("certificates reloaded")
     assert shown().encode() == new_cert.read_bytes()
     kept.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
     assert kept.recv(100).startswith(b"HTTP/1.1 200")
@@ -235,7 +235,7 @@ def test_last_values_by_a_setting(serve: Serve, tmp_path: Path) -> None:
     app = application(tmp_path / "app", preload)
     (app / "smq.lsp").write_text("<?lsp app.connect(request) ?>")
     served = serve(app, "--config", config, "--host", "0.0.0.0", "--hosts", "*")
-    served.wait_for("^hubs let in: whoever comes, where no application asks for a login; see auth.users$")
+    served.wait_for("^hubs accept anonymous clients, unless an application asks for a login; see auth.users$")
     url = served.url.replace("0.0.0.0", "127.0.0.1")
 
     def smqrt(*words: str) -> str:
@@ -271,7 +271,7 @@ def test_sighup_reads_the_settings_again(serve: Serve, tmp_path: Path) -> None:
     assert status() == 200
     config.write_text('hosts = "c.example"\nhosts = 1')
     served.process.send_signal(signal.SIGHUP)
-    served.wait_for("^settings kept as they were: .*smqrt.toml, line 2: this name is given a second time")
+    served.wait_for("^settings not reloaded: .*smqrt.toml, line 2: this name is given a second time")
     assert status() == 200
 
 
@@ -438,10 +438,10 @@ def test_reload_keeps_the_old_application_when_the_new_does_not_compile(serve: S
     served = serve(app, "--reload")
     assert requests.get(served.url).text == "first"
     (app / ".preload").write_text("name = = 'second'")
-    served.wait_for(r"^app app at /: kept as it was: app/\.preload:1: unexpected symbol near '='$")
+    served.wait_for(r"^app app at /: not restarted: app/\.preload:1: unexpected symbol near '='$")
     assert requests.get(served.url).text == "first"
     (app / ".preload").write_text("name = 'third'")
-    served.wait_for(r"^app app at /: kept[\s\S]*^app app at /: ok$")
+    served.wait_for(r"^app app at /: not restarted[\s\S]*^app app at /: ok$")
     assert requests.get(served.url).text == "third"
 
 

@@ -102,7 +102,7 @@ def test_one_identity_everywhere(operated: Any, tmp_path: Path) -> None:
     assert browser.get(f"{url}/who.lsp", timeout=10).text == "nil", "the page's login has ended as well"
 
     users.write_text("ann")
-    operated.wait_for(r"users and rules kept as they were: users.txt:1: a line is 'name:hash'")
+    operated.wait_for(r"users and rules not reloaded: users.txt:1: a line is 'name:hash'")
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_too_much_is_dropped_and_counted(site: Site, limits: Set, kind: str) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_too_much_disconnects(site: Site, limits: Set, kind: str) -> None:
-    limits(publish_bytes=1000, publish_policy="disconnect")
+    limits(publish_bytes_per_s=1000, publish_policy="disconnect")
     device = site.device(b"uid-a1", kind)
     tid = device.create(b"news")
     device.publish(tid, bytes(500)).expect_nothing()
@@ -110,7 +110,7 @@ def test_too_much_disconnects(site: Site, limits: Set, kind: str) -> None:
 
 
 def test_bytes_wait_and_a_message_above_the_burst_passes(site: Site, limits: Set) -> None:
-    limits(publish_bytes=100_000, publish_burst_s=0.1)
+    limits(publish_bytes_per_s=100_000, publish_burst_s=0.1)
     device = site.device(b"uid-a1")
     sizes = [30_000, 10, 20_000, 5]
     began_s = time.monotonic()
@@ -165,7 +165,7 @@ def test_what_waits_is_counted_when_the_server_ends_the_client(site: Site, limit
 
 
 def test_fragments_are_charged_once(site: Site, limits: Set) -> None:
-    limits(publish_bytes=1000, publish_burst_s=1, publish_policy="drop")
+    limits(publish_bytes_per_s=1000, publish_burst_s=1, publish_policy="drop")
     device = site.device(b"uid-a1")
     device.publish(device.etid, b"x").receive()
     for _ in range(2):

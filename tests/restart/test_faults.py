@@ -104,7 +104,7 @@ def test_a_new_process_that_refuses_hangs_or_talks_nonsense_is_left(server: HotS
     server.wait_for("goes on: no journal")
     second = FakeNew(path)
     second.channel.send({**HELLO, "version": 99})
-    assert second.channel.receive(5)[0]["why"].startswith("the new process speaks version 99")
+    assert second.channel.receive(5)[0]["why"].startswith("the new process uses version 99")
     hanging = FakeNew(path).until("welcome", "ahead", "hub")
     other = FakeNew(path)
     other.channel.send(HELLO)

@@ -78,7 +78,7 @@ def test_clients_stay_while_an_application_is_edited(serve_hot: Serve, tmp_path:
     assert [heard(one)[1] for one in clients[:4]] == [b"all"] * 4
 
     (app / ".preload").write_text("this is no Lua")  # the file is looked at first: nothing stops
-    served.wait_for("kept as it was")
+    served.wait_for("not restarted")
     (app / ".preload").write_text("error('at run time')")
     served.wait_for("failed: ")
     assert clients[0].until_end() == []  # its time is over

@@ -234,7 +234,7 @@ def test_the_new_process_does_not_wait_for_the_old_one(serve_hot: Serve, tmp_pat
         for number in range(400):
             raw.publish(news, b"%d " % number + bytes(60_000))
             assert raw.receive()[13:].startswith(b"%d " % number)
-        seen(served, "restart: the process before takes too little")
+        seen(served, "restart: the old process reads too slowly")
     finally:
         os.kill(before, signal.SIGCONT)
     served.next_process()

@@ -103,14 +103,14 @@ def test_workers_share_a_port_and_do_not_miss_one_another(serve: Serve, app: Pat
     # A worker that is held: the others accept its connections.
     held = workers_of(served)[0]
     os.kill(held, signal.SIGSTOP)
-    served.wait_for(rf"w0 \(process {held}\) is held; others accept its connections")
+    served.wait_for(rf"w0 \(process {held}\) is unresponsive; others accept its connections")
     assert {who(served) for _ in range(20)} == {"1"}
     os.kill(held, signal.SIGCONT)
     wait_until(lambda: who(served) == "0", served.lines)
 
     served.process.send_signal(signal.SIGHUP)
     for number in (0, 1):
-        served.wait_for(rf"^w{number}: settings read again$")
+        served.wait_for(rf"^w{number}: settings reloaded$")
     assert served.stop(signal.SIGINT) == 0
     assert "Traceback" not in served.output
 
@@ -158,7 +158,7 @@ def test_a_worker_that_stands_still_is_not_given_connections_for_long(serve: Ser
     held, clients = held_with_requests(served, 200)
     served_at_once = len(select.select(clients, [], [], 0)[0])
     assert served_at_once >= 200 / 2 - 40, "16 are on their way to it, half of the others are in its own queue"
-    served.wait_for(rf"w1 \(process {held}\) is held; others accept its connections")
+    served.wait_for(rf"w1 \(process {held}\) is unresponsive; others accept its connections")
     answers = {one.recv(1000).partition(b" ")[2][:3] for one in clients}
     assert answers == {b"200"}, "also those that were on their way to it"
     os.kill(held, signal.SIGCONT)

@@ -1,1 +1,1 @@
-"""Hot restart: a new process takes the place of this one, with its sockets and the sessions of its clients."""
+"""Hot restart: a new process takes over sockets and sessions."""

@@ -1,8 +1,9 @@
-"""The Unix socket of a server at which it is asked for a hot restart, by processes of its user."""
+"""Control socket of a server: a Unix socket for hot restarts, for processes of its user."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -17,7 +18,7 @@ from smqrt.errors import StartError
 from smqrt.settings.limit_register import LineLimit
 from smqrt.workers.fd_channel import ChannelError, FdChannel, Message
 
-# ---- Messages between the old process and the new one, in this order:
+# ---- messages between the old process and the new one, in this order
 #
 #     new                                  old
 #     hello {version, pid}            ──▶
@@ -25,119 +26,124 @@ from smqrt.workers.fd_channel import ChannelError, FdChannel, Message
 #     (loads the applications)
 #     ready {hubs, relays, succeeds},
 #     or failed {why}                 ──▶
-#                                     ◀──  relay and a socket, when the new one says `relays`; see staying.py
-#                                          (while all are served on:)
+#                                     ◀──  relay and a socket, when `ready` has `relays`; see kept_clients.py
+#                                          (while all clients are served:)
 #                                     ◀──  ahead {key, clients} and their sockets, as often as needed
 #                                          (accepts no more; for each hub:)
-#                                     ◀──  hub {key, record, unchanged, staying, node, others}; of the unchanged nothing
-#                                          more is sent; with `node`, when the new one says `succeeds`, the other nodes
-#                                          keep what is for the hub with this number, see cluster/migration.py;
-#                                          `others` are their numbers
-#                                     ◀──  values {values, sources}, as often as needed: last values that no file has
-#                                     ◀──  changed {clients}, as often as needed: others that were sent ahead
-#                                     ◀──  clients {clients} and their sockets, as often as needed: all the rest
+#                                     ◀──  hub {key, record, unchanged, staying, node, others}; `unchanged` are the
+#                                          clients that were sent ahead and need no more; with `node`, when `ready` has
+#                                          `succeeds`, other nodes keep messages for the hub with this number, see
+#                                          cluster/migration.py; `others` are the numbers of these nodes
+#                                     ◀──  values {values, sources}, as often as needed: last values that are in no file
+#                                     ◀──  changed {clients}, as often as needed: clients that were sent ahead, and
+#                                          have changed since
+#                                     ◀──  clients {clients} and their sockets, as often as needed: all other clients
 #                                     ◀──  end
 #     have, or failed {why}           ──▶
-#                                     ◀──  go: from here on the hub is the new one's
-#                                          (and in the end:)
+#                                     ◀──  go: from here on the hub belongs to the new process
+#                                          (after all hubs:)
 #                                     ◀──  http {connections} and their sockets
 #                                     ◀──  done
 #     serving                         ──▶
-#                                     ◀──  left: it is in no cluster any more by a number that is fixed
-#                                     ◀──  late {key, frames, names}, until the old process ends
+#                                     ◀──  left: the old process has left the clusters where its number is fixed
+#                                     ◀──  late {key, frames, names}, until the old process exits
 #
-# `abort {why}` of the old one ends it all. Silence and a connection that ends mean that the other process is gone.
+# `abort {why}` of the old process ends the hand-over. A timeout or a closed connection means that the other process has
+# died.
 
 VERSION = 1
 HELLO_S = 5.0
 STEP_S = 5.0
-"""What each step of the move may take the other process; the longest of them opens a journal."""
+"""The time limit of each step for the other process; the longest step opens a journal."""
 ENVIRONMENT = "_SMQRT_TAKE_OVER"
-"""The number of the descriptor that a new process inherits."""
+"""The environment variable with the descriptor that a new process inherits."""
 FDS_AT_ONCE = 200
 BYTES_AT_ONCE = 4 << 20
 MAX_PATH_BYTES = 107
-"""Of a Unix socket, on Linux. While it is made, it has the number of the process behind its name."""
-_NUMBER_BYTES = 8
+"""The limit of Linux for the path of a Unix socket. While the socket is made, its name ends with the process id."""
+_PID_BYTES = 8
+MAX_WHY_CHARS = 1000
 
 
 def check_socket_path(what: str, path: str) -> None:
     """Raise StartError when `path` is too long for a Unix socket that is replaced by renaming; `what` names it."""
-    most = MAX_PATH_BYTES - _NUMBER_BYTES
-    if len(os.fsencode(path)) > most:
-        raise StartError(f"{what}: {path} is longer than {most} bytes, which a Unix socket has at most; shorten it.")
+    limit = MAX_PATH_BYTES - _PID_BYTES
+    if len(os.fsencode(path)) > limit:
+        raise StartError(f"{what}: {path} is longer than {limit} bytes, the limit of a Unix socket; shorten it.")
 
 
 class Refused(ChannelError):
-    """The other process says why it does not go on."""
+    """The other process has ended the hand-over; the text is its reason."""
 
 
 def expect(channel: FdChannel, kind: str, timeout_s: float) -> Message:
     """Wait for a message of `kind`.
 
     Raises:
-        Refused: the other process does not go on.
-        ChannelError: it is gone, silent, or says something else.
+        Refused: the other process has ended the hand-over.
+        ChannelError: it has died, does not answer, or sends another message.
     """
     message, fds = channel.receive(timeout_s)
     for fd in fds:
         os.close(fd)
     if message["do"] in ("failed", "abort"):
-        raise Refused(str(message.get("why", "no reason was given"))[:1000])
+        raise Refused(str(message.get("why", "no reason was given"))[:MAX_WHY_CHARS])
     if message["do"] != kind:
         raise ChannelError(f"{message['do']!r} came instead of {kind!r}")
     return message
 
 
+# ---- the socket
+
 log = logging.getLogger("smqrt")
 
-STRANGER_BYTES = 4096
-"""What a process may say before it is known what it wants."""
+FIRST_MESSAGE_BYTES = 4096
+"""The limit of a message before the kind of the request is known."""
 BACKLOG = 16
 
 
-class RestartDoor:
-    """The socket.
+class ControlSocket:
+    """The Unix socket where a server accepts requests for a hot restart.
 
     Args:
-        path: where it is; empty for none.
-        answer: called with a channel and what was said there first; must not block.
+        path: its path; empty for none.
+        on_request: called with a channel and its first message; must not block.
     """
 
-    def __init__(self, path: str, answer: Callable[[FdChannel, Message], None]) -> None:
-        self._path, self._answer = path, answer
+    def __init__(self, path: str, on_request: Callable[[FdChannel, Message], object]) -> None:
+        self._path, self._on_request = path, on_request
         self._socket: gsocket.socket | None = None
         self._accepting: gevent.Greenlet[..., None] | None = None
-        self._strangers, self._nonsense = LineLimit(), LineLimit()
+        self._other_user_lines, self._invalid_lines = LineLimit(), LineLimit()
 
     def open(self, is_successor: bool = False) -> None:
         """Listen, if there is a path.
 
         Args:
-            is_successor: the server that listens there now is the one whose place this one takes.
+            is_successor: this server replaces the one that listens there now.
 
         Raises:
-            StartError: it can't be made, or another server has it.
+            StartError: the socket can't be made, or another server uses it.
         """
         path = self._path
         if not path:
             return
         check_socket_path("restart.socket", path)
         sock = gsocket.socket(socket.AF_UNIX)
-        beside = f"{path}.{os.getpid()}"
+        new_path = f"{path}.{os.getpid()}"
         before = os.umask(0o177)
         try:
-            if not is_successor and _answers(path):
+            if not is_successor and _is_listening(path):
                 raise StartError(
                     f"restart.socket: another server listens at {path}; start this one with --take-over, or give each "
                     "server a socket of its own."
                 )
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(beside)
-            sock.bind(beside)
+                os.unlink(new_path)
+            sock.bind(new_path)
             sock.listen(BACKLOG)
             _check_replaceable(path)
-            os.rename(beside, path)  # nobody finds none there
+            os.rename(new_path, path)  # atomically, so that the path always exists
         except OSError as error:
             sock.close()
             raise StartError(f"restart.socket: {path}: {error.strerror}; give a path in a folder of its own.") from None
@@ -147,10 +153,10 @@ class RestartDoor:
         self._accepting = gevent.spawn(self._accept, sock)
 
     def close(self, leaves_file: bool = False) -> None:
-        """Listen no more.
+        """Stop listening.
 
         Args:
-            leaves_file: the socket's file is another process's by now.
+            leaves_file: another process has replaced the socket file.
         """
         if self._accepting is not None:
             self._accepting.kill()
@@ -169,28 +175,27 @@ class RestartDoor:
                 log.error("restart.socket: %s", error)
                 gevent.sleep(1)
                 continue
-            self._serve(FdChannel(client, STRANGER_BYTES))
+            self._serve(FdChannel(client, FIRST_MESSAGE_BYTES))
 
     def _serve(self, channel: FdChannel) -> None:
-        """One after the other: who says nothing holds the others for `HELLO_S` at most, and is of this user."""
+        # One after the other: a silent process blocks the others for HELLO_S, and it belongs to this user.
         pid, uid = channel.peer()
         if not channel.is_of_this_user():
-            self._strangers.warn(f"refused: a process of user {uid} (pid {pid}) at restart.socket")
+            self._other_user_lines.warn(f"refused: a process of user {uid} (pid {pid}) at restart.socket")
             channel.close()
             return
         try:
             message, fds = channel.receive(HELLO_S)
         except ChannelError as error:
-            self._nonsense.warn(f"refused: process {pid} at restart.socket: {error}")
+            self._invalid_lines.warn(f"refused: process {pid} at restart.socket: {error}")
             channel.close()
             return
         for fd in fds:
             os.close(fd)
-        self._answer(channel, message)
+        self._on_request(channel, message)
 
 
-def _answers(path: str) -> bool:
-    """Whether a server listens there."""
+def _is_listening(path: str) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1)
         try:
@@ -201,7 +206,7 @@ def _answers(path: str) -> bool:
 
 
 def _check_replaceable(path: str) -> None:
-    """Raises FileExistsError when something else than a socket is there."""
+    """Raise FileExistsError when the path is a file other than a socket."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(Path(path).lstat().st_mode):
-            raise FileExistsError(17, "there is a file that is no socket")
+            raise FileExistsError(errno.EEXIST, "the file exists and is no socket")

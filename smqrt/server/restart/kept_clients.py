@@ -1,14 +1,16 @@
-"""Clients that the old process of a hot restart keeps until it closes them, such as those over TLS: what is published
-at the new process reaches them over a pair of sockets of its own, for which neither process ever waits.
+"""Relay of messages to clients that stay at the old process of a hot restart.
+
+The old process keeps some clients, such as those over TLS, until it closes them. Messages that are published at the new
+process reach them over a socket pair of its own. Neither process waits for it.
 
     old                                                                     new
     relay, with one of the sockets                                     ──▶
-    hub {staying}, before anything is published at the new one         ──▶  a subscriber that stands for them
+    hub {staying}, before anything is published at the new one         ──▶  a subscriber in place of these clients
     changes {key, clients, gone, topics}, over that socket             ──▶
-                                                                       ◀──  runs {key, data}
+                                                                       ◀──  runs {key, data}: batches of messages
 
-The new one says in `ready` that it can do this. It is no link of a cluster: the old process would need a number there,
-and its other clients, its server and its last values would be announced once more.
+The new process announces this ability in `ready`. A link of a cluster would not do: the old process would need a number
+there, and its other clients, its server and its last values would be announced again.
 """
 
 from __future__ import annotations
@@ -18,10 +20,9 @@ import logging
 import os
 import socket
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any
 
 import gevent
 from gevent.event import Event
@@ -42,22 +43,22 @@ from smqrt.workers.fd_channel import ChannelError, FdChannel, Message
 
 log = logging.getLogger("smqrt")
 
-MOST_WAITING_BYTES = 16 << 20
-"""What may wait in the new process for the old one; further messages are counted as dropped."""
+MAX_QUEUED_BYTES = 16 << 20
+"""The limit of the queue from the new process to the old one; further messages are counted as dropped."""
 _MESSAGE_BYTES = 1 << 19
 _CHANGES_AT_ONCE = 1000
 _CHANGES_S = 0.005
-"""Changes of so long are told together."""
+"""Changes within this time are sent together."""
 
 
 # ---- the old process
 
 
 class KeptClients:
-    """What the old process keeps, and what comes for it.
+    """The clients that stay at the old process.
 
     Args:
-        channel: the way to the new process, over which it is told of the other socket.
+        channel: to the new process; one end of the new socket pair is sent over it.
     """
 
     def __init__(self, channel: FdChannel) -> None:
@@ -75,10 +76,10 @@ class KeptClients:
             raise
         finally:
             theirs.close()
-        self._greenlets = [gevent.spawn(self._tell), gevent.spawn(self._deliver)]
+        self._greenlets = [gevent.spawn(self._send_changes), gevent.spawn(self._receive)]
 
     def keep(self, hub: FrozenHub) -> Record:
-        """What stays of a hub whose clients stand still. From now on its changes are noted."""
+        """Return the clients of a frozen hub that stay, and their topics. From now on changes are recorded."""
         broker = hub.broker
         staying = [one for one in hub.others if not one.closed]
         topics = Counter(topic for one in staying for topic in (one.topics or {}).values())
@@ -91,7 +92,7 @@ class KeptClients:
         }
 
     def begin(self, broker: SucceedingBroker) -> None:
-        """The other clients of the hub are gone from its tables, so that messages and counts are those of who stays."""
+        """Start to deliver messages and send changes of a hub, whose tables now have only the clients that stay."""
         self._may_deliver[broker.key].set()
         self._has_changed.set()
 
@@ -99,7 +100,7 @@ class KeptClients:
         changed[topic.id] = topic
         self._has_changed.set()
 
-    def _tell(self) -> None:
+    def _send_changes(self) -> None:
         with contextlib.suppress(ChannelError):
             while True:
                 self._has_changed.wait()
@@ -111,19 +112,19 @@ class KeptClients:
                         topics = [changed.popitem()[1] for _ in range(min(len(changed), _CHANGES_AT_ONCE))]
                         self._channel.send({"do": "changes", "key": key, **_changes(self._hubs[key], topics)})
 
-    def _deliver(self) -> None:
+    def _receive(self) -> None:
         with contextlib.suppress(ChannelError):
             while True:
                 message, fds = self._channel.receive(None)
                 _close_all(fds)
                 broker = self._hubs.get(message.get("key", ""))
                 if message["do"] == "runs" and broker is not None:
-                    self._may_deliver[broker.key].wait(STEP_S)  # to let go of 10,000 clients takes a while
+                    self._may_deliver[broker.key].wait(STEP_S)  # removing 10,000 migrated clients takes a while
                     _deliver(broker, message["data"])
                     gevent.sleep(OTHERS_TURN_S)
 
-    def end(self) -> None:
-        """Pass nothing on any more."""
+    def close(self) -> None:
+        """Stop the relay."""
         gevent.killall(self._greenlets)
         self._channel.close()
         for broker in self._hubs.values():
@@ -147,35 +148,36 @@ def _changes(broker: Broker, topics: Sequence[Topic]) -> Record:
 
 
 def _deliver(broker: Broker, data: bytes) -> None:
-    """Give messages to the clients that are here; the server of the new process has handled them already."""
-    for key, run in _runs(data):
-        topic = broker.topic_table.by_key.get(key)
+    """Send messages to the clients of this process. The server of the new process has handled them already."""
+    # A batch has one destination and one publisher: bytes 3 to 6 and 7 to 10 of each frame.
+    for head, frames in groupby(smq.frames(data), lambda frame: frame[3:11]):
+        batch = b"".join(frames)
+        topic = broker.topic_table.by_key.get(head[:4])
         if topic is None:
-            broker.stats.drop(Drop.CLOSED, smq.count_frames(run))
+            broker.stats.drop(Drop.CLOSED, smq.count_frames(batch))
             continue
         topic.settle()
         for outbox in topic.raw:
             if outbox is not broker.server:
-                outbox.put(run)
+                outbox.put(batch)
         if topic.ws:
-            encoded = topic.encode(run)
+            encoded = topic.encode(batch)
             for outbox in topic.ws:
                 outbox.put(encoded)
 
 
-def _runs(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Runs of one publisher to one destination each, with its key."""
-    for head, frames in groupby(smq.frames(data), lambda frame: frame[3:11]):
-        yield head[:4], b"".join(frames)
+def late_message(broker: SucceedingBroker, batches: Sequence[tuple[int, int, bytes]]) -> Message:
+    """Return a `late` message for the new process.
 
+    It has the names of the topics, too: the new process may have another id for a topic that was made here meanwhile.
 
-def late(broker: SucceedingBroker, runs: Sequence[tuple[int, int, bytes]]) -> Message:
-    """A message with runs, each with its destination and publisher, that the old process passes on; and with the names
-    of their topics, since one that was made there meanwhile may have another number at the new process, or be none.
+    Args:
+        broker: the hub.
+        batches: destination, publisher and frames of each.
     """
-    topics = [broker.topic_table.by_key.get(tid.to_bytes(4, "big")) for tid in {tid for tid, _, _ in runs}]
+    topics = [broker.topic_table.by_key.get(tid.to_bytes(4, "big")) for tid in {tid for tid, _, _ in batches}]
     names = [[one.id, one.name] for one in topics if one is not None and one.name is not None]
-    return {"do": "late", "key": broker.key, "frames": [list(one) for one in runs], "names": names}
+    return {"do": "late", "key": broker.key, "frames": [list(one) for one in batches], "names": names}
 
 
 def _close_all(fds: Sequence[int]) -> None:
@@ -186,63 +188,63 @@ def _close_all(fds: Sequence[int]) -> None:
 # ---- the new process
 
 
-def numbered_here(broker: SucceedingBroker, message: Message) -> Iterator[tuple[int, int, bytes]]:
-    """The runs of a `late`, with the numbers that their topics have here; topics that are new are made."""
-    numbers: dict[int, int] = {}
-    for number, name in message.get("names", ()):  # older ones say none
+def with_local_ids(broker: SucceedingBroker, message: Message) -> Iterator[tuple[int, int, bytes]]:
+    """Yield the batches of a `late` message with the topic ids of this process. New topics are made."""
+    local_ids: dict[int, int] = {}
+    for old_id, name in message.get("names", ()):  # older versions send none
         topic = broker.topic_table.by_name.get(name)
         if topic is None and not broker.limits.of_all(broker.topic_table, name):
-            topic = broker.topic_table.named(name, number)
-        if topic is not None and topic.id != number:
-            numbers[number] = topic.id
-    for tid, ptid, run in message["frames"]:
-        here = numbers.get(tid, tid)
-        yield here, ptid, run if here == tid else rewritten(run, here, ptid)
+            topic = broker.topic_table.named(name, old_id)
+        if topic is not None and topic.id != old_id:
+            local_ids[old_id] = topic.id
+    for tid, ptid, batch in message["frames"]:
+        local_id = local_ids.get(tid, tid)
+        yield local_id, ptid, batch if local_id == tid else rewritten(batch, local_id, ptid)
 
 
 class Relay(Outbox):
-    """A subscriber of a hub of the new process that stands for the clients which the old one keeps.
+    """The subscriber of a hub at the new process for all clients that stay at the old one.
 
     Args:
         broker: the hub.
-        send: takes what they are to get.
+        send: takes this relay and the batches for these clients.
     """
 
-    __slots__ = ("_broker", "_clients", "_counts_exactly", "_is_live", "_numbers", "_send", "_topics")
+    __slots__ = ("_broker", "_clients", "_counts_exactly", "_is_live", "_old_ids", "_send", "_topics")
 
-    def __init__(self, broker: SucceedingBroker, send: Any) -> None:
+    def __init__(self, broker: SucceedingBroker, send: Callable[[Relay, list[bytes]], None]) -> None:
         super().__init__()
         self._broker, self._send = broker, send
         self._clients: dict[int, Session] = {}
         self._topics: dict[Topic, int] = {}
-        self._numbers: dict[bytes, int] = {}
+        self._old_ids: dict[bytes, int] = {}
         self._counts_exactly = broker.cluster is None  # a cluster counts `elsewhere` itself
         self._is_live = False
 
     def flush(self) -> None:
         """See `Outbox`."""
-        runs, self.queue = self.queue, []
-        self._send(self, runs)
+        batches, self.queue = self.queue, []
+        self._send(self, batches)
 
-    def numbered(self, run: bytes) -> bytes:
-        """A run with the number that its topic has in the old process."""
-        number = self._numbers.get(run[3:7]) if self._numbers else None
-        return run if number is None else rewritten(run, number, int.from_bytes(run[7:11], "big"))
+    def with_old_id(self, batch: bytes) -> bytes:
+        """Return a batch with the id that its topic has in the old process."""
+        old_id = self._old_ids.get(batch[3:7]) if self._old_ids else None
+        return batch if old_id is None else rewritten(batch, old_id, int.from_bytes(batch[7:11], "big"))
 
     def lose(self, reason: Drop, messages: int) -> None:
         """Count messages that the clients do not get."""
         self._broker.stats.drop(reason, messages)
 
-    def take(self, record: Record) -> None:
-        """What the old process says of its clients, at first and whenever it changes."""
+    def update(self, record: Record) -> None:
+        """Apply the clients and topics of the old process, or their changes."""
         for etid in record.get("gone", ()):
             self._forget(etid)
         for etid, uid, info, user in record["clients"]:
-            self._keep(etid, uid, info, user.decode("utf-8", "surrogateescape"))
-        for number, name, count in record["topics"]:
-            self._subscribe(number, name, count)
+            self._add(etid, uid, info, user.decode("utf-8", "surrogateescape"))
+        for old_id, name, count in record["topics"]:
+            self._subscribe(old_id, name, count)
 
-    def _keep(self, etid: int, uid: bytes, info: bytes, user: str) -> None:
+    def _add(self, etid: int, uid: bytes, info: bytes, user: str) -> None:
         table = self._broker.topic_table
         if etid.to_bytes(4, "big") in table.by_key:
             return
@@ -260,7 +262,7 @@ class Relay(Outbox):
         cluster = self._broker.cluster
         if cluster is not None and session.uid not in self._broker.uids and cluster.holder(session.uid) is None:
             self._broker.staying[session.etid] = session
-            cluster.entered(session)  # not when it is back already: the newest of a uid is the only one
+            cluster.entered(session)  # not when the client has reconnected: only the newest session of a uid counts
 
     def _forget(self, etid: int) -> None:
         session = self._clients.pop(etid, None)
@@ -270,21 +272,21 @@ class Relay(Outbox):
                 self._broker.cluster.left(session)
             self._broker.gone(session.topic)
 
-    def _subscribe(self, number: int, name: bytes, count: int) -> None:
+    def _subscribe(self, old_id: int, name: bytes, count: int) -> None:
         broker, table = self._broker, self._broker.topic_table
         topic = table.by_name.get(name)
         if topic is None:
             if not count or broker.limits.of_all(table, name):
                 return
-            topic = table.named(name, number)
-        if topic.id != number:
-            self._numbers[topic.key] = number
+            topic = table.named(name, old_id)
+        if topic.id != old_id:
+            self._old_ids[topic.key] = old_id
         before = self._topics.get(topic, 0)
         if count and not before:
             topic.add(self)
         elif before and not count:
             topic.discard(self)
-        if self._counts_exactly:
+        if self._counts_exactly:  # the relay itself is one subscriber
             topic.elsewhere += max(count - 1, 0) - max(before - 1, 0)
         if count:
             self._topics[topic] = count
@@ -296,7 +298,7 @@ class Relay(Outbox):
                 (broker.cluster.subscribed if count else broker.cluster.unsubscribed)(topic)
 
     def begin(self) -> None:
-        """The hub is this process's: its changes are told to observers, and to other nodes."""
+        """Start to announce changes to observers and other nodes: the hub belongs to this process now."""
         self._is_live = True
         if self._broker.cluster is not None:
             run_in_background(self._announce_all())
@@ -307,8 +309,8 @@ class Relay(Outbox):
                 self._announce(session)
             yield
 
-    def end(self) -> Iterator[None]:
-        """The old process has none of them any more; in portions."""
+    def remove_all(self) -> Iterator[None]:
+        """Remove the clients and their subscriptions, one by one."""
         for etid in list(self._clients):
             self._forget(etid)
             yield
@@ -318,87 +320,84 @@ class Relay(Outbox):
 
 
 class Relays:
-    """What the new process passes on to the old one.
+    """The relays of all hubs of the new process, over one socket.
 
     Args:
-        fd: of the socket to it, which this owns from now on.
+        fd: the socket to the old process, owned by this object.
     """
 
     def __init__(self, fd: int) -> None:
         self._channel = FdChannel(socket.socket(fileno=fd))
         self._relays: dict[str, Relay] = {}
-        self._waiting: deque[tuple[str, Relay, bytes]] = deque()
-        self._waiting_bytes = 0
-        self._has_some = Event()
-        self._over = False
-        self._complaints = LineLimit()
-        self._greenlets = [gevent.spawn(self._send), gevent.spawn(self._hear)]
+        self._queue: deque[tuple[str, Relay, bytes]] = deque()
+        self._queued_bytes = 0
+        self._has_queued = Event()
+        self._is_closed = False
+        self._drop_lines = LineLimit()
+        self._greenlets = [gevent.spawn(self._send), gevent.spawn(self._receive)]
 
     def place(self, broker: SucceedingBroker, record: Record | None) -> None:
-        """Stand for the clients of a hub that stay, before anything is published here."""
-        if record is not None and not self._over:
+        """Add the relay of a hub, before anything is published here."""
+        if record is not None and not self._is_closed:
             relay = self._relays[broker.key] = Relay(broker, partial(self._put, broker.key))
-            relay.take(record)
+            relay.update(record)
 
     def begin(self, broker: SucceedingBroker) -> None:
-        """The hub is this process's."""
+        """Start to announce changes of a hub, which belongs to this process now."""
         if (relay := self._relays.get(broker.key)) is not None:
             relay.begin()
 
-    def _put(self, key: str, relay: Relay, runs: list[bytes]) -> None:
-        for run in runs:
-            if self._over or self._waiting_bytes + len(run) > MOST_WAITING_BYTES:
-                relay.lose(Drop.CLOSED if self._over else Drop.OVER_BUDGET, smq.count_frames(run))
-                if not self._over:
-                    self._complaints.warn("restart: the process before takes too little: its clients miss messages")
-                continue
-            self._waiting.append((key, relay, relay.numbered(run)))
-            self._waiting_bytes += len(run)
-        self._has_some.set()
+    def _put(self, key: str, relay: Relay, batches: list[bytes]) -> None:
+        for batch in batches:
+            if self._is_closed:
+                relay.lose(Drop.CLOSED, smq.count_frames(batch))
+            elif self._queued_bytes + len(batch) > MAX_QUEUED_BYTES:
+                relay.lose(Drop.OVER_BUDGET, smq.count_frames(batch))
+                self._drop_lines.warn("restart: the old process reads too slowly: messages to its clients are dropped")
+            else:
+                self._queue.append((key, relay, relay.with_old_id(batch)))
+                self._queued_bytes += len(batch)
+        self._has_queued.set()
 
     def _send(self) -> None:
         with contextlib.suppress(ChannelError):
             while True:
-                self._has_some.wait()
-                self._has_some.clear()
-                while self._waiting:
-                    key, data = self._next()
-                    self._channel.send({"do": "runs", "key": key, "data": data})
-        self._end()
+                self._has_queued.wait()
+                self._has_queued.clear()
+                while self._queue:
+                    # All batches of a message belong to one hub.
+                    key, size, batches = self._queue[0][0], 0, []
+                    while self._queue and self._queue[0][0] == key and size < _MESSAGE_BYTES:
+                        batches.append(self._queue.popleft()[2])
+                        size += len(batches[-1])
+                    self._queued_bytes -= size
+                    self._channel.send({"do": "runs", "key": key, "data": b"".join(batches)})
+        self._discard()
 
-    def _next(self) -> tuple[str, bytes]:
-        """The next messages, all of one hub."""
-        key, size, runs = self._waiting[0][0], 0, []
-        while self._waiting and self._waiting[0][0] == key and size < _MESSAGE_BYTES:
-            runs.append(self._waiting.popleft()[2])
-            size += len(runs[-1])
-        self._waiting_bytes -= size
-        return key, b"".join(runs)
-
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             while True:
                 message, fds = self._channel.receive(None)
                 _close_all(fds)
                 relay = self._relays.get(message.get("key", ""))
                 if message["do"] == "changes" and relay is not None and succession.find(message["key"]) is not None:
-                    relay.take(message)
+                    relay.update(message)
                     gevent.sleep(OTHERS_TURN_S)
         except ChannelError:
-            self._end()
+            self._discard()
 
-    def _end(self) -> None:
-        if self._over:
+    def _discard(self) -> None:
+        if self._is_closed:
             return
-        self._over = True
-        for _, relay, run in self._waiting:
-            relay.lose(Drop.CLOSED, smq.count_frames(run))
-        self._waiting.clear()
+        self._is_closed = True
+        for _, relay, batch in self._queue:
+            relay.lose(Drop.CLOSED, smq.count_frames(batch))
+        self._queue.clear()
         for relay in self._relays.values():
-            run_in_background(relay.end())
+            run_in_background(relay.remove_all())
         self._channel.close()
 
-    def end(self) -> None:
-        """The old process is gone, or goes on itself."""
+    def close(self) -> None:
+        """Remove the relays: the old process has exited, or goes on itself."""
         gevent.killall(self._greenlets)
-        self._end()
+        self._discard()

@@ -1,4 +1,4 @@
-"""The new process's side of a hot restart: it takes the place of an old one."""
+"""New process of a hot restart: takes over sockets and sessions from the old process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smqrt.broker.snapshot import Record, adopt_values, greet_application, value
 from smqrt.errors import ArgumentError, SmqrtError, StartError
 from smqrt.http.server import HttpServer
 from smqrt.server.restart.control_socket import ENVIRONMENT, HELLO_S, VERSION, Refused, check_socket_path
-from smqrt.server.restart.kept_clients import Relays, numbered_here
+from smqrt.server.restart.kept_clients import Relays, with_local_ids
 from smqrt.smq.hub_registry import succession
 from smqrt.smq.session_migration import RestoredHub
 from smqrt.transport.admission import open_connections
@@ -23,25 +23,25 @@ log = logging.getLogger("smqrt")
 
 
 class TakeOver:
-    """The place of another process, as it is taken over.
+    """One hot restart, as the new process sees it.
 
     Args:
         channel: to the old process.
 
     Raises:
-        StartError: the old process does not want to, or is gone.
+        StartError: the old process refuses, or has died.
 
     Attributes:
         pid: of the old process.
-        moved: how many clients were taken over.
+        migrated: the number of clients that have been taken over.
     """
 
     def __init__(self, channel: FdChannel) -> None:
         self._channel = channel
-        self.moved = 0
+        self.migrated = 0
         self._prepared: dict[str, RestoredHub] = {}  # by key
         self._arriving: RestoredHub | None = None
-        self._has_all = False
+        self._has_all = False  # of the arriving hub
         self._greeted: set[int] = set()
         self._place_in_cluster: Record = {}
         self._relays: Relays | None = None
@@ -49,10 +49,13 @@ class TakeOver:
             if not channel.is_of_this_user():
                 raise ChannelError("it belongs to another user")
             channel.send({"do": "hello", "version": VERSION, "pid": os.getpid()})
-            welcome, fds = self._welcome()
+            welcome, fds = channel.receive(HELLO_S)
+            if welcome["do"] != "welcome":
+                _close_all(fds)
+                raise Refused(str(welcome.get("why", welcome["do"])))
         except ChannelError as error:
             channel.close()
-            raise StartError(f"The place of the other process can't be taken: {error}.") from None
+            raise StartError(f"Cannot replace the other process: {error}.") from None
         try:
             pid, failed, hubs = welcome["pid"], welcome["failed"], welcome["hubs"]
             listeners = list(_listeners(welcome["listeners"], fds))
@@ -62,23 +65,16 @@ class TakeOver:
                 raise TypeError("pid or hubs")
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             _close_all(fds)
-            self.give_up("the welcome can't be understood")
-            raise StartError(f"The place of the other process can't be taken: its welcome is none: {error}.") from None
+            self.give_up("invalid welcome message")
+            raise StartError(f"Cannot replace the other process: invalid welcome message: {error}.") from None
         self.pid = pid
         for asked_for, sockets in listeners:
             inherited.add(asked_for, sockets)
         succession.expect(hubs, nodes)
 
-    def _welcome(self) -> tuple[Message, list[int]]:
-        message, fds = self._channel.receive(HELLO_S)
-        if message["do"] != "welcome":
-            _close_all(fds)
-            raise Refused(str(message.get("why", message["do"])))
-        return message, fds
-
     @classmethod
     def inherited(cls) -> TakeOver | None:
-        """What an old process that started this one hands over; None when none did."""
+        """Return the hot restart of the old process that started this one; None when none did."""
         number = os.environ.pop(ENVIRONMENT, None)
         if number is None:
             return None
@@ -86,10 +82,10 @@ class TakeOver:
 
     @classmethod
     def of(cls, path: str) -> TakeOver:
-        """What the process with this socket hands over.
+        """Request a hot restart at a control socket.
 
         Raises:
-            StartError: there is none, or it does not want to.
+            StartError: no server listens there, or it refuses.
         """
         check_socket_path("restart.socket", path)
         sock = socket.socket(socket.AF_UNIX)
@@ -101,52 +97,52 @@ class TakeOver:
         return cls(FdChannel(sock))
 
     def give_up(self, why: str) -> None:
-        """Tell the old process that it has to go on."""
+        """Tell the old process that this one has failed, and close the channel."""
         with contextlib.suppress(ChannelError):
             self._channel.send({"do": "failed", "why": why})
         self._channel.close()
 
-    # ---- the move
+    # ---- clients and connections
 
     def take(self, http: HttpServer, failed: Sequence[str]) -> None:
-        """Take the clients over; blocks. When the old process is gone meanwhile, this one goes on with those it has.
+        """Take over the clients; blocks. When the old process dies meanwhile, this one goes on with those it has.
 
         Args:
-            http: takes the connections that wait for a request.
-            failed: the applications that do not run here, and why.
+            http: takes the connections without a request.
+            failed: the applications that do not run here, with their errors.
 
         Raises:
-            StartError: the old process goes on, and this one has to end.
+            StartError: the old process goes on, and this one has to exit.
         """
         worse = [one for one in failed if one.partition(":")[0] not in self._failed_before]
         if worse:
             self.give_up(f"application {worse[0]}")
             raise StartError(f"The other process goes on: application {worse[0]}")
         try:
-            self._say("ready", hubs=[one.key for one in succession.hubs()], relays=True, succeeds=True)
+            self._send("ready", hubs=[one.key for one in succession.hubs()], relays=True, succeeds=True)
             while not self._step(http):
                 pass
         except Refused as error:
-            self._end_relays()
+            self._close_relays()
             for arriving in [*self._prepared.values(), *([self._arriving] if self._arriving else [])]:
                 arriving.discard()
             raise StartError(f"The other process goes on: {error}.") from None
         except ChannelError as error:
-            if self._arriving and not self._has_all:  # the rest went with the old process
+            if self._arriving and not self._has_all:  # the other clients are lost with the old process
                 self._has_all = True
-            log.warning("restart: %s; this process goes on with %d clients", error, self.moved)
+            log.warning("restart: %s; this process goes on with %d clients", error, self.migrated)
             if self._has_all:
                 self._begin()
-        for arriving in self._prepared.values():  # of hubs that were closed meanwhile, or went with the old process
+        for arriving in self._prepared.values():  # of hubs that were closed meanwhile, or did not arrive
             arriving.discard()
         succession.end()
         for cluster in (one.cluster for one in succession.hubs()):
-            if cluster is not None and cluster.awaits_clients:  # of hubs that did not come
+            if cluster is not None and cluster.awaits_clients:  # of hubs that did not arrive
                 cluster.resync()
         inherited.close()
 
     def _step(self, http: HttpServer) -> bool:
-        """Do what the next message says; true for the last one."""
+        """Handle the next message. Return whether it was the last one."""
         message, fds = self._channel.receive(None)
         kind = message["do"]
         if kind == "abort":
@@ -161,35 +157,35 @@ class TakeOver:
             assert self._arriving
             adopt_values(self._arriving.broker, message)
         elif kind == "clients":
-            self._place(message, fds)
+            assert self._arriving
+            for fd, (record, address) in zip(fds, message["clients"], strict=True):
+                self._arriving.place(record, open_connections.adopt(fd, address))
         elif kind == "changed":
             assert self._arriving
             for number, record in message["clients"]:
                 self._arriving.place_changed(number, record)
         elif kind == "end":
             self._has_all = True
-            self._say("have")
+            self._send("have")
         elif kind == "go":
             self._begin()
         elif kind == "http":
             for fd, (peer, data) in zip(fds, message["connections"], strict=True):
                 http.accepted(open_connections.adopt(fd, peer[0]), (peer[0], peer[1]), data=data)
         elif kind == "done":
-            self._say("serving")
+            self._send("serving")
             return True
         return False
 
-    def _say(self, kind: str, **more: object) -> None:
-        """Tell the old process; when it listens no more, the next message tells why: it has changed its mind, or it is
-        gone.
-        """
+    def _send(self, kind: str, **more: object) -> None:
+        # Failures are ignored: the next `receive` has the reason, an `abort` of the old process or its death.
         with contextlib.suppress(ChannelError):
             self._channel.send({"do": kind, **more})
 
     def _prepare(self, message: Message, fds: Sequence[int]) -> None:
         key = message["key"]
         broker = succession.find(key)
-        if broker is None:  # `hub` says so
+        if broker is None:  # `_begin_hub` reports it
             _close_all(fds)
             return
         arriving = self._prepared.setdefault(key, RestoredHub(broker))
@@ -213,11 +209,6 @@ class TakeOver:
             self.give_up(str(error))
             raise Refused(str(error)) from None
 
-    def _place(self, message: Message, fds: Sequence[int]) -> None:
-        assert self._arriving
-        for fd, (record, address) in zip(fds, message["clients"], strict=True):
-            self._arriving.place(record, open_connections.adopt(fd, address))
-
     def _begin(self) -> None:
         assert self._arriving
         arriving, self._arriving, self._has_all = self._arriving, None, False
@@ -225,48 +216,57 @@ class TakeOver:
         arriving.begin(self._place_in_cluster)
         if self._relays is not None:
             self._relays.begin(arriving.broker)
-        self.moved += arriving.clients
+        self.migrated += arriving.clients
 
     def take_late(self) -> bool:
-        """Publish what the applications of the old process still publish, until it ends; and join the clusters that it
-        leaves. Blocks. False when it has changed its mind, because it did not hear from this one in time: then this one
-        has to end.
+        """Publish what the applications of the old process still publish, and join the clusters that it leaves.
+
+        Blocks until the old process exits.
+
+        Returns:
+            False when the old process has aborted the restart after a timeout. Then this process has to exit.
         """
         try:
             while True:
                 message, fds = self._channel.receive(None)
                 _close_all(fds)
                 if message["do"] == "abort":
-                    log.error("restart: the other process goes on, and this one ends: %s", message.get("why"))
+                    log.error("restart: the other process goes on, and this one exits: %s", message.get("why"))
                     return False
                 if message["do"] == "left":
                     succession.left()
                 broker = succession.find(message["key"]) if message["do"] == "late" else None
                 if broker is not None:
-                    for tid, ptid, frame in numbered_here(broker, message):
+                    for tid, ptid, frame in with_local_ids(broker, message):
                         broker.server.publish(tid, ptid, frame)
         except ChannelError:
             succession.left()
             return True
         finally:
-            self._end_relays()
+            self._close_relays()
             self._channel.close()
 
-    def _end_relays(self) -> None:
+    def _close_relays(self) -> None:
         if self._relays is not None:
-            self._relays.end()
+            self._relays.close()
 
 
-def _listeners(said: Sequence[tuple[str, int, int]], fds: Sequence[int]) -> Iterator[tuple[tuple[str, int], list[int]]]:
-    """Each port as it was asked for, and the descriptors of its sockets. Raises ValueError when these are not all."""
+def _listeners(
+    listeners: Sequence[tuple[str, int, int]], fds: Sequence[int]
+) -> Iterator[tuple[tuple[str, int], list[int]]]:
+    """Yield each port as the settings have it, with its descriptors.
+
+    Raises:
+        ValueError: the counts do not match the descriptors.
+    """
     rest = list(fds)
-    for host, port, count in said:
+    for host, port, count in listeners:
         if not 0 < int(count) <= len(rest):
             raise ValueError(f"{count} sockets of {host}:{port}")
         yield (str(host), int(port)), rest[: int(count)]
         del rest[: int(count)]
     if rest:
-        raise ValueError(f"{len(rest)} sockets of nobody")
+        raise ValueError(f"{len(rest)} sockets without a listener")
 
 
 def _close_all(fds: Sequence[int]) -> None:

@@ -1,6 +1,4 @@
-"""The old process's side of a hot restart: it lets a new process take its place, hub by hub, or goes on as if nothing
-had been.
-"""
+"""Old process of a hot restart: hands over to a new process, hub by hub, or rolls back."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from smqrt.broker.snapshot import names_of, values_of
 from smqrt.cluster.engines.mesh import open_meshes
 from smqrt.http.server import HttpServer
 from smqrt.server.restart.control_socket import BYTES_AT_ONCE, FDS_AT_ONCE, STEP_S, VERSION, expect
-from smqrt.server.restart.kept_clients import KeptClients, late
+from smqrt.server.restart.kept_clients import KeptClients, late_message
 from smqrt.smq.hub_registry import SucceedingBroker, succession
 from smqrt.smq.session_migration import (
     OTHERS_TURN_S,
@@ -38,13 +36,14 @@ from smqrt.workers.fd_channel import ChannelError, ChannelSilent, FdChannel, Mes
 log = logging.getLogger("smqrt")
 
 AHEAD_AT_ONCE = 50
-"""Clients whose records are taken down in a turn: 1 to 2 ms."""
+"""Clients whose records are made in one turn of the loop: 1 to 2 ms."""
 LATE_S = 0.02
-"""So often what the applications of the old process still publish is passed on."""
+"""The interval at which late messages of the applications of the old process are forwarded."""
+RECEIVE_BYTES = 1 << 20
 
 
 class OldServer(Protocol):
-    """What is handed over.
+    """What a hot restart needs of the server of the old process.
 
     Attributes:
         http: its HTTP connections.
@@ -54,49 +53,49 @@ class OldServer(Protocol):
 
     @property
     def is_successor(self) -> bool:
-        """Whether it has taken another process's place."""
+        """Whether this process replaced another one."""
 
     def failed_applications(self) -> Sequence[str]:
-        """The names of applications that do not run."""
+        """Return the name and the error of each application that does not run."""
 
     def stop_pipelines(self) -> None:
-        """End the pipelines; blocks."""
+        """Stop the pipelines; blocks."""
 
     def start_pipelines(self) -> None:
         """Start them again."""
 
 
 class HandOver:
-    """One attempt.
+    """One attempt to hand over to a new process.
 
     Args:
-        server: this process's.
+        server: of this process.
         channel: to the new process, whose user was checked.
-        load_s: what it may take to load the applications.
+        load_s: the time limit of the new process for loading the applications.
 
     Attributes:
-        pid: of the new process, as it says itself; 0 before.
-        moved: how many clients the new process has.
-        longest_s: the longest time that a hub stood still.
+        pid: of the new process, from its hello message; 0 before.
+        migrated: the number of clients of the new process.
+        longest_s: the longest time that a hub was frozen.
     """
 
     def __init__(self, server: OldServer, channel: FdChannel, load_s: float) -> None:
         self._server, self._channel, self._load_s = server, channel, load_s
-        self.pid = self.moved = 0
+        self.pid = self.migrated = 0
         self.longest_s = 0.0
         self._numbers = itertools.count(1)
         self._ahead: dict[Session, SentAhead] = {}
-        self._given: list[FrozenHub] = []
-        self._runs: list[tuple[SucceedingBroker, tuple[int, int, bytes]]] = []
-        self._late: gevent.Greenlet[..., None] | None = None
-        self._staying: KeptClients | None = None
+        self._handed_over: list[FrozenHub] = []
+        self._late_batches: list[tuple[SucceedingBroker, tuple[int, int, bytes]]] = []
+        self._late_sender: gevent.Greenlet[..., None] | None = None
+        self._kept: KeptClients | None = None
         self._succeeds = False
 
     def run(self) -> None:
         """Hand everything over; blocks. When that fails, this process goes on.
 
         Raises:
-            ChannelError: why it failed.
+            ChannelError: the hand-over failed.
         """
         self._greet()
         known = self._known_hubs()
@@ -112,13 +111,13 @@ class HandOver:
             listener.stop()
         try:
             for broker in self._hubs(known):
-                self._give(broker)
-            self._give_http()
+                self._hand_over_hub(broker)
+            self._hand_over_http()
             self._channel.send({"do": "done"})
             expect(self._channel, "serving", STEP_S)
         except BaseException as error:
             self.abort(str(error))
-            self._take_back()
+            self._restore_hubs()
             self._server.http.draining = False
             for listener in listeners:
                 listener.start()
@@ -126,29 +125,19 @@ class HandOver:
             raise
         for listener in listeners:
             listener.close()
-        self._late = gevent.spawn(self._pass_on_late)
-
-    def _leave_clusters(self) -> None:
-        """Fixed numbers are the new process's from now on: two with one number would end each other's links."""
-        for mesh in [one for one in open_meshes if one.node.is_fixed]:
-            try:
-                mesh.close()
-            except Exception:
-                log.exception("a cluster was not left in order")
-        with contextlib.suppress(ChannelError):
-            self._channel.send({"do": "left"})
+        self._late_sender = gevent.spawn(self._send_late)
 
     def _greet(self) -> None:
         hello = expect(self._channel, "hello", self._load_s)
         if hello.get("version") != VERSION:
-            why = f"the new process speaks version {hello.get('version')} of the hand-over, this one {VERSION}"
+            why = f"the new process uses version {hello.get('version')} of the hand-over, this one {VERSION}"
             self._channel.send({"do": "abort", "why": why})
             raise ChannelError(why)
         pid = hello.get("pid")
         if type(pid) is not int or pid <= 0:
-            raise ChannelError("the new process does not say its number")
+            raise ChannelError("the hello of the new process has no pid")
         self.pid = pid
-        self._channel.most_bytes = 1 << 20
+        self._channel.most_bytes = RECEIVE_BYTES
         listeners: list[Listener | Acceptor] = [*open_listeners, *open_acceptors]
         self._channel.send(
             {
@@ -164,13 +153,13 @@ class HandOver:
         )
 
     def _known_hubs(self) -> list[str]:
-        """The keys of the hubs that the new process has made, once it has loaded its applications."""
+        """Wait until the new process has loaded its applications, and return the keys of its hubs."""
         ready = expect(self._channel, "ready", self._load_s)
         hubs = ready.get("hubs")
         if not isinstance(hubs, list):
-            raise ChannelError("the new process does not say which hubs it has")
-        if ready.get("relays") is True:  # older ones do not say it
-            self._staying = KeptClients(self._channel)
+            raise ChannelError("the new process sends no list of hubs")
+        if ready.get("relays") is True:  # older versions have no relays
+            self._kept = KeptClients(self._channel)
         self._succeeds = ready.get("succeeds") is True
         return [key for key in hubs if isinstance(key, str)]
 
@@ -181,26 +170,24 @@ class HandOver:
     # ---- one hub
 
     def _send_ahead(self, broker: SucceedingBroker) -> None:
-        """Send the clients that are at rest while all are served on."""
+        """Send the clients that are at rest, while all clients are served."""
         sessions = [one for one in broker.sessions.values() if isinstance(one, Session)]
         for at in range(0, len(sessions), AHEAD_AT_ONCE):
             resting = [one for one in sessions[at : at + AHEAD_AT_ONCE] if is_at_rest(one)]
-            portion = [SentAhead(next(self._numbers), one) for one in resting]
-            self._ahead.update(zip(resting, portion, strict=True))
-            self._send_records(broker.key, portion)
+            batch = [SentAhead(next(self._numbers), one) for one in resting]
+            self._ahead.update(zip(resting, batch, strict=True))
+            clients = [[one.number, one.record, address_of(one.connection)] for one in batch]
+            # Duplicates: while `send` waits, a client may be closed and its descriptor be used for another one.
+            fds = [os.dup(one.connection.transport.fileno()) for one in batch]
+            try:
+                self._channel.send({"do": "ahead", "key": broker.key, "clients": clients}, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
             gevent.sleep(OTHERS_TURN_S)
 
-    def _send_records(self, key: str, portion: Sequence[SentAhead]) -> None:
-        # Duplicates: when this has to wait a client may end, and its descriptor be another one's.
-        fds = [os.dup(one.connection.transport.fileno()) for one in portion]
-        try:
-            clients = [[one.number, one.record, address_of(one.connection)] for one in portion]
-            self._channel.send({"do": "ahead", "key": key, "clients": clients}, fds)
-        finally:
-            for fd in fds:
-                os.close(fd)
-
-    def _give(self, broker: SucceedingBroker) -> None:
+    def _hand_over_hub(self, broker: SucceedingBroker) -> None:
+        """Freeze a hub, send its state and its clients, and let the new process go on with it."""
         more: Message = {}
         if broker.cluster is not None and self._succeeds:
             more = pause_others(broker)
@@ -213,16 +200,19 @@ class HandOver:
                 broker.cluster.suspend()
             record = hub.take()
             unchanged = [one.ahead.number for one in hub.clients if one.ahead and one.is_unchanged]
-            if self._staying:
-                more["staying"] = self._staying.keep(hub)
+            if self._kept:
+                more["staying"] = self._kept.keep(hub)
             self._channel.send({"do": "hub", "key": broker.key, "record": record, "unchanged": unchanged, **more})
-            for portion in values_of(broker):
-                self._channel.send({"do": "values", **portion})
-            for clients in _portions([one for one in hub.clients if one.ahead and not one.is_unchanged]):
+            for values in values_of(broker):
+                self._channel.send({"do": "values", **values})
+            for clients in _batches([one for one in hub.clients if one.ahead and not one.is_unchanged]):
                 changed = [[one.ahead.number, one.record] for one in clients if one.ahead]
                 self._channel.send({"do": "changed", "clients": changed})
-            for clients in _portions([one for one in hub.clients if not one.ahead]):
-                self._send_clients(clients)
+            for clients in _batches([one for one in hub.clients if not one.ahead]):
+                self._channel.send(
+                    {"do": "clients", "clients": [[one.record, address_of(one.connection)] for one in clients]},
+                    [one.connection.transport.fileno() for one in clients],
+                )
             self._channel.send({"do": "end"})
             expect(self._channel, "have", STEP_S)
             self._channel.send({"do": "go"})
@@ -233,38 +223,33 @@ class HandOver:
                 broker.cluster.stay()
             raise
         self.longest_s = max(self.longest_s, time.monotonic() - began_s)
-        self.moved += len(hub.clients)
-        hub.let_go(partial(self._forward, broker))
-        if self._staying:
-            self._staying.begin(broker)
-        self._given.append(hub)
-
-    def _send_clients(self, clients: Sequence[MovingClient]) -> None:
-        self._channel.send(
-            {"do": "clients", "clients": [[one.record, address_of(one.connection)] for one in clients]},
-            [one.connection.transport.fileno() for one in clients],
-        )
+        self.migrated += len(hub.clients)
+        hub.let_go(partial(self._keep_late, broker))
+        if self._kept:
+            self._kept.begin(broker)
+        self._handed_over.append(hub)
 
     def abort(self, why: str) -> None:
-        """End it, also from another greenlet, where `run` fails then. A process that can't be told is killed: it would
-        take this one for dead, and the clients for its own.
+        """End the hand-over; a `run` in another greenlet fails then.
+
+        A new process that does not read the message is killed: it would go on with the clients of this process.
         """
-        if self._staying is not None:
-            self._staying.end()
+        if self._kept is not None:
+            self._kept.close()
         try:
             self._channel.send({"do": "abort", "why": why}, timeout_s=1)
         except ChannelSilent:
-            pid = self.pid or self._channel.peer()[0]  # of a pair of sockets the kernel knows only who made it
-            log.error("restart: process %d does not listen, and is killed", pid)
+            pid = self.pid or self._channel.peer()[0]  # for a socket pair, the kernel only has the pid of its maker
+            log.error("restart: process %d does not answer: killed", pid)
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         except ChannelError:
-            pass  # it is gone
+            pass  # it has died
         self._channel.close()
 
-    def _take_back(self) -> None:
-        """The new process has failed: the hubs it had begin anew, and their clients come back."""
-        for hub in self._given:
+    def _restore_hubs(self) -> None:
+        """Open the hubs again that the new process had; their clients reconnect."""
+        for hub in self._handed_over:
             try:
                 hub.broker.open_files()
             except Exception:
@@ -272,62 +257,73 @@ class HandOver:
             hub.begin_anew()
             if hub.broker.cluster is not None:
                 hub.broker.cluster.stay()
-        self._given.clear()
+        self._handed_over.clear()
 
-    # ---- the rest
+    # ---- HTTP connections, and late messages
 
-    def _give_http(self) -> None:
-        """Connections that wait for a request, or for the rest of one's head, lose nothing."""
+    def _hand_over_http(self) -> None:
+        """Send the connections that have no request yet, or only a part of its head."""
         idle = list(self._server.http.release_idle())
         try:
             for at in range(0, len(idle), FDS_AT_ONCE):
-                portion = idle[at : at + FDS_AT_ONCE]
+                batch = idle[at : at + FDS_AT_ONCE]
                 self._channel.send(
-                    {"do": "http", "connections": [[list(peer), data] for _, peer, data in portion]},
-                    [transport.fileno() for transport, _, _ in portion],
+                    {"do": "http", "connections": [[list(peer), data] for _, peer, data in batch]},
+                    [transport.fileno() for transport, _, _ in batch],
                 )
         finally:
             for transport, _, _ in idle:
                 transport.close()
 
-    def _pass_on_late(self) -> None:
-        self._leave_clusters()
+    def _send_late(self) -> None:
+        """Leave the clusters with a fixed number, then forward late messages.
+
+        A fixed number belongs to the new process now: two nodes with one number would close each other's links.
+        """
+        for mesh in [one for one in open_meshes if one.node.is_fixed]:
+            try:
+                mesh.close()
+            except Exception:
+                log.exception("restart: error on leaving a cluster")
+        with contextlib.suppress(ChannelError):
+            self._channel.send({"do": "left"})
         while True:
             gevent.sleep(LATE_S)
-            self._pass_on()
+            self._forward_late()
 
-    def _forward(self, broker: SucceedingBroker, run: bytes, tid: int, ptid: int) -> None:
-        """A client that could not go along has published."""
-        self._runs.append((broker, (tid, ptid, run)))
+    def _keep_late(self, broker: SucceedingBroker, batch: bytes, tid: int, ptid: int) -> None:
+        """Keep messages that a client which stays here has published."""
+        self._late_batches.append((broker, (tid, ptid, batch)))
 
-    def _pass_on(self) -> None:
-        for hub in self._given:
-            frames = hub.broker.server.take_publishes()
-            if frames:
-                self._channel.send(late(hub.broker, frames))
-        runs, self._runs = self._runs, []
-        for broker, run in runs:
-            self._channel.send(late(broker, [run]))
+    def _forward_late(self) -> None:
+        for hub in self._handed_over:
+            published = hub.broker.server.take_publishes()
+            if published:
+                self._channel.send(late_message(hub.broker, published))
+        batches, self._late_batches = self._late_batches, []
+        for broker, batch in batches:
+            self._channel.send(late_message(broker, [batch]))
 
     def finish(self) -> None:
-        """The applications of this process have ended: pass on what they published last, and let go."""
-        if self._late is not None:
-            self._late.kill()
+        """Forward the last messages of the applications, which have ended, and close the channel."""
+        if self._late_sender is not None:
+            self._late_sender.kill()
             with contextlib.suppress(ChannelError):
-                self._pass_on()
-        if self._staying is not None:
-            self._staying.end()
+                self._forward_late()
+        if self._kept is not None:
+            self._kept.close()
         self._channel.close()
 
 
-def _portions(clients: Sequence[MovingClient]) -> Iterator[list[MovingClient]]:
-    portion: list[MovingClient] = []
-    size = 0
+def _batches(clients: Sequence[MovingClient]) -> Iterator[list[MovingClient]]:
+    """Yield the clients in batches that fit a message."""
+    batch: list[MovingClient] = []
+    queued_bytes = 0
     for one in clients:
-        portion.append(one)
-        size += sum(map(len, one.record["connection"]["queue"]))
-        if len(portion) >= FDS_AT_ONCE or size >= BYTES_AT_ONCE:
-            yield portion
-            portion, size = [], 0
-    if portion:
-        yield portion
+        batch.append(one)
+        queued_bytes += sum(map(len, one.record["connection"]["queue"]))
+        if len(batch) >= FDS_AT_ONCE or queued_bytes >= BYTES_AT_ONCE:
+            yield batch
+            batch, queued_bytes = [], 0
+    if batch:
+        yield batch
