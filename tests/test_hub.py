@@ -334,7 +334,7 @@ def test_subscribe_json(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     found = [call[0] for call in decoded.come(2 + len(SCALARS))]
     assert repr(found) == repr([{"a": 1}, [None], *(value for _, value in SCALARS)])
     assert [call[0] for call in rest.come(len(NO_JSON))] == NO_JSON
-    assert "is no JSON" in caplog.text  # once a second
+    assert "is not JSON" in caplog.text  # once a second
 
 
 def test_unsubscribe(site: Site) -> None:

@@ -75,7 +75,7 @@ def create(
     """Accept links at a port.
 
     Args:
-        links: the links to add to; a cluster stands for its links.
+        links: the links to add to, or a cluster, whose links are used.
         port: 0 picks a free one.
         intf: the address to listen on; by default all of IPv4, with `ipv6` all of IPv6.
         shark, sshark: TLS of outgoing and of incoming links; both or neither.
@@ -88,7 +88,7 @@ def create(
     """
     if isinstance(links, Cluster):
         if links.links is None:
-            raise ArgumentError("links: this cluster uses the server's, whose settings say where they go")
+            raise ArgumentError("links: this cluster uses the links of the server; create links with smqrt.hub.mtl")
         links = links.links
     host = intf or ("::" if ipv6 else "0.0.0.0")
     return Conn(mtl.Conn(mtl.own(links.links), port, host, shark, sshark, later("onstatus", onstatus)))

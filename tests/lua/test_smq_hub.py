@@ -207,7 +207,7 @@ def test_nothing_is_kept_of_clients_that_are_gone(lua: Callable[[str], LuaSite])
         site.device(b"uid-%03d" % number).disconnect()
         site.device(b"uid-a1").send(b"\xff").expect_end()
     wait_until(lambda: not site.broker.sessions, "the ends of all clients")
-    wait_until(lambda: not [one for one in site.half._sessions.values() if one is not site.broker.server])
+    wait_until(lambda: not [one for one in site.half.clients.sessions.values() if one is not site.broker.server])
 
 
 CALLBACKS = ("authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "log")
