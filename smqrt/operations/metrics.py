@@ -27,7 +27,7 @@ from smqrt.loop.scheduling import Turn
 from smqrt.operations import health, snapshots
 from smqrt.operations.context import Parts
 from smqrt.operations.health import BUCKETS_S, PHASES
-from smqrt.operations.snapshots import links, members
+from smqrt.operations.snapshots import clustered_hubs, links
 from smqrt.settings.limit_register import snapshot as limit_states
 from smqrt.smq.gevent_broker import GeventBroker, all_brokers
 from smqrt.transport.admission import open_connections
@@ -133,7 +133,7 @@ def _clustered(name: str, help: str, value: Callable[[ClusteredBroker], float]) 
     """A metric of each hub in a cluster."""
 
     def samples(scrape: Scrape) -> Samples:
-        return [((*_hub_labels(broker), clustered.name), value(clustered)) for broker, clustered in members()]
+        return [((*_hub_labels(broker), clustered.name), value(clustered)) for broker, clustered in clustered_hubs()]
 
     return _family(name, _CLUSTER, help, samples)
 

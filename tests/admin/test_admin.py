@@ -144,15 +144,15 @@ def test_an_operator_publishes_and_restarts(served: Served, client: SmqClient) -
     [
         ("nothing", 404, "/api/v1/ lists"),
         ("peers?limit=0", 400, "1 to 1000"),
-        ("peers?limit=x", 400, "no number"),
+        ("peers?limit=x", 400, "is not a number"),
         ("peers?hub=99", 404, "no hub 99"),
-        ("peers?colour=red", 400, "no such argument"),
-        ("peers?sort=x", 400, "none of dropped"),
-        ("peers?after=%00", 400, "no id of a client"),
+        ("peers?colour=red", 400, "unknown argument"),
+        ("peers?sort=x", 400, "is not one of dropped"),
+        ("peers?after=%00", 400, "is not the id of a client"),
         ("peers/1", 400, "HUB.ETID"),
-        ("topics", 400, "which hub"),
+        ("topics", 400, "hub: an argument is needed"),
         ("server?x=1", 400, "takes no arguments"),
-        ("closed?after=-1", 400, "no number"),
+        ("closed?after=-1", 400, "is not a number"),
     ],
 )
 def test_wrong_questions_are_told_why(served: Served, path: str, status: int, says: str) -> None:

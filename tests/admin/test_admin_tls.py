@@ -91,7 +91,7 @@ def test_probes_are_open_and_the_rest_asks_for_a_login(operated: Operated) -> No
 
 
 def test_a_login_that_may_not_gets_its_reason_as_json(operated: Operated) -> None:
-    for name, method, sentence in (("vera", "POST", "may look, and change nothing"), ("guest", "GET", "may not look")):
+    for name, method, sentence in (("vera", "POST", "is read-only"), ("guest", "GET", "has no access")):
         answer = requests.request(
             method,
             operated.url + "/api/v1/apps/main/restart",

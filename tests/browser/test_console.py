@@ -273,7 +273,7 @@ def test_a_viewer_looks_and_changes_nothing(
             expect(page.locator("#link")).to_have_text("live")
             page.get_by_role("button", name="Restart …").click()
             page.get_by_role("dialog").get_by_role("button", name="Restart", exact=True).click()
-            expect(page.get_by_role("alert").filter(has_text="may look, and change nothing")).to_be_visible()
+            expect(page.get_by_role("alert").filter(has_text="is read-only")).to_be_visible()
         context.close()
     context = chromium.new_context(ignore_https_errors=True)
     assert context.request.get(url).status == 401

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from smqrt.operations.console.alerts import Looked, find_alerts
+from smqrt.operations.console.alerts import AlertInput, find_alerts
 from smqrt.operations.console.gauges import Growth, History, Rates
 
 
@@ -49,7 +49,7 @@ def test_growth_is_that_of_the_last_minutes() -> None:
     growth = Growth(clock)
     for minute in range(12):
         clock.now_s = minute * 60.0
-        growth.look({"names": minute})
+        growth.add({"names": minute})
     assert growth.of("names", 11) == 5
     assert growth.of("new", 2) == 2
 
@@ -62,9 +62,9 @@ CALM: dict[str, Any] = {
 }
 
 
-def looked(**changes: Any) -> Looked:
+def looked(**changes: Any) -> AlertInput:
     nothing: dict[str, Any] = dict.fromkeys(("listeners", "applications", "journals", "pipelines", "limits"), [])
-    return Looked(**{"server": CALM, "dropped_lately": 0, "errors_lately": 0, **nothing, **changes})
+    return AlertInput(**{"server": CALM, "dropped_lately": 0, "errors_lately": 0, **nothing, **changes})
 
 
 TROUBLES: dict[str, dict[str, Any]] = {

@@ -167,7 +167,7 @@ def test_a_look_at_several_addresses_is_one_question(make: Make) -> None:
     make(2, answers=answers).desk.open()
     parts: Any = None
     together = Together(parts, first)
-    looks = together.looks(
+    looks = together.get_many(
         [(("limits",), {}), (("clusters",), {}), (("hubs", "2000001"), {}), (("hubs", "1000001"), {})]
     )
     assert asked == [[["limits"], ["clusters"], ["hubs", "2000001"]]]
@@ -177,7 +177,7 @@ def test_a_look_at_several_addresses_is_one_question(make: Make) -> None:
     assert (hub, nobody) == ({"id": 2_000_001}, None)
     assert looks.cost_s >= 0.25, "that of the worker that needed most"
     with pytest.raises(ArgumentError, match="Worker 1 does not answer"):
-        together.look("hubs", "1000001")
+        together.get("hubs", "1000001")
 
 
 LIMIT = {"name": "x", "rule": "", "setting": "", "reached": 7, "last": None, "last_at": None}
