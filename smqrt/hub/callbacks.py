@@ -31,7 +31,7 @@ log = logging.getLogger("smqrt.hub")
 F = TypeVar("F", bound=Callable[..., Any])
 CALLS_PER_TIME_CHECK = 4
 """The time slice is checked after this many messages of a batch, since one call may take a millisecond."""
-Given = Any
+CallbackValue = Any
 """Values of several types: a name is str, or bytes when it is not UTF-8; a payload is bytes, or a JSON value; `err` is
 a word or 0."""
 _PACKAGE = str(Path(__file__).parents[1])
@@ -47,15 +47,15 @@ class Authenticate(Protocol):
 class PermitTop(Protocol):
     """Decides whether a client may subscribe to a topic (`issub`), or publish to it by name."""
 
-    def __call__(self, topic: Given, issub: bool, peer: Peer, /) -> object:
-        """Return whether it may."""
+    def __call__(self, topic: CallbackValue, issub: bool, peer: Peer, /) -> object:
+        """Return whether it is allowed."""
 
 
 class PermitSubtop(Protocol):
     """Decides whether a client may create a sub-topic."""
 
-    def __call__(self, subtopic: Given, peer: Peer, /) -> object:
-        """Return whether it may."""
+    def __call__(self, subtopic: CallbackValue, peer: Peer, /) -> object:
+        """Return whether it is allowed."""
 
 
 class OnConnect(Protocol):
@@ -68,14 +68,14 @@ class OnConnect(Protocol):
 class OnClose(Protocol):
     """Called when a client is disconnected."""
 
-    def __call__(self, etid: int, sock: PeerSocket, peer: Peer, err: Given, /) -> object:
+    def __call__(self, etid: int, sock: PeerSocket, peer: Peer, err: CallbackValue, /) -> object:
         """The result is ignored. `err` is a word, or 0."""
 
 
 class OnCloseWithReason(Protocol):
     """Called when a client is disconnected, with the close reason."""
 
-    def __call__(self, etid: int, sock: PeerSocket, peer: Peer, err: Given, reason: str, /) -> object:
+    def __call__(self, etid: int, sock: PeerSocket, peer: Peer, err: CallbackValue, reason: str, /) -> object:
         """The result is ignored. `reason` is the value of a `CloseReason`."""
 
 
@@ -89,7 +89,7 @@ class OnPublish(Protocol):
 class OnMessage(Protocol):
     """Called with a message to the server."""
 
-    def __call__(self, data: Given, ptid: int, tid: int, subtid: int, /) -> object:
+    def __call__(self, data: CallbackValue, ptid: int, tid: int, subtid: int, /) -> object:
         """The result is ignored."""
 
 
@@ -108,10 +108,10 @@ class Log(Protocol):
 
 
 def renamed(**names: str) -> Callable[[F], F]:
-    """Decorator of a method whose arguments had other names before.
+    """Decorate a method whose arguments had other names in earlier releases.
 
     Args:
-        names: former name to present name. The log names each former name at its first use.
+        names: present names by former names. The first use of each former name is logged.
     """
 
     def decorate(method: F) -> F:
@@ -124,7 +124,7 @@ def renamed(**names: str) -> Callable[[F], F]:
                     unused.discard(old)
                     line = f"{calling_line()}: the argument {old!r} of smq.{method.__name__}"
                     log.warning("%s is deprecated: its name is %r now", line, names[old])
-                if names[old] not in kwargs:  # else the method complains of the former name
+                if names[old] not in kwargs:  # else the method raises TypeError for the former name
                     kwargs[names[old]] = kwargs.pop(old)
             return method(*args, **kwargs)
 

@@ -9,7 +9,7 @@ from smqrt.cluster.engines import mtl
 from smqrt.cluster.engines.mesh import PORT
 from smqrt.errors import ArgumentError
 from smqrt.hub.cluster import Cluster
-from smqrt.hub.mtl import Mtl, later
+from smqrt.hub.mtl import Mtl, in_new_greenlet
 from smqrt.process import current_application
 from smqrt.transport.tls_contexts import ClientTls
 
@@ -21,8 +21,8 @@ class Conn:
         port: the port it listens on.
     """
 
-    def __init__(self, made: mtl.Conn) -> None:
-        self._conn, self.port = made, made.port
+    def __init__(self, conn: mtl.Conn) -> None:
+        self._conn, self.port = conn, conn.port
         current_application.close_with_app(self)
 
     def setlist(self, nodes: Iterable[str] | Mapping[str, int]) -> bool:
@@ -91,4 +91,4 @@ def create(
             raise ArgumentError("links: this cluster uses the links of the server; create links with smqrt.hub.mtl")
         links = links.links
     host = intf or ("::" if ipv6 else "0.0.0.0")
-    return Conn(mtl.Conn(mtl.own(links.links), port, host, shark, sshark, later("onstatus", onstatus)))
+    return Conn(mtl.Conn(mtl.own(links.links), port, host, shark, sshark, in_new_greenlet("onstatus", onstatus)))

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from smqrt.broker.server_client import Handler
 from smqrt.broker.topics import Topic as HubTopic
 from smqrt.errors import NoAnswer
-from smqrt.hub.callbacks import Given, Guard, OnMessage, calling_line, renamed
+from smqrt.hub.callbacks import CallbackValue, Guard, OnMessage, calling_line, renamed
 from smqrt.hub.conversions import (
     Name,
     Text,
@@ -270,7 +270,7 @@ class MessageMethods(NameMethods):
         self._broker.onmsg(None if onmsg is None else self._handler(as_function("onmsg", onmsg)))
 
     @renamed(function="onchange")
-    def observe(self, topic: Topic, onchange: Callable[[int, Given], object]) -> bool | None:
+    def observe(self, topic: Topic, onchange: Callable[[int, CallbackValue], object]) -> bool | None:
         """Call `onchange(subscribers, topic)` when the number of subscribers of a topic changes (spec: smq §2.4).
 
         For an ETID it is called once, with 0, when the client disconnects.

@@ -65,9 +65,9 @@ def _keepalive_times(keepalive: float | None, keepintv: float | None) -> tuple[f
 class Channel:
     """A channel between applications at several nodes; see `Mtl.open`."""
 
-    def __init__(self, made: AppChannel) -> None:
-        self._channel = made
-        current_application.close_with_app(made)
+    def __init__(self, channel: AppChannel) -> None:
+        self._channel = channel
+        current_application.close_with_app(channel)
 
     @property
     def name(self) -> str | bytes:
@@ -150,7 +150,7 @@ class Mtl:
         links = mtl.own(self.links)
         host, port = sock.peername()
         transport, data = sock.release()
-        return links.commence(transport, data, True, f"{host}:{port}", later("status", status))
+        return links.commence(transport, data, True, f"{host}:{port}", in_new_greenlet("status", status))
 
     def open(self, name: str | bytes, on_status: OnNode, on_data: OnData) -> Channel:
         """Open a channel to the channels of the same name at other nodes.
@@ -254,9 +254,9 @@ def create(
         ping_s,
         silence_s,
         node,
-        onstatus=later("onstatus", onstatus),
-        on_round_trip=later("on_round_trip", on_round_trip),
-        log=later("log", log),
+        onstatus=in_new_greenlet("onstatus", onstatus),
+        on_round_trip=in_new_greenlet("on_round_trip", on_round_trip),
+        log=in_new_greenlet("log", log),
     )
     return Mtl(mtl.Mtl(conversions.as_text("password", password), options))
 
@@ -270,7 +270,7 @@ def server() -> Mtl:
     return Mtl(mtl.Links(cluster.opened()))
 
 
-def later(what: str, function: Callable[..., Any] | None) -> Callable[..., object]:
+def in_new_greenlet(what: str, function: Callable[..., Any] | None) -> Callable[..., object]:
     """Return a function that runs `function` in a new greenlet, so that its caller does not wait. Errors are logged."""
     if function is None:
         return mtl.nobody

@@ -98,7 +98,7 @@ def create(
             `smqrt.smq.gevent_broker.HubOptions` (help: hub-api).
         slow, lastvalue, persist, origins: see there.
         cluster: name of the cluster that the hub joins (help: cluster).
-        observe: "node" or "cluster": whose subscribers are counted.
+        observe: "node" or "cluster": the subscribers of which are counted.
         journal: True, a folder or a dict of settings: published messages are recorded (help: journal).
 
     Raises:

@@ -122,13 +122,13 @@ class AccessLog:
     def _line(self, at: str, fields: dict[str, object]) -> str:
         if self._as_json:
             return json.dumps({"time": at, "event": "access"} | fields, ensure_ascii=True) + "\n"
-        shown = [at]
+        words = [at]
         for name, value in fields.items():
             if name in _QUOTED:  # clients choose these
-                shown.append('"' + printable(str(value)).replace('"', "'") + '"')
+                words.append('"' + printable(str(value)).replace('"', "'") + '"')
             else:
-                shown.append("-" if value is None or value == "" else str(value))
-        return " ".join(shown) + "\n"
+                words.append("-" if value is None or value == "" else str(value))
+        return " ".join(words) + "\n"
 
     def reopen(self) -> str | None:
         """Open the file again after another program has moved it, and return the error, if any. Blocks."""
@@ -171,7 +171,7 @@ class AccessLog:
             written, error = 0, failed
         if error is not None:
             lost = data[max(0, written) :].count(b"\n")
-            # The line about discarded ones was among the lost: their number counts again, the line does not.
+            # The line about discarded lines was lost as well: it is not counted, but its number is added again.
             self._discarded += lost - bool(discarded) + discarded
             LINES.refused(f"{lost} lines of the access log", f"{self.path} can't be written: {error}")
 
@@ -229,5 +229,5 @@ def _ends_incomplete(file: int, is_torn: bool) -> bool:
 def without_query_secrets(target: str) -> str:
     """Return the target of a request in which `***` replaces the values of parameters that look like secrets."""
     path, mark, query = target[:PATH_CHARS].partition("?")
-    shown = without_secrets(path)
-    return shown + _SECRET_PARAMETER.sub(rf"\1{HIDDEN}", mark + query) if mark else shown
+    path = without_secrets(path)
+    return path + _SECRET_PARAMETER.sub(rf"\1{HIDDEN}", mark + query) if mark else path

@@ -16,7 +16,7 @@ from smqrt.operations.context import Parts
 from smqrt.operations.metrics import Metrics
 from smqrt.operations.paging import LIMIT, Arguments
 from smqrt.operations.topic_listener import QUESTION as LISTEN
-from smqrt.operations.topic_listener import Listener, Listening, RemoteListening, serve_listening
+from smqrt.operations.topic_listener import LocalTopicListener, RemoteTopicListener, TopicListener, serve_topic_listener
 from smqrt.smq.gevent_broker import all_brokers
 from smqrt.workers.fd_channel import Message
 from smqrt.workers.worker_identity import worker_of_hub
@@ -165,18 +165,15 @@ def metrics(texts: dict[int, str]) -> str:
                 is_known = name in families
                 family = families.setdefault(name, [])
             if line and not line.startswith("#"):
-                family.append(_labelled(line, number))
+                name, brace, rest = line.partition("{")
+                if brace and " " not in name:
+                    family.append(f'{name}{{worker="{number}",{rest}')
+                else:  # without labels
+                    name, _, value = line.partition(" ")
+                    family.append(f'{name}{{worker="{number}"}} {value}')
             elif line and not is_known:
                 family.append(line)
     return "".join(f"{line}\n" for family in families.values() for line in family)
-
-
-def _labelled(line: str, worker: int) -> str:
-    name, brace, rest = line.partition("{")
-    if brace and " " not in name:
-        return f'{name}{{worker="{worker}",{rest}'
-    name, _, value = line.partition(" ")
-    return f'{name}{{worker="{worker}"}} {value}'
 
 
 # ---- questions to all workers
@@ -273,12 +270,12 @@ class Together:
         own = _own_trace(question)
         return own if own and number is not None else self._fleet.events(self._fleet.others, question, own)
 
-    def listen(self, hub: int, topics: Sequence[str | int]) -> Listener:
-        """Subscribe to topics of a hub of any worker until the result is closed. Raises as `Listening`."""
+    def listen(self, hub: int, topics: Sequence[str | int]) -> TopicListener:
+        """Subscribe to topics of a hub of any worker until the result is closed. Raises as `LocalTopicListener`."""
         number = worker_of_hub(hub)
         if self._fleet is not None and number in self._fleet.others:
-            return RemoteListening(self._fleet, number, hub, topics)
-        return Listening(snapshots.broker_of(hub), topics)
+            return RemoteTopicListener(self._fleet, number, hub, topics)
+        return LocalTopicListener(snapshots.broker_of(hub), topics)
 
     def _ask(self, queries: Sequence[Query]) -> tuple[list[dict[int, Response]], float]:
         """Return the responses to each query by the number of the worker, and `Results.cost_s`."""
@@ -379,14 +376,14 @@ def answer_others(desk: WorkerRpcServer, parts: Parts) -> None:
         return {"do": "answers", "answers": found, "cost_s": cost_s}
 
     def act(question: Message) -> Message:
-        status, said = response_of(partial(handle, parts, question["words"], {}, question["body"]))
-        return {"do": "answer", "status": status, "answer": said}
+        status, found = response_of(partial(handle, parts, question["words"], {}, question["body"]))
+        return {"do": "answer", "status": status, "answer": found}
 
     desk.answers["answers"] = answers
     desk.answers["act"] = act
     desk.answers["metrics"] = lambda question: {"do": "answer", "answer": b"".join(Metrics(parts).lines()).decode()}
     desk.news["trace"] = _trace_for_other
-    desk.news[LISTEN] = partial(serve_listening, snapshots.broker_of)
+    desk.news[LISTEN] = partial(serve_topic_listener, snapshots.broker_of)
 
 
 def _trace_for_other(question: Message) -> News:

@@ -92,7 +92,14 @@ class Api(Directory):
             if relpath.strip("/") == "v1/trace":
                 self._trace(request)
                 return True
-            status, answer = self._answer(request, relpath)
+            words = relpath.strip("/").split("/")
+            if words[0] != "v1":
+                raise HttpError(404, "The API is at /api/v1/.")
+            _check_method(request, "GET", "HEAD", "POST")
+            if request.method == "POST":
+                status, answer = self._together.answer(words[1:], {}, _body(request))
+            else:
+                status, answer = self._together.answer(words[1:], _arguments(request))
         except ArgumentError as error:
             status, answer = 400, {"error": str(error)}
         except HttpError as error:
@@ -117,16 +124,6 @@ class Api(Directory):
                 response.flush()
         finally:
             events.close()
-
-    def _answer(self, request: Request, relpath: str) -> tuple[int, Answer]:
-        words = relpath.strip("/").split("/")
-        if words[0] != "v1":
-            raise HttpError(404, "The API is at /api/v1/.")
-        if request.method in ("GET", "HEAD"):
-            return self._together.answer(words[1:], _arguments(request))
-        if request.method == "POST":
-            return self._together.answer(words[1:], {}, _body(request))
-        raise HttpError(405, f"{request.method} is not allowed for this address.", headers={"Allow": "GET, HEAD, POST"})
 
 
 # ---- read a request

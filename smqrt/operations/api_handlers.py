@@ -37,7 +37,19 @@ def handle(parts: Parts, words: Sequence[str], arguments: Arguments, body: Body 
     Raises:
         ArgumentError, ClosedError, HttpError: the address is unknown, or an argument is invalid.
     """
-    return _read(parts, words, arguments) if body is None else _act(parts, words, body)
+    if body is None:
+        return _read(parts, words, arguments)
+    match words:
+        case ["peers", name, "disconnect"]:
+            return disconnect(parts, name, body)
+        case ["apps", name, "restart"]:
+            return restart(parts, name)
+        case ["hubs", number, "publish"]:
+            return publish(parts, whole("hub", number), body)
+        case ["drain"]:
+            return drain(parts, body)
+    # The commands of `smqrt.cli.admin` recognize this text and that of `_read`.
+    raise HttpError(404, "There is nothing to do at this address.")
 
 
 def response_of(call: Callable[[], Answer]) -> Response:
@@ -71,21 +83,7 @@ def _read(parts: Parts, words: Sequence[str], arguments: Arguments) -> Answer:
             return snapshots.peer(snapshots.peer_id(name)[0], snapshots.session_of(name))
         case ["peers", name, "subscriptions"]:
             return snapshots.subscriptions(name, limit_of(arguments))
-    # The commands of `smqrt.cli.admin` recognize this text and that of `_act`.
     raise HttpError(404, "There is no such address; /api/v1/ lists them.")
-
-
-def _act(parts: Parts, words: Sequence[str], body: Body) -> Answer:
-    match words:
-        case ["peers", name, "disconnect"]:
-            return disconnect(parts, name, body)
-        case ["apps", name, "restart"]:
-            return restart(parts, name)
-        case ["hubs", number, "publish"]:
-            return publish(parts, whole("hub", number), body)
-        case ["drain"]:
-            return drain(parts, body)
-    raise HttpError(404, "There is nothing to do at this address.")
 
 
 # ---- actions of operators

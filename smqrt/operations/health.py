@@ -40,7 +40,7 @@ class Usage(NamedTuple):
 
 
 _STAT_FIELDS = (11, 12, 17, 19, 20, 21)
-"""utime, stime, num_threads, starttime, vsize, rss: places in /proc/self/stat behind the name (man 5 proc_pid_stat)."""
+"""utime, stime, num_threads, starttime, vsize, rss: fields of /proc/self/stat after the name (man 5 proc_pid_stat)."""
 
 
 def usage() -> Usage:

@@ -30,7 +30,7 @@ KEPT = 200
 _TEXT_CHARACTERS = 4096
 _TRACE_CHARACTERS = 512
 _APPLICATIONS = 256
-"""Maximum number of applications with traces of their own; those of further ones are kept together."""
+"""Maximum number of applications with traces of their own; those of further applications are kept together."""
 
 
 class Traced(NamedTuple):

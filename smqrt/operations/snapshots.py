@@ -41,7 +41,6 @@ from smqrt.smq import close_log
 from smqrt.smq.close_log import Closed, ending_of
 from smqrt.smq.gevent_broker import GeventBroker, all_brokers
 from smqrt.transport.admission import open_connections
-from smqrt.transport.listener import Listener
 from smqrt.transport.origins import is_loopback
 from smqrt.wire.link_packets import Refusal
 
@@ -276,25 +275,22 @@ def server(parts: Parts) -> Snapshot:
 
 def listeners(parts: Parts) -> list[Snapshot]:
     """Return the listeners."""
-    return [_listener(name, one, parts.listeners.tls_snapshot(name)) for name, one in parts.listeners.items()]
-
-
-def _listener(name: str, listener: Listener, tls: Snapshot | None) -> Snapshot:
-    host, port = listener.address
-    done, failed = listener.handshakes
-    return {
-        "name": name,
-        "host": host,
-        "port": port,
-        "tls": tls,
-        "loopback": is_loopback(host),
-        "accepted": listener.counts.accepted,
-        "open": listener.counts.open,
-        "refused": listener.counts.refused,
-        "given": listener.counts.given,
-        "handshakes": done,
-        "handshakes_failed": failed,
-    }
+    return [
+        {
+            "name": name,
+            "host": one.address[0],
+            "port": one.address[1],
+            "tls": parts.listeners.tls_snapshot(name),
+            "loopback": is_loopback(one.address[0]),
+            "accepted": one.counts.accepted,
+            "open": one.counts.open,
+            "refused": one.counts.refused,
+            "given": one.counts.given,
+            "handshakes": one.handshakes[0],
+            "handshakes_failed": one.handshakes[1],
+        }
+        for name, one in parts.listeners.items()
+    ]
 
 
 # ---- hubs, their clients and topics

@@ -39,14 +39,14 @@ _REPORT_S = 0.5
 """Interval of messages to another worker."""
 
 
-class Listener(Protocol):
-    """The common interface of `Listening` and `RemoteListening`."""
+class TopicListener(Protocol):
+    """The common interface of `LocalTopicListener` and `RemoteTopicListener`."""
 
     def take(self) -> tuple[list[Snapshot], int]: ...
     def close(self) -> None: ...
 
 
-class Listening(Outbox):
+class LocalTopicListener(Outbox):
     """Subscribes to topics like a client. It never causes backpressure.
 
     Args:
@@ -115,14 +115,14 @@ class Listening(Outbox):
         }
 
 
-class RemoteListening:
+class RemoteTopicListener:
     """Subscribes to topics of a hub of another worker. Invalid arguments make `take` raise.
 
     Args:
         fleet: the workers.
         worker: the number of the worker that has the hub.
         hub: the number of the hub.
-        destinations: see `Listening`.
+        destinations: see `LocalTopicListener`.
     """
 
     def __init__(self, fleet: WorkerRpc, worker: int, hub: int, destinations: Sequence[str | int]) -> None:
@@ -137,7 +137,7 @@ class RemoteListening:
         self._following.kill(block=False)
 
     def take(self) -> tuple[list[Snapshot], int]:
-        """See `Listening.take`. Raises ArgumentError for invalid arguments."""
+        """See `LocalTopicListener.take`. Raises ArgumentError for invalid arguments."""
         if self._fault:
             raise ArgumentError(self._fault)
         taken, self._kept = self._kept, []
@@ -155,15 +155,15 @@ class RemoteListening:
             self._kept.append({**message, "number": self._number})
 
 
-def serve_listening(hub: Callable[[int], Broker], question: Message) -> News:
-    """Yield messages for a `RemoteListening` of another worker.
+def serve_topic_listener(hub: Callable[[int], Broker], question: Message) -> News:
+    """Yield messages for a `RemoteTopicListener` of another worker.
 
     Args:
         hub: returns a hub of this worker by its number; raises ArgumentError.
         question: the question of the other worker.
     """
     try:
-        listening = Listening(hub(question["hub"]), question["topics"])
+        listening = LocalTopicListener(hub(question["hub"]), question["topics"])
     except (ArgumentError, ClosedError) as error:
         yield {"do": "messages", "messages": [], "missed": 0, "why": str(error)}
         yield END

@@ -22,7 +22,7 @@ from smqrt.operations.console.live_views import MAX_PAGES, LiveViews
 from smqrt.operations.console.views import PacedCache, shown_name
 from smqrt.operations.console.workers import merged_hubs, merged_topics
 from smqrt.operations.logs import LogTail
-from smqrt.operations.topic_listener import MAX_KEPT, Listening
+from smqrt.operations.topic_listener import MAX_KEPT, LocalTopicListener
 from smqrt.process.current_application import AppScope, running_app
 from smqrt.smq.gevent_broker import GeventBroker
 from tests.waiting import let_others_run, wait_until
@@ -95,7 +95,7 @@ def broker(smq: Any) -> GeventBroker:
 
 
 def test_messages_are_shown_and_many_are_counted(smq: Any, broker: GeventBroker) -> None:
-    listening = Listening(broker, ["lamp", "lamp", "door"], clock=lambda: 5.0)
+    listening = LocalTopicListener(broker, ["lamp", "lamp", "door"], clock=lambda: 5.0)
     smq.publish("on\x1b", "lamp", "kitchen")
     smq.publish(b"x" * 2000, "door")
     let_others_run()
@@ -121,7 +121,7 @@ def test_messages_are_shown_and_many_are_counted(smq: Any, broker: GeventBroker)
 def test_handlers_of_the_application_get_their_messages_all_the_same(smq: Any, broker: GeventBroker) -> None:
     heard: list[bytes] = []
     smq.subscribe("lamp", lambda data, *_: heard.append(data))
-    listening = Listening(broker, ["lamp"])
+    listening = LocalTopicListener(broker, ["lamp"])
     smq.publish("on", "lamp")
     wait_until(lambda: heard == [b"on"])
     listening.close()
@@ -132,7 +132,7 @@ def test_handlers_of_the_application_get_their_messages_all_the_same(smq: Any, b
 @pytest.mark.parametrize("names", [["x"] * 21, ["x" * 257]])
 def test_what_a_page_subscribes_to_is_bounded(broker: GeventBroker, names: list[str]) -> None:
     with pytest.raises(ArgumentError, match="topics"):
-        Listening(broker, [f"{name}{number}" for number, name in enumerate(names)])
+        LocalTopicListener(broker, [f"{name}{number}" for number, name in enumerate(names)])
 
 
 # ---- the log

@@ -86,22 +86,19 @@ class Console:
     def overview(self) -> Snapshot:
         """Return the data of the overview, without the figures of `pulse`."""
         sample = self.sample()
+        server = sample.server
         return {
-            "server": self._server(sample),
+            "server": {
+                "version": f"smqrt {server['version']}",
+                "uptime_s": int(server["uptime_s"]),
+                "host": self._host,
+                "pid": server["pid"],
+                "state": server["phase"],
+                "workers": len(workers_of(sample)),
+            },
             "attention": self._attention(sample),
             "hubs": [_hub(hub) for hub in sample.hubs],
             "listeners": _listeners(sample),
-        }
-
-    def _server(self, sample: Sample) -> Snapshot:
-        server = sample.server
-        return {
-            "version": f"smqrt {server['version']}",
-            "uptime_s": int(server["uptime_s"]),
-            "host": self._host,
-            "pid": server["pid"],
-            "state": server["phase"],
-            "workers": len(workers_of(sample)),
         }
 
     def limits(self) -> list[dict[str, Any]]:
@@ -153,20 +150,20 @@ def _hub(hub: dict[str, Any]) -> Snapshot:
 
 def _listeners(sample: Sample) -> list[Snapshot]:
     """Return the listeners, with the days until their certificates expire."""
-    return [_listener(one) for one in sample.also["listeners"]]
-
-
-def _listener(one: dict[str, Any]) -> Snapshot:
-    host, tls = str(one["host"]), one["tls"]
-    expires_s = min((found["not_after_s"] for found in tls["certificates"]), default=None) if tls else None
-    return {
-        **{name: one[name] for name in ("name", "open", "accepted", "refused")},
-        "address": f"[{host}]:{one['port']}" if ":" in host else f"{host}:{one['port']}",
-        "tls": tls is not None,
-        "certificate_expires_s": expires_s,
-        "certificate_days": None if expires_s is None else int((expires_s - time()) // _DAY_S),
-        "certificate_fault": tls["fault"] if tls else None,
-    }
+    rows: list[Snapshot] = []
+    for one in sample.also["listeners"]:
+        host, tls = str(one["host"]), one["tls"]
+        expires_s = min((found["not_after_s"] for found in tls["certificates"]), default=None) if tls else None
+        row: Snapshot = {name: one[name] for name in ("name", "open", "accepted", "refused")}
+        row |= {
+            "address": f"[{host}]:{one['port']}" if ":" in host else f"{host}:{one['port']}",
+            "tls": tls is not None,
+            "certificate_expires_s": expires_s,
+            "certificate_days": None if expires_s is None else int((expires_s - time()) // _DAY_S),
+            "certificate_fault": tls["fault"] if tls else None,
+        }
+        rows.append(row)
+    return rows
 
 
 def _rounded(value: float | None) -> float | None:

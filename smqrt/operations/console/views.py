@@ -24,9 +24,9 @@ from smqrt.operations.console.gauges import Rates, hub_choices
 from smqrt.operations.console.workers import merged_hubs, merged_topics
 from smqrt.operations.logs import KEPT
 from smqrt.operations.snapshots import Snapshot
-from smqrt.operations.topic_listener import MAX_TOPICS, Listener
+from smqrt.operations.topic_listener import MAX_TOPICS, TopicListener
 from smqrt.printable import printable
-from smqrt.smq.close_log import Ending, ending_of
+from smqrt.smq.close_log import ending_of
 
 # ---- the lines of a file around an error
 
@@ -208,10 +208,10 @@ class Peers(_Stateless):
         self._rates = Rates()
 
     def _find(self, hubs: tuple[int, ...]) -> tuple[tuple[list[str], int], float]:
-        asked = {"limit": str(self._first + PAGE), "search": self._search, "sort": self._sort}
-        results = self._console.server.get_many([(("peers",), {"hub": str(hub), **asked}) for hub in hubs])
+        arguments = {"limit": str(self._first + PAGE), "search": self._search, "sort": self._sort}
+        results = self._console.server.get_many([(("peers",), {"hub": str(hub), **arguments}) for hub in hubs])
         pages = {at: page for at, page in enumerate(results.answers) if page is not None}
-        found: Any = all_workers.peers(pages, asked)
+        found: Any = all_workers.peers(pages, arguments)
         return ([one["id"] for one in found["items"][self._first :]], found["total"]), results.cost_s
 
     def data(self) -> Snapshot:
@@ -245,8 +245,8 @@ class Peer(_Stateless):
         """See `View.data`."""
         self._rates.begin()
         address = ("peers", self._id)
-        asked = [(address, {}), ((*address, "subscriptions"), {"limit": str(PAGE)})]
-        peer, subscribed = self._server.get_many(asked).answers
+        queries = [(address, {}), ((*address, "subscriptions"), {"limit": str(PAGE)})]
+        peer, subscribed = self._server.get_many(queries).answers
         if peer is None or subscribed is None:
             peer, subscribed = self._server.get(*address), {"items": []}  # raises the reason
         return {**peer_row(peer, self._rates), "topics": [shown_name(name) for name in subscribed["items"]]}
@@ -275,8 +275,8 @@ class Topics(_Stateless):
         self._order: PacedCache[tuple[int, ...]] = PacedCache(self._find)
 
     def _find(self, hubs: tuple[int, ...]) -> tuple[Snapshot, float]:
-        asked = {"limit": str(MAX_TOPIC_ROWS), "search": self._search, "sort": "subscribers"}
-        results = self._console.server.get_many([(("topics",), {"hub": str(hub), **asked}) for hub in hubs])
+        arguments = {"limit": str(MAX_TOPIC_ROWS), "search": self._search, "sort": "subscribers"}
+        results = self._console.server.get_many([(("topics",), {"hub": str(hub), **arguments}) for hub in hubs])
         return merged_topics(list(filter(None, results.answers)), MAX_TOPIC_ROWS), results.cost_s
 
     def data(self) -> Snapshot:
@@ -305,7 +305,7 @@ class Messages:
         if len(topics) > MAX_TOPICS:
             raise ArgumentError(f"topics: a page shows at most {MAX_TOPICS} topics")
         self._topics = topics
-        self._listening: Listener | None = None
+        self._listening: TopicListener | None = None
         self._listens_to: object = None
 
     def data(self) -> Snapshot:
@@ -351,14 +351,11 @@ class Applications(_Stateless):
             key = (application.uri, error)
             if error:
                 self._sources[key] = sources.get(key) or source_lines(application.path, error)
-            named = {"id": application.name or "-", "name": _app_name(application), "error": error or None}
+            name = str(application.name or application.path.resolve().stem)
+            named = {"id": application.name or "-", "name": name, "error": error or None}
             traced = traces.get(application.name, [])
             rows.append({**row, **named, "source": self._sources.get(key), "traces": traced})
         return {"rows": rows, "traces": traces[None]}
-
-
-def _app_name(application: Any) -> str:
-    return str(application.name or application.path.resolve().stem)
 
 
 def _traced(line: Mapping[str, Any]) -> str:
@@ -376,7 +373,11 @@ class Journals(_Stateless):
         """See `View.data`."""
         also = self._console.sample().also
         readers = self._order.get(0)
-        journals = [{**one, "sync_ms": _sync_ms(one)} for one in also["journals"]]
+        # sync_ms: the mean time of an fsync
+        journals = [
+            {**one, "sync_ms": round(one["sync_s"] / one["syncs"] * 1000, 3) if one["syncs"] else None}
+            for one in also["journals"]
+        ]
         return {"journals": journals, "readers": readers, "pipelines": also["pipelines"]}
 
 
@@ -393,11 +394,6 @@ class Clusters(_Stateless):
             name: [{**row, "own": one["node"]} for one in nodes for row in one[name]]
             for name in ("hubs", "links", "addresses")
         }
-
-
-def _sync_ms(row: Mapping[str, Any]) -> float | None:
-    """Return the mean time of an fsync in milliseconds."""
-    return round(row["sync_s"] / row["syncs"] * 1000, 3) if row["syncs"] else None
 
 
 def _readers() -> list[Snapshot]:
@@ -429,31 +425,33 @@ def _closes(console: Console) -> Snapshot:
     for hub in hubs:
         for reason, count in hub["closes"].items():
             counts[reason] = counts.get(reason, 0) + count
-    reasons = [_reason(CloseReason[name.upper()], count) for name, count in counts.items()]
+    reasons: list[dict[str, Any]] = []
+    for name, count in counts.items():
+        reason = CloseReason[name.upper()]
+        ending = ending_of(reason)
+        reasons.append(
+            {
+                "reason": reason.value,
+                "count": count,
+                "what": ending.what,
+                "remedy": ending.remedy,
+                "setting": ending.setting,
+                "is_trouble": ending.is_trouble,
+            }
+        )
     reasons.sort(key=lambda row: (not row["is_trouble"], -row["count"]))
     found = console.server.get("closed", limit=str(MAX_CLOSES))
     shown = {hub["id"] for hub in hubs}
-    rows = [_closed(one) for one in found["items"] if one["hub"] in shown]
+    rows = [
+        {
+            **{key: one.get(key) for key in ("number", "worker", "at", "connected_s")},
+            "reason": CloseReason[str(one["reason"]).upper()].value,
+            **{key: shown_name(str(one[key])) for key in ("uid", "user", "address", "detail")},
+        }
+        for one in found["items"]
+        if one["hub"] in shown
+    ]
     return {"total": sum(counts.values()), "reasons": reasons, "rows": rows}
-
-
-def _reason(reason: CloseReason, count: int) -> dict[str, Any]:
-    ending: Ending = ending_of(reason)
-    return {
-        "reason": reason.value,
-        "count": count,
-        "what": ending.what,
-        "remedy": ending.remedy,
-        "setting": ending.setting,
-        "is_trouble": ending.is_trouble,
-    }
-
-
-def _closed(one: Mapping[str, Any]) -> Snapshot:
-    shown = {name: shown_name(str(one[name])) for name in ("uid", "user", "address", "detail")}
-    reason = CloseReason[str(one["reason"]).upper()].value
-    known = {name: one.get(name) for name in ("number", "worker", "at", "connected_s")}
-    return {**known, "reason": reason, **shown}
 
 
 class Log(_Stateless):

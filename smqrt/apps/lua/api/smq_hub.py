@@ -88,7 +88,7 @@ def _mapped(answer: Any, function: Callable[[Any], Any]) -> Any:
 
 
 class ClientTable:
-    """The clients that Lua knows, by their integers.
+    """The clients of Lua's brokers by their integers.
 
     Args:
         vm: the runtime.
@@ -106,7 +106,7 @@ class ClientTable:
         self._forget_ref = 0
 
     def on_forget(self, ref: int) -> None:
-        """Take the Lua function that removes a client from Lua's tables."""
+        """Set the Lua function that removes a client from Lua's tables."""
         self._forget_ref = ref
 
     def handle(self, session: BrokerPeer) -> int:
@@ -378,7 +378,7 @@ class ForgettingHook:
 
 
 class HubBinding:
-    """The brokers that Lua knows, by their integers.
+    """Lua's brokers by their integers.
 
     Args:
         vm: the runtime.
@@ -528,7 +528,7 @@ _RESULTS: dict[Kind, Callable[[Any, Any], LuaValue | LuaValues]] = {
     Kind.PEER: lambda owner, session: owner.handle(session) if session else None,
     Kind.PEERS: _handles,
 }
-"""What Lua gets for results that are no plain values: functions of the owner of the broker and the result."""
+"""Conversions of results that are not plain values: functions of the owner of the broker and the result."""
 _CLIENT_FUNCTIONS = "on_forget peer peer_topics peer_dropped peer_user origin session socket"
 _BROKER_FUNCTIONS = "journal new release subscribe deliver_default belongs"
 _IN_LUA = [method for method in METHODS.values() if method.name != "publish_threadsafe"]  # Lua has one thread
