@@ -145,7 +145,7 @@ def takes_reason(onclose: Callable[..., object] | None) -> bool:
     """Return whether `onclose` takes a fifth argument, the reason. The documented function has four."""
     try:
         return onclose is not None and bool(signature(onclose).bind(*range(5)))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # ValueError: a built-in function without a signature
         return False
 
 
@@ -218,6 +218,7 @@ class CallbackHooks:
             log.debug("%s", text)
 
     def _authenticate(self, credentials: bytes, session: BrokerClient) -> Verdict | Deferred[Verdict]:
+        # `Refused` is an answer, so `Guard` must not log it.
         def decide(credentials: bytes, info: Info) -> object:
             try:
                 return self._callbacks["authenticate"](credentials, info)

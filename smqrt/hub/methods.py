@@ -190,7 +190,7 @@ class MessageMethods(NameMethods):
         return self._broker.subscribe(as_destination("topic", topic), handler, sub, bool(once))
 
     def _handler(self, function: Callable[..., object], json: bool = False) -> Handler:
-        json_errors = LineLimit()
+        json_errors = LineLimit()  # clients can send invalid JSON at any rate
 
         def handle(data: bytes, ptid: int, tid: int, stid: int) -> object:
             value: object = data
@@ -250,7 +250,7 @@ class MessageMethods(NameMethods):
         """
         body = payload(data)
         topic = self._broker.topic_table.get(as_number("etid", etid))
-        if topic is None or topic.name is not None:
+        if topic is None or topic.name is not None:  # the topic of an ETID has no name
             raise NoAnswer(f"no answer from {etid}: there is no such client")
         disconnect = _DisconnectObserver(self._requests)
         topic.observe(disconnect)

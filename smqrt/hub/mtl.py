@@ -149,7 +149,7 @@ class Mtl:
         """
         links = mtl.own(self.links)
         host, port = sock.peername()
-        transport, data = sock.release()
+        transport, data = sock.release()  # bytes already received belong to the link, too
         return links.commence(transport, data, True, f"{host}:{port}", in_new_greenlet("status", status))
 
     def open(self, name: str | bytes, on_status: OnNode, on_data: OnData) -> Channel:

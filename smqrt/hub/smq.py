@@ -117,6 +117,7 @@ def create(
         "persist": persist, "slow": slow, "lastvalue": lastvalue, "origins": origins, "cluster": cluster,
         "observe": observe,
     }  # fmt: skip
+    # None means "not given": only given options override those of the dict and the defaults of `HubOptions`.
     if options is not None:
         if not isinstance(options, Mapping):
             raise ArgumentError(f"options: a dict is needed, not {type(options).__name__}")
@@ -147,7 +148,7 @@ class Smq(MessageMethods):
         except BaseException:
             self._broker.abandon()  # releases the `persist` file for the next hub
             raise
-        self._broker.server.answers = self._requests.take
+        self._broker.server.answers = self._requests.take  # before the handlers of the application
         if "onmsg" in callbacks:
             self.onmsg(callbacks["onmsg"])
         current_application.close_with_app(self)
@@ -246,6 +247,7 @@ class Smq(MessageMethods):
         raise ClosedError from now on. A second call does nothing. A hub is closed when its application ends.
         """
         self._broker.close()
+        # Greenlets that wait for answers would wait until their timeout.
         self._requests.give_up("no answer: the hub was closed")
         self._journal.close()
 

@@ -80,8 +80,13 @@ def apps(answers: Answers, arguments: Arguments) -> object:
 
 def limits(answers: Answers, arguments: Arguments) -> object:
     """Return the limits with the sums of their counters and the latest refusal."""
+    # By name: a limit is registered at the import of its module, and not every worker has imported all.
+    by_name: dict[str, list[Any]] = {}
+    for worker_rows in answers.values():
+        for row in worker_rows:
+            by_name.setdefault(row["name"], []).append(row)
     merged = []
-    for rows in zip(*answers.values(), strict=False):
+    for _, rows in sorted(by_name.items()):
         latest = max(rows, key=lambda row: row["last_at"] or "")
         merged.append({**latest, "reached": sum(row["reached"] for row in rows)})
     return merged
@@ -118,7 +123,7 @@ def _page(
 ) -> object:
     rows: Any = side_by_side({number: page["items"] for number, page in answers.items()}, arguments)
     rows.sort(key=key, reverse=True)
-    limit = int(arguments.get("limit", LIMIT))
+    limit = int(arguments.get("limit", LIMIT))  # each worker has checked it
     has_more = len(rows) > limit or any(page["after"] is not None for page in answers.values())
     items = rows[:limit]
     return {

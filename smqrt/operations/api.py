@@ -31,7 +31,7 @@ class Probes(Directory):
     """`/healthz` and `/readyz`, without a login, since they show only the state."""
 
     def __init__(self, parts: Parts) -> None:
-        super().__init__(None, 127)  # the highest priority: before the login
+        super().__init__(None, 127)  # the highest priority: no other directory takes these paths
         self._health = parts.health
 
     def service(self, request: Request, relpath: str) -> bool:
@@ -63,7 +63,7 @@ class MetricsPage(Directory):
     def service(self, request: Request, relpath: str) -> bool:
         """See `Directory.service`."""
         if relpath != "metrics" or (self.guard is not None and self.guard.stops(request, relpath)):
-            return relpath == "metrics"
+            return relpath == "metrics"  # the guard has responded
         _check_method(request, "GET", "HEAD")
         response = request.response
         response.headers.set("Content-Type", CONTENT_TYPE)
@@ -120,6 +120,7 @@ class Api(Directory):
         response.headers.set("Cache-Control", "no-store")
         try:
             for event in events:
+                # An empty line finds out whether the client is still connected.
                 response.write("\n" if event is None else _json_text(event) + "\n")
                 response.flush()
         finally:
@@ -137,6 +138,7 @@ def _check_method(request: Request, *methods: str) -> None:
 
 def _arguments(request: Request) -> Arguments:
     pairs = request.params()
+    # A repeated parameter counts each time, and the last one is used.
     if len(pairs) > _MAX_PARAMETERS:
         raise ArgumentError(f"query: more than {_MAX_PARAMETERS} parameters")
     return dict(pairs)
@@ -188,4 +190,5 @@ def _json_pieces(answer: Answer) -> Iterator[str]:
 
 
 def _json_text(value: object) -> str:
+    # Names may contain lone surrogates, for bytes that are not UTF-8; a response can't.
     return json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "replace").decode()

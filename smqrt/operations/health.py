@@ -108,7 +108,7 @@ class LoopLag:
     def start(self) -> None:
         """Start to measure."""
         self._timer = get_hub().loop.timer(TICK_S, TICK_S)
-        self._timer.ref = False
+        self._timer.ref = False  # the loop may end although the timer runs
         self._due_s = monotonic() + TICK_S
         self._timer.start(self._tick)
 

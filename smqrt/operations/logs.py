@@ -78,6 +78,7 @@ class LogTail(logging.Handler):
         self.errors = self.warnings = 0
         self._entries: deque[Entry] = deque(maxlen=KEPT)
         self._traces: dict[Path | None, deque[Traced]] = {}
+        # Apart from the entries, in which warnings could displace errors.
         self._error_times_s: deque[float] = deque(maxlen=KEPT)
         self._logger = logging.getLogger(ROOT)
         self._last_resort: logging.Handler | None = None
@@ -103,7 +104,7 @@ class LogTail(logging.Handler):
                 self._keep(record)
             elif record.name == TRACES:
                 self._trace(record)
-        except Exception:
+        except Exception:  # a record with wrong arguments must not end its caller
             self.handleError(record)
 
     def newest_first(self) -> Iterator[Entry]:
@@ -132,7 +133,7 @@ class LogTail(logging.Handler):
         scope = current_app.get()
         folder = scope.folder if scope else None
         if folder not in self._traces and len(self._traces) >= _APPLICATIONS:
-            folder = None
+            folder = None  # too many applications: bounded memory
         lines = self._traces.setdefault(folder, deque(maxlen=KEPT))
         lines.append(Traced(record.created, printable(record.getMessage()[:_TRACE_CHARACTERS])))
 

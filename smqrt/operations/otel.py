@@ -57,7 +57,7 @@ class Tracing:
         self._trace, self._extract = trace, propagate.extract
         provider = TracerProvider(
             resource=Resource.create({"service.name": service, "service.version": smqrt.__version__}),
-            shutdown_on_exit=False,
+            shutdown_on_exit=False,  # no atexit handler: `close` ends the exports
         )
         provider.add_span_processor(_QueueProcessor(self))  # type: ignore[arg-type]
         self._tracer = provider.get_tracer("smqrt", smqrt.__version__)
@@ -70,6 +70,7 @@ class Tracing:
 
     def began(self, request: Request) -> None:
         """See `RequestObserver`."""
+        # W3C trace context: the span of the client is the parent.
         carrier = {name: value for name in ("traceparent", "tracestate") if (value := request.get(name))}
         request.env[_SPAN] = self._tracer.start_span(
             request.method,
@@ -91,7 +92,7 @@ class Tracing:
         status = 101 if is_detached else request.response.status
         span.set_attribute("http.response.status_code", status)
         span.set_attribute("http.response.body.size", request.response.size)
-        if status >= 500:
+        if status >= 500:  # 4xx are errors of the client, by the conventions of OpenTelemetry
             span.set_status(self._trace.StatusCode.ERROR)
         span.end()
 

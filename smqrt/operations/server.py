@@ -53,6 +53,7 @@ def announce(url: str, certificate: str | None = None) -> Path | None:
     path = folder() / f"{os.getpid()}.json"
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
+        # In /tmp another user could have created the folder, or a link of this name.
         found = path.parent.lstat()
         if found.st_uid != os.getuid() or found.st_mode & 0o077:
             log.info("%s: other users have access to this folder; commands need --url", path.parent)
@@ -82,10 +83,11 @@ def announced() -> list[dict[str, object]]:
             with suppress(OSError, ValueError):
                 if path.stat().st_uid == os.getuid() and Path(f"/proc/{path.stem}").exists():
                     found.append((path.stat().st_mtime, json.loads(path.read_text("utf-8"))))
+    # Files of killed servers stay; /proc tells them from running ones.
     newest_first = [one for _, one in sorted(found, key=lambda entry: entry[0], reverse=True)]
     by_url: dict[object, dict[str, object]] = {}
     for one in newest_first:
-        by_url.setdefault(one["url"], one)
+        by_url.setdefault(one["url"], one)  # during a hot restart two processes have the same URL
     return list(by_url.values())
 
 
@@ -181,6 +183,7 @@ class AdminServer:
                 f"admin.host = {host} would give everyone on the network access. Set auth.users to a file of users, or"
                 " leave the admin listener on 127.0.0.1."
             )
+        # Pages of other sites must not reach the API through the browser of an operator.
         self.http.access = Access(Origins(), Hosts(), loopback=is_loopback(address))
         self._file: Path | None = None
         self.application: Application | None = None
@@ -225,7 +228,7 @@ class AdminServer:
             try:
                 return self._bind(host, ADMIN_PORT, handshake_s)
             except StartError:
-                return self._bind(host, 0, handshake_s)
+                return self._bind(host, 0, handshake_s)  # another server has the default port
         if self._tls is None:
             return Listener(host, port, self.http.accepted, given=self._given)
         return Listener(

@@ -156,6 +156,7 @@ def _read_all(folders: list[Path]) -> dict[Path, list[Snapshot]]:
         with suppress(OSError):
             paths = sorted((folder / _STATUS_FOLDER).glob(f"*/{_STATUS_FILE}"))[:_MAX_QUERIES]
         for path in paths:
+            # A query may be writing its file, and other programs may put anything there.
             with suppress(OSError, ValueError, TypeError, RecursionError):
                 with path.open("rb") as file:
                     status = json.loads(file.read(_MAX_STATUS_BYTES))
@@ -335,6 +336,7 @@ def hub(broker: GeventBroker) -> Snapshot:
 def traffic(broker: GeventBroker) -> Traffic:
     """Return the traffic of a hub. Yields to the event loop while the topics are counted."""
     turn = Turn()
+    # A copy, since topics are created and removed while others run.
     for number, topic in enumerate(list(broker.topic_table.by_key.values())):
         if not number % _TOPICS_PER_TIME_CHECK:
             turn.yield_if_due()
@@ -562,6 +564,7 @@ def closed(
     def wanted(one: Closed) -> bool:
         return (hub is None or one.hub == hub) and (not reason or one.reason.name.lower() == reason.lower())
 
+    # Keys are negative numbers, since pages are in ascending order of their keys.
     before = None if after is None else whole("after", after)
     found = paging.page(
         close_log.closes.newest_first(), lambda one: -one.number, None if before is None else -before, limit, wanted

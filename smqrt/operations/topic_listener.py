@@ -72,7 +72,7 @@ class LocalTopicListener(Outbox):
         self._topics: list[Topic] = []
         for topic in topics:
             self._topics.append(topic)
-            topic.forget_routes()
+            topic.forget_routes()  # cached routes do not include this subscriber
             broker.subscribed(topic, self)
 
     def close(self) -> None:
@@ -237,12 +237,12 @@ def _broker_and_uid(hub: int | None, peer: str) -> tuple[GeventBroker, bytes | N
 
 
 def _events(trace: Trace, more: Event) -> Generator[dict[str, object] | None, None, None]:
-    _running.append(trace)
+    _running.append(trace)  # at the first read: an iterator that is never read is never closed
     trace.start()
     try:
         yield {"event": "tracing", "time": snapshots.iso(time())}
         while not trace.broker.closed:
-            more.clear()
+            more.clear()  # before `take`, so that no event is missed
             for event in trace.take():
                 yield {"time": snapshots.iso(time()), **event}
             if not more.wait(SILENCE_S):

@@ -31,7 +31,7 @@ def test_a_history_keeps_the_newest_points_in_order() -> None:
     }
 
 
-def test_a_rate_is_known_from_the_second_look_and_not_across_a_new_beginning() -> None:
+def test_rate_needs_two_readings_of_a_growing_counter() -> None:
     clock = Clock()
     rates = Rates(clock)
 
@@ -44,7 +44,7 @@ def test_a_rate_is_known_from_the_second_look_and_not_across_a_new_beginning() -
     assert [look(count) for count in (10, 30, 30, 5, None, 7, 9)] == [None, 10, 0, None, None, None, 1]
 
 
-def test_growth_is_that_of_the_last_minutes() -> None:
+def test_growth_covers_the_last_minutes() -> None:
     clock = Clock()
     growth = Growth(clock)
     for minute in range(12):
@@ -78,7 +78,7 @@ TROUBLES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("view", TROUBLES)
-def test_each_trouble_is_told_with_a_remedy(view: str) -> None:
+def test_each_problem_has_an_alert_with_remedy(view: str) -> None:
     (thing,) = find_alerts(looked(**TROUBLES[view]))
     assert thing["view"] == view
     assert str(thing["what"]).endswith((".", "no"))
@@ -86,7 +86,7 @@ def test_each_trouble_is_told_with_a_remedy(view: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["failed", "stuck", "disk full"])
-def test_a_query_that_does_not_go_on_is_told_of(state: str) -> None:
+def test_failed_query_has_an_alert(state: str) -> None:
     """Though the process that runs it, and others, is well."""
     queries = [{"name": "means", "state": state, "error": "a.py:3: no\nmore"}, {"name": "out", "state": "running"}]
     (thing,) = find_alerts(looked(pipelines=[{"path": "/srv/a", "state": "running", "queries": queries}]))
@@ -95,17 +95,17 @@ def test_a_query_that_does_not_go_on_is_told_of(state: str) -> None:
     assert str(thing["what"]).endswith(": a.py:3: no")
 
 
-def test_nothing_needs_attention_when_all_is_well() -> None:
+def test_healthy_server_has_no_alerts() -> None:
     assert find_alerts(looked()) == []
 
 
 @pytest.mark.parametrize(("days", "level"), [(40, None), (20, "warn"), (3, "bad"), (-1, "bad")])
-def test_certificates_are_told_of_in_time(days: int, level: str | None) -> None:
+def test_certificates_have_an_alert_before_expiry(days: int, level: str | None) -> None:
     listeners = [{"name": "https", "certificate_days": days, "certificate_fault": None}]
     assert [thing["level"] for thing in find_alerts(looked(listeners=listeners))] == ([level] if level else [])
 
 
-def test_a_certificate_that_could_not_be_ordered_is_told_of() -> None:
+def test_failed_certificate_order_has_an_alert() -> None:
     acme = {"names": ["example.com", "www.example.com"], "fault": "the authority is down."}
     (thing,) = find_alerts(looked(server=CALM | {"acme": acme}))
     assert thing["level"] == "bad"
@@ -115,7 +115,7 @@ def test_a_certificate_that_could_not_be_ordered_is_told_of() -> None:
     assert find_alerts(looked(server=CALM | {"acme": acme | {"fault": None}})) == []
 
 
-def test_the_urgent_comes_first() -> None:
+def test_urgent_alerts_come_first() -> None:
     both = find_alerts(
         looked(errors_lately=1, listeners=[{"name": "https", "certificate_days": 1, "certificate_fault": None}])
     )

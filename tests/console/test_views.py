@@ -71,7 +71,7 @@ def test_the_lines_around_an_error(tmp_path: Path, application: Callable[[Path],
         "x" * 100_000 + ":1: long",
     ],
 )
-def test_nothing_else_is_read(tmp_path: Path, error: str) -> None:
+def test_files_outside_the_application_are_not_read(tmp_path: Path, error: str) -> None:
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / ".preload").write_text(PRELOAD)
     (tmp_path / "secret").write_text("secret\n")
@@ -118,7 +118,7 @@ def test_messages_are_shown_and_many_are_counted(smq: Any, broker: GeventBroker)
     assert listening.take() == ([], 0)
 
 
-def test_handlers_of_the_application_get_their_messages_all_the_same(smq: Any, broker: GeventBroker) -> None:
+def test_topic_listener_does_not_affect_handlers_of_the_application(smq: Any, broker: GeventBroker) -> None:
     heard: list[bytes] = []
     smq.subscribe("lamp", lambda data, *_: heard.append(data))
     listening = LocalTopicListener(broker, ["lamp"])
@@ -130,7 +130,7 @@ def test_handlers_of_the_application_get_their_messages_all_the_same(smq: Any, b
 
 
 @pytest.mark.parametrize("names", [["x"] * 21, ["x" * 257]])
-def test_what_a_page_subscribes_to_is_bounded(broker: GeventBroker, names: list[str]) -> None:
+def test_topics_of_a_page_are_limited(broker: GeventBroker, names: list[str]) -> None:
     with pytest.raises(ArgumentError, match="topics"):
         LocalTopicListener(broker, [f"{name}{number}" for number, name in enumerate(names)])
 
@@ -218,7 +218,7 @@ def pages() -> Iterator[Pages]:
     made.live_views.close()
 
 
-def test_pages_that_look_at_the_same_share_the_work(pages: Pages) -> None:
+def test_pages_with_the_same_request_share_a_view(pages: Pages) -> None:
     pages.look(7, serial=3)
     pages.look(8, serial=4)
     wait_until(lambda: len(pages.sent) == 2)
@@ -230,7 +230,7 @@ def test_pages_that_look_at_the_same_share_the_work(pages: Pages) -> None:
     assert len(pages.sent) == 2  # nothing is new
 
 
-def test_nobody_is_fed_who_does_not_look(pages: Pages) -> None:
+def test_hidden_page_gets_no_updates(pages: Pages) -> None:
     pages.look(7)
     wait_until(lambda: pages.sent)
     pages.look(7, view="")
@@ -244,7 +244,7 @@ def test_nobody_is_fed_who_does_not_look(pages: Pages) -> None:
     wait_until(lambda: len(pages.sent) == 2)
 
 
-def test_long_answers_come_in_pieces_and_longer_ones_not_at_all(pages: Pages) -> None:
+def test_long_answers_are_split_and_too_long_ones_rejected(pages: Pages) -> None:
     pages.look(7, size=130_000)
     wait_until(lambda: len(pages.sent) == 3)
     heads, pieces = zip(*(text.split("\n") for _, text in pages.sent), strict=True)
@@ -256,7 +256,7 @@ def test_long_answers_come_in_pieces_and_longer_ones_not_at_all(pages: Pages) ->
     assert "too long for a page" in pages.sent[-1][1]
 
 
-def test_a_view_that_fails_says_so_and_the_others_go_on(pages: Pages) -> None:
+def test_failed_view_does_not_affect_others(pages: Pages) -> None:
     pages.look(7, fails=True)
     pages.look(8)
     wait_until(lambda: len(pages.sent) == 2)
@@ -269,12 +269,12 @@ def test_a_view_that_fails_says_so_and_the_others_go_on(pages: Pages) -> None:
 @pytest.mark.parametrize(
     "question", [None, [], "peers", {}, {"view": 1}, {"view": "peers"}, {"view": "peers", "options": {}, "serial": "1"}]
 )
-def test_what_is_no_question_is_left_aside(pages: Pages, question: object) -> None:
+def test_invalid_requests_are_ignored(pages: Pages, question: object) -> None:
     pages.live_views.request(7, question)
     assert len(pages.live_views) == 0
 
 
-def test_pages_are_bounded(pages: Pages) -> None:
+def test_number_of_pages_is_limited(pages: Pages) -> None:
     for page in range(MAX_PAGES):
         pages.look(page)
     pages.look(1000)
@@ -303,7 +303,7 @@ def test_an_expensive_order_is_refreshed_less_often() -> None:
 # ---- figures of a server
 
 
-def test_rates_are_those_of_hubs_and_what_takes_long_rests(smq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expensive_samples_are_reused_longer(smq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, cost_s, asked = [100.0], [0.001], []
 
     def get_many(queries: Any) -> Results:
@@ -336,7 +336,7 @@ HUB: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_hubs_of_all_workers_that_belong_together_are_one() -> None:
+def test_hubs_with_the_same_key_are_merged() -> None:
     rows = [
         {"id": number, "key": key, "made_at": f"{key}/.preload:1", "app": "shop", "peers": peers, "topics": peers}
         for number, key, peers in (
@@ -355,7 +355,7 @@ def test_hubs_of_all_workers_that_belong_together_are_one() -> None:
     ]
 
 
-def test_topics_of_all_workers_that_have_the_same_name_are_one() -> None:
+def test_topics_with_the_same_name_are_merged() -> None:
     def page(total: int, **subscribers: int) -> dict[str, Any]:
         items = [{"name": name, "id": 7, "subscribers": n, "observers": 1} for name, n in subscribers.items()]
         return {"items": items, "after": None, "total": total}

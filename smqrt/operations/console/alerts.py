@@ -44,6 +44,7 @@ class AlertInput:
 def find_alerts(state: AlertInput) -> list[Snapshot]:
     """Return the alerts, the urgent ones first."""
     found = [*_server(state), *_certificates(state), *_applications(state), *_data(state), *_limits(state)]
+    # Sorting is stable, so alerts keep this order within a level.
     return sorted(found, key=lambda alert: alert["level"] != "bad")[:_MAX_ALERTS]
 
 

@@ -187,7 +187,7 @@ class Gauges:
 
     def _sampled(self, server: dict[str, Any], hubs: list[dict[str, Any]], *also: list[dict[str, Any]]) -> Sample:
         self._rates.begin()
-        hubs = list(map(dict, hubs))
+        hubs = list(map(dict, hubs))  # copies, to which rates are added
         for hub in hubs:
             number = hub["id"]
             hub["dropped"] = lost_messages(hub)

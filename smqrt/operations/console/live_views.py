@@ -102,7 +102,7 @@ class LiveViews:
     def _add(self, page: int, name: str, options: dict[str, Any], serial: int) -> None:
         if len(self._keys) >= MAX_PAGES:
             raise ArgumentError(f"{MAX_PAGES} pages of the console are open; close one of them")
-        key = json.dumps([name, options], sort_keys=True)
+        key = json.dumps([name, options], sort_keys=True)  # the same for the same request of another page
         if key not in self._shared:
             self._shared[key] = _SharedView(self._make(name, options))
         self._shared[key].pages[page] = serial
@@ -141,6 +141,7 @@ class LiveViews:
             self._updating = None
 
     def _round(self) -> None:
+        # A request starts a round early; the pulse keeps its period.
         if monotonic() - self._pulse_at_s >= PERIOD_S - MIN_PERIOD_S:
             self._pulse_at_s = monotonic()
             self._text_or_error(lambda: self._send_to_all(_text(self._pulse())))
@@ -150,7 +151,7 @@ class LiveViews:
                 if shared.sent.get(page) != answer:
                     shared.sent[page] = answer
                     self._answer(page, serial, answer)
-            gevent.sleep(0)
+            gevent.sleep(0)  # serve clients between two views
 
     def _text_or_error(self, call: Callable[[], Any]) -> str:
         try:
