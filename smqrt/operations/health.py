@@ -43,7 +43,7 @@ _STAT_FIELDS = (11, 12, 17, 19, 20, 21)
 """utime, stime, num_threads, starttime, vsize, rss: fields of /proc/self/stat after the name (man 5 proc_pid_stat)."""
 
 
-def usage() -> Usage:
+def process_usage() -> Usage:
     """Return the current resource usage."""
     with open("/proc/self/stat", "rb") as file:
         # The name of the program is in parentheses and may itself contain spaces and parentheses.

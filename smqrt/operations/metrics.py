@@ -24,9 +24,9 @@ from smqrt.cluster.engines.mesh import open_meshes
 from smqrt.cluster.link import Link
 from smqrt.journal import writer
 from smqrt.loop.scheduling import Turn
-from smqrt.operations import health, snapshots
+from smqrt.operations import snapshots
 from smqrt.operations.context import Parts
-from smqrt.operations.health import BUCKETS_S, PHASES
+from smqrt.operations.health import BUCKETS_S, PHASES, process_usage
 from smqrt.operations.snapshots import clustered_hubs, links
 from smqrt.settings.limit_register import snapshot as limit_states
 from smqrt.smq.gevent_broker import GeventBroker, all_brokers
@@ -50,7 +50,7 @@ class Scrape:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self.usage = health.usage()
+        self.usage = process_usage()
         self.brokers = all_brokers()
         self.traffic = {broker.number: snapshots.traffic(broker) for broker in self.brokers}
         self.journals = {name: (journal, journal.stats()) for name, journal in list(writer.opened.items())}

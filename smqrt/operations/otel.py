@@ -6,7 +6,6 @@ real thread. When the collector is slow or unreachable, new spans are discarded 
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +20,12 @@ from smqrt.settings.limit_register import Limit
 if TYPE_CHECKING:
     from smqrt.http.message import Request
 
-log = logging.getLogger("smqrt.otel")
-
 MAX_QUEUED_SPANS = 10_000
 MAX_BATCH_SPANS = 512
-COLLECT_S = 1.0
+EXPORT_PERIOD_S = 1.0
 """Spans of this time are exported together."""
-EXPORT_S = 10.0
-CLOSE_S = 2.0
+EXPORT_TIMEOUT_S = 10.0
+LAST_EXPORT_S = 2.0
 """Time limit of the last exports."""
 _SPAN = "otel_span"  # in Request.env
 
@@ -61,7 +58,7 @@ class Tracing:
         )
         provider.add_span_processor(_QueueProcessor(self))  # type: ignore[arg-type]
         self._tracer = provider.get_tracer("smqrt", smqrt.__version__)
-        self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_S)
+        self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
         self._endpoint = endpoint
         self._queue: deque[Any] = deque()
         self._more, self._closed = Event(), False
@@ -109,7 +106,7 @@ class Tracing:
             self._more.wait()
             self._more.clear()
             if not self._closed:
-                gevent.sleep(COLLECT_S)
+                gevent.sleep(EXPORT_PERIOD_S)
             while self._queue:
                 self._send_batch()
 
@@ -129,7 +126,7 @@ class Tracing:
             return
         self._closed = True
         self._more.set()
-        self._sender.join(CLOSE_S)
+        self._sender.join(LAST_EXPORT_S)
         self._sender.kill(block=False)
 
 

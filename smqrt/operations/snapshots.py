@@ -32,10 +32,9 @@ from smqrt.errors import ArgumentError
 from smqrt.journal import writer
 from smqrt.loop.scheduling import Turn
 from smqrt.loop.threads import DiskThreads
-from smqrt.operations import health as process
-from smqrt.operations import paging
 from smqrt.operations.context import Parts
-from smqrt.operations.paging import LIMIT, Page, check_limit, whole
+from smqrt.operations.health import process_usage
+from smqrt.operations.paging import LIMIT, Page, check_limit, largest, page, whole
 from smqrt.settings.limit_register import snapshot as limit_states
 from smqrt.smq import close_log
 from smqrt.smq.close_log import Closed, ending_of
@@ -240,7 +239,7 @@ def iso(at_s: float, unit: str = "milliseconds") -> str:
 
 def server(parts: Parts) -> Snapshot:
     """Return the state and the usage of the process."""
-    health, usage, uptime_s = parts.health, process.usage(), monotonic() - parts.began_s
+    health, usage, uptime_s = parts.health, process_usage(), monotonic() - parts.began_s
     obstacles = health.obstacles()
     brokers = all_brokers()
     return {
@@ -388,10 +387,10 @@ def peers(
     wanted = (lambda entry: _matches(entry[1], needle)) if needle else None
     if sort:
         size = _size("sort", sort, _PEER_SIZES)
-        found = paging.largest(sessions, lambda entry: size(entry[1]), limit, wanted)
+        found = largest(sessions, lambda entry: size(entry[1]), limit, wanted)
     else:
         last = None if after is None else peer_id(after, "after")
-        found = paging.page(sessions, lambda entry: (entry[0], entry[1].etid), last, limit, wanted)
+        found = page(sessions, lambda entry: (entry[0], entry[1].etid), last, limit, wanted)
     return _paged(found, lambda entry: peer(*entry), lambda key: f"{key[0]}.{key[1]}")
 
 
@@ -448,8 +447,8 @@ def peer(hub: int, session: Any) -> Snapshot:
 
 
 def subscriptions(value: str, limit: int = LIMIT) -> Snapshot:
-    """Return the subscribed topics of the client with an id. Raises as `session_of` and `paging.page`."""
-    found = paging.page(list((session_of(value).topics or {}).values()), lambda one: one.name or b"", None, limit)
+    """Return the subscribed topics of the client with an id. Raises as `session_of` and `page`."""
+    found = page(list((session_of(value).topics or {}).values()), lambda one: one.name or b"", None, limit)
     return _paged(found, lambda one: text(one.name or b""), lambda key: text(key))
 
 
@@ -473,11 +472,9 @@ def topics(
     needle = search.lower()
     wanted = (lambda topic: needle in text(topic.name or b"").lower()) if needle else None
     if sort:
-        found = paging.largest(named, _size("sort", sort, _TOPIC_SIZES), limit, wanted)
+        found = largest(named, _size("sort", sort, _TOPIC_SIZES), limit, wanted)
     else:
-        found = paging.page(
-            named, lambda topic: topic.id, None if after is None else whole("after", after), limit, wanted
-        )
+        found = page(named, lambda topic: topic.id, None if after is None else whole("after", after), limit, wanted)
     return _paged(found, lambda one: topic(hub, one), str)
 
 
@@ -566,7 +563,7 @@ def closed(
 
     # Keys are negative numbers, since pages are in ascending order of their keys.
     before = None if after is None else whole("after", after)
-    found = paging.page(
+    found = page(
         close_log.closes.newest_first(), lambda one: -one.number, None if before is None else -before, limit, wanted
     )
     return _paged(found, _closed, lambda key: str(-key))

@@ -1,4 +1,4 @@
-"""The admin listener of a real server: probes, snapshots, metrics, and what an operator may do."""
+"""The admin listener of a real server: probes, snapshots, metrics, actions and traces."""
 
 from __future__ import annotations
 

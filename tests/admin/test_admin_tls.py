@@ -1,4 +1,4 @@
-"""TLS of the admin listener: real handshakes, commands that find it, renewal, and settings that make no sense."""
+"""TLS of the admin listener: handshakes, logins, commands, renewal and contradictory settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dashboard for Grafana asks for metrics that there are, with labels that they have."""
+"""The dashboard for Grafana uses existing metrics and labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The logs of a real server: JSON in every line, ends with their reasons, and the access log."""
+"""The logs of a real server: JSON lines, close reasons, and the access log."""
 
 from __future__ import annotations
 

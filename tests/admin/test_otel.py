@@ -1,4 +1,4 @@
-"""Spans of requests reach a collector; one that is away holds nobody up."""
+"""Export of spans to a collector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States of pipelines, from the files that their processes write."""
+"""States of pipelines, read from the status files of their processes."""
 
 from __future__ import annotations
 

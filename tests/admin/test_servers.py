@@ -1,4 +1,4 @@
-"""Commands for operators when several servers run: which one answers is written, and asked at a terminal."""
+"""Commands for operators with several running servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator's console in Chromium: one server and a few clients for all."""
+"""The console in Chromium. All tests share one server and a few clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""History, rates, growth and what needs attention: plain figures."""
+"""History, rates, growth and alerts of the console."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smqrt.operations.console.gauges import Growth, History, Rates
 
 
 class Clock:
-    """A clock that goes when it is told to."""
+    """A clock that tests set."""
 
     now_s = 1000.0
 
@@ -79,20 +79,20 @@ TROUBLES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("view", TROUBLES)
 def test_each_problem_has_an_alert_with_remedy(view: str) -> None:
-    (thing,) = find_alerts(looked(**TROUBLES[view]))
-    assert thing["view"] == view
-    assert str(thing["what"]).endswith((".", "no"))
-    assert str(thing["remedy"]).endswith(".")
+    (alert,) = find_alerts(looked(**TROUBLES[view]))
+    assert alert["view"] == view
+    assert str(alert["what"]).endswith((".", "no"))
+    assert str(alert["remedy"]).endswith(".")
 
 
 @pytest.mark.parametrize("state", ["failed", "stuck", "disk full"])
 def test_failed_query_has_an_alert(state: str) -> None:
-    """Though the process that runs it, and others, is well."""
+    """The process and its other queries may be running."""
     queries = [{"name": "means", "state": state, "error": "a.py:3: no\nmore"}, {"name": "out", "state": "running"}]
-    (thing,) = find_alerts(looked(pipelines=[{"path": "/srv/a", "state": "running", "queries": queries}]))
-    assert (thing["level"], thing["view"]) == ("bad", "journals")
-    assert str(thing["what"]).startswith("The query means of /srv/a ")
-    assert str(thing["what"]).endswith(": a.py:3: no")
+    (alert,) = find_alerts(looked(pipelines=[{"path": "/srv/a", "state": "running", "queries": queries}]))
+    assert (alert["level"], alert["view"]) == ("bad", "journals")
+    assert str(alert["what"]).startswith("The query means of /srv/a ")
+    assert str(alert["what"]).endswith(": a.py:3: no")
 
 
 def test_healthy_server_has_no_alerts() -> None:
@@ -102,15 +102,15 @@ def test_healthy_server_has_no_alerts() -> None:
 @pytest.mark.parametrize(("days", "level"), [(40, None), (20, "warn"), (3, "bad"), (-1, "bad")])
 def test_certificates_have_an_alert_before_expiry(days: int, level: str | None) -> None:
     listeners = [{"name": "https", "certificate_days": days, "certificate_fault": None}]
-    assert [thing["level"] for thing in find_alerts(looked(listeners=listeners))] == ([level] if level else [])
+    assert [alert["level"] for alert in find_alerts(looked(listeners=listeners))] == ([level] if level else [])
 
 
 def test_failed_certificate_order_has_an_alert() -> None:
     acme = {"names": ["example.com", "www.example.com"], "fault": "the authority is down."}
-    (thing,) = find_alerts(looked(server=CALM | {"acme": acme}))
-    assert thing["level"] == "bad"
+    (alert,) = find_alerts(looked(server=CALM | {"acme": acme}))
+    assert alert["level"] == "bad"
     assert (
-        thing["what"] == "The certificate of example.com, www.example.com could not be ordered: the authority is down."
+        alert["what"] == "The certificate of example.com, www.example.com could not be ordered: the authority is down."
     )
     assert find_alerts(looked(server=CALM | {"acme": acme | {"fault": None}})) == []
 
@@ -119,4 +119,4 @@ def test_urgent_alerts_come_first() -> None:
     both = find_alerts(
         looked(errors_lately=1, listeners=[{"name": "https", "certificate_days": 1, "certificate_fault": None}])
     )
-    assert [thing["level"] for thing in both] == ["bad", "warn"]
+    assert [alert["level"] for alert in both] == ["bad", "warn"]

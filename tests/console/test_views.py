@@ -1,4 +1,4 @@
-"""Data sent to pages: names of strangers cut and printable, sources of errors, messages of topics, the log's end."""
+"""Data of the console's pages: names, source lines of errors, messages of topics, the log."""
 
 from __future__ import annotations
 
@@ -170,11 +170,11 @@ def test_errors_and_traces_are_kept(tail: LogTail, tmp_path: Path) -> None:
     assert tail.warnings == 1
 
 
-# ---- who looks
+# ---- live views
 
 
 class FakeView:
-    """Counts what is asked of it."""
+    """Counts its calls."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options, self.asked, self.closed = options, 0, False

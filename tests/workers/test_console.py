@@ -1,4 +1,4 @@
-"""What the pages of the console are sent by a server with several workers: one server."""
+"""The console of a server with several workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators see of a server with several workers: one server."""
+"""The API, metrics and commands of a server with several workers."""
 
 from __future__ import annotations
 

@@ -12,12 +12,13 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import gevent
 from gevent.event import Event
 
 from smqrt.errors import ArgumentError, ClosedError
+from smqrt.operations.console.views import View
 from smqrt.operations.snapshots import Snapshot
 
 log = logging.getLogger("smqrt.console")
@@ -33,18 +34,11 @@ _MAX_ANSWER_BYTES = 1 << 20
 _FAILED = "This view failed; see the log of the server."
 
 
-class LiveView(Protocol):
-    """A view, see `smqrt.operations.console.views.View`."""
-
-    def data(self) -> Snapshot: ...
-    def close(self) -> None: ...
-
-
 @dataclass(eq=False)
 class _SharedView:
     """A view and the pages that show it, by their ETIDs: the serial of the request, and the last answer."""
 
-    view: LiveView
+    view: View
     pages: dict[int, int] = field(default_factory=dict)
     sent: dict[int, str] = field(default_factory=dict)
 
@@ -61,7 +55,7 @@ class LiveViews:
 
     def __init__(
         self,
-        make: Callable[[str, Mapping[str, Any]], LiveView],
+        make: Callable[[str, Mapping[str, Any]], View],
         pulse: Callable[[], Snapshot],
         send: Callable[[str, int], object],
         send_to_all: Callable[[str], object],

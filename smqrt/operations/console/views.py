@@ -95,7 +95,7 @@ def _read(application: Path, name: PurePosixPath) -> bytes:
 
 PAGE = 50
 """Clients on a page."""
-MAX_PAGES = 20
+MAX_PEER_PAGES = 20
 MAX_TOPIC_ROWS = 100
 MAX_CLOSES = 100
 MAX_READERS = 100
@@ -203,7 +203,7 @@ class Peers(_Stateless):
         self._hub = _number(options, "hub")
         self._search = _text(options, "find")
         self._sort = self._SORTS.get(_text(options, "sort"), "newest")
-        self._first = min(_number(options, "page") or 0, MAX_PAGES - 1) * PAGE
+        self._first = min(_number(options, "page") or 0, MAX_PEER_PAGES - 1) * PAGE
         self._order: PacedCache[tuple[int, ...]] = PacedCache(self._find)
         self._rates = Rates()
 
@@ -228,7 +228,7 @@ class Peers(_Stateless):
             "hub": hub["id"],
             "rows": rows,
             "matching": matching,
-            "reachable": min(matching, MAX_PAGES * PAGE),
+            "reachable": min(matching, MAX_PEER_PAGES * PAGE),
             "total": hub["peers"],
         }
 
