@@ -254,9 +254,9 @@ class JsonFormatter(logging.Formatter):
         return json_line(line)
 
 
-def iso(at_s: float) -> str:
-    """Return a time in Unix seconds as ISO 8601 in UTC, with milliseconds."""
-    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def iso(at_s: float, unit: str = "milliseconds") -> str:
+    """Return a time in Unix seconds as ISO 8601 in UTC, with milliseconds or `unit`."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec=unit).replace("+00:00", "Z")
 
 
 def _cut(text: str) -> str:

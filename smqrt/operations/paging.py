@@ -1,7 +1,4 @@
-"""Pages of long lists, and the arguments of API requests.
-
-A page is chosen without sorting the whole list. Long lists yield to the event loop.
-"""
+"""Pages of long lists, and the arguments of API requests."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ def limit_of(arguments: Arguments) -> int:
     return whole("limit", arguments["limit"]) if "limit" in arguments else LIMIT
 
 
-# ---- pages
+# ---- pages, chosen without sorting the whole list
 
 LIMIT, MAX_LIMIT = 100, 1000
 """Items on a page: the default and the maximum."""

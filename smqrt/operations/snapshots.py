@@ -12,7 +12,6 @@ import platform
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from time import monotonic, time
@@ -34,6 +33,7 @@ from smqrt.loop.scheduling import Turn
 from smqrt.loop.threads import DiskThreads
 from smqrt.operations.context import Parts
 from smqrt.operations.health import process_usage
+from smqrt.operations.logs import iso
 from smqrt.operations.paging import LIMIT, Page, check_limit, largest, page, whole
 from smqrt.settings.limit_register import snapshot as limit_states
 from smqrt.smq import close_log
@@ -229,11 +229,6 @@ def text(name: bytes) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
-def iso(at_s: float, unit: str = "milliseconds") -> str:
-    """Return a time in Unix seconds as ISO 8601 in UTC, with milliseconds or `unit`."""
-    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec=unit).replace("+00:00", "Z")
-
-
 # ---- the server
 
 
@@ -386,7 +381,7 @@ def peers(
     needle = search.lower()
     wanted = (lambda entry: _matches(entry[1], needle)) if needle else None
     if sort:
-        size = _size("sort", sort, _PEER_SIZES)
+        size = _size(sort, _PEER_SIZES)
         found = largest(sessions, lambda entry: size(entry[1]), limit, wanted)
     else:
         last = None if after is None else peer_id(after, "after")
@@ -472,7 +467,7 @@ def topics(
     needle = search.lower()
     wanted = (lambda topic: needle in text(topic.name or b"").lower()) if needle else None
     if sort:
-        found = largest(named, _size("sort", sort, _TOPIC_SIZES), limit, wanted)
+        found = largest(named, _size(sort, _TOPIC_SIZES), limit, wanted)
     else:
         found = page(named, lambda topic: topic.id, None if after is None else whole("after", after), limit, wanted)
     return _paged(found, lambda one: topic(hub, one), str)
@@ -600,9 +595,9 @@ def limits(parts: Parts) -> list[Snapshot]:
 # ---- arguments and pages
 
 
-def _size(what: str, name: str, known: dict[str, Callable[[Any], float]]) -> Callable[[Any], float]:
+def _size(name: str, known: dict[str, Callable[[Any], float]]) -> Callable[[Any], float]:
     if name not in known:
-        raise ArgumentError(f"{what}: {name[:40]!r} is not one of {', '.join(known)}")
+        raise ArgumentError(f"sort: {name[:40]!r} is not one of {', '.join(known)}")
     return known[name]
 
 

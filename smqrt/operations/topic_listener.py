@@ -19,6 +19,7 @@ from smqrt.broker.topics import Topic
 from smqrt.broker.trace import Trace
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.operations import snapshots
+from smqrt.operations.logs import iso
 from smqrt.operations.snapshots import Snapshot
 from smqrt.printable import printable
 from smqrt.settings.limit_register import Limit
@@ -240,11 +241,11 @@ def _events(trace: Trace, more: Event) -> Generator[dict[str, object] | None, No
     _running.append(trace)  # at the first read: an iterator that is never read is never closed
     trace.start()
     try:
-        yield {"event": "tracing", "time": snapshots.iso(time())}
+        yield {"event": "tracing", "time": iso(time())}
         while not trace.broker.closed:
             more.clear()  # before `take`, so that no event is missed
             for event in trace.take():
-                yield {"time": snapshots.iso(time()), **event}
+                yield {"time": iso(time()), **event}
             if not more.wait(SILENCE_S):
                 yield None
     finally:

@@ -1,8 +1,9 @@
 """Live updates of the console: one round a second while a page shows a view.
 
-A page sends a request to the ETID of the server: {"view", "options", "serial"}. An empty view ends the updates, as for
-a page in the background. The answer is JSON, {"data"} or {"error"}, in pieces: each has a line `SERIAL PART PARTS` and
-then its part of the text. Pages with the same request share a view. An unchanged answer is not sent again.
+A page sends a request to the ETID of the server: {"view", "options", "serial"}. An empty view ends the updates, as
+for a page in the background. The answer is JSON, {"data"} or {"error"}, in pieces: each has a line
+`SERIAL PART PARTS` and then its part of the text. Pages with the same request share a view. An unchanged answer is
+not sent again.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class LiveViews:
         try:
             self._add(page, name, options, serial)
         except (ArgumentError, ClosedError) as error:
-            self._answer(page, serial, _text({"error": str(error)}))
+            self._answer(page, serial, _json_text({"error": str(error)}))
             return
         self._changed.set()
         if self._updating is None:
@@ -138,9 +139,9 @@ class LiveViews:
         # A request starts a round early; the pulse keeps its period.
         if monotonic() - self._pulse_at_s >= PERIOD_S - MIN_PERIOD_S:
             self._pulse_at_s = monotonic()
-            self._text_or_error(lambda: self._send_to_all(_text(self._pulse())))
+            self._text_or_error(lambda: self._send_to_all(_json_text(self._pulse())))
         for shared in list(self._shared.values()):
-            answer = self._text_or_error(lambda shared=shared: _text({"data": shared.view.data()}))  # type: ignore[misc]
+            answer = self._text_or_error(lambda shared=shared: _json_text({"data": shared.view.data()}))  # type: ignore[misc]
             for page, serial in list(shared.pages.items()):
                 if shared.sent.get(page) != answer:
                     shared.sent[page] = answer
@@ -151,19 +152,21 @@ class LiveViews:
         try:
             return str(call())
         except (ArgumentError, ClosedError) as error:
-            return _text({"error": str(error)})
+            return _json_text({"error": str(error)})
         except Exception:
             log.exception("a view of the console failed")
-            return _text({"error": _FAILED})
+            return _json_text({"error": _FAILED})
 
     def _answer(self, page: int, serial: int, answer: str) -> None:
         if len(answer) > _MAX_ANSWER_BYTES:
-            answer = _text({"error": f"The answer is too long for a page: {len(answer):,} bytes. Narrow the search."})
+            answer = _json_text(
+                {"error": f"The answer is too long for a page: {len(answer):,} bytes. Narrow the search."}
+            )
         pieces = [answer[at : at + _PIECE_BYTES] for at in range(0, len(answer), _PIECE_BYTES)]
         for number, piece in enumerate(pieces, 1):
             self._send(f"{serial} {number} {len(pieces)}\n{piece}", page)
 
 
-def _text(value: Snapshot) -> str:
+def _json_text(value: Snapshot) -> str:
     """Return JSON in ASCII, which has as many bytes as characters."""
     return json.dumps(value, separators=(",", ":"))
