@@ -357,7 +357,6 @@ _PEER_SIZES: dict[str, Callable[[Any], float]] = {
     "subscriptions": lambda session: len(session.topics or ()),
     "newest": lambda session: session.since_s or 0.0,
 }
-_TOPIC_SIZES: dict[str, Callable[[Topic], float]] = {"subscribers": lambda topic: topic.subscribers}
 
 
 def peers(
@@ -467,7 +466,7 @@ def topics(
     needle = search.lower()
     wanted = (lambda topic: needle in text(topic.name or b"").lower()) if needle else None
     if sort:
-        found = largest(named, _size(sort, _TOPIC_SIZES), limit, wanted)
+        found = largest(named, _size(sort, {"subscribers": lambda topic: topic.subscribers}), limit, wanted)
     else:
         found = page(named, lambda topic: topic.id, None if after is None else whole("after", after), limit, wanted)
     return _paged(found, lambda one: topic(hub, one), str)

@@ -160,7 +160,7 @@ class LiveViews:
     def _answer(self, page: int, serial: int, answer: str) -> None:
         if len(answer) > _MAX_ANSWER_BYTES:
             answer = _json_text(
-                {"error": f"The answer is too long for a page: {len(answer):,} bytes. Narrow the search."}
+                {"error": f"The answer is too long for a page ({len(answer):,} bytes): narrow the search."}
             )
         pieces = [answer[at : at + _PIECE_BYTES] for at in range(0, len(answer), _PIECE_BYTES)]
         for number, piece in enumerate(pieces, 1):
