@@ -103,7 +103,12 @@ class LogTail(logging.Handler):
             if record.levelno >= logging.WARNING:
                 self._keep(record)
             elif record.name == TRACES:
-                self._trace(record)
+                scope = current_app.get()
+                folder = scope.folder if scope else None
+                if folder not in self._traces and len(self._traces) >= _APPLICATIONS:
+                    folder = None  # too many applications: bounded memory
+                lines = self._traces.setdefault(folder, deque(maxlen=KEPT))
+                lines.append(Traced(record.created, printable(record.getMessage()[:_TRACE_CHARACTERS])))
         except Exception:  # a record with wrong arguments must not end its caller
             self.handleError(record)
 
@@ -128,14 +133,6 @@ class LogTail(logging.Handler):
         text = self.format(record)[:_TEXT_CHARACTERS]
         number = self.errors + self.warnings
         self._entries.append(Entry(number, record.created, record.levelname, record.name, printable(text, lines=True)))
-
-    def _trace(self, record: logging.LogRecord) -> None:
-        scope = current_app.get()
-        folder = scope.folder if scope else None
-        if folder not in self._traces and len(self._traces) >= _APPLICATIONS:
-            folder = None  # too many applications: bounded memory
-        lines = self._traces.setdefault(folder, deque(maxlen=KEPT))
-        lines.append(Traced(record.created, printable(record.getMessage()[:_TRACE_CHARACTERS])))
 
 
 # ---- removal of secrets
