@@ -15,7 +15,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from time import monotonic, time
-from typing import Any
+from typing import Any, TypeVar
 
 import gevent
 
@@ -44,6 +44,7 @@ from smqrt.transport.origins import is_loopback
 from smqrt.wire.link_packets import Refusal
 
 Snapshot = dict[str, object]
+T = TypeVar("T")
 
 # ---- clusters (help: cluster)
 
@@ -102,7 +103,7 @@ def _address(dialer: Dialer) -> Snapshot:
 
 
 def _clustered_hub(member: ClusteredBroker) -> Snapshot:
-    broker: Any = member.broker
+    broker: Any = member.broker  # a `GeventBroker`, of which the cluster knows only `Broker`
     return {
         "cluster": member.name,
         "hub": broker.number,
@@ -170,15 +171,7 @@ _LOG_TIME = "microseconds"
 
 
 def log_rows(parts: Parts, limit: int = LIMIT) -> Snapshot:
-    """Return the last errors and warnings of the log, the newest first, as a page without a next one.
-
-    Args:
-        parts: the server.
-        limit: items, 1 to 1000; the last 200 are kept.
-
-    Raises:
-        ArgumentError: the limit is out of range.
-    """
+    """Return a page of the last errors and warnings, the newest first, without a next page. Arguments as `traces`."""
     check_limit(limit)
     items = [
         {
@@ -343,6 +336,10 @@ def queued_bytes(broker: GeventBroker) -> int:
     return sum(one.outbox.queued_bytes for one in list(broker.sessions.values()))
 
 
+def _sessions(broker: GeventBroker) -> dict[int, Session]:
+    return broker.sessions  # type: ignore[return-value]  # a `GeventBroker` has no other clients
+
+
 def broker_of(number: int) -> GeventBroker:
     """Return the hub with a number. Raises NotFoundError."""
     for broker in all_brokers():
@@ -351,7 +348,7 @@ def broker_of(number: int) -> GeventBroker:
     raise NotFoundError(f"hub: there is no hub {number}; /api/v1/hubs lists them")
 
 
-_PEER_SIZES: dict[str, Callable[[Any], float]] = {
+_PEER_SIZES: dict[str, Callable[[Session], float]] = {
     "dropped": lambda session: session.outbox.dropped,
     "queued_bytes": lambda session: session.outbox.queued_bytes,
     "subscriptions": lambda session: len(session.topics or ()),
@@ -376,7 +373,7 @@ def peers(
         ArgumentError: there is no such hub, or an argument is invalid.
     """
     brokers = all_brokers() if hub is None else [broker_of(hub)]
-    sessions = [(broker.number, session) for broker in brokers for session in list(broker.sessions.values())]
+    sessions = [(broker.number, session) for broker in brokers for session in list(_sessions(broker).values())]
     needle = search.lower()
     wanted = (lambda entry: _matches(entry[1], needle)) if needle else None
     if sort:
@@ -399,13 +396,13 @@ def peer_id(value: str, what: str = "id") -> tuple[int, int]:
 def session_of(value: str) -> Session:
     """Return the session of the client with an id. Raises NotFoundError."""
     number, etid = peer_id(value)
-    session: Any = broker_of(number).sessions.get(etid)
+    session = _sessions(broker_of(number)).get(etid)
     if session is None:
         raise NotFoundError(f"id: there is no client {value}; it may have disconnected")
-    return session  # type: ignore[no-any-return]
+    return session
 
 
-def _matches(session: Any, needle: str) -> bool:
+def _matches(session: Session, needle: str) -> bool:
     return (
         needle in text(session.uid).lower()
         or needle in str(session.etid)
@@ -415,7 +412,7 @@ def _matches(session: Any, needle: str) -> bool:
     )
 
 
-def peer(hub: int, session: Any) -> Snapshot:
+def peer(hub: int, session: Session) -> Snapshot:
     """Return a client with its counters."""
     outbox: Outbox = session.outbox
     connected_s = session.broker.clock() - (session.since_s or 0.0)
@@ -594,13 +591,13 @@ def limits(parts: Parts) -> list[Snapshot]:
 # ---- arguments and pages
 
 
-def _size(name: str, known: dict[str, Callable[[Any], float]]) -> Callable[[Any], float]:
+def _size(name: str, known: dict[str, Callable[[T], float]]) -> Callable[[T], float]:
     if name not in known:
         raise ArgumentError(f"sort: {name[:40]!r} is not one of {', '.join(known)}")
     return known[name]
 
 
-def _paged(found: Page[Any], shown: Callable[[Any], object], key: Callable[[Any], str]) -> Snapshot:
+def _paged(found: Page[T], shown: Callable[[T], object], key: Callable[[Any], str]) -> Snapshot:
     turn, items = Turn(), []
     for item in found.items:
         turn.yield_if_due()
