@@ -15,20 +15,17 @@ import sys
 from collections import deque
 from contextlib import suppress
 from time import monotonic, time
-from typing import TYPE_CHECKING
 
 import gevent
 from gevent.event import Event
 
+from smqrt.http.message import Request
 from smqrt.loop.threads import DiskThreads
 from smqrt.operations.logs import HIDDEN, iso, without_secrets
 from smqrt.printable import printable
 from smqrt.settings.limit_register import Limit
 from smqrt.smq import close_log
 from smqrt.smq.close_log import Closed
-
-if TYPE_CHECKING:
-    from smqrt.http.message import Request
 
 log = logging.getLogger("smqrt.access")
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from smqrt.errors import ArgumentError
 from smqrt.http.headers import HttpError
+from smqrt.http.message import Request
 from smqrt.http.tree import Directory
 from smqrt.loop.scheduling import Turn
 from smqrt.operations.all_workers import Together
 from smqrt.operations.api_handlers import Answer
+from smqrt.operations.context import Parts
 from smqrt.operations.metrics import CONTENT_TYPE
 from smqrt.operations.paging import Arguments, known, whole
-
-if TYPE_CHECKING:
-    from smqrt.http.message import Request
-    from smqrt.operations.context import Parts
 
 BODY_BYTES = 1 << 20
 _JSON = "application/json; charset=utf-8"

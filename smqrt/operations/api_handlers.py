@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from smqrt.errors import ArgumentError, ClosedError, CloseReason
 from smqrt.http.headers import HttpError
 from smqrt.operations import snapshots
+from smqrt.operations.context import Parts
 from smqrt.operations.paging import Arguments, known, limit_of, no_arguments, whole
 from smqrt.operations.snapshots import NotFoundError
 from smqrt.wire.smq import MAX_NAME_BYTES
-
-if TYPE_CHECKING:
-    from smqrt.operations.context import Parts
 
 log = logging.getLogger("smqrt.admin")
 

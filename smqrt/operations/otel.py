@@ -7,18 +7,16 @@ real thread. When the collector is slow or unreachable, new spans are discarded 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gevent
 from gevent.event import Event
 
 import smqrt
 from smqrt.errors import StartError
+from smqrt.http.message import Request
 from smqrt.loop.threads import DiskThreads
 from smqrt.settings.limit_register import Limit
-
-if TYPE_CHECKING:
-    from smqrt.http.message import Request
 
 MAX_QUEUED_SPANS = 10_000
 MAX_BATCH_SPANS = 512

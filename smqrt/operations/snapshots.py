@@ -150,8 +150,8 @@ def queries(folders: Sequence[Path]) -> dict[Path, list[Snapshot]]:
 
 def _read_all(folders: list[Path]) -> dict[Path, list[Snapshot]]:
     """Read all status files, in a thread. Invalid files are left out."""
-    found: dict[Path, list[Snapshot]] = {folder: [] for folder in folders}
-    for folder, states in found.items():
+    by_folder: dict[Path, list[Snapshot]] = {folder: [] for folder in folders}
+    for folder, states in by_folder.items():
         paths: list[Path] = []
         with suppress(OSError):
             paths = sorted((folder / _STATUS_FOLDER).glob(f"*/{_STATUS_FILE}"))[:_MAX_QUERIES]
@@ -159,9 +159,11 @@ def _read_all(folders: list[Path]) -> dict[Path, list[Snapshot]]:
             # A query may be writing its file, and other programs may put anything there.
             with suppress(OSError, ValueError, TypeError, RecursionError):
                 with path.open("rb") as file:
-                    status = json.loads(file.read(_MAX_STATUS_BYTES))
-                states.append({name: kind(status[name]) for name, kind in _STATUS_TYPES.items() if name in status})
-    return found
+                    found = json.loads(file.read(_MAX_STATUS_BYTES))
+                status = {name: kind(found[name]) for name, kind in _STATUS_TYPES.items() if name in found}
+                if status:
+                    states.append(status)
+    return by_folder
 
 
 # ---- the last records of the log and of traces
