@@ -262,8 +262,7 @@ class Together:
     def trace(self, hub: int | None, peer: str, topic: str) -> Events:
         """Yield the events of a trace, of the worker with the client or of all workers.
 
-        A hub means the hubs of all workers that were created for the same one. Arguments and errors as
-        `topic_listener.start_trace`.
+        A hub selects the hubs of all workers with the same key. Arguments and errors as `topic_listener.start_trace`.
         """
         if self._fleet is None:
             return topic_listener.start_trace(hub, peer, topic)

@@ -117,7 +117,7 @@ class Api(Directory):
         response.headers.set("Cache-Control", "no-store")
         try:
             for event in events:
-                # An empty line finds out whether the client is still connected.
+                # Writing an empty line fails when the client has disconnected.
                 response.write("\n" if event is None else _json_text(event) + "\n")
                 response.flush()
         finally:

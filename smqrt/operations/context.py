@@ -48,7 +48,7 @@ class Parts:
     began_s: float = field(default_factory=monotonic)
 
     def start(self) -> None:
-        """Start to measure the loop and to keep log records."""
+        """Start measuring the loop and keeping log records."""
         self.lag.start()
         self.log.start()
 

@@ -106,14 +106,14 @@ class LoopLag:
         return max((late_s for second, late_s in self._worst if second >= since), default=0.0)
 
     def start(self) -> None:
-        """Start to measure."""
+        """Start measuring."""
         self._timer = get_hub().loop.timer(TICK_S, TICK_S)
-        self._timer.ref = False  # the loop may end although the timer runs
+        self._timer.ref = False  # the timer does not keep the loop running
         self._due_s = monotonic() + TICK_S
         self._timer.start(self._tick)
 
     def stop(self) -> None:
-        """Stop to measure. A second call does nothing."""
+        """Stop measuring. A second call does nothing."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.stop()

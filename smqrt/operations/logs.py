@@ -84,7 +84,7 @@ class LogTail(logging.Handler):
         self._last_resort: logging.Handler | None = None
 
     def start(self) -> None:
-        """Start to keep records. A second call does nothing."""
+        """Start keeping records. A second call does nothing."""
         if self in self._logger.handlers:
             return
         # Python's `logging.lastResort` prints only while no handler exists, so this one replaces it.
@@ -93,7 +93,7 @@ class LogTail(logging.Handler):
             self._logger.addHandler(handler)
 
     def stop(self) -> None:
-        """Stop to keep records. A second call does nothing."""
+        """Stop keeping records. A second call does nothing."""
         for handler in filter(None, (self, self._last_resort)):
             self._logger.removeHandler(handler)
 
@@ -180,7 +180,7 @@ class LogOptions(Protocol):
 
 
 def without_secrets(text: str) -> str:
-    """Return a text in which `***` replaces passwords, tokens, cookies and keys, as far as they are recognizable."""
+    """Return a text in which `***` replaces passwords, tokens, cookies and keys, as far as the patterns recognize them."""
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
     return text

@@ -83,7 +83,7 @@ def announced() -> list[dict[str, object]]:
             with suppress(OSError, ValueError):
                 if path.stat().st_uid == os.getuid() and Path(f"/proc/{path.stem}").exists():
                     found.append((path.stat().st_mtime, json.loads(path.read_text("utf-8"))))
-    # Files of killed servers stay; /proc tells them from running ones.
+    # Servers that were killed leave their files; /proc shows which processes run.
     newest_first = [one for _, one in sorted(found, key=lambda entry: entry[0], reverse=True)]
     by_url: dict[object, dict[str, object]] = {}
     for one in newest_first:
@@ -203,7 +203,7 @@ class AdminServer:
             self.root.insert(directory)
 
     def start(self) -> None:
-        """Start to accept connections, and announce the address to the commands of this user."""
+        """Start accepting connections, and announce the address to the commands of this user."""
         if self._parts is not None:
             self._parts.start()
         self.listener.start()

@@ -14,10 +14,10 @@ WARN_DAYS, URGENT_DAYS = 30, 7
 """Certificates that expire in so many days are a warning, or urgent."""
 _MAX_ALERTS = 20
 _MANY_FILES = 0.8
-"""This part of the limit of open files is an alert."""
+"""More open files than this fraction of the limit are an alert."""
 
 Row = Mapping[str, Any]
-_FAILED_STATES = {"failed": "has failed", "stuck": "is stuck", "disk full": "waits for disk space"}
+_FAILED_STATES = {"failed": "has failed", "stuck": "is stuck", "disk full": "is waiting for disk space"}
 """The words of an alert for a query in these states."""
 
 
