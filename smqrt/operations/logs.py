@@ -180,7 +180,7 @@ class LogOptions(Protocol):
 
 
 def without_secrets(text: str) -> str:
-    """Return a text in which `***` replaces passwords, tokens, cookies and keys, as far as the patterns recognize them."""
+    """Return a text in which `***` replaces passwords, tokens, cookies and keys, as far as patterns recognize them."""
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
     return text
