@@ -383,20 +383,19 @@ def answer_others(desk: WorkerRpcServer, parts: Parts) -> None:
         status, found = response_of(partial(handle, parts, question["words"], {}, question["body"]))
         return {"do": "answer", "status": status, "answer": found}
 
+    def trace(question: Message) -> News:
+        try:
+            for event in _own_trace(question) or ():
+                yield {"do": "event", "answer": event}
+        except SmqrtError as error:
+            log.info("a trace for another worker failed: %s", error)
+        yield END
+
     desk.answers["answers"] = answers
     desk.answers["act"] = act
     desk.answers["metrics"] = lambda question: {"do": "answer", "answer": b"".join(Metrics(parts).lines()).decode()}
-    desk.news["trace"] = _trace_for_other
+    desk.news["trace"] = trace
     desk.news[LISTEN] = partial(serve_topic_listener, snapshots.broker_of)
-
-
-def _trace_for_other(question: Message) -> News:
-    try:
-        for event in _own_trace(question) or ():
-            yield {"do": "event", "answer": event}
-    except SmqrtError as error:
-        log.info("a trace for another worker failed: %s", error)
-    yield END
 
 
 def _own_trace(question: Message) -> Events | None:

@@ -35,7 +35,24 @@ def handle(parts: Parts, words: Sequence[str], arguments: Arguments, body: Body 
         ArgumentError, ClosedError, HttpError: the address is unknown, or an argument is invalid.
     """
     if body is None:
-        return _read(parts, words, arguments)
+        match words:
+            case [] | [""]:
+                return {"paths": [f"/api/v1/{name}" for name in [*PLAIN, *PAGED]]}
+            case [name] if name in PLAIN:
+                no_arguments(arguments)
+                return PLAIN[name](parts)
+            case [name] if name in PAGED:
+                return PAGED[name](parts, arguments)
+            case ["hubs", number]:
+                no_arguments(arguments)
+                return snapshots.hub(snapshots.broker_of(whole("hub", number)))
+            case ["peers", name]:
+                no_arguments(arguments)
+                return snapshots.peer(snapshots.peer_id(name)[0], snapshots.session_of(name))
+            case ["peers", name, "subscriptions"]:
+                return snapshots.subscriptions(name, limit_of(arguments))
+        # The commands of `smqrt.cli.admin` recognize this text and the one below.
+        raise HttpError(404, "There is no such address; /api/v1/ lists them.")
     match words:
         case ["peers", name, "disconnect"]:
             return disconnect(parts, name, body)
@@ -45,7 +62,6 @@ def handle(parts: Parts, words: Sequence[str], arguments: Arguments, body: Body 
             return publish(parts, whole("hub", number), body)
         case ["drain"]:
             return drain(parts, body)
-    # The commands of `smqrt.cli.admin` recognize this text and that of `_read`.
     raise HttpError(404, "There is nothing to do at this address.")
 
 
@@ -61,26 +77,6 @@ def response_of(call: Callable[[], Answer]) -> Response:
         return 409, {"error": str(error)}
     except HttpError as error:
         return error.status, {"error": error.detail}
-
-
-def _read(parts: Parts, words: Sequence[str], arguments: Arguments) -> Answer:
-    match words:
-        case [] | [""]:
-            return {"paths": [f"/api/v1/{name}" for name in [*PLAIN, *PAGED]]}
-        case [name] if name in PLAIN:
-            no_arguments(arguments)
-            return PLAIN[name](parts)
-        case [name] if name in PAGED:
-            return PAGED[name](parts, arguments)
-        case ["hubs", number]:
-            no_arguments(arguments)
-            return snapshots.hub(snapshots.broker_of(whole("hub", number)))
-        case ["peers", name]:
-            no_arguments(arguments)
-            return snapshots.peer(snapshots.peer_id(name)[0], snapshots.session_of(name))
-        case ["peers", name, "subscriptions"]:
-            return snapshots.subscriptions(name, limit_of(arguments))
-    raise HttpError(404, "There is no such address; /api/v1/ lists them.")
 
 
 # ---- actions of operators

@@ -100,8 +100,15 @@ class LogTail(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler.emit`."""
         try:
+            if record.levelno >= logging.ERROR:
+                self.errors += 1
+                self._error_times_s.append(record.created)
+            elif record.levelno >= logging.WARNING:
+                self.warnings += 1
             if record.levelno >= logging.WARNING:
-                self._keep(record)
+                number, text = self.errors + self.warnings, self.format(record)[:_TEXT_CHARACTERS]
+                safe_text = printable(text, lines=True)
+                self._entries.append(Entry(number, record.created, record.levelname, record.name, safe_text))
             elif record.name == TRACES:
                 scope = current_app.get()
                 folder = scope.folder if scope else None
@@ -123,16 +130,6 @@ class LogTail(logging.Handler):
     def traces(self, folder: Path | None) -> list[Traced]:
         """Return the last trace lines of the application in `folder`; None means lines without an application."""
         return list(self._traces.get(folder, ()))
-
-    def _keep(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.ERROR:
-            self.errors += 1
-            self._error_times_s.append(record.created)
-        else:
-            self.warnings += 1
-        text = self.format(record)[:_TEXT_CHARACTERS]
-        number = self.errors + self.warnings
-        self._entries.append(Entry(number, record.created, record.levelname, record.name, printable(text, lines=True)))
 
 
 # ---- removal of secrets

@@ -475,7 +475,17 @@ class Metrics:
         scrape, turn = Scrape(self._parts), Turn()
         for row in FAMILIES:
             turn.yield_if_due()
-            yield generate_latest(_FamilyRegistry(_collected(row, scrape)))
+            if row.kind == "histogram":
+                yield generate_latest(_FamilyRegistry(_lag_histogram(row, scrape)))
+                continue
+            family: CounterMetricFamily | GaugeMetricFamily
+            if row.kind == "counter":
+                family = CounterMetricFamily(row.name.removesuffix("_total"), row.help, labels=row.labels)
+            else:
+                family = GaugeMetricFamily(row.name, row.help, labels=row.labels)
+            for labels, value in row.samples(scrape):
+                family.add_metric(labels, value)
+            yield generate_latest(_FamilyRegistry(family))
 
 
 class _FamilyRegistry:
@@ -487,19 +497,6 @@ class _FamilyRegistry:
     def collect(self) -> list[MetricFamily]:
         """See `prometheus_client.registry.Collector`."""
         return [self._family]
-
-
-def _collected(row: Family, scrape: Scrape) -> MetricFamily:
-    if row.kind == "histogram":
-        return _lag_histogram(row, scrape)
-    family: CounterMetricFamily | GaugeMetricFamily
-    if row.kind == "counter":
-        family = CounterMetricFamily(row.name.removesuffix("_total"), row.help, labels=row.labels)
-    else:
-        family = GaugeMetricFamily(row.name, row.help, labels=row.labels)
-    for labels, value in row.samples(scrape):
-        family.add_metric(labels, value)
-    return family
 
 
 def _lag_histogram(row: Family, scrape: Scrape) -> HistogramMetricFamily:

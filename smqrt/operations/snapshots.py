@@ -25,7 +25,7 @@ from smqrt.broker.outbox import Drop, Outbox, QueuedMemory
 from smqrt.broker.session import Session
 from smqrt.broker.topics import Topic, Traffic
 from smqrt.cluster.clustered_broker import ClusteredBroker
-from smqrt.cluster.engines.mesh import Dialer, Mesh, open_meshes
+from smqrt.cluster.engines.mesh import Mesh, open_meshes
 from smqrt.cluster.link import Link
 from smqrt.errors import ArgumentError
 from smqrt.journal import writer
@@ -65,7 +65,14 @@ def _node(mesh: Mesh) -> Snapshot:
         "links": [_link(one, now_s) for one in links(mesh)[:_MAX_ROWS]],
         "links_lost": node.links_lost,
         "refused": {Refusal(code).name.lower(): count for code, count in sorted(node.refused.items()) if code},
-        "addresses": [_address(one) for one in mesh.dialers[:_MAX_ROWS]],
+        "addresses": [
+            {
+                "address": one.address,
+                "state": "this node" if one.is_self else "linked" if one.up else "not linked",
+                "why": "" if one.up or one.is_self else one.why,
+            }
+            for one in mesh.dialers[:_MAX_ROWS]
+        ],
         "missing": [
             {"to": one.to, "why": one.why, "for_s": round(now_s - one.since_s, 3)}
             for one in mesh.expected.missing()[:_MAX_ROWS]
@@ -95,11 +102,6 @@ def _link(link: Link, now_s: float) -> Snapshot:
         "sent_bytes": link.sent_bytes,
         "received_bytes": link.transport.worked_off_bytes,
     }
-
-
-def _address(dialer: Dialer) -> Snapshot:
-    state = "this node" if dialer.is_self else "linked" if dialer.up else "not linked"
-    return {"address": dialer.address, "state": state, "why": "" if dialer.up or dialer.is_self else dialer.why}
 
 
 def _clustered_hub(member: ClusteredBroker) -> Snapshot:

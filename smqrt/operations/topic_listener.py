@@ -23,7 +23,7 @@ from smqrt.operations.logs import iso
 from smqrt.operations.snapshots import Snapshot
 from smqrt.printable import printable
 from smqrt.settings.limit_register import Limit
-from smqrt.smq.gevent_broker import GeventBroker, all_brokers
+from smqrt.smq.gevent_broker import all_brokers
 from smqrt.wire import smq
 from smqrt.workers.fd_channel import Message
 from smqrt.workers.worker_rpc import END, News, WorkerRpc
@@ -216,25 +216,22 @@ def start_trace(hub: int | None, peer: str, topic: str) -> Generator[dict[str, o
     """
     if bool(peer) == bool(topic):
         raise ArgumentError("trace: exactly one of peer and topic is needed")
-    broker, uid = _broker_and_uid(hub, peer)
+    head, dot, tail = peer.partition(".")
+    uid: bytes | None
+    if dot and head.isdigit() and tail.isdigit():
+        broker, uid = snapshots.broker_of(snapshots.peer_id(peer)[0]), snapshots.session_of(peer).uid
+    else:
+        brokers = all_brokers()
+        if hub is None and len(brokers) != 1:
+            raise ArgumentError("hub: give hub=N unless there is exactly one hub; /api/v1/hubs lists them")
+        broker = brokers[0] if hub is None else snapshots.broker_of(hub)
+        uid = peer.encode("utf-8", "surrogateescape") or None
     if len(_running) >= MAX_TRACES:
         TRACES.refused("a trace")
         raise ArgumentError(f"trace: {MAX_TRACES} traces are running; stop one of them first")
     more = Event()
     trace = Trace(broker, uid, topic.encode("utf-8", "surrogateescape") if topic else None, more.set)
     return _events(trace, more)
-
-
-def _broker_and_uid(hub: int | None, peer: str) -> tuple[GeventBroker, bytes | None]:
-    head, dot, tail = peer.partition(".")
-    if dot and head.isdigit() and tail.isdigit():
-        session = snapshots.session_of(peer)
-        return snapshots.broker_of(snapshots.peer_id(peer)[0]), session.uid
-    brokers = all_brokers()
-    if hub is None and len(brokers) != 1:
-        raise ArgumentError("hub: give hub=N unless there is exactly one hub; /api/v1/hubs lists them")
-    broker = brokers[0] if hub is None else snapshots.broker_of(hub)
-    return broker, peer.encode("utf-8", "surrogateescape") if peer else None
 
 
 def _events(trace: Trace, more: Event) -> Generator[dict[str, object] | None, None, None]:

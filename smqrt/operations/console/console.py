@@ -97,7 +97,20 @@ class Console:
                 "workers": len(workers_of(sample)),
             },
             "attention": self._attention(sample),
-            "hubs": [_hub(hub) for hub in sample.hubs],
+            "hubs": [
+                {
+                    "id": hub["id"],
+                    "name": hub_name(hub),
+                    "peers": hub["peers"],
+                    "topics": hub["topics"],
+                    "in_per_s": _rounded(hub["in_per_s"]),
+                    "out_per_s": _rounded(hub["out_per_s"]),
+                    "queued_bytes": hub["queued_bytes"],
+                    "dropped": hub["dropped"],
+                    "dropped_lately": hub["dropped_per_s"] or 0,
+                }
+                for hub in sample.hubs
+            ],
             "listeners": _listeners(sample),
         }
 
@@ -132,20 +145,6 @@ def workers_of(sample: Sample) -> list[dict[str, Any]]:
 def reached(limit: Any) -> int:
     """Return how often a limit was reached since the start."""
     return int(limit["reached"])
-
-
-def _hub(hub: dict[str, Any]) -> Snapshot:
-    return {
-        "id": hub["id"],
-        "name": hub_name(hub),
-        "peers": hub["peers"],
-        "topics": hub["topics"],
-        "in_per_s": _rounded(hub["in_per_s"]),
-        "out_per_s": _rounded(hub["out_per_s"]),
-        "queued_bytes": hub["queued_bytes"],
-        "dropped": hub["dropped"],
-        "dropped_lately": hub["dropped_per_s"] or 0,
-    }
 
 
 def _listeners(sample: Sample) -> list[Snapshot]:

@@ -86,22 +86,19 @@ class LiveViews:
         if not name or not isinstance(name, str) or not isinstance(options, dict) or not isinstance(serial, int):
             return
         try:
-            self._add(page, name, options, serial)
+            if len(self._keys) >= MAX_PAGES:
+                raise ArgumentError(f"{MAX_PAGES} pages of the console are open; close one of them")
+            key = json.dumps([name, options], sort_keys=True)  # the same for the same request of another page
+            if key not in self._shared:
+                self._shared[key] = _SharedView(self._make(name, options))
         except (ArgumentError, ClosedError) as error:
             self._answer(page, serial, _json_text({"error": str(error)}))
             return
+        self._shared[key].pages[page] = serial
+        self._keys[page] = key
         self._changed.set()
         if self._updating is None:
             self._updating = gevent.spawn(self._update_loop)
-
-    def _add(self, page: int, name: str, options: dict[str, Any], serial: int) -> None:
-        if len(self._keys) >= MAX_PAGES:
-            raise ArgumentError(f"{MAX_PAGES} pages of the console are open; close one of them")
-        key = json.dumps([name, options], sort_keys=True)  # the same for the same request of another page
-        if key not in self._shared:
-            self._shared[key] = _SharedView(self._make(name, options))
-        self._shared[key].pages[page] = serial
-        self._keys[page] = key
 
     def remove(self, page: int) -> None:
         """End the updates of a page."""
