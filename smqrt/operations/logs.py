@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TextIO
 
 from smqrt.printable import json_line, printable
 from smqrt.process.current_application import current_app
@@ -258,16 +258,17 @@ def _cut(text: str) -> str:
 
 
 class ServerLog:
-    """The log of this process on standard error.
+    """The log of this process.
 
     Args:
         options: the group `log` of the settings.
         worker: the name of this worker, such as "w1"; empty without workers.
+        stream: where records are written; None for standard error.
     """
 
-    def __init__(self, options: LogOptions, worker: str = "") -> None:
+    def __init__(self, options: LogOptions, worker: str = "", stream: TextIO | None = None) -> None:
         self.is_json = options.format == "json"
-        handler = logging.StreamHandler()
+        handler = logging.StreamHandler(stream)
         if options.color is not None:
             is_colored = options.color
         else:
