@@ -334,7 +334,7 @@ def test_subscribe_json(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     found = [call[0] for call in decoded.come(2 + len(SCALARS))]
     assert repr(found) == repr([{"a": 1}, [None], *(value for _, value in SCALARS)])
     assert [call[0] for call in rest.come(len(NO_JSON))] == NO_JSON
-    assert "is no JSON" in caplog.text  # once a second
+    assert "is not JSON" in caplog.text  # once a second
 
 
 def test_unsubscribe(site: Site) -> None:
@@ -399,7 +399,7 @@ def test_observe_an_etid(site: Site) -> None:
     assert site.smq.observe(device.etid, seen) is True
     device.disconnect()
     assert seen.come() == [(0, device.etid)]
-    assert not site.smq._broker._observers, "the observer went with the client"
+    assert not site.smq.broker._observers, "the observer went with the client"
     assert site.smq.observe(device.etid, seen) is None, "an unknown id"
     assert site.smq.observe("self", seen) is site.smq.observe(1, seen) is None, "one's own"
     site.smq.unobserve(device.etid)
@@ -964,7 +964,7 @@ def test_a_hub_that_could_not_be_made_leaves_its_number_to_the_next(tmp_path: Pa
             with pytest.raises(SmqrtError):
                 hub.create(**wrong)
         with hub.create() as second, hub.create(name="2b") as named, hub.create() as third:
-            keys = [one._broker.key for one in (first, second, named, third)]
+            keys = [one.broker.key for one in (first, second, named, third)]
     assert keys == ["shop/1", "shop/2", "shop/2b", "shop/3"]
 
 

@@ -69,7 +69,7 @@ def test_unknown_options_of_subscribe_are_named(caplog: pytest.LogCaptureFixture
     assert [record.message.rpartition("/")[2].partition(":")[0] for record in caplog.records] == [
         __file__.rpartition("/")[2]
     ]
-    assert "smq.subscribe has no option 'onmesg': it means nothing" in caplog.text
+    assert "smq.subscribe has no option 'onmesg'; it is ignored" in caplog.text
 
 
 # ---- names of arguments

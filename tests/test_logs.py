@@ -22,8 +22,7 @@ def server_log() -> Iterator[Callable[[LogSettings], StringIO]]:
 
     def make(settings: LogSettings) -> StringIO:
         out = StringIO()
-        made.append(ServerLog(settings))
-        made[-1]._handler.setStream(out)
+        made.append(ServerLog(settings, stream=out))
         return out
 
     yield make
@@ -92,8 +91,7 @@ def test_text_and_levels(server_log: Callable[[LogSettings], StringIO]) -> None:
 
 def test_levels_can_change(server_log: Callable[[LogSettings], StringIO]) -> None:
     out = StringIO()
-    log = ServerLog(LogSettings(levels="smqrt.close=debug"))
-    log._handler.setStream(out)
+    log = ServerLog(LogSettings(levels="smqrt.close=debug"), stream=out)
     log.apply(LogSettings(level="error"))
     logging.getLogger("smqrt.close").info("unseen")
     log.apply(LogSettings(level="debug"))

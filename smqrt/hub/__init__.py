@@ -1,8 +1,9 @@
 """SMQ brokers for Python applications: `from smqrt import hub; smq = hub.create()`.
 
-The names and meanings are those of the Lua module `smq.hub` (spec: smq §2). Topic names are `str` or
-`bytes` and come back as `str` (bytes that are no UTF-8 as `bytes`); payloads are `bytes` when they come, and go out as
-`smqrt.smq.messages.payload` says. Callbacks may block in gevent's way.
+The names and meanings are those of the Lua module `smq.hub` (spec: smq §2).
+
+Topic names are `str` or `bytes` and come back as `str`, or as `bytes` when they are not UTF-8. Received payloads are
+`bytes`; `smqrt.smq.messages.payload` converts those that are sent. Callbacks may use blocking calls of gevent.
 """
 
 from smqrt.hub.callbacks import (

@@ -1,11 +1,11 @@
-"""Callbacks of a hub: their types, and calls whose exceptions are logged."""
+"""Callbacks of a hub: their types, calls whose exceptions are logged, and the hooks that call them."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
-from functools import partial, wraps
+from collections.abc import Callable, Mapping
+from functools import wraps
 from inspect import signature
 from pathlib import Path
 from types import FrameType
@@ -15,48 +15,23 @@ from gevent import get_hub
 from greenlet import getcurrent
 
 from smqrt.broker.deferred import Deferred
-from smqrt.hub.peer import Info, Peer, PeerSocket
+from smqrt.broker.state import BrokerClient, BrokerPeer, Hooks, Verdict
+from smqrt.errors import CloseReason
+from smqrt.hub.conversions import as_text, is_number, text_of
+from smqrt.hub.peer import Info, Peer, PeerSocket, Refused, info_of, peer_of
 from smqrt.loop import greenlet_pool
 from smqrt.loop.log_limits import ErrorLimit
 from smqrt.loop.scheduling import Turn
+from smqrt.settings.limit_register import LineLimit
 from smqrt.wire import smq as wire
-
-# ---- former names of arguments
+from smqrt.wire.smq import ConnackCode
 
 log = logging.getLogger("smqrt.hub")
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def renamed(**names: str) -> Callable[[F], F]:
-    """Decorator of a method whose arguments had other names before.
-
-    Args:
-        names: former name to present name. The log names each former name at its first use.
-    """
-
-    def decorate(method: F) -> F:
-        unused = set(names)
-
-        @wraps(method)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            for old in kwargs.keys() & names.keys():
-                if old in unused:
-                    unused.discard(old)
-                    line = f"{calling_line()}: the argument {old!r} of smq.{method.__name__}"
-                    log.warning("%s is deprecated: its name is %r now", line, names[old])
-                if names[old] not in kwargs:  # else the method complains of the former name
-                    kwargs[names[old]] = kwargs.pop(old)
-            return method(*args, **kwargs)
-
-        return call  # type: ignore[return-value]  # the signature stays
-
-    return decorate
-
-
-CALLED_BY_CLOCK = 4
+CALLS_PER_TIME_CHECK = 4
 """The time slice is checked after this many messages of a batch, since one call may take a millisecond."""
-Given = Any
+CallbackValue = Any
 """Values of several types: a name is str, or bytes when it is not UTF-8; a payload is bytes, or a JSON value; `err` is
 a word or 0."""
 _PACKAGE = str(Path(__file__).parents[1])
@@ -72,15 +47,15 @@ class Authenticate(Protocol):
 class PermitTop(Protocol):
     """Decides whether a client may subscribe to a topic (`issub`), or publish to it by name."""
 
-    def __call__(self, topic: Given, issub: bool, peer: Peer, /) -> object:
-        """Return whether it may."""
+    def __call__(self, topic: CallbackValue, issub: bool, peer: Peer, /) -> object:
+        """Return whether it is allowed."""
 
 
 class PermitSubtop(Protocol):
     """Decides whether a client may create a sub-topic."""
 
-    def __call__(self, subtopic: Given, peer: Peer, /) -> object:
-        """Return whether it may."""
+    def __call__(self, subtopic: CallbackValue, peer: Peer, /) -> object:
+        """Return whether it is allowed."""
 
 
 class OnConnect(Protocol):
@@ -93,14 +68,14 @@ class OnConnect(Protocol):
 class OnClose(Protocol):
     """Called when a client is disconnected."""
 
-    def __call__(self, etid: int, sock: PeerSocket, peer: Peer, err: Given, /) -> object:
+    def __call__(self, etid: int, sock: PeerSocket, peer: Peer, err: CallbackValue, /) -> object:
         """The result is ignored. `err` is a word, or 0."""
 
 
 class OnCloseWithReason(Protocol):
     """Called when a client is disconnected, with the close reason."""
 
-    def __call__(self, etid: int, sock: PeerSocket, peer: Peer, err: Given, reason: str, /) -> object:
+    def __call__(self, etid: int, sock: PeerSocket, peer: Peer, err: CallbackValue, reason: str, /) -> object:
         """The result is ignored. `reason` is the value of a `CloseReason`."""
 
 
@@ -114,7 +89,7 @@ class OnPublish(Protocol):
 class OnMessage(Protocol):
     """Called with a message to the server."""
 
-    def __call__(self, data: Given, ptid: int, tid: int, subtid: int, /) -> object:
+    def __call__(self, data: CallbackValue, ptid: int, tid: int, subtid: int, /) -> object:
         """The result is ignored."""
 
 
@@ -132,12 +107,30 @@ class Log(Protocol):
         """The result is ignored."""
 
 
-def takes_reason(onclose: Callable[..., object] | None) -> bool:
-    """Return whether `onclose` takes a fifth argument, the reason. The documented function has four."""
-    try:
-        return onclose is not None and bool(signature(onclose).bind(*range(5)))
-    except (TypeError, ValueError):
-        return False
+def renamed(**names: str) -> Callable[[F], F]:
+    """Decorate a method whose arguments had other names in earlier releases.
+
+    Args:
+        names: present names by former names. The first use of each former name is logged.
+    """
+
+    def decorate(method: F) -> F:
+        unused = set(names)
+
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for old in kwargs.keys() & names.keys():
+                if old in unused:
+                    unused.discard(old)
+                    line = f"{calling_line()}: the argument {old!r} of smq.{method.__name__}"
+                    log.warning("%s is deprecated: its name is %r now", line, names[old])
+                if names[old] not in kwargs:  # else the method raises TypeError for the former name
+                    kwargs[names[old]] = kwargs.pop(old)
+            return method(*args, **kwargs)
+
+        return call  # type: ignore[return-value]  # the signature stays
+
+    return decorate
 
 
 def calling_line() -> str:
@@ -146,6 +139,14 @@ def calling_line() -> str:
     while frame and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "?"
+
+
+def takes_reason(onclose: Callable[..., object] | None) -> bool:
+    """Return whether `onclose` takes a fifth argument, the reason. The documented function has four."""
+    try:
+        return onclose is not None and bool(signature(onclose).bind(*range(5)))
+    except (TypeError, ValueError):  # ValueError: a built-in function without a signature
+        return False
 
 
 class Guard:
@@ -163,12 +164,15 @@ class Guard:
     def call(self, what: str, function: Callable[..., object], *arguments: object) -> object:
         """Return the result of `function`; a `Deferred` when it blocks while called on the loop's greenlet."""
         try:
-            answer = _call(function, *arguments)
+            if getcurrent() is get_hub():  # the loop's greenlet must not block
+                answer = greenlet_pool.call(function, *arguments)
+            else:
+                answer = function(*arguments)
         except Exception:
             self.log_error(what)
             return None
         if isinstance(answer, Deferred):
-            answer.then(partial(self._log_later, what))
+            answer.then(lambda value, error: self.log_error(what, error) if error else None)
         return answer
 
     def log_error(self, what: str, error: BaseException | bool = True) -> None:
@@ -176,33 +180,104 @@ class Guard:
         if (others := self._limit.others()) is not None:
             log.error("error in %s of %s%s", what, self._hub, others, exc_info=error)
 
-    def _log_later(self, what: str, value: object, error: BaseException | None) -> None:
-        if error:
-            self.log_error(what, error)
 
-    def each(self, what: str, function: OnPublish, run: bytes, peer: Peer) -> list[bytes]:
-        """Call `function` for each message of a batch, and return the frames for which it returned true.
+class CallbackHooks:
+    """The hooks of a broker that call the callbacks of an application.
+
+    Args:
+        callbacks: the callbacks by the names of the options of `create`.
+        guard: calls them and logs their exceptions.
+    """
+
+    def __init__(self, callbacks: Mapping[str, Callable[..., Any]], guard: Guard) -> None:
+        self._callbacks, self._guard = callbacks, guard
+        self._passes_reason = takes_reason(callbacks.get("onclose"))
+        self._invalid_answers = LineLimit()
+
+    def hooks(self) -> Hooks:
+        """Return hooks for the callbacks that are given, and always `log`."""
+        adapters: dict[str, Any] = {
+            "authenticate": self._authenticate,
+            "permittop": lambda topic, issub, session: self._call("permittop", text_of(topic), issub, peer_of(session)),
+            "permitsubtop": lambda subtopic, session: self._call("permitsubtop", text_of(subtopic), peer_of(session)),
+            "onconnect": self._onconnect,
+            "onclose": self._onclose,
+            "onpublish": self._onpublish,
+            "ondrop": self._ondrop,
+            "onnode": lambda number, event, why: self._call("onnode", number, event, why),
+        }
+        return Hooks(log=self._log, **{name: hook for name, hook in adapters.items() if name in self._callbacks})
+
+    def _call(self, name: str, *arguments: object) -> object:
+        return self._guard.call(name, self._callbacks[name], *arguments)
+
+    def _log(self, session: BrokerPeer | None, text: str) -> None:
+        if "log" in self._callbacks:
+            self._call("log", peer_of(session).sock if session else None, text)
+        else:
+            log.debug("%s", text)
+
+    def _authenticate(self, credentials: bytes, session: BrokerClient) -> Verdict | Deferred[Verdict]:
+        # `Refused` is an answer, so `Guard` must not log it.
+        def decide(credentials: bytes, info: Info) -> object:
+            try:
+                return self._callbacks["authenticate"](credentials, info)
+            except Refused as refusal:
+                return refusal.code, refusal.reason
+
+        answer = self._guard.call("authenticate", decide, credentials, info_of(session))
+        if not isinstance(answer, Deferred):
+            return self._verdict(answer)
+        verdict: Deferred[Any] = Deferred()
+        answer.then(lambda value, error: verdict.resolve(self._verdict(value)))
+        return verdict
+
+    def _verdict(self, answer: Any) -> Verdict:
+        """Return the code and the reason for what `authenticate` returned; None and invalid answers deny access."""
+        code, text = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
+        if not is_number(code) or not 0 <= code <= 6 or not isinstance(text, str | bytes | None):
+            if answer is not None and (suffix := self._invalid_answers.others()) is not None:
+                log.error(
+                    "authenticate: a code from 0 to 6, or a code and a reason, is needed, not %r%s", answer, suffix
+                )
+            return ConnackCode.ACCESS_DENIED, b""
+        return code, as_text("reason", text or b"") if code else b""
+
+    def _onconnect(self, session: BrokerClient) -> None:
+        info, session.origin = info_of(session), None  # frees the request
+        self._call("onconnect", session.etid, info, peer_of(session))
+
+    def _onclose(self, session: BrokerClient, reason: CloseReason) -> None:
+        peer = peer_of(session)
+        fifth = (reason.value,) if self._passes_reason else ()
+        self._call("onclose", session.etid, peer.sock, peer, reason.word or 0, *fifth)
+
+    def _onpublish(self, batch: bytes, tid: int, ptid: int, session: BrokerPeer) -> object:
+        """Return the frames of a batch that the callback accepts; None when it raised for the whole batch."""
+
+        def accepted(peer: Peer) -> bytes:
+            frames = self._each("onpublish", batch, peer)
+            # Usually all are accepted: then nothing is copied.
+            return batch if sum(map(len, frames)) == len(batch) else b"".join(frames)
+
+        return self._guard.call("onpublish", accepted, peer_of(session))
+
+    def _ondrop(self, batch: bytes, tid: int, ptid: int, session: BrokerPeer) -> None:
+        self._guard.call("ondrop", self._each, "ondrop", batch, peer_of(session))
+
+    def _each(self, name: str, batch: bytes, peer: Peer) -> list[bytes]:
+        """Call a callback for each message of a batch, and return the frames for which it returned true.
 
         An exception counts as false for that message only.
         """
-        kept: list[bytes] = []
-        for count, frame in enumerate(wire.frames(run), 1):
-            if not count % CALLED_BY_CLOCK:
+        function, accepted = self._callbacks[name], list[bytes]()
+        for count, frame in enumerate(wire.frames(batch), 1):
+            if not count % CALLS_PER_TIME_CHECK:
                 Turn().yield_if_due()
             tid, ptid, stid, data = wire.unpack_publish(frame)
             try:
                 if function(data, ptid, tid, stid, peer):
-                    kept.append(frame)
+                    accepted.append(frame)
             except Exception:
-                self.log_error(what)
-        return kept
-
-    def passing(self, function: OnPublish, run: bytes, peer: Peer) -> bytes:
-        """Return the frames of a batch that `onpublish` accepts."""
-        kept = self.each("onpublish", function, run, peer)
-        return run if sum(map(len, kept)) == len(run) else b"".join(kept)
-
-
-def _call(function: Callable[..., object], *arguments: object) -> object:
-    """Call a function that may block: on a pooled greenlet when this is the loop's greenlet."""
-    return greenlet_pool.call(function, *arguments) if getcurrent() is get_hub() else function(*arguments)
+                self._guard.log_error(name)
+        return accepted

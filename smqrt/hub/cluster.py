@@ -18,8 +18,8 @@ class Cluster:
         links: the links to the other nodes; None for those of the server's settings.
     """
 
-    def __init__(self, made: mtl.Cluster, links: Mtl | None) -> None:
-        self._cluster, self.links = made, links
+    def __init__(self, cluster: mtl.Cluster, links: Mtl | None) -> None:
+        self._cluster, self.links = cluster, links
         current_application.close_with_app(self)
 
     @property
@@ -33,7 +33,7 @@ class Cluster:
         return self._cluster.number
 
     def nodes(self) -> dict[int, int]:
-        """Return the numbers of the other nodes whose subscriptions are known here, with their numbers of clients."""
+        """Return the number of clients of each other node whose subscriptions have been received, by node number."""
         return self._cluster.nodes()
 
     def publish(self, data: Payload, subtopic: str | bytes | int | None = None, ptid: int | None = None) -> int:

@@ -9,7 +9,7 @@ from smqrt.cluster.engines import mtl
 from smqrt.cluster.engines.mesh import PORT
 from smqrt.errors import ArgumentError
 from smqrt.hub.cluster import Cluster
-from smqrt.hub.mtl import Mtl, later
+from smqrt.hub.mtl import Mtl, in_new_greenlet
 from smqrt.process import current_application
 from smqrt.transport.tls_contexts import ClientTls
 
@@ -21,8 +21,8 @@ class Conn:
         port: the port it listens on.
     """
 
-    def __init__(self, made: mtl.Conn) -> None:
-        self._conn, self.port = made, made.port
+    def __init__(self, conn: mtl.Conn) -> None:
+        self._conn, self.port = conn, conn.port
         current_application.close_with_app(self)
 
     def setlist(self, nodes: Iterable[str] | Mapping[str, int]) -> bool:
@@ -75,7 +75,7 @@ def create(
     """Accept links at a port.
 
     Args:
-        links: the links to add to; a cluster stands for its links.
+        links: the links to add to, or a cluster, whose links are used.
         port: 0 picks a free one.
         intf: the address to listen on; by default all of IPv4, with `ipv6` all of IPv6.
         shark, sshark: TLS of outgoing and of incoming links; both or neither.
@@ -88,7 +88,7 @@ def create(
     """
     if isinstance(links, Cluster):
         if links.links is None:
-            raise ArgumentError("links: this cluster uses the server's, whose settings say where they go")
+            raise ArgumentError("links: this cluster uses the links of the server; create links with smqrt.hub.mtl")
         links = links.links
     host = intf or ("::" if ipv6 else "0.0.0.0")
-    return Conn(mtl.Conn(mtl.own(links.links), port, host, shark, sshark, later("onstatus", onstatus)))
+    return Conn(mtl.Conn(mtl.own(links.links), port, host, shark, sshark, in_new_greenlet("onstatus", onstatus)))

@@ -16,12 +16,12 @@ Name = str | bytes
 
 
 def is_number(value: object) -> TypeGuard[int]:
-    """Whether it is an int and no bool."""
+    """Return whether it is an int, but not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def as_number(what: str, value: object) -> int:
-    """Return a whole number; a bool is none."""
+    """Return a whole number; a bool is not accepted."""
     if is_number(value):
         return int(value)
     raise ArgumentError(f"{what}: a number is needed, not {type(value).__name__}")
@@ -48,7 +48,7 @@ def as_destination(what: str, value: object) -> bytes | int:
 
 
 def as_function(what: str, value: object) -> Callable[..., object]:
-    """Return a value that can be called."""
+    """Return a callable value."""
     if callable(value):
         return value
     raise ArgumentError(f"{what}: a function is needed, not {type(value).__name__}")
@@ -63,7 +63,7 @@ def text_of(name: bytes) -> Name:
 
 
 def name_or_none(name: bytes | None) -> Name | None:
-    """Return what `text_of` does; None for None."""
+    """Return `text_of(name)`; None for None."""
     return None if name is None else text_of(name)
 
 

@@ -27,7 +27,7 @@ OnData = Callable[[bytes, int], object]
 """`f(data, node)`."""
 OnRoundTrip = Callable[[str, float | None], object]
 """`f(address, ms)`."""
-_LEAST_TIMEOUT_S, _TIMEOUTS_IN_TIMESPAN = 2.0, 4
+_MIN_TIMEOUT_S, _TIMEOUTS_IN_TIMESPAN = 2.0, 4
 _SECONDS = number(0, mtl.MAX_S, "seconds", above=True)
 
 
@@ -36,13 +36,13 @@ class PingOptions:
     """Option `ping` of `create`."""
 
     timespan: float = option(8.0, _SECONDS, "Interval of pings to each node.")
-    timeout: float = option(_LEAST_TIMEOUT_S, _SECONDS, "Time limit for an answer.")
+    timeout: float = option(_MIN_TIMEOUT_S, _SECONDS, "Time limit for an answer.")
     roundtripCB: OnRoundTrip | None = option(None, optional(function()), "Called after each ping.")
 
     def times(self) -> tuple[float, float]:
         """Return `ping_s` and `silence_s`."""
         timespan, timeout = self.timespan, self.timeout
-        if not (timeout >= _LEAST_TIMEOUT_S and _TIMEOUTS_IN_TIMESPAN * timeout <= timespan <= mtl.MAX_S - timeout):
+        if not (timeout >= _MIN_TIMEOUT_S and _TIMEOUTS_IN_TIMESPAN * timeout <= timespan <= mtl.MAX_S - timeout):
             raise ArgumentError(
                 f"ping: timespan {timespan:g}, timeout {timeout:g}; timeout is 2 s at least, timespan four times as "
                 "long, both 3600 s at most"
@@ -65,9 +65,9 @@ def _keepalive_times(keepalive: float | None, keepintv: float | None) -> tuple[f
 class Channel:
     """A channel between applications at several nodes; see `Mtl.open`."""
 
-    def __init__(self, made: AppChannel) -> None:
-        self._channel = made
-        current_application.close_with_app(made)
+    def __init__(self, channel: AppChannel) -> None:
+        self._channel = channel
+        current_application.close_with_app(channel)
 
     @property
     def name(self) -> str | bytes:
@@ -92,7 +92,7 @@ class Channel:
         """
         sent = self._channel.send(payload(data), None if node is None else conversions.as_number("node", node))
         if sent.full and not sent.nodes:
-            raise QueueFullError(f"the channel {self.name!r} is full: send again when the other nodes have caught up")
+            raise QueueFullError(f"the channel {self.name!r} is full at all nodes. Send again later.")
         return sent.nodes
 
     def nodes(self) -> dict[int, str]:
@@ -149,9 +149,8 @@ class Mtl:
         """
         links = mtl.own(self.links)
         host, port = sock.peername()
-        transport, data = sock.release()
-        told = later("status", status)
-        return links.commence(transport, data, True, f"{host}:{port}", told)
+        transport, data = sock.release()  # bytes already received belong to the link, too
+        return links.commence(transport, data, True, f"{host}:{port}", in_new_greenlet("status", status))
 
     def open(self, name: str | bytes, on_status: OnNode, on_data: OnData) -> Channel:
         """Open a channel to the channels of the same name at other nodes.
@@ -251,9 +250,14 @@ def create(
         on_round_trip = pings.roundtripCB or on_round_trip
     elif keepalive is not None or keepintv is not None:
         ping_s, silence_s = _keepalive_times(keepalive, keepintv)
-    functions = {"onstatus": onstatus, "on_round_trip": on_round_trip, "log": log}
-    told, timed, logged = (later(what, function) for what, function in functions.items())
-    options = mtl.MtlOptions(ping_s, silence_s, node, told, timed, logged)
+    options = mtl.MtlOptions(
+        ping_s,
+        silence_s,
+        node,
+        onstatus=in_new_greenlet("onstatus", onstatus),
+        on_round_trip=in_new_greenlet("on_round_trip", on_round_trip),
+        log=in_new_greenlet("log", log),
+    )
     return Mtl(mtl.Mtl(conversions.as_text("password", password), options))
 
 
@@ -266,7 +270,7 @@ def server() -> Mtl:
     return Mtl(mtl.Links(cluster.opened()))
 
 
-def later(what: str, function: Callable[..., Any] | None) -> Callable[..., object]:
+def in_new_greenlet(what: str, function: Callable[..., Any] | None) -> Callable[..., object]:
     """Return a function that runs `function` in a new greenlet, so that its caller does not wait. Errors are logged."""
     if function is None:
         return mtl.nobody

@@ -77,13 +77,13 @@ class PeerSocket:
         return self._certificate() is not None
 
     def _certificate(self) -> bytes | None:
-        shown = getattr(self.transport, "peer_certificate", None)
-        return shown() if shown else None
+        read = getattr(self.transport, "peer_certificate", None)
+        return read() if read else None
 
     def cipher(self) -> tuple[str, str] | None:
         """Return the name of the cipher and the version of TLS; None without TLS."""
-        tell = getattr(self.transport, "cipher", None)
-        found = tell() if tell else None
+        read = getattr(self.transport, "cipher", None)
+        found = read() if read else None
         return found[:2] if found else None
 
     def isresumed(self) -> bool:
@@ -291,12 +291,18 @@ def info_of(session: BrokerClient) -> Info:
 
 
 def _details(request: Any) -> dict[str, Any]:
-    if request is None:
+    """Return the entries of `Info` that come from a request of smqrt or from a WSGI environ."""
+    if request is None:  # the client was connected before this process started
         return {"url": "", "data": {}, "header": HeaderFields(()), "session": None, "uname": None}
-    return _of_environ(request) if isinstance(request, dict) else _of_request(request)
-
-
-def _of_request(request: Any) -> dict[str, Any]:
+    if isinstance(request, dict):
+        fields = [(name[5:].replace("_", "-"), value) for name, value in request.items() if name.startswith("HTTP_")]
+        return {
+            "url": request.get("SCRIPT_NAME", "") + request.get("PATH_INFO", ""),
+            "data": _parameters(request.get("QUERY_STRING", "")),
+            "header": HeaderFields(fields),
+            "session": None,
+            "uname": request.get("REMOTE_USER"),
+        }
     find_session = request.env.get("find_session")
     return {
         "url": request.path,
@@ -304,17 +310,6 @@ def _of_request(request: Any) -> dict[str, Any]:
         "header": HeaderFields(request.fields()),
         "session": find_session(request) if find_session else None,
         "uname": page_user(request),
-    }
-
-
-def _of_environ(environ: dict[str, Any]) -> dict[str, Any]:
-    fields = [(name[5:].replace("_", "-"), value) for name, value in environ.items() if name.startswith("HTTP_")]
-    return {
-        "url": environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", ""),
-        "data": _parameters(environ.get("QUERY_STRING", "")),
-        "header": HeaderFields(fields),
-        "session": None,
-        "uname": environ.get("REMOTE_USER"),
     }
 
 

@@ -1,1 +1,1 @@
-"""The operators' side of a running server: health, metrics, and an API on a listener of its own (help: metrics)."""
+"""Operations: health, metrics, logs, and an API on the admin listener (help: metrics)."""

@@ -1,7 +1,7 @@
-"""The access log: a line for each request, and for each SMQ connection that ended.
+"""Access log: one line for each request and each closed SMQ connection.
 
-Lines wait in memory and a thread writes them, so that a slow disk holds nobody; when too many wait, the newest are left
-out, and a line says how many.
+Lines are queued in memory and written by a thread, so that a slow disk blocks no client. When the queue is full, new
+lines are discarded, and a line says how many.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import sys
 from collections import deque
 from contextlib import suppress
 from time import monotonic, time
-from typing import TYPE_CHECKING
 
 import gevent
 from gevent.event import Event
 
+from smqrt.http.message import Request
 from smqrt.loop.threads import DiskThreads
 from smqrt.operations.logs import HIDDEN, iso, without_secrets
 from smqrt.printable import printable
@@ -27,31 +27,32 @@ from smqrt.settings.limit_register import Limit
 from smqrt.smq import close_log
 from smqrt.smq.close_log import Closed
 
-if TYPE_CHECKING:
-    from smqrt.http.message import Request
-
 log = logging.getLogger("smqrt.access")
 
-WAITING_LINES = 20_000
-"""Lines that wait for the disk: 5 MB or so."""
+MAX_QUEUED_LINES = 20_000
+"""Lines that wait for the disk: about 5 MB."""
+MAX_BATCH_LINES = 1000
 COLLECT_S = 0.2
+"""Lines of this time are written together."""
 CLOSE_S = 2.0
+"""Time limit of the last writes."""
 PATH_CHARS = 2048
 STDOUT = "-"
-_BEGAN = "access_began_s"
+_BEGAN = "access_began_s"  # in Request.env
+_QUOTED = ("path", "uid", "detail", "user")
 _SECRET_PARAMETER = re.compile(
     r"(?i)([?&](?:[\w.-]{0,32}(?:pass|pwd|secret|token|key|auth|cred|session|sig|jwt|code|otp)[\w.-]{0,32})=)[^&#\s]*"
 )
 
-LINES = Limit("access_log_lines", "", f"{WAITING_LINES} lines of the access log wait for the disk")
+LINES = Limit("access_log_lines", "", f"{MAX_QUEUED_LINES} lines of the access log wait for the disk")
 
 
 class AccessLog:
     """Writes the access log; see the module.
 
     Args:
-        path: a file, which is appended to; "-" for standard output.
-        as_json: one JSON object in a line, instead of text.
+        path: a file to append to; "-" for standard output.
+        as_json: write a JSON object on each line, instead of text.
 
     Raises:
         OSError: the file can't be opened.
@@ -61,13 +62,11 @@ class AccessLog:
         self.path, self._as_json = path, as_json
         self._file = self._open()
         self._lines: deque[str] = deque()
-        self._left_out, self._is_torn = 0, False
+        self._discarded, self._is_torn = 0, False
         self._more, self._closed = Event(), False
         self._threads = DiskThreads("of the access log")
         self._writer = gevent.spawn(self._work)
-        close_log.observers.append(self.connection_ended)
-
-    # ---- what is told
+        close_log.observers.append(self.connection_closed)
 
     def began(self, request: Request) -> None:
         """See `RequestObserver`."""
@@ -77,7 +76,7 @@ class AccessLog:
         """See `RequestObserver`."""
         response = request.response
         user = ""
-        with suppress(Exception):  # a login that can't be told is none
+        with suppress(Exception):  # an application's function may fail: the user stays unknown
             login = request.user()
             user = login.name if login is not None else ""
         began_s = request.env.get(_BEGAN)
@@ -92,11 +91,11 @@ class AccessLog:
         )
 
     def refused(self, address: str, status: int, detail: str) -> None:
-        """What came was no request."""
+        """Write a line for a connection that sent no valid request."""
         self._add(address=address, user="", method="", path="", status=status, bytes=0, ms=None, detail=detail)
 
-    def connection_ended(self, closed: Closed) -> None:
-        """The connection of an SMQ client ended."""
+    def connection_closed(self, closed: Closed) -> None:
+        """Write a line for a closed SMQ connection."""
         self._add(
             address=closed.address,
             user=closed.user,
@@ -110,8 +109,8 @@ class AccessLog:
         )
 
     def _add(self, **fields: object) -> None:
-        if len(self._lines) >= WAITING_LINES:
-            self._left_out += 1
+        if len(self._lines) >= MAX_QUEUED_LINES:
+            self._discarded += 1
             LINES.refused("a line of the access log")
             return
         self._lines.append(self._line(iso(time()), fields))
@@ -120,13 +119,16 @@ class AccessLog:
     def _line(self, at: str, fields: dict[str, object]) -> str:
         if self._as_json:
             return json.dumps({"time": at, "event": "access"} | fields, ensure_ascii=True) + "\n"
-        shown = [_quoted(value) if name in _QUOTED else _shown(value) for name, value in fields.items()]
-        return " ".join([at, *shown]) + "\n"
-
-    # ---- writing
+        words = [at]
+        for name, value in fields.items():
+            if name in _QUOTED:  # clients choose these
+                words.append('"' + printable(str(value)).replace('"', "'") + '"')
+            else:
+                words.append("-" if value is None or value == "" else str(value))
+        return " ".join(words) + "\n"
 
     def reopen(self) -> str | None:
-        """Open the file anew, after another program has moved it; blocks this greenlet."""
+        """Open the file again after another program has moved it, and return the error, if any. Blocks."""
         if self.path == STDOUT:
             return None
         try:
@@ -149,13 +151,13 @@ class AccessLog:
             if not self._closed:
                 gevent.sleep(COLLECT_S)
             while self._lines:
-                self._write()
+                self._write_batch()
 
-    def _write(self) -> None:
-        lines = [self._lines.popleft() for _ in range(min(len(self._lines), 1000))]
-        told, self._left_out = self._left_out, 0
-        if told:
-            lines.append(self._line(iso(time()), {"detail": f"{told} lines were left out"}))
+    def _write_batch(self) -> None:
+        lines = [self._lines.popleft() for _ in range(min(len(self._lines), MAX_BATCH_LINES))]
+        discarded, self._discarded = self._discarded, 0
+        if discarded:
+            lines.append(self._line(iso(time()), {"detail": f"{discarded} lines were left out"}))
         data = "".join(lines).encode("utf-8", "backslashreplace")
         error: Exception | None
         try:
@@ -166,47 +168,37 @@ class AccessLog:
             written, error = 0, failed
         if error is not None:
             lost = data[max(0, written) :].count(b"\n")
-            self._left_out += lost - bool(told) + told
+            # The line about discarded lines was lost as well: it is not counted, but its number is added again.
+            self._discarded += lost - bool(discarded) + discarded
             LINES.refused(f"{lost} lines of the access log", f"{self.path} can't be written: {error}")
 
     def close(self) -> None:
-        """Write what waits, within two seconds; a second call does nothing."""
+        """Write the queued lines within two seconds, then stop. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
-        close_log.observers.remove(self.connection_ended)
+        close_log.observers.remove(self.connection_closed)
         self._more.set()
         self._writer.join(CLOSE_S)
         if not self._writer.ready():
-            log.error("the access log %s ends with %d lines that the disk did not take", self.path, len(self._lines))
+            log.error("access log %s: %d lines could not be written before the shutdown", self.path, len(self._lines))
             self._writer.kill(block=False)
         elif self.path != STDOUT:
             os.close(self._file)
 
 
-_QUOTED = ("path", "uid", "detail", "user")
-
-
-def _shown(value: object) -> str:
-    return "-" if value is None or value == "" else str(value)
-
-
-def _quoted(value: object) -> str:
-    return '"' + printable(str(value)).replace('"', "'") + '"'
-
-
 def _write_lines(file: int, data: bytes, is_torn: bool) -> tuple[int, OSError | None]:
-    """Appends whole lines; where the file ends with half a line, of a disk that was full, they begin a new one.
+    """Append lines. When the file ends with an incomplete line, because the disk was full, start a new line first.
 
     Args:
-        file: what is appended to, perhaps by other processes too.
+        file: the file descriptor; other processes may append to the same file.
         data: the lines.
-        is_torn: whether it ends with half a line, if the file can't tell.
+        is_torn: whether the file ends with an incomplete line, in case it can't be read.
 
     Returns:
-        How many bytes of `data` were written, and what failed.
+        The number of bytes of `data` that were written, and the error, if any.
     """
-    head = b"\n" if _ends_with_half(file, is_torn) else b""
+    head = b"\n" if _ends_incomplete(file, is_torn) else b""
     view, written = memoryview(head + data), 0
     try:
         while written < len(view):
@@ -216,22 +208,23 @@ def _write_lines(file: int, data: bytes, is_torn: bool) -> tuple[int, OSError | 
     return len(data), None
 
 
-def _ends_with_half(file: int, is_torn: bool) -> bool:
+def _ends_incomplete(file: int, is_torn: bool) -> bool:
     try:
         size = os.fstat(file).st_size if stat.S_ISREG(os.fstat(file).st_mode) else 0
         if not size:
             return False
-        there = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
+        # `file` is opened for writing only.
+        readable = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return is_torn
     try:
-        return os.pread(there, 1, size - 1) not in (b"\n", b"")
+        return os.pread(readable, 1, size - 1) not in (b"\n", b"")
     finally:
-        os.close(there)
+        os.close(readable)
 
 
 def without_query_secrets(target: str) -> str:
-    """Returns the target of a request with `***` for the values of parameters that look like secrets."""
+    """Return the target of a request in which `***` replaces the values of parameters that look like secrets."""
     path, mark, query = target[:PATH_CHARS].partition("?")
-    shown = without_secrets(path)
-    return shown + _SECRET_PARAMETER.sub(rf"\1{HIDDEN}", mark + query) if mark else shown
+    path = without_secrets(path)
+    return path + _SECRET_PARAMETER.sub(rf"\1{HIDDEN}", mark + query) if mark else path

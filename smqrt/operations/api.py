@@ -1,49 +1,46 @@
-"""The pages of the admin listener that programs read: `/healthz`, `/readyz`, `/metrics` and `/api/v1/`."""
+"""Pages of the admin listener for programs: `/healthz`, `/readyz`, `/metrics` and `/api/v1/`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from smqrt.errors import ArgumentError
 from smqrt.http.headers import HttpError
+from smqrt.http.message import Request
 from smqrt.http.tree import Directory
 from smqrt.loop.scheduling import Turn
 from smqrt.operations.all_workers import Together
 from smqrt.operations.api_handlers import Answer
+from smqrt.operations.context import Parts
 from smqrt.operations.metrics import CONTENT_TYPE
-from smqrt.operations.paging import Arguments, known_arguments, whole
-
-if TYPE_CHECKING:
-    from smqrt.http.message import Request
-    from smqrt.operations.context import Parts
+from smqrt.operations.paging import Arguments, known, whole
 
 BODY_BYTES = 1 << 20
 _JSON = "application/json; charset=utf-8"
 _TEXT = "text/plain; charset=utf-8"
-_ITEMS_AT_ONCE = 50
-"""Items of a page between two looks at the clock."""
-_MAX_QUERY = 16
+_ITEMS_PER_TIME_CHECK = 50
+"""The time slice is checked after so many items of a page."""
+_MAX_PARAMETERS = 16
 
 
 class Probes(Directory):
-    """`/healthz` and `/readyz`, for which nobody logs in: they tell of nothing but the state."""
+    """`/healthz` and `/readyz`, without a login, since they show only the state."""
 
     def __init__(self, parts: Parts) -> None:
-        super().__init__(None, 127)
+        super().__init__(None, 127)  # the highest priority: no other directory takes these paths
         self._health = parts.health
 
     def service(self, request: Request, relpath: str) -> bool:
         """See `Directory.service`."""
         if relpath == "healthz":
-            return self._say(request, 200, "ok\n")
+            return self._respond(request, 200, "ok\n")
         if relpath == "readyz":
             obstacles = self._health.obstacles()
-            return self._say(request, 503 if obstacles else 200, "\n".join(obstacles or ["ready"]) + "\n")
+            return self._respond(request, 503 if obstacles else 200, "\n".join(obstacles or ["ready"]) + "\n")
         return False
 
-    def _say(self, request: Request, status: int, text: str) -> bool:
+    def _respond(self, request: Request, status: int, text: str) -> bool:
         _check_method(request, "GET", "HEAD")
         response = request.response
         response.status = status
@@ -53,7 +50,7 @@ class Probes(Directory):
         return True
 
 
-class Scraped(Directory):
+class MetricsPage(Directory):
     """`/metrics`, for Prometheus."""
 
     def __init__(self, together: Together) -> None:
@@ -63,7 +60,7 @@ class Scraped(Directory):
     def service(self, request: Request, relpath: str) -> bool:
         """See `Directory.service`."""
         if relpath != "metrics" or (self.guard is not None and self.guard.stops(request, relpath)):
-            return relpath == "metrics"
+            return relpath == "metrics"  # the guard has responded
         _check_method(request, "GET", "HEAD")
         response = request.response
         response.headers.set("Content-Type", CONTENT_TYPE)
@@ -74,7 +71,7 @@ class Scraped(Directory):
 
 
 class Api(Directory):
-    """`/api/v1/`: snapshots as JSON, and the few things an operator may do.
+    """`/api/v1/`: snapshots as JSON, and actions of operators.
 
     Args:
         together: the server.
@@ -92,7 +89,14 @@ class Api(Directory):
             if relpath.strip("/") == "v1/trace":
                 self._trace(request)
                 return True
-            status, answer = self._answer(request, relpath)
+            words = relpath.strip("/").split("/")
+            if words[0] != "v1":
+                raise HttpError(404, "The API is at /api/v1/.")
+            _check_method(request, "GET", "HEAD", "POST")
+            if request.method == "POST":
+                status, answer = self._together.answer(words[1:], {}, _body(request))
+            else:
+                status, answer = self._together.answer(words[1:], _arguments(request))
         except ArgumentError as error:
             status, answer = 400, {"error": str(error)}
         except HttpError as error:
@@ -103,9 +107,9 @@ class Api(Directory):
         return True
 
     def _trace(self, request: Request) -> None:
-        """Write what happens, an object in each line, until the client goes away."""
+        """Write the events of a trace, one JSON object on each line, until the client disconnects."""
         _check_method(request, "GET")
-        arguments = known_arguments(_arguments(request), ("hub", "peer", "topic"))
+        arguments = known(_arguments(request), ("hub", "peer", "topic"))
         hub = whole("hub", arguments["hub"]) if "hub" in arguments else None
         events = self._together.trace(hub, arguments.get("peer", ""), arguments.get("topic", ""))
         response = request.response
@@ -113,34 +117,27 @@ class Api(Directory):
         response.headers.set("Cache-Control", "no-store")
         try:
             for event in events:
-                response.write("\n" if event is None else _dumped(event) + "\n")
+                # Writing an empty line fails when the client has disconnected.
+                response.write("\n" if event is None else _json_text(event) + "\n")
                 response.flush()
         finally:
             events.close()
 
-    def _answer(self, request: Request, relpath: str) -> tuple[int, Answer]:
-        words = relpath.strip("/").split("/")
-        if words[0] != "v1":
-            raise HttpError(404, "The API is at /api/v1/.")
-        if request.method in ("GET", "HEAD"):
-            return self._together.answer(words[1:], _arguments(request))
-        if request.method == "POST":
-            return self._together.answer(words[1:], {}, _body(request))
-        raise HttpError(405, f"{request.method} is not for this address.", headers={"Allow": "GET, HEAD, POST"})
 
-
-# ---- reading a request
+# ---- read a request
 
 
 def _check_method(request: Request, *methods: str) -> None:
     if request.method not in methods:
-        raise HttpError(405, f"{request.method} is not for this address.", headers={"Allow": ", ".join(methods)})
+        allowed = ", ".join(methods)
+        raise HttpError(405, f"{request.method} is not allowed for this address.", headers={"Allow": allowed})
 
 
 def _arguments(request: Request) -> Arguments:
     pairs = request.params()
-    if len(pairs) > _MAX_QUERY:
-        raise ArgumentError(f"query: at most {_MAX_QUERY} parameters are taken")
+    # A repeated parameter counts each time, and the last one is used.
+    if len(pairs) > _MAX_PARAMETERS:
+        raise ArgumentError(f"query: more than {_MAX_PARAMETERS} parameters")
     return dict(pairs)
 
 
@@ -149,45 +146,46 @@ def _body(request: Request) -> dict[str, object]:
     if not data:
         return {}
     if not (request.get("content-type") or "").lower().startswith("application/json"):
-        # A form of a foreign page can't send this type without being asked about it by the browser.
+        # A form of another site can't send this type, unless the browser asks this server for permission.
         raise HttpError(415, "Send JSON, with Content-Type: application/json.")
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
-        raise HttpError(400, "The body is no JSON.") from None
+        raise HttpError(400, "The body is not JSON.") from None
     if not isinstance(found, dict):
-        raise HttpError(400, "The body is no JSON object.")
+        raise HttpError(400, "The body is not a JSON object.")
     return found
 
 
-# ---- writing JSON
+# ---- write JSON
 
 
 def answer_json(request: Request, status: int, answer: Answer) -> None:
-    """Answer a request with a JSON text."""
+    """Send a response with JSON."""
     response = request.response
     response.status = status
     response.headers.set("Content-Type", _JSON)
     response.headers.set("Cache-Control", "no-store")
     response.headers.set("X-Content-Type-Options", "nosniff")
-    for part in _json(answer):
+    for part in _json_pieces(answer):
         response.write(part)
 
 
-def _json(answer: Answer) -> Iterator[str]:
-    """The pieces of a JSON text; others run between the items of a page."""
+def _json_pieces(answer: Answer) -> Iterator[str]:
+    """Yield the pieces of a JSON text. Yields to the event loop between the items of a page."""
     if not isinstance(answer, dict) or not isinstance(answer.get("items"), list):
-        yield _dumped(answer) + "\n"
+        yield _json_text(answer) + "\n"
         return
     turn, items = Turn(), answer["items"]
     yield '{"items": ['
     for number, item in enumerate(items):
-        if not number % _ITEMS_AT_ONCE:
+        if not number % _ITEMS_PER_TIME_CHECK:
             turn.yield_if_due()
-        yield (",\n" if number else "\n") + _dumped(item)
+        yield (",\n" if number else "\n") + _json_text(item)
     rest = {name: value for name, value in answer.items() if name != "items"}
-    yield "\n]" + "".join(f", {_dumped(name)}: {_dumped(value)}" for name, value in rest.items()) + "}\n"
+    yield "\n]" + "".join(f", {_json_text(name)}: {_json_text(value)}" for name, value in rest.items()) + "}\n"
 
 
-def _dumped(value: object) -> str:
+def _json_text(value: object) -> str:
+    # Names may contain lone surrogates, for bytes that are not UTF-8; a response can't.
     return json.dumps(value, ensure_ascii=False, default=str).encode("utf-8", "replace").decode()

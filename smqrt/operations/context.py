@@ -1,4 +1,4 @@
-"""The parts of a server that operators look at."""
+"""Parts of a server that the admin listener reads."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from smqrt.server.listeners import Listeners
 
 @dataclass
 class Parts:
-    """The parts of a server that are looked at; each belongs to the server, and is only read here.
+    """The parts of a server that operators see. The server owns them.
 
     Attributes:
-        health: whether it is ready.
-        listeners: by name.
-        http: answers on them.
-        applications: in the order of their loading, also those that failed or were stopped.
+        health: whether the server is ready.
+        listeners: the listeners by name.
+        http: the HTTP server on them.
+        applications: in the order of loading, with those that failed or were stopped.
         vm: the Lua runtime.
-        pipelines: gives the folder and the state of each process of pipelines.
+        pipelines: returns the folder and the state of each process of pipelines.
         restart: restarts an application; may block.
-        drain: true: sends the SMQ clients away, soon, and takes no new ones; false: takes new ones again.
-        acme: gives what is told of the certificate that this process orders; None when it orders none.
-        lag: how late the event loop is.
-        log: the end of the log.
-        began_s: when it began, on the clock of `time.monotonic`, which no change of the machine's clock moves.
+        drain: True closes the SMQ clients over the drain period and rejects new ones; False accepts clients again.
+        acme: returns the state of the certificate that this process orders by ACME; None when it orders none.
+        lag: the delay of the event loop.
+        log: the last records of the log.
+        began_s: start time by `time.monotonic`, which does not change with the clock of the machine.
     """
 
     health: Health
@@ -48,11 +48,11 @@ class Parts:
     began_s: float = field(default_factory=monotonic)
 
     def start(self) -> None:
-        """Begin to keep what operators are shown."""
+        """Start measuring the loop and keeping log records."""
         self.lag.start()
         self.log.start()
 
     def stop(self) -> None:
-        """Keep nothing more; a second call does nothing."""
+        """Stop both. A second call does nothing."""
         self.lag.stop()
         self.log.stop()

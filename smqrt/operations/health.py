@@ -1,4 +1,4 @@
-"""Health of a server: whether it lives, and whether it should be sent clients."""
+"""Health of a server process: usage, delay of the event loop, readiness."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from typing import Any, NamedTuple, Protocol
 
 from gevent import get_hub
 
-# ---- CPU, memory and files of this process, read from /proc.
+# ---- CPU, memory and files of this process, read from /proc
 
 
 class Usage(NamedTuple):
-    """What the process takes.
+    """Resource usage of the process.
 
     Attributes:
-        pid: its number.
-        cpu_s: seconds of CPU so far, of all its threads.
-        memory_bytes: memory that it has (resident set); virtual_bytes: addresses that it has.
-        threads: how many threads it has.
-        open_files: file descriptors in use; open_files_limit: those it may have.
-        started_s: when it began, in Unix seconds.
+        pid: the process ID.
+        cpu_s: CPU time of all threads so far.
+        memory_bytes: resident memory.
+        virtual_bytes: virtual memory.
+        threads: number of threads.
+        open_files: open file descriptors.
+        open_files_limit: limit of open file descriptors.
+        started_s: start time in Unix seconds.
     """
 
     pid: int
@@ -37,12 +39,16 @@ class Usage(NamedTuple):
     started_s: float
 
 
-def usage() -> Usage:
-    """Returns what the process takes now."""
+_STAT_FIELDS = (11, 12, 17, 19, 20, 21)
+"""utime, stime, num_threads, starttime, vsize, rss: fields of /proc/self/stat after the name (man 5 proc_pid_stat)."""
+
+
+def process_usage() -> Usage:
+    """Return the current resource usage."""
     with open("/proc/self/stat", "rb") as file:
-        # Behind the name of the program, which stands in brackets and may hold anything.
+        # The name of the program is in parentheses and may itself contain spaces and parentheses.
         fields = file.read().rpartition(b")")[2].split()
-    user, system, threads, started, virtual, resident = (int(fields[at]) for at in (11, 12, 17, 19, 20, 21))
+    user, system, threads, started, virtual, resident = (int(fields[at]) for at in _STAT_FIELDS)
     ticks = os.sysconf("SC_CLK_TCK")
     return Usage(
         os.getpid(),
@@ -50,15 +56,11 @@ def usage() -> Usage:
         resident * resource.getpagesize(),
         virtual,
         threads,
-        _open_files(),
+        # Since Linux 6.2 this is the size of the folder. Before that it is 0, and counting takes 4 ms for 10,000 files.
+        os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd")),
         resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         _booted_s() + started / ticks,
     )
-
-
-def _open_files() -> int:
-    # Since Linux 6.2 the size of the folder; before that it is 0, and they are counted: 4 ms for 10,000.
-    return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd"))
 
 
 @lru_cache(1)
@@ -67,21 +69,22 @@ def _booted_s() -> float:
         return float(next(line for line in file if line.startswith(b"btime ")).split()[1])
 
 
-# ---- Delay of the event loop: a timer that looks how much later than asked for it was called.
+# ---- delay of the event loop
 
 TICK_S = 0.05
-"""Twenty wake-ups a second cost 0.05 % of a core; a turn longer than this can't be missed."""
+"""20 wake-ups a second cost 0.05 % of a core. Longer turns of the loop are always noticed."""
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 _MINUTE_S = 60
 
 
 class LoopLag:
-    """Measures the loop of the thread that calls `start`.
+    """Measures how late a timer of the event loop is called, in the thread that calls `start`.
 
     Attributes:
-        last_s: how late the last tick was.
-        buckets: how many ticks were at most as late as each of `BUCKETS_S`, and how many later than all.
-        total_s, count: of all ticks.
+        last_s: delay of the last tick.
+        buckets: number of ticks with a delay up to each of `BUCKETS_S`, and of those with a longer one.
+        total_s: sum of all delays.
+        count: number of ticks.
     """
 
     def __init__(self) -> None:
@@ -94,23 +97,23 @@ class LoopLag:
 
     @property
     def worst_s(self) -> float:
-        """The latest tick of the last minute."""
+        """The maximum delay of the last minute."""
         return self.worst_of(_MINUTE_S)
 
     def worst_of(self, seconds: int) -> float:
-        """How late the latest tick of the last `seconds`, at most a minute, was; in seconds."""
+        """Return the maximum delay of the last `seconds`, at most 60, in seconds."""
         since = int(monotonic()) - seconds
         return max((late_s for second, late_s in self._worst if second >= since), default=0.0)
 
     def start(self) -> None:
-        """Begin to measure."""
+        """Start measuring."""
         self._timer = get_hub().loop.timer(TICK_S, TICK_S)
-        self._timer.ref = False
+        self._timer.ref = False  # the timer does not keep the loop running
         self._due_s = monotonic() + TICK_S
         self._timer.start(self._tick)
 
     def stop(self) -> None:
-        """Measure no more; a second call does nothing."""
+        """Stop measuring. A second call does nothing."""
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.stop()
@@ -132,11 +135,11 @@ class LoopLag:
 
 
 PHASES = ("loading", "serving", "draining")
-"""Where a server stands in its life."""
+"""Phases of a server."""
 
 
 class Loaded(Protocol):
-    """An application, as far as its health is concerned."""
+    """An application, as `Health` uses it."""
 
     @property
     def uri(self) -> str: ...
@@ -145,16 +148,16 @@ class Loaded(Protocol):
 
 
 class Health:
-    """What `/readyz` answers.
+    """Readiness of the server, the answer of `/readyz`.
 
     Args:
-        phase: gives one of `PHASES`.
-        applications: gives those of the server.
-        strict: an application that failed makes the server unready.
+        phase: returns one of `PHASES`.
+        applications: returns the applications of the server.
+        strict: whether a failed application makes the server unready.
 
     Attributes:
         strict: see above.
-        drained: an operator has sent its clients to other servers.
+        drained: whether an operator has drained the server.
     """
 
     def __init__(
@@ -170,13 +173,13 @@ class Health:
         return self._phase()
 
     def obstacles(self) -> list[str]:
-        """Returns why the server should get no clients now, a sentence each; none when it should."""
+        """Return why the server is not ready, one sentence each; empty when it is ready."""
         if self.phase == "loading":
             return ["The applications are being loaded."]
         if self.phase == "draining":
-            return ["The server is ending; connections are being closed."]
+            return ["The server is shutting down and closes its connections."]
         if self.drained:
-            return ["The server is drained and takes no SMQ clients, until `smqrt cluster drain --undo`."]
+            return ["The server is drained and accepts no SMQ clients until `smqrt cluster drain --undo`."]
         if not self.strict:
             return []
         failed = [one for one in self._applications() if one.error is not None]

@@ -1,7 +1,7 @@
-"""The log of a server: as text or as JSON, with a level for all and for each logger, and without secrets.
+"""Log of a server: formats, levels and the last records.
 
-One record of JSON is one line, with its keys in this order: `time`, `level`, `logger`, `event`, `message`, `worker` if
-there are several, then what the event is about, and last `error` with a traceback.
+Each JSON record is one line. Its keys are in this order: `time`, `level`, `logger`, `event`, `message`, `worker` if
+there are several workers, the fields of the event, and `error` with a traceback. Secrets are removed from all records.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TextIO
 
 from smqrt.printable import json_line, printable
 from smqrt.process.current_application import current_app
 
-# ---- The end of the server's log, and of what applications trace, in memory of a fixed size.
+# ---- the last records, in memory of a fixed size
 
+ROOT = "smqrt"
+TRACES = "smqrt.trace"
+"""The logger of the traces of applications. They are shown at the level "info", unless a setting changes it."""
 KEPT = 200
-"""Errors and warnings; and as many lines of trace of each application."""
+"""Number of errors and warnings that are kept, and of trace lines of each application."""
 _TEXT_CHARACTERS = 4096
 _TRACE_CHARACTERS = 512
 _APPLICATIONS = 256
-"""Applications whose traces are kept apart."""
-_TRACES = "smqrt.trace"
-_LOST_AT = logging.WARNING
+"""Maximum number of applications with traces of their own; those of further applications are kept together."""
 
 
 class Traced(NamedTuple):
-    """A line of trace.
+    """A line of a trace.
 
     Attributes:
-        at_s: when, in Unix seconds.
-        text: safe to show.
+        at_s: Unix time in seconds.
+        text: the text without control characters.
     """
 
     at_s: float
@@ -49,11 +50,11 @@ class Entry:
     """A record of the log.
 
     Attributes:
-        number: counts those that are kept.
-        at_s: when, in Unix seconds.
+        number: serial number of errors and warnings.
+        at_s: Unix time in seconds.
         level: "WARNING" or above.
-        logger: whose it is.
-        text: what it says, with the traceback; safe to show.
+        logger: name of the logger.
+        text: the message with the traceback, without control characters.
     """
 
     number: int
@@ -64,11 +65,12 @@ class Entry:
 
 
 class LogTail(logging.Handler):
-    """Keeps the last errors and warnings, and the last traces of each application, between `start` and `stop`. Takes
-    records from any thread.
+    """Keeps the last errors and warnings, and the last traces of each application, between `start` and `stop`.
+
+    Accepts records from any thread.
 
     Attributes:
-        errors, warnings: how many there were.
+        errors, warnings: their numbers since `start`.
     """
 
     def __init__(self) -> None:
@@ -76,74 +78,69 @@ class LogTail(logging.Handler):
         self.errors = self.warnings = 0
         self._entries: deque[Entry] = deque(maxlen=KEPT)
         self._traces: dict[Path | None, deque[Traced]] = {}
+        # Apart from the entries, in which warnings could displace errors.
         self._error_times_s: deque[float] = deque(maxlen=KEPT)
-        self._logger = logging.getLogger("smqrt")
+        self._logger = logging.getLogger(ROOT)
         self._last_resort: logging.Handler | None = None
 
     def start(self) -> None:
-        """Take records; a second call does nothing."""
+        """Start keeping records. A second call does nothing."""
         if self in self._logger.handlers:
             return
-        # logging's last resort prints only while there is no handler at all.
+        # Python's `logging.lastResort` prints only while no handler exists, so this one replaces it.
         self._last_resort = None if self._logger.hasHandlers() else logging.lastResort
         for handler in filter(None, (self, self._last_resort)):
             self._logger.addHandler(handler)
 
     def stop(self) -> None:
-        """Take no more records; a second call does nothing."""
+        """Stop keeping records. A second call does nothing."""
         for handler in filter(None, (self, self._last_resort)):
             self._logger.removeHandler(handler)
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler.emit`."""
         try:
-            if record.levelno >= _LOST_AT:
-                self._keep(record)
-            elif record.name == _TRACES:
-                self._trace(record)
-        except Exception:
+            if record.levelno >= logging.ERROR:
+                self.errors += 1
+                self._error_times_s.append(record.created)
+            elif record.levelno >= logging.WARNING:
+                self.warnings += 1
+            if record.levelno >= logging.WARNING:
+                number, text = self.errors + self.warnings, self.format(record)[:_TEXT_CHARACTERS]
+                safe_text = printable(text, lines=True)
+                self._entries.append(Entry(number, record.created, record.levelname, record.name, safe_text))
+            elif record.name == TRACES:
+                scope = current_app.get()
+                folder = scope.folder if scope else None
+                if folder not in self._traces and len(self._traces) >= _APPLICATIONS:
+                    folder = None  # too many applications: bounded memory
+                lines = self._traces.setdefault(folder, deque(maxlen=KEPT))
+                lines.append(Traced(record.created, printable(record.getMessage()[:_TRACE_CHARACTERS])))
+        except Exception:  # a record with wrong arguments must not end its caller
             self.handleError(record)
 
     def newest_first(self) -> Iterator[Entry]:
-        """The errors and warnings that are kept."""
+        """Iterate over the kept errors and warnings."""
         return iter(list(reversed(self._entries)))
 
     def errors_since(self, at_s: float) -> int:
-        """How many errors there were since a time, of those that are kept."""
+        """Return the number of kept errors since a Unix time."""
         return sum(one >= at_s for one in list(self._error_times_s))
 
     def traces(self, folder: Path | None) -> list[Traced]:
-        """The last lines that the application in `folder` traced; None is for those that belong to none."""
+        """Return the last trace lines of the application in `folder`; None means lines without an application."""
         return list(self._traces.get(folder, ()))
 
-    def _keep(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.ERROR:
-            self.errors += 1
-            self._error_times_s.append(record.created)
-        else:
-            self.warnings += 1
-        text = self.format(record)[:_TEXT_CHARACTERS]
-        number = self.errors + self.warnings
-        self._entries.append(Entry(number, record.created, record.levelname, record.name, printable(text, lines=True)))
 
-    def _trace(self, record: logging.LogRecord) -> None:
-        scope = current_app.get()
-        folder = scope.folder if scope else None
-        if folder not in self._traces and len(self._traces) >= _APPLICATIONS:
-            folder = None
-        lines = self._traces.setdefault(folder, deque(maxlen=KEPT))
-        lines.append(Traced(record.created, printable(record.getMessage()[:_TRACE_CHARACTERS])))
-
+# ---- removal of secrets
 
 LINE_CHARS = 16384
-"""A line is no longer: strangers write parts of some."""
+"""Maximum length of a line, since clients can put text into some."""
 HIDDEN = "***"
-ROOT = "smqrt"
-TRACES = "smqrt.trace"  # what applications trace is shown as long as nobody wants less
 
 _NAMES = r"[\w.-]{0,32}(?:passwd|password|secret|token|api[_-]?key|private[_-]?key)[\w.-]{0,32}|pwd|upwd|ha1"
 _VALUE = r"\"[^\"\r\n]{0,4096}\"?|'[^'\r\n]{0,4096}'?|[^\s&;,\"'}\])]{1,4096}"
-# Each has a fixed word before what repeats, and bounds: a line is searched in linear time.
+# Each pattern starts with a fixed word, and all repetitions are bounded: the search takes linear time.
 _SECRETS = (
     # Authorization: Basic dXNlcjpwYXNz, Cookie: z9ZAqJtI=…
     (
@@ -155,7 +152,7 @@ _SECRETS = (
     (re.compile(r"(?i)\b(basic|bearer|digest)\s{1,4}[A-Za-z0-9+/=._~-]{16,4096}"), rf"\1 {HIDDEN}"),
     # http://user:password@host
     (re.compile(r"://([^\s:/@\"']{0,256}):[^\s/@\"']{1,256}@"), rf"://\1:{HIDDEN}@"),
-    # JSON Web Tokens, and hashes of passwords
+    # JSON Web Tokens and password hashes
     (re.compile(r"\beyJ[A-Za-z0-9_-]{5,4096}\.[A-Za-z0-9_-]{2,8192}\.[A-Za-z0-9_-]{0,4096}"), HIDDEN),
     (re.compile(r"\$(?:argon2(?:id|i|d)|2[aby]|pbkdf2[\w-]{0,16}|scrypt)\$[^\s\"']{8,512}"), HIDDEN),
     # password=…, "token": "…"
@@ -180,25 +177,25 @@ class LogOptions(Protocol):
 
 
 def without_secrets(text: str) -> str:
-    """Returns a text with `***` in the place of passwords, tokens, cookies and keys, as far as they can be told."""
+    """Return a text in which `***` replaces passwords, tokens, cookies and keys, as far as patterns recognize them."""
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
     return text
 
 
 def levels_of(text: str) -> dict[str, str]:
-    """Returns the levels by logger that a text such as "smqrt.close=debug,smqrt.lua=warning" says."""
+    """Return the levels by logger for a text such as "smqrt.close=debug,smqrt.lua=warning"."""
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     return {name.strip(): level.strip() for name, _, level in pairs}
 
 
 class TextFormatter(logging.Formatter):
-    """Lines for people.
+    """Formats records as text.
 
     Args:
-        has_time: begin each with the time and the level.
+        has_time: start each record with the time and the level.
         is_colored: show warnings and errors in colour.
-        worker: which one of several writes, such as "w1"; stands before each record.
+        worker: the name of this worker, such as "w1", as a prefix of each record; empty without workers.
     """
 
     def __init__(self, has_time: bool = False, is_colored: bool = False, worker: str = "") -> None:
@@ -217,10 +214,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A line of JSON for each record.
+    """Formats records as JSON, one line each.
 
     Args:
-        worker: which one of several writes, such as "w1".
+        worker: the name of this worker, such as "w1"; empty without workers.
     """
 
     def __init__(self, worker: str = "") -> None:
@@ -241,66 +238,65 @@ class JsonFormatter(logging.Formatter):
             line["worker"] = self._worker
         fields = getattr(record, "fields", None)
         if isinstance(fields, Mapping):
-            line |= {name: _plain(value) for name, value in fields.items() if name not in line}
+            line |= {
+                name: without_secrets(_cut(value)) if isinstance(value, str) else value
+                for name, value in fields.items()
+                if name not in line
+            }
         if record.exc_info:
             line["error"] = without_secrets(_cut(self.formatException(record.exc_info)))
         return json_line(line)
 
 
-def iso(at_s: float) -> str:
-    """Returns a time in Unix seconds as ISO 8601 in UTC, with milliseconds."""
-    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def iso(at_s: float, unit: str = "milliseconds") -> str:
+    """Return a time in Unix seconds as ISO 8601 in UTC, with milliseconds or `unit`."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec=unit).replace("+00:00", "Z")
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= LINE_CHARS else f"{text[:LINE_CHARS]} … ({len(text) - LINE_CHARS} characters more)"
 
 
-def _plain(value: object) -> object:
-    return without_secrets(_cut(value)) if isinstance(value, str) else value
-
-
 class ServerLog:
-    """The log of this process on standard error.
+    """The log of this process.
 
     Args:
         options: the group `log` of the settings.
-        worker: which one of several this process is, such as "w1".
+        worker: the name of this worker, such as "w1"; empty without workers.
+        stream: where records are written; None for standard error.
     """
 
-    def __init__(self, options: LogOptions, worker: str = "") -> None:
+    def __init__(self, options: LogOptions, worker: str = "", stream: TextIO | None = None) -> None:
         self.is_json = options.format == "json"
-        handler = logging.StreamHandler()
-        text = TextFormatter(options.time, _is_colored(options), worker)
+        handler = logging.StreamHandler(stream)
+        if options.color is not None:
+            is_colored = options.color
+        else:
+            is_colored = sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        text = TextFormatter(options.time, is_colored, worker)
         handler.setFormatter(JsonFormatter(worker) if self.is_json else text)
         logging.getLogger().addHandler(handler)
         self._handler = handler
-        self._own_levels: dict[str, int] = {}
+        self._former_levels: dict[str, int] = {}
         self.apply(options)
 
     def apply(self, options: LogOptions) -> None:
-        """Take the levels of other settings; the format stays."""
-        for name, level in self._own_levels.items():
+        """Apply the levels of new settings. The format does not change."""
+        for name, level in self._former_levels.items():
             logging.getLogger(name).setLevel(level)
-        usual = {ROOT: "info" if self.is_json else "warning", TRACES: "info"}
-        wanted = {**({ROOT: options.level} if options.level else usual), **levels_of(options.levels)}
-        self._own_levels = {name: logging.getLogger(name).level for name in wanted}
-        for name, word in wanted.items():
+        defaults = {ROOT: "info" if self.is_json else "warning", TRACES: "info"}
+        levels = {**({ROOT: options.level} if options.level else defaults), **levels_of(options.levels)}
+        self._former_levels = {name: logging.getLogger(name).level for name in levels}
+        for name, word in levels.items():
             logging.getLogger(name).setLevel(word.upper())
 
     def report(self, otherwise: Callable[[str], None]) -> Callable[[str], None]:
-        """Returns what takes the lines for the person at the terminal: `otherwise`; with JSON they are records too."""
+        """Return the function that prints lines of the command: `otherwise`; with JSON, one that logs them."""
         serve = logging.getLogger(f"{ROOT}.serve")
         return (lambda line: serve.info("%s", line, extra={"event": "serve"})) if self.is_json else otherwise
 
     def close(self) -> None:
-        """Take it off, as tests do."""
+        """Remove the handler and restore the levels. Used by tests."""
         logging.getLogger().removeHandler(self._handler)
-        for name, level in self._own_levels.items():
+        for name, level in self._former_levels.items():
             logging.getLogger(name).setLevel(level)
-
-
-def _is_colored(options: LogOptions) -> bool:
-    if options.color is not None:
-        return options.color
-    return sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

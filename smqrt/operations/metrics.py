@@ -1,4 +1,8 @@
-"""The metrics of a server for Prometheus, read from its counters when they are asked for (help: metrics)."""
+"""Metrics of a server in the text format of Prometheus (help: metrics).
+
+`FAMILIES` is the table of all metrics. Their values are read from the counters of the server at each scrape. Tests
+compare the page of the manual and the dashboard with the table.
+"""
 
 from __future__ import annotations
 
@@ -20,39 +24,25 @@ from smqrt.cluster.engines.mesh import open_meshes
 from smqrt.cluster.link import Link
 from smqrt.journal import writer
 from smqrt.loop.scheduling import Turn
-from smqrt.operations import health, snapshots
+from smqrt.operations import snapshots
 from smqrt.operations.context import Parts
-from smqrt.operations.health import BUCKETS_S, PHASES
-from smqrt.operations.snapshots import links, members
+from smqrt.operations.health import BUCKETS_S, PHASES, process_usage
+from smqrt.operations.snapshots import clustered_hubs, links
 from smqrt.settings.limit_register import snapshot as limit_states
 from smqrt.smq.gevent_broker import GeventBroker, all_brokers
 from smqrt.transport.admission import open_connections
 
-# ---- The table of all metrics (help: metrics). Tests compare the page of the manual and the dashboard with it.
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
+"""Values with those of their labels."""
+MetricFamily = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
-
-class Family(NamedTuple):
-    """One metric.
-
-    Attributes:
-        kind: "counter", "gauge" or "histogram".
-        name: as Prometheus has it; that of a counter ends in `_total`.
-        labels: their names.
-        help: what it tells.
-        samples: gives the values with their labels.
-    """
-
-    kind: str
-    name: str
-    labels: tuple[str, ...]
-    help: str
-    samples: Callable[[Scrape], Samples]
+_HUB, _CLUSTER = ("hub", "app"), ("hub", "app", "cluster")
 
 
 class Scrape:
-    """What is looked at once for all metrics.
+    """What is read once for all metrics.
 
     Args:
         parts: the server.
@@ -60,54 +50,133 @@ class Scrape:
 
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
-        self.usage = health.usage()
+        self.usage = process_usage()
         self.brokers = all_brokers()
-        self.traffic = {one.number: snapshots.traffic(one) for one in self.brokers}
-        self.journals = {name: (one, one.stats()) for name, one in list(writer.opened.items())}
+        self.traffic = {broker.number: snapshots.traffic(broker) for broker in self.brokers}
+        self.journals = {name: (journal, journal.stats()) for name, journal in list(writer.opened.items())}
         self.pipelines = snapshots.pipelines(parts)
         self.lua_memory_bytes = parts.vm.memory_bytes()
 
-    def hubs(self, value: Callable[[GeventBroker], float]) -> Samples:
-        """Returns a value for each hub."""
-        return [(_hub_labels(one), value(one)) for one in self.brokers]
+    def certificate_orders(self) -> list[Mapping[str, object]]:
+        """Return the state of the certificate ordered by ACME; empty without one."""
+        state = self.parts.acme()
+        return [state] if state else []
 
-    def by_reason(self, values: Callable[[GeventBroker], dict[str, int]]) -> Samples:
-        """Returns values for each hub and reason."""
-        return [((*_hub_labels(one), reason), count) for one in self.brokers for reason, count in values(one).items()]
 
-    def listeners(self, key: str) -> Samples:
-        """Returns what is said of each listener under `key`."""
-        return [((str(one["name"]),), float(str(one[key]))) for one in snapshots.listeners(self.parts)]
+class Family(NamedTuple):
+    """One metric.
 
-    def acme(self) -> list[Mapping[str, object]]:
-        """Returns what is told of the certificate that the server orders; nothing when it orders none."""
-        told = self.parts.acme()
-        return [told] if told else []
+    Attributes:
+        name: the name in Prometheus; that of a counter ends in `_total`.
+        labels: names of the labels.
+        help: the meaning.
+        samples: returns the values with those of their labels.
+        kind: "counter", "gauge" or "histogram".
+    """
 
-    def journal(self, key: str) -> Samples:
-        """Returns a counter of each journal."""
-        return [((name,), stats[key]) for name, (_, stats) in self.journals.items()]
+    name: str
+    labels: tuple[str, ...]
+    help: str
+    samples: Callable[[Scrape], Samples]
+    kind: str
+
+
+# ---- families by the labels that they have
+
+
+def _family(name: str, labels: tuple[str, ...], help: str, samples: Callable[[Scrape], Samples]) -> Family:
+    return Family(name, labels, help, samples, "counter" if name.endswith("_total") else "gauge")
+
+
+def _process(name: str, help: str, value: Callable[[Scrape], float]) -> Family:
+    """A metric of the process, without labels."""
+    return _family(name, (), help, lambda scrape: [((), value(scrape))])
+
+
+def _listener(name: str, help: str, key: str) -> Family:
+    """A metric of each listener: `key` of its snapshot."""
+
+    def samples(scrape: Scrape) -> Samples:
+        return [((str(one["name"]),), float(str(one[key]))) for one in snapshots.listeners(scrape.parts)]
+
+    return _family(name, ("listener",), help, samples)
 
 
 def _hub_labels(broker: GeventBroker) -> tuple[str, str]:
     return str(broker.number), broker.app
 
 
-_LINK = ("node", "peer")
+def _hub(name: str, help: str, value: Callable[[GeventBroker], float]) -> Family:
+    """A metric of each hub."""
+    return _family(name, _HUB, help, lambda scrape: [(_hub_labels(one), value(one)) for one in scrape.brokers])
 
 
-def _links(value: Callable[[Link], float]) -> Callable[[Scrape], Samples]:
-    return lambda _: [
-        ((str(mesh.node.number), str(link.number)), value(link)) for mesh in open_meshes for link in links(mesh)
-    ]
+def _hub_traffic(name: str, help: str, key: str) -> Family:
+    """A metric of each hub: an attribute of its `Traffic`, which is counted once for all metrics."""
+
+    def samples(scrape: Scrape) -> Samples:
+        return [(_hub_labels(one), getattr(scrape.traffic[one.number], key)) for one in scrape.brokers]
+
+    return _family(name, _HUB, help, samples)
 
 
-def _members(value: Callable[[ClusteredBroker], float]) -> Callable[[Scrape], Samples]:
-    return lambda _: [((*_hub_labels(broker), member.name), value(member)) for broker, member in members()]
+def _hub_reasons(name: str, label: str, help: str, counts: Callable[[GeventBroker], dict[str, int]]) -> Family:
+    """A metric of each hub and reason."""
+
+    def samples(scrape: Scrape) -> Samples:
+        return [((*_hub_labels(one), key), count) for one in scrape.brokers for key, count in counts(one).items()]
+
+    return _family(name, (*_HUB, label), help, samples)
 
 
-def _one(value: Callable[[Scrape], float]) -> Callable[[Scrape], Samples]:
-    return lambda scrape: [((), value(scrape))]
+def _clustered(name: str, help: str, value: Callable[[ClusteredBroker], float]) -> Family:
+    """A metric of each hub in a cluster."""
+
+    def samples(scrape: Scrape) -> Samples:
+        return [((*_hub_labels(broker), clustered.name), value(clustered)) for broker, clustered in clustered_hubs()]
+
+    return _family(name, _CLUSTER, help, samples)
+
+
+def _link(name: str, help: str, value: Callable[[Link], float]) -> Family:
+    """A metric of each link to another node."""
+
+    def samples(scrape: Scrape) -> Samples:
+        return [((str(mesh.node.number), str(one.number)), value(one)) for mesh in open_meshes for one in links(mesh)]
+
+    return _family(name, ("node", "peer"), help, samples)
+
+
+def _journal(name: str, help: str, key: str) -> Family:
+    """A metric of each journal: `key` of its statistics."""
+
+    def samples(scrape: Scrape) -> Samples:
+        return [((journal,), stats[key]) for journal, (_, stats) in scrape.journals.items()]
+
+    return _family(name, ("journal",), help, samples)
+
+
+def _garbage(name: str, help: str, key: str) -> Family:
+    """A metric of each generation of Python's garbage collector."""
+
+    def samples(scrape: Scrape) -> Samples:
+        return [((str(generation),), stats[key]) for generation, stats in enumerate(gc.get_stats())]
+
+    return _family(name, ("generation",), help, samples)
+
+
+def _identity(name: str, labels: tuple[str, ...], help: str, samples: Callable[[IdentityService], Samples]) -> Family:
+    """A metric of the identity service; it has no values on a server without one."""
+
+    def of_service(scrape: Scrape) -> Samples:
+        return samples(service) if (service := identity.of_server()) is not None else ()
+
+    return _family(name, labels, help, of_service)
+
+
+def _denied(service: IdentityService) -> Samples:
+    denied = service.rights.denied if service.rights is not None else {}
+    return [((action.value,), count) for action, count in denied.items()]
 
 
 def _closes(broker: GeventBroker) -> dict[str, int]:
@@ -124,569 +193,271 @@ def _pipelines(scrape: Scrape) -> Samples:
     return [((state,), states.count(state)) for state in ("running", "waiting", "ended", "stopped")]
 
 
-def _queries(key: str) -> Callable[[Scrape], Samples]:
-    """What is said of each query of pipelines under `key`."""
-
-    def samples(scrape: Scrape) -> Samples:
-        for one in scrape.pipelines:
-            found: Any = one["queries"]
-            for query in found:
-                yield (Path(str(one["path"])).name, query.get("name", "")), query.get(key, 0)
-
-    return samples
+def _queries(scrape: Scrape) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the application and the state of each query of pipelines."""
+    for one in scrape.pipelines:
+        queries: Any = one["queries"]
+        for query in queries:
+            yield Path(str(one["path"])).name, query
 
 
 def _query_states(scrape: Scrape) -> Samples:
-    for one in scrape.pipelines:
-        found: Any = one["queries"]
-        for query in found:
-            yield (Path(str(one["path"])).name, query.get("name", ""), query.get("state", "")), 1
+    return [((app, query.get("name", ""), query.get("state", "")), 1) for app, query in _queries(scrape)]
 
 
-def _garbage(key: str) -> Callable[[Scrape], Samples]:
-    return lambda scrape: [((str(at),), one[key]) for at, one in enumerate(gc.get_stats())]
+def _query(name: str, help: str, key: str) -> Family:
+    """A metric of each query of pipelines."""
+
+    def samples(scrape: Scrape) -> Samples:
+        return [((app, query.get("name", "")), query.get(key, 0)) for app, query in _queries(scrape)]
+
+    return _family(name, ("app", "query"), help, samples)
 
 
-def _identity(samples: Callable[[IdentityService], Samples]) -> Callable[[Scrape], Samples]:
-    """Samples of the identity service; none without one."""
-    return lambda scrape: samples(found) if (found := identity.of_server()) is not None else ()
-
-
-def _denied(service: IdentityService) -> Samples:
-    denied = service.rights.denied if service.rights is not None else {}
-    return [((action.value,), count) for action, count in denied.items()]
-
-
-_HUB, _REASON = ("hub", "app"), ("hub", "app", "reason")
+# ---- the table
 
 FAMILIES = (
-    Family("gauge", "smqrt_info", ("version",), "1, with the version.", lambda _: [((smqrt.__version__,), 1)]),
-    Family(
-        "gauge",
-        "smqrt_ready",
-        (),
-        "1 when /readyz answers 200.",
-        _one(lambda scrape: not scrape.parts.health.obstacles()),
-    ),
-    Family(
-        "gauge",
+    _family("smqrt_info", ("version",), "1, with the version.", lambda _: [((smqrt.__version__,), 1)]),
+    _process("smqrt_ready", "1 when /readyz answers 200.", lambda scrape: not scrape.parts.health.obstacles()),
+    _family(
         "smqrt_phase",
         ("phase",),
-        "1 for the phase that the server is in.",
+        "1 for the current phase of the server.",
         lambda scrape: [((one,), one == scrape.parts.health.phase) for one in PHASES],
     ),
-    # The process: names that all client libraries of Prometheus use.
-    Family(
-        "counter",
-        "process_cpu_seconds_total",
-        (),
-        "CPU that the process has used, of all its threads.",
-        _one(lambda scrape: scrape.usage.cpu_s),
-    ),
-    Family(
-        "gauge",
-        "process_resident_memory_bytes",
-        (),
-        "Memory that the process has.",
-        _one(lambda scrape: scrape.usage.memory_bytes),
-    ),
-    Family(
-        "gauge",
-        "process_virtual_memory_bytes",
-        (),
-        "Addresses that the process has.",
-        _one(lambda scrape: scrape.usage.virtual_bytes),
-    ),
-    Family("gauge", "process_threads", (), "Threads of the process.", _one(lambda scrape: scrape.usage.threads)),
-    Family("gauge", "process_open_fds", (), "File descriptors in use.", _one(lambda scrape: scrape.usage.open_files)),
-    Family("gauge", "process_max_fds", (), "Limit of open files.", _one(lambda scrape: scrape.usage.open_files_limit)),
-    Family(
-        "gauge",
+    # The process: the names that all client libraries of Prometheus use.
+    _process("process_cpu_seconds_total", "CPU time of all threads of the process.", lambda scrape: scrape.usage.cpu_s),
+    _process("process_resident_memory_bytes", "Resident memory.", lambda scrape: scrape.usage.memory_bytes),
+    _process("process_virtual_memory_bytes", "Virtual memory.", lambda scrape: scrape.usage.virtual_bytes),
+    _process("process_threads", "Threads of the process.", lambda scrape: scrape.usage.threads),
+    _process("process_open_fds", "Open file descriptors.", lambda scrape: scrape.usage.open_files),
+    _process("process_max_fds", "Limit of open file descriptors.", lambda scrape: scrape.usage.open_files_limit),
+    _process(
         "process_start_time_seconds",
-        (),
-        "When the process began, in Unix seconds.",
-        _one(lambda scrape: scrape.usage.started_s),
+        "Start time of the process, in Unix seconds.",
+        lambda scrape: scrape.usage.started_s,
     ),
-    Family(
-        "counter",
-        "python_gc_collections_total",
-        ("generation",),
-        "Passes of Python's garbage collector.",
-        _garbage("collections"),
-    ),
-    Family(
-        "counter",
-        "python_gc_objects_collected_total",
-        ("generation",),
-        "Objects that these passes freed.",
-        _garbage("collected"),
-    ),
+    _garbage("python_gc_collections_total", "Runs of Python's garbage collector.", "collections"),
+    _garbage("python_gc_objects_collected_total", "Objects freed by Python's garbage collector.", "collected"),
     # The event loop.
     Family(
-        "histogram",
         "smqrt_loop_lag_seconds",
         (),
-        "How late the event loop called a timer, looked at 20 times a second.",
-        lambda _: (),
+        "Delay of a timer of the event loop, measured 20 times a second.",
+        lambda _: (),  # see `_lag_histogram`
+        "histogram",
     ),
-    Family(
-        "gauge",
+    _process(
         "smqrt_loop_lag_max_seconds",
-        (),
-        "The latest of these in the last minute: how long the longest turn was.",
-        _one(lambda scrape: scrape.parts.lag.worst_s),
+        "Maximum delay in the last minute: the time of the longest turn of the loop.",
+        lambda scrape: scrape.parts.lag.worst_s,
     ),
     # Listeners.
-    Family("gauge", "smqrt_connections", (), "Connections that are open.", _one(lambda _: open_connections.open)),
-    Family(
-        "counter",
-        "smqrt_listener_accepted_total",
-        ("listener",),
-        "Connections that were accepted.",
-        lambda scrape: scrape.listeners("accepted"),
+    _process("smqrt_connections", "Open connections.", lambda _: open_connections.open),
+    _listener("smqrt_listener_accepted_total", "Accepted connections.", "accepted"),
+    _listener("smqrt_listener_connections", "Open connections of the listener.", "open"),
+    _listener("smqrt_listener_refused_total", "Connections refused because a limit was reached.", "refused"),
+    _listener("smqrt_listener_reassigned_total", "Connections passed to a worker with fewer connections.", "given"),
+    _listener("smqrt_listener_handshakes_total", "Completed TLS handshakes.", "handshakes"),
+    _listener(
+        "smqrt_listener_handshakes_failed_total", "TLS handshakes that failed or timed out.", "handshakes_failed"
     ),
-    Family(
-        "gauge",
-        "smqrt_listener_connections",
-        ("listener",),
-        "Connections of the listener that are open.",
-        lambda scrape: scrape.listeners("open"),
-    ),
-    Family(
-        "counter",
-        "smqrt_listener_refused_total",
-        ("listener",),
-        "Connections that were refused because of a limit.",
-        lambda scrape: scrape.listeners("refused"),
-    ),
-    Family(
-        "counter",
-        "smqrt_listener_reassigned_total",
-        ("listener",),
-        "Connections that were passed on to another worker, which has fewer.",
-        lambda scrape: scrape.listeners("given"),
-    ),
-    Family(
-        "counter",
-        "smqrt_listener_handshakes_total",
-        ("listener",),
-        "TLS handshakes that were done.",
-        lambda scrape: scrape.listeners("handshakes"),
-    ),
-    Family(
-        "counter",
-        "smqrt_listener_handshakes_failed_total",
-        ("listener",),
-        "TLS handshakes that failed, or took too long.",
-        lambda scrape: scrape.listeners("handshakes_failed"),
-    ),
-    Family(
-        "gauge",
+    _family(
         "smqrt_certificate_expiry_timestamp_seconds",
         ("listener",),
-        "When the certificate of the listener expires, in Unix seconds.",
+        "Expiry of the certificate of the listener, in Unix seconds.",
         lambda scrape: [((name,), at_s) for name, at_s in scrape.parts.listeners.expiries().items()],
     ),
-    Family(
-        "counter",
+    _family(
         "smqrt_certificate_reload_failures_total",
         ("listener",),
-        "How often the files of certificates could not be read again.",
+        "Failed reloads of certificate files.",
         lambda scrape: [((name,), count) for name, (count, _) in scrape.parts.listeners.reload_failures().items()],
     ),
-    Family(
-        "gauge",
+    _family(
         "smqrt_certificate_files_broken",
         ("listener",),
-        "1 while the files of certificates can't be used, and those read before are in use.",
+        "1 while the certificate files are invalid; the certificates read before stay in use.",
         lambda scrape: [((name,), is_so) for name, (_, is_so) in scrape.parts.listeners.reload_failures().items()],
     ),
-    Family(
-        "counter",
+    _family(
         "smqrt_acme_orders_total",
         ("outcome",),
-        "Certificates that the server ordered by ACME: ordered, or failed.",
-        lambda scrape: [((name,), float(str(told[name]))) for told in scrape.acme() for name in ("ordered", "failed")],
+        "Certificates ordered by ACME: ordered or failed.",
+        lambda scrape: [
+            ((outcome,), float(str(order[outcome])))
+            for order in scrape.certificate_orders()
+            for outcome in ("ordered", "failed")
+        ],
     ),
-    Family(
-        "gauge",
+    _family(
         "smqrt_acme_failing",
         (),
-        "1 while the last order by ACME has failed.",
-        lambda scrape: [((), told["fault"] is not None) for told in scrape.acme()],
+        "1 after the last order by ACME failed.",
+        lambda scrape: [((), order["fault"] is not None) for order in scrape.certificate_orders()],
     ),
-    Family(
-        "gauge",
+    _family(
         "smqrt_acme_next_order_timestamp_seconds",
         (),
-        "When the next order by ACME is due, in Unix seconds.",
-        lambda scrape: [((), float(str(told["next_s"]))) for told in scrape.acme()],
+        "Time of the next order by ACME, in Unix seconds.",
+        lambda scrape: [((), float(str(order["next_s"]))) for order in scrape.certificate_orders()],
     ),
     # Users and rules.
-    Family(
-        "counter",
+    _identity(
         "smqrt_logins_total",
         ("method",),
-        "Clients of hubs that were let in, by how they proved who they are.",
-        _identity(lambda service: [((one.value,), service.logins[one]) for one in Method]),
+        "Accepted clients of hubs, by method of authentication.",
+        lambda service: [((one.value,), service.logins[one]) for one in Method],
     ),
-    Family(
-        "counter",
+    _identity(
         "smqrt_logins_refused_total",
         ("reason",),
-        "Logins that failed, of hubs and by users of the users file.",
-        _identity(lambda service: [((one.name.lower(),), service.refusals[one]) for one in LoginFailure]),
+        "Failed logins at hubs and by users of the users file.",
+        lambda service: [((one.name.lower(),), service.refusals[one]) for one in LoginFailure],
     ),
-    Family(
-        "counter",
-        "smqrt_acl_denied_total",
-        ("action",),
-        "What the access control list denied to clients.",
-        _identity(_denied),
-    ),
-    Family(
-        "gauge",
+    _identity("smqrt_acl_denied_total", ("action",), "Actions denied by the access control list.", _denied),
+    _identity(
         "smqrt_auth_files_broken",
         (),
-        "1 while the users file, the list or the keys can't be used, and those read before are in use.",
-        _identity(lambda service: [((), service.is_broken)]),
+        "1 while the users file, the list or the keys are invalid; those read before stay in use.",
+        lambda service: [((), service.is_broken)],
     ),
     # Hubs.
-    Family(
-        "gauge",
-        "smqrt_hub_peers",
-        _HUB,
-        "Clients that are connected.",
-        lambda scrape: scrape.hubs(lambda one: len(one.sessions)),
-    ),
-    Family(
-        "gauge",
-        "smqrt_hub_topics",
-        _HUB,
-        "Topics with a name.",
-        lambda scrape: scrape.hubs(lambda one: len(one.topic_table.by_name)),
-    ),
-    Family(
-        "gauge",
-        "smqrt_hub_subtopics",
-        _HUB,
-        "Sub-topics.",
-        lambda scrape: scrape.hubs(lambda one: len(one.subtopic_table.by_name)),
-    ),
-    Family(
-        "gauge",
+    _hub("smqrt_hub_peers", "Connected clients.", lambda hub: len(hub.sessions)),
+    _hub("smqrt_hub_topics", "Named topics.", lambda hub: len(hub.topic_table.by_name)),
+    _hub("smqrt_hub_subtopics", "Sub-topics.", lambda hub: len(hub.subtopic_table.by_name)),
+    _hub(
         "smqrt_hub_names_bytes",
-        _HUB,
         "Bytes of the names of topics and sub-topics.",
-        lambda scrape: scrape.hubs(lambda one: one.topic_table.names_bytes + one.subtopic_table.names_bytes),
+        lambda hub: hub.topic_table.names_bytes + hub.subtopic_table.names_bytes,
     ),
-    Family(
-        "gauge",
+    _hub(
         "smqrt_hub_last_values",
-        _HUB,
-        "Last values that the hub keeps for new subscribers.",
-        lambda scrape: scrape.hubs(lambda one: one.last_values.count if one.last_values else 0),
+        "Last values kept for new subscribers.",
+        lambda hub: hub.last_values.count if hub.last_values else 0,
     ),
-    Family(
-        "gauge",
+    _hub(
         "smqrt_hub_last_value_bytes",
-        _HUB,
-        "Bytes of memory of last values.",
-        lambda scrape: scrape.hubs(lambda one: one.last_values.size_bytes if one.last_values else 0),
+        "Memory of last values, in bytes.",
+        lambda hub: hub.last_values.size_bytes if hub.last_values else 0,
     ),
-    Family(
-        "gauge",
-        "smqrt_hub_subscriptions",
-        _HUB,
-        "Subscriptions to topics with a name.",
-        lambda scrape: scrape.hubs(lambda one: one.stats.subscriptions),
+    _hub("smqrt_hub_subscriptions", "Subscriptions to named topics.", lambda hub: hub.stats.subscriptions),
+    _hub_traffic(
+        "smqrt_hub_messages_total", "Messages published here by clients and the server, each counted once.", "messages"
     ),
-    Family(
-        "counter",
-        "smqrt_hub_messages_total",
-        _HUB,
-        "Messages that clients and the server published here, each once.",
-        lambda scrape: scrape.hubs(lambda one: scrape.traffic[one.number].messages),
-    ),
-    Family(
-        "counter",
+    _hub_traffic(
         "smqrt_hub_remote_messages_total",
-        _HUB,
-        "Messages that came from other nodes of a cluster, or other workers; they are counted as published there.",
-        lambda scrape: scrape.hubs(lambda one: scrape.traffic[one.number].arrived),
+        "Messages from other nodes or workers; their node or worker counts them as published.",
+        "arrived",
     ),
-    Family(
-        "counter",
-        "smqrt_hub_bytes_total",
-        _HUB,
-        "Bytes of these, with the headers of SMQ.",
-        lambda scrape: scrape.hubs(lambda one: scrape.traffic[one.number].bytes),
+    _hub_traffic("smqrt_hub_bytes_total", "Bytes of published messages, with the headers of SMQ.", "bytes"),
+    _hub_traffic(
+        "smqrt_hub_copies_total", "Copies of messages for subscribers, with those that were dropped later.", "copies"
     ),
-    Family(
-        "counter",
-        "smqrt_hub_copies_total",
-        _HUB,
-        "Copies of messages for subscribers; those that were dropped later are among them.",
-        lambda scrape: scrape.hubs(lambda one: scrape.traffic[one.number].copies),
-    ),
-    Family(
-        "counter",
-        "smqrt_hub_copied_bytes_total",
-        _HUB,
-        "Bytes of these.",
-        lambda scrape: scrape.hubs(lambda one: scrape.traffic[one.number].copied_bytes),
-    ),
-    Family(
-        "counter",
-        "smqrt_hub_connects_total",
-        _HUB,
-        "Clients that were let in.",
-        lambda scrape: scrape.hubs(lambda one: one.stats.connects),
-    ),
-    Family(
-        "counter",
-        "smqrt_hub_refusals_total",
-        _HUB,
-        "Clients that were not let in.",
-        lambda scrape: scrape.hubs(lambda one: one.stats.refusals),
-    ),
-    Family(
-        "counter",
+    _hub_traffic("smqrt_hub_copied_bytes_total", "Bytes of copies of messages.", "copied_bytes"),
+    _hub("smqrt_hub_connects_total", "Accepted clients.", lambda hub: hub.stats.connects),
+    _hub("smqrt_hub_refusals_total", "Rejected clients.", lambda hub: hub.stats.refusals),
+    _hub(
         "smqrt_hub_denied_total",
-        _HUB,
-        "Topics and sub-topics that an application did not allow a client.",
-        lambda scrape: scrape.hubs(lambda one: one.stats.denied),
+        "Topics and sub-topics that an application denied to clients.",
+        lambda hub: hub.stats.denied,
     ),
-    Family(
-        "counter",
-        "smqrt_hub_closes_total",
-        _REASON,
-        "Connections that ended, by reason; see troubleshooting.",
-        lambda scrape: scrape.by_reason(_closes),
+    _hub_reasons(
+        "smqrt_hub_closes_total", "reason", "Closed connections, by close reason; see troubleshooting.", _closes
     ),
-    Family(
-        "counter",
-        "smqrt_hub_dropped_messages_total",
-        _REASON,
-        "Copies of messages that a subscriber did not get, by reason.",
-        lambda scrape: scrape.by_reason(lambda one: one.drops()),
+    _hub_reasons(
+        "smqrt_hub_dropped_messages_total", "reason", "Dropped copies of messages, by reason.", lambda hub: hub.drops()
     ),
-    Family(
-        "counter",
-        "smqrt_hub_limit_reached_total",
-        ("hub", "app", "limit"),
-        "How often a limit of the hub was reached.",
-        lambda scrape: scrape.by_reason(lambda one: one.refused()),
+    _hub_reasons(
+        "smqrt_hub_limit_reached_total", "limit", "How often a limit of the hub was reached.", lambda hub: hub.refused()
     ),
-    Family(
-        "gauge",
-        "smqrt_hub_queued_bytes",
-        _HUB,
-        "What waits for clients that do not read.",
-        lambda scrape: scrape.hubs(snapshots.queued_bytes),
-    ),
-    Family(
-        "gauge",
-        "smqrt_queued_bytes",
-        (),
-        "The same, of all hubs together.",
-        _one(lambda _: QueuedMemory.total_bytes),
-    ),
-    Family(
-        "gauge",
-        "smqrt_queued_limit_bytes",
-        (),
-        "What may wait of all hubs together.",
-        _one(lambda _: QueuedMemory.limit_bytes),
-    ),
-    Family(
-        "counter",
+    _hub("smqrt_hub_queued_bytes", "Bytes in the send queues of the hub.", snapshots.queued_bytes),
+    _process("smqrt_queued_bytes", "Bytes in the send queues of all hubs.", lambda _: QueuedMemory.total_bytes),
+    _process("smqrt_queued_limit_bytes", "Limit of bytes in the send queues.", lambda _: QueuedMemory.limit_bytes),
+    _family(
         "smqrt_limit_reached_total",
         ("limit",),
         "How often a limit of the server was reached.",
         lambda _: [((one.name,), one.count) for one in limit_states()],
     ),
     # Clusters.
-    Family(
-        "gauge",
+    _clustered(
         "smqrt_cluster_nodes",
-        ("hub", "app", "cluster"),
-        "Other nodes that a hub works together with.",
-        _members(lambda one: sum(remote.synced for remote in one.remotes)),
+        "Other nodes in the cluster of the hub.",
+        lambda clustered: sum(remote.synced for remote in clustered.remotes),
     ),
-    Family(
-        "gauge",
-        "smqrt_cluster_phantoms",
-        ("hub", "app", "cluster"),
-        "Clients of other nodes.",
-        _members(lambda one: len(one.phantoms)),
+    _clustered("smqrt_cluster_phantoms", "Clients of other nodes.", lambda clustered: len(clustered.phantoms)),
+    _clustered(
+        "smqrt_cluster_interest", "Topics with subscribers at other nodes.", lambda clustered: len(clustered.interest)
     ),
-    Family(
-        "gauge",
-        "smqrt_cluster_interest",
-        ("hub", "app", "cluster"),
-        "Topics that other nodes want.",
-        _members(lambda one: len(one.interest)),
-    ),
-    Family(
-        "gauge",
+    _link(
         "smqrt_cluster_link_round_trip_seconds",
-        _LINK,
-        "How long the newest ping to another node and its answer took.",
-        _links(lambda link: link.round_trip_s or 0.0),
+        "Round-trip time of the last ping to another node.",
+        lambda link: link.round_trip_s or 0.0,
     ),
-    Family(
-        "gauge",
+    _link(
         "smqrt_cluster_link_queued_bytes",
-        _LINK,
-        "What waits for another node.",
-        _links(lambda link: link.transport.outbox.queued_bytes),
+        "Bytes in the send queue of another node.",
+        lambda link: link.transport.outbox.queued_bytes,
     ),
-    Family(
-        "counter",
-        "smqrt_cluster_link_sent_bytes_total",
-        _LINK,
-        "Bytes that were sent over a link to another node.",
-        _links(lambda link: link.sent_bytes),
-    ),
-    Family(
-        "counter",
+    _link("smqrt_cluster_link_sent_bytes_total", "Bytes sent over a link.", lambda link: link.sent_bytes),
+    _link(
         "smqrt_cluster_link_received_bytes_total",
-        _LINK,
-        "Bytes that came over a link.",
-        _links(lambda link: link.transport.worked_off_bytes),
+        "Bytes received over a link.",
+        lambda link: link.transport.worked_off_bytes,
     ),
-    Family(
-        "counter",
+    _family(
         "smqrt_cluster_links_lost_total",
         ("node",),
-        "How many links to other nodes have ended.",
+        "Lost links to other nodes.",
         lambda _: [((str(one.node.number),), one.node.links_lost) for one in open_meshes],
     ),
-    Family(
-        "gauge",
+    _family(
         "smqrt_cluster_links_missing",
         ("node",),
-        "Links to other nodes that there should be and are not.",
+        "Expected links to other nodes that are not open.",
         lambda _: [((str(one.node.number),), len(one.expected.missing())) for one in open_meshes],
     ),
     # Journals.
-    Family(
-        "counter",
-        "smqrt_journal_rows_total",
-        ("journal",),
-        "Messages that were recorded.",
-        lambda scrape: scrape.journal("rows"),
-    ),
-    Family(
-        "counter",
-        "smqrt_journal_bytes_total",
-        ("journal",),
-        "Bytes that were written.",
-        lambda scrape: scrape.journal("bytes"),
-    ),
-    Family(
-        "counter",
-        "smqrt_journal_syncs_total",
-        ("journal",),
-        "How often the disk was asked to keep what was written (fsync).",
-        lambda scrape: scrape.journal("syncs"),
-    ),
-    Family(
-        "counter",
+    _journal("smqrt_journal_rows_total", "Recorded messages.", "rows"),
+    _journal("smqrt_journal_bytes_total", "Bytes written.", "bytes"),
+    _journal("smqrt_journal_syncs_total", "Calls of fsync.", "syncs"),
+    _family(
         "smqrt_journal_sync_seconds_total",
         ("journal",),
-        "How long these took together.",
-        lambda scrape: [((name,), one.sync_s) for name, (one, _) in scrape.journals.items()],
+        "Total time of calls of fsync.",
+        lambda scrape: [((name,), journal.sync_s) for name, (journal, _) in scrape.journals.items()],
     ),
-    Family(
-        "gauge",
-        "smqrt_journal_unsynced_bytes",
-        ("journal",),
-        "Bytes that the disk has not confirmed.",
-        lambda scrape: scrape.journal("unsynced_bytes"),
-    ),
-    Family(
-        "gauge",
-        "smqrt_journal_lag_seconds",
-        ("journal",),
-        "For how long the oldest job has waited for the disk.",
-        lambda scrape: scrape.journal("disk_age_s"),
-    ),
-    Family(
-        "counter",
-        "smqrt_journal_stalls_total",
-        ("journal",),
-        "How often the disk took nothing.",
-        lambda scrape: scrape.journal("stalls"),
-    ),
-    Family(
-        "gauge",
-        "smqrt_journal_alarm",
-        ("journal",),
-        "1 while publishers wait for the disk, or it fails or is slow.",
-        lambda scrape: scrape.journal("alarm"),
-    ),
-    Family(
-        "gauge",
-        "smqrt_journal_readers_stale",
-        ("journal",),
-        "Pipelines that have read nothing for a day.",
-        lambda scrape: scrape.journal("readers_stale"),
-    ),
+    _journal("smqrt_journal_unsynced_bytes", "Bytes not yet confirmed by the disk.", "unsynced_bytes"),
+    _journal("smqrt_journal_lag_seconds", "Waiting time of the oldest job for the disk.", "disk_age_s"),
+    _journal("smqrt_journal_stalls_total", "How often the disk accepted no data.", "stalls"),
+    _journal("smqrt_journal_alarm", "1 while publishers wait for the disk, or it fails or is slow.", "alarm"),
+    _journal("smqrt_journal_readers_stale", "Pipelines that have read nothing for a day.", "readers_stale"),
     # Applications.
-    Family("gauge", "smqrt_applications", ("state",), "Applications, by state.", _apps),
-    Family("gauge", "smqrt_pipeline_processes", ("state",), "Processes that run pipelines, by state.", _pipelines),
-    Family(
-        "gauge",
+    _family("smqrt_applications", ("state",), "Applications, by state.", _apps),
+    _family("smqrt_pipeline_processes", ("state",), "Processes that run pipelines, by state.", _pipelines),
+    _family(
         "smqrt_pipeline_query_state",
         ("app", "query", "state"),
-        "1 for the state that a query of pipelines is in.",
+        "1 for the current state of a query of pipelines.",
         _query_states,
     ),
-    Family(
-        "gauge",
-        "smqrt_pipeline_query_lag_seconds",
-        ("app", "query"),
-        "For how long the oldest row has waited to be read by a query.",
-        _queries("lag_s"),
+    _query("smqrt_pipeline_query_lag_seconds", "Age of the oldest row that a query has not read.", "lag_s"),
+    _query("smqrt_pipeline_query_lag_rows", "Rows that a query has not read.", "lag_rows"),
+    _process(
+        "smqrt_lua_memory_bytes", "Memory of the Lua runtime, with garbage.", lambda scrape: scrape.lua_memory_bytes
     ),
-    Family(
-        "gauge",
-        "smqrt_pipeline_query_lag_rows",
-        ("app", "query"),
-        "Rows that wait to be read by a query.",
-        _queries("lag_rows"),
-    ),
-    Family(
-        "gauge",
-        "smqrt_lua_memory_bytes",
-        (),
-        "Memory of the Lua runtime, garbage included.",
-        _one(lambda scrape: scrape.lua_memory_bytes),
-    ),
-    Family(
-        "gauge",
-        "smqrt_lua_activities",
-        (),
-        "Activities of Lua that wait for something.",
-        _one(lambda scrape: scrape.parts.vm.activities.blocked),
-    ),
+    _process("smqrt_lua_activities", "Blocked Lua activities.", lambda scrape: scrape.parts.vm.activities.blocked),
 )
 
 
 def manual() -> str:
-    """Returns the table of the manual in Markdown."""
+    """Return the table of the manual in Markdown."""
     lines = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
     for row in FAMILIES:
         labels = ", ".join(f"`{label}`" for label in row.labels)
         lines.append(f"| `{row.name}` | {row.kind} | {labels} | {row.help} |")
     return "\n".join(lines) + "\n"
-
-
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-MetricFamily = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
 
 FORMER_NAMES = {
@@ -708,17 +479,31 @@ class Metrics:
         self._parts = parts
 
     def lines(self) -> Iterator[bytes]:
-        """Yields all metrics in the text format of Prometheus, a part after the other; others run in between."""
+        """Yield all metrics in the text format of Prometheus, one family at a time. Yields to the loop in between."""
         scrape, turn = Scrape(self._parts), Turn()
         for row in FAMILIES:
             turn.yield_if_due()
-            yield generate_latest(_One(_family(row, scrape)))
+            if row.kind == "histogram":
+                yield generate_latest(_FamilyRegistry(_lag_histogram(row, scrape)))
+                continue
+            yield generate_latest(_FamilyRegistry(_samples_family(row, scrape)))
             if former := FORMER_NAMES.get(row.name):
-                row = row._replace(name=former, help=f"Former name of {row.name}. {row.help}")
-                yield generate_latest(_One(_family(row, scrape)))
+                renamed = row._replace(name=former, help=f"Former name of {row.name}. {row.help}")
+                yield generate_latest(_FamilyRegistry(_samples_family(renamed, scrape)))
 
 
-class _One:
+def _samples_family(row: Family, scrape: Scrape) -> CounterMetricFamily | GaugeMetricFamily:
+    family: CounterMetricFamily | GaugeMetricFamily
+    if row.kind == "counter":
+        family = CounterMetricFamily(row.name.removesuffix("_total"), row.help, labels=row.labels)
+    else:
+        family = GaugeMetricFamily(row.name, row.help, labels=row.labels)
+    for labels, value in row.samples(scrape):
+        family.add_metric(labels, value)
+    return family
+
+
+class _FamilyRegistry:
     """A registry of one family."""
 
     def __init__(self, family: MetricFamily) -> None:
@@ -729,19 +514,12 @@ class _One:
         return [self._family]
 
 
-def _family(row: Family, scrape: Scrape) -> MetricFamily:
-    if row.kind == "histogram":
-        lag = scrape.parts.lag
-        at_most, buckets = 0, []
-        for most_s, count in zip([*map(str, BUCKETS_S), "+Inf"], lag.buckets, strict=True):
-            at_most += count
-            buckets.append((most_s, float(at_most)))
-        histogram = HistogramMetricFamily(row.name, row.help)
-        histogram.add_metric([], buckets, lag.total_s)
-        return histogram
-    family = (CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily)(
-        row.name.removesuffix("_total") if row.kind == "counter" else row.name, row.help, labels=row.labels
-    )
-    for labels, value in row.samples(scrape):
-        family.add_metric(labels, value)
-    return family
+def _lag_histogram(row: Family, scrape: Scrape) -> HistogramMetricFamily:
+    lag = scrape.parts.lag
+    total, buckets = 0, []
+    for max_s, count in zip([*map(str, BUCKETS_S), "+Inf"], lag.buckets, strict=True):
+        total += count  # Prometheus's buckets include the smaller ones
+        buckets.append((max_s, float(total)))
+    histogram = HistogramMetricFamily(row.name, row.help)
+    histogram.add_metric([], buckets, lag.total_s)
+    return histogram

@@ -1,44 +1,41 @@
-"""Traces of requests for OpenTelemetry, by its own library (extra `otel`).
+"""Traces of requests for OpenTelemetry (extra `otel`).
 
-The library's batch processor and its threads misbehave under gevent. So spans wait in a bounded queue here, and a real
-thread exports them; when the collector is slow or away, the newest are left out and counted.
+The batch processor of the OpenTelemetry library does not work with gevent. So spans are queued here and exported by a
+real thread. When the collector is slow or unreachable, new spans are discarded and counted.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gevent
 from gevent.event import Event
 
 import smqrt
 from smqrt.errors import StartError
+from smqrt.http.message import Request
 from smqrt.loop.threads import DiskThreads
 from smqrt.settings.limit_register import Limit
 
-if TYPE_CHECKING:
-    from smqrt.http.message import Request
-
-log = logging.getLogger("smqrt.otel")
-
-WAITING_SPANS = 10_000
-AT_ONCE = 512
-COLLECT_S = 1.0
-EXPORT_S = 10.0
-CLOSE_S = 2.0
+MAX_QUEUED_SPANS = 10_000
+MAX_BATCH_SPANS = 512
+EXPORT_PERIOD_S = 1.0
+"""Spans of this time are exported together."""
+EXPORT_TIMEOUT_S = 10.0
+LAST_EXPORT_S = 2.0
+"""Time limit of the last exports."""
 _SPAN = "otel_span"  # in Request.env
 
-SPANS = Limit("otel_spans", "", f"{WAITING_SPANS} spans wait for the collector")
+SPANS = Limit("otel_spans", "", f"{MAX_QUEUED_SPANS} spans wait for the collector")
 
 
 class Tracing:
-    """Makes a span of each request, and sends them to a collector (OTLP over HTTP).
+    """Creates a span for each request and sends it to a collector (OTLP over HTTP).
 
     Args:
-        endpoint: where, such as "http://127.0.0.1:4318/v1/traces".
-        service: what the traces call this server.
+        endpoint: URL of the collector, such as "http://127.0.0.1:4318/v1/traces".
+        service: name of this server in the traces.
 
     Raises:
         StartError: the library is missing.
@@ -55,21 +52,20 @@ class Tracing:
         self._trace, self._extract = trace, propagate.extract
         provider = TracerProvider(
             resource=Resource.create({"service.name": service, "service.version": smqrt.__version__}),
-            shutdown_on_exit=False,
+            shutdown_on_exit=False,  # no atexit handler: `close` ends the exports
         )
-        provider.add_span_processor(_Queue(self))  # type: ignore[arg-type]
+        provider.add_span_processor(_QueueProcessor(self))  # type: ignore[arg-type]
         self._tracer = provider.get_tracer("smqrt", smqrt.__version__)
-        self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_S)
+        self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
         self._endpoint = endpoint
-        self._waiting: deque[Any] = deque()
+        self._queue: deque[Any] = deque()
         self._more, self._closed = Event(), False
         self._threads = DiskThreads("of the trace collector")
-        self._sender = gevent.spawn(self._send_for_ever)
-
-    # ---- what is told
+        self._sender = gevent.spawn(self._send_loop)
 
     def began(self, request: Request) -> None:
         """See `RequestObserver`."""
+        # W3C trace context: the span of the client is the parent.
         carrier = {name: value for name in ("traceparent", "tracestate") if (value := request.get(name))}
         request.env[_SPAN] = self._tracer.start_span(
             request.method,
@@ -91,68 +87,66 @@ class Tracing:
         status = 101 if is_detached else request.response.status
         span.set_attribute("http.response.status_code", status)
         span.set_attribute("http.response.body.size", request.response.size)
-        if status >= 500:
+        if status >= 500:  # 4xx are errors of the client, by the conventions of OpenTelemetry
             span.set_status(self._trace.StatusCode.ERROR)
         span.end()
 
-    def take(self, span: object) -> None:
-        """Keep a span that ended, unless too many wait."""
-        if len(self._waiting) >= WAITING_SPANS:
+    def enqueue(self, span: object) -> None:
+        """Queue a span that has ended; discard it when the queue is full."""
+        if len(self._queue) >= MAX_QUEUED_SPANS:
             SPANS.refused("a span")
             return
-        self._waiting.append(span)
+        self._queue.append(span)
         self._more.set()
 
-    # ---- sending
-
-    def _send_for_ever(self) -> None:
-        while not self._closed or self._waiting:
+    def _send_loop(self) -> None:
+        while not self._closed or self._queue:
             self._more.wait()
             self._more.clear()
             if not self._closed:
-                gevent.sleep(COLLECT_S)
-            while self._waiting:
-                self._send()
+                gevent.sleep(EXPORT_PERIOD_S)
+            while self._queue:
+                self._send_batch()
 
-    def _send(self) -> None:
-        spans = [self._waiting.popleft() for _ in range(min(len(self._waiting), AT_ONCE))]
+    def _send_batch(self) -> None:
+        spans = [self._queue.popleft() for _ in range(min(len(self._queue), MAX_BATCH_SPANS))]
         try:
             outcome = self._threads.call(self._exporter.export, spans)
-            fault = "" if outcome.name == "SUCCESS" else "it did not take them"
-        except Exception as error:  # what the library raises is its own affair, and no reason to end
+            fault = "" if outcome.name == "SUCCESS" else "it rejected the spans"
+        except Exception as error:  # the library may raise anything; the loop must go on
             fault = str(error)
         if fault:
-            SPANS.refused(f"{len(spans)} spans", f"the collector {self._endpoint} can't be told: {fault}")
+            SPANS.refused(f"{len(spans)} spans", f"the export to the collector {self._endpoint} failed: {fault}")
 
     def close(self) -> None:
-        """Send what waits, within two seconds; a second call does nothing."""
+        """Export the queued spans within two seconds, then stop. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
         self._more.set()
-        self._sender.join(CLOSE_S)
+        self._sender.join(LAST_EXPORT_S)
         self._sender.kill(block=False)
 
 
-class _Queue:
-    """What the library calls a span processor."""
+class _QueueProcessor:
+    """A span processor of the library. Only `on_end` does something; `Tracing.close` shuts down."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing
 
     def on_start(self, span: object, parent_context: object = None) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def _on_ending(self, span: object) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def on_end(self, span: object) -> None:
-        """A span ended."""
-        self._tracing.take(span)
+        """Queue a span."""
+        self._tracing.enqueue(span)
 
     def shutdown(self) -> None:
-        """Nothing to do: `Tracing.close` does."""
+        """Do nothing."""
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
-        """Nothing to do."""
+        """Do nothing."""
         return True

@@ -1,68 +1,65 @@
-"""Pages of long lists, chosen without sorting the whole and without holding the event loop."""
+"""Pages of long lists, and the arguments of API requests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heappush, heappushpop, nlargest
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from smqrt.errors import ArgumentError
 from smqrt.loop.scheduling import Turn
 
-# ---- The arguments of an API request: names that are known, numbers that are ones.
+# ---- arguments of API requests
 
 Arguments = dict[str, str]
+GivenArguments = TypeVar("GivenArguments", bound=Mapping[str, object])
 
 
-def known(given: dict[str, object], names: tuple[str, ...]) -> dict[str, object]:
-    """Returns what was given. Raises ArgumentError for a name that is none of `names`."""
+def known(given: GivenArguments, names: tuple[str, ...]) -> GivenArguments:
+    """Return `given`. Raises ArgumentError for a name that is not in `names`."""
     for name in given:
         if name not in names:
-            raise ArgumentError(f"{name[:40]}: there is no such argument; there are {', '.join(names)}")
+            raise ArgumentError(f"{name[:40]}: unknown argument; the arguments are {', '.join(names)}")
     return given
 
 
-def known_arguments(arguments: Arguments, names: tuple[str, ...]) -> Arguments:
-    """As `known`, of the arguments of a query."""
-    known(dict(arguments), names)
-    return arguments
-
-
-def none(arguments: Arguments) -> None:
-    """Raises ArgumentError when there are any."""
+def no_arguments(arguments: Arguments) -> None:
+    """Raise ArgumentError when there are arguments."""
     if arguments:
         raise ArgumentError(f"{next(iter(arguments))[:40]}: this address takes no arguments")
 
 
 def whole(what: str, value: str) -> int:
-    """Returns the number that an argument says. Raises ArgumentError when it says none."""
+    """Return the value of an argument as a number. Raises ArgumentError for other texts."""
     if not value.isascii() or not value.isdigit() or len(value) > 18:
-        raise ArgumentError(f"{what}: {value[:40]!r} is no number")
+        raise ArgumentError(f"{what}: {value[:40]!r} is not a number")
     return int(value)
 
 
 def limit_of(arguments: Arguments) -> int:
-    """Returns how many items are asked for. Raises ArgumentError when that is no number."""
+    """Return the argument `limit`, or its default. Raises ArgumentError when it is not a number."""
     return whole("limit", arguments["limit"]) if "limit" in arguments else LIMIT
 
 
-LIMIT, MOST = 100, 1000
-"""Items on a page: by default, and at most."""
-_LOOKED_AT = 500
-"""Items between two looks at the clock: 0.1 ms of work."""
+# ---- pages, chosen without sorting the whole list
+
+LIMIT, MAX_LIMIT = 100, 1000
+"""Items on a page: the default and the maximum."""
+_ITEMS_PER_TIME_CHECK = 500
+"""The time slice is checked after so many items: 0.1 ms of work."""
 
 T = TypeVar("T")
 K = TypeVar("K", int, bytes, tuple[int, int])
-"""A key, which tells one item from another, and their order."""
+"""A key that identifies an item and orders the list."""
 
 
 class Page(NamedTuple, Generic[T]):
     """Some items of a list.
 
     Attributes:
-        items: in order.
-        after: what to ask for the page behind it with; None when there is nothing behind it.
-        total: of all pages together.
+        items: the items in order.
+        after: the key of the last item, to request the next page; None on the last page.
+        total: number of items of all pages.
     """
 
     items: list[T]
@@ -71,7 +68,7 @@ class Page(NamedTuple, Generic[T]):
 
 
 class _Reversed:
-    """A key that is less when it is more: the heap's top is the last item of the page."""
+    """A key in reverse order, so that the top of the heap is the last item of the page."""
 
     __slots__ = ("key",)
 
@@ -89,14 +86,14 @@ def page(
     limit: int = LIMIT,
     wanted: Callable[[T], object] | None = None,
 ) -> Page[T]:
-    """Returns the `limit` items with the least keys above `after`; others run meanwhile.
+    """Return the `limit` items with the smallest keys above `after`. Yields to the event loop.
 
     Args:
-        items: all of them; a list that nobody changes meanwhile.
-        key: tells one from another, and their order.
-        after: the key of the last item of the page before; None for the first page.
+        items: all items, in a list that does not change meanwhile.
+        key: returns the key of an item.
+        after: the key of the last item of the previous page; None for the first page.
         limit: items on the page, 1 to 1000.
-        wanted: leaves out what it answers no for.
+        wanted: returns whether an item is in the list; by default all are.
 
     Raises:
         ArgumentError: the limit is out of range.
@@ -105,16 +102,16 @@ def page(
     turn, total, rest = Turn(), 0, 0
     heap: list[tuple[_Reversed, int, T]] = []
     for number, item in enumerate(items):
-        if not number % _LOOKED_AT:
+        if not number % _ITEMS_PER_TIME_CHECK:
             turn.yield_if_due()
         if wanted is not None and not wanted(item):
             continue
         total += 1
-        found = key(item)
-        if after is not None and not after < found:
+        item_key = key(item)
+        if after is not None and not after < item_key:
             continue
         rest += 1
-        entry = (_Reversed(found), number, item)
+        entry = (_Reversed(item_key), number, item)
         if len(heap) < limit:
             heappush(heap, entry)
         else:
@@ -130,23 +127,24 @@ def largest(
     limit: int = LIMIT,
     wanted: Callable[[T], object] | None = None,
 ) -> Page[T]:
-    """Returns the `limit` largest items, the largest first; there is no page behind them. Arguments as `page`."""
+    """Return the `limit` largest items, the largest first, without a next page. Arguments as `page`."""
     check_limit(limit)
-    turn, counted = Turn(), [0]
+    turn, total = Turn(), 0
 
-    def chosen() -> Iterable[T]:
+    def matching() -> Iterable[T]:
+        nonlocal total
         for number, item in enumerate(items):
-            if not number % _LOOKED_AT:
+            if not number % _ITEMS_PER_TIME_CHECK:
                 turn.yield_if_due()
             if wanted is None or wanted(item):
-                counted[0] += 1
+                total += 1
                 yield item
 
-    found = nlargest(limit, chosen(), key=size)
-    return Page(found, None, counted[0])
+    found = nlargest(limit, matching(), key=size)
+    return Page(found, None, total)
 
 
 def check_limit(limit: int) -> None:
-    """Raises ArgumentError for a limit that is out of range."""
-    if not 1 <= limit <= MOST:
-        raise ArgumentError(f"limit: {limit} is out of range; use 1 to {MOST}")
+    """Raise ArgumentError for a limit that is out of range."""
+    if not 1 <= limit <= MAX_LIMIT:
+        raise ArgumentError(f"limit: {limit} is out of range; use 1 to {MAX_LIMIT}")

@@ -1,8 +1,7 @@
-"""Snapshots of a server, as dicts that JSON can say: `server`, `listeners`, `hubs`, `peers`, `topics`, `apps`,
-`journals`, `pipelines`, `closed` and `limits`. The API, the console and the command line show these.
+"""Snapshots of a server for the API, the console and the command line.
 
-Keys are stable; numbers have their unit in the name. What may be long is in pages: `{"items", "after", "total"}`.
-These functions run in a greenlet, and let others run while they look at many things.
+They are dicts and lists for JSON. Keys are stable, and those of quantities have the unit in the name. Long lists are
+pages: `{"items", "after", "total"}`. These functions run in a greenlet and yield to the event loop.
 """
 
 from __future__ import annotations
@@ -11,13 +10,12 @@ import json
 import logging
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from time import monotonic, time
-from typing import Any
+from typing import Any, TypeVar
 
 import gevent
 
@@ -26,64 +24,73 @@ from smqrt.apps.lua.applications import Application
 from smqrt.broker.outbox import Drop, Outbox, QueuedMemory
 from smqrt.broker.session import Session
 from smqrt.broker.topics import Topic, Traffic
-from smqrt.cluster.channel import AppChannel
 from smqrt.cluster.clustered_broker import ClusteredBroker
-from smqrt.cluster.engines.mesh import Dialer, Mesh, Missing, open_meshes
+from smqrt.cluster.engines.mesh import Mesh, open_meshes
 from smqrt.cluster.link import Link
 from smqrt.errors import ArgumentError
 from smqrt.journal import writer
 from smqrt.loop.scheduling import Turn
 from smqrt.loop.threads import DiskThreads
-from smqrt.operations import health as process
-from smqrt.operations import paging
 from smqrt.operations.context import Parts
-from smqrt.operations.logs import Entry
-from smqrt.operations.paging import LIMIT, Page, check_limit
+from smqrt.operations.health import process_usage
+from smqrt.operations.logs import iso
+from smqrt.operations.paging import LIMIT, Page, check_limit, largest, page, whole
 from smqrt.settings.limit_register import snapshot as limit_states
 from smqrt.smq import close_log
 from smqrt.smq.close_log import Closed, ending_of
 from smqrt.smq.gevent_broker import GeventBroker, all_brokers
 from smqrt.transport.admission import open_connections
-from smqrt.transport.listener import Listener
 from smqrt.transport.origins import is_loopback
 from smqrt.wire.link_packets import Refusal
 
-# ---- The clusters that this process is in, as an operator sees them: its links to other nodes, the addresses where it
-# looks for some, its hubs, and the channels of its applications (help: cluster).
-
 Snapshot = dict[str, object]
+T = TypeVar("T")
 
-_SHOWN = 1024
-"""Links, addresses, hubs and channels that are shown: a node has at most 1023 others."""
+# ---- clusters (help: cluster)
+
+_MAX_ROWS = 1024
+"""Maximum number of links, addresses, hubs and channels: a node has at most 1023 other nodes."""
 
 
 def clusters() -> list[Snapshot]:
-    """Returns a row for each node that this process is: one, unless an application has made more with `smq.mtl`."""
+    """Return a row for each node of this process: one, unless an application has created more with `smq.mtl`."""
     return [_node(one) for one in list(open_meshes)]
 
 
 def _node(mesh: Mesh) -> Snapshot:
-    node = mesh.node
+    node, now_s = mesh.node, mesh.node.clock_s()
     return {
         "node": node.number,
         "fixed": node.is_fixed,
-        "links": [_link(one) for one in links(mesh)[:_SHOWN]],
+        "links": [_link(one, now_s) for one in links(mesh)[:_MAX_ROWS]],
         "links_lost": node.links_lost,
         "refused": {Refusal(code).name.lower(): count for code, count in sorted(node.refused.items()) if code},
-        "addresses": [_address(one) for one in mesh.dialers[:_SHOWN]],
-        "missing": [_missing(mesh, one) for one in mesh.expected.missing()[:_SHOWN]],
-        "hubs": [_hub(one) for one in list(node.members.values())[:_SHOWN]],
-        "channels": [_channel(one) for one in list(node.channels.values())[:_SHOWN]],
+        "addresses": [
+            {
+                "address": one.address,
+                "state": "this node" if one.is_self else "linked" if one.up else "not linked",
+                "why": "" if one.up or one.is_self else one.why,
+            }
+            for one in mesh.dialers[:_MAX_ROWS]
+        ],
+        "missing": [
+            {"to": one.to, "why": one.why, "for_s": round(now_s - one.since_s, 3)}
+            for one in mesh.expected.missing()[:_MAX_ROWS]
+        ],
+        "hubs": [_clustered_hub(one) for one in list(node.members.values())[:_MAX_ROWS]],
+        "channels": [
+            {"channel": one.name.decode("utf-8", "replace"), "nodes": sorted(one.nodes()), **one.counts()}
+            for one in list(node.channels.values())[:_MAX_ROWS]
+        ],
     }
 
 
 def links(mesh: Mesh) -> list[Link]:
-    """Returns the links that are up, in the order of the other nodes' numbers."""
+    """Return the open links, ordered by the numbers of the other nodes."""
     return sorted(mesh.node.links.values(), key=lambda link: link.number)
 
 
-def _link(link: Link) -> Snapshot:
-    now_s = link.node.clock_s()
+def _link(link: Link, now_s: float) -> Snapshot:
     return {
         "node": link.number,
         "via": link.transport.via,
@@ -97,17 +104,8 @@ def _link(link: Link) -> Snapshot:
     }
 
 
-def _address(dialer: Dialer) -> Snapshot:
-    state = "this node" if dialer.is_self else "linked" if dialer.up else "not linked"
-    return {"address": dialer.address, "state": state, "why": "" if dialer.up or dialer.is_self else dialer.why}
-
-
-def _missing(mesh: Mesh, one: Missing) -> Snapshot:
-    return {"to": one.to, "why": one.why, "for_s": round(mesh.node.clock_s() - one.since_s, 3)}
-
-
-def _hub(member: ClusteredBroker) -> Snapshot:
-    broker: Any = member.broker
+def _clustered_hub(member: ClusteredBroker) -> Snapshot:
+    broker: Any = member.broker  # a `GeventBroker`, of which the cluster knows only `Broker`
     return {
         "cluster": member.name,
         "hub": broker.number,
@@ -121,35 +119,28 @@ def _hub(member: ClusteredBroker) -> Snapshot:
     }
 
 
-def _channel(channel: AppChannel) -> Snapshot:
-    name = channel.name.decode("utf-8", "replace")
-    return {"channel": name, "nodes": sorted(channel.nodes()), **channel.counts()}
-
-
-def members() -> Iterable[tuple[GeventBroker, ClusteredBroker]]:
-    """Returns the hubs of this process that are in a cluster."""
+def clustered_hubs() -> Iterable[tuple[GeventBroker, ClusteredBroker]]:
+    """Return the hubs of this process that are in a cluster."""
     return [(one, one.cluster) for one in all_brokers() if isinstance(one.cluster, ClusteredBroker)]
 
 
-# ---- States of the queries of pipelines, which run in processes of their own: read from the files that these write.
+# ---- queries of pipelines: they run in other processes, which write status files
 
 log = logging.getLogger("smqrt.admin")
 
-FOLDER, FILE = ".pipelines", "status.json"
-QUERIES, BYTES = 500, 1 << 16
-"""So many queries are looked at, and so much of each file."""
-KEYS = {
+_STATUS_FOLDER, _STATUS_FILE = ".pipelines", "status.json"
+_MAX_QUERIES, _MAX_STATUS_BYTES = 500, 1 << 16
+_STATUS_TYPES: dict[str, Callable[[Any], object]] = {
     "name": str, "kind": str, "state": str, "batch": int, "batch_ms": int, "rows": int, "rows_per_s": float,
     "lag_rows": int, "lag_s": float, "published": int, "error": str, "trouble": str, "updated": float,
 }  # fmt: skip
-"""What is told of a query, and its type."""
+"""The keys of a status file with their types."""
 
 _threads = DiskThreads("of the pipelines")
 
 
-def queries(folders: Sequence[Path]) -> dict[Path, list[dict[str, object]]]:
-    """Returns what is known of the queries of the applications in these folders; blocks the greenlet. None when the
-    disk does not answer."""
+def queries(folders: Sequence[Path]) -> dict[Path, list[Snapshot]]:
+    """Return the states of the queries of the applications in these folders. Blocks. Empty when the disk hangs."""
     if not folders:
         return {}
     try:
@@ -159,103 +150,88 @@ def queries(folders: Sequence[Path]) -> dict[Path, list[dict[str, object]]]:
         return {}
 
 
-def _read_all(folders: list[Path]) -> dict[Path, list[dict[str, object]]]:
-    return {folder: list(filter(None, map(_read, _files(folder)))) for folder in folders}
+def _read_all(folders: list[Path]) -> dict[Path, list[Snapshot]]:
+    """Read all status files, in a thread. Invalid files are left out."""
+    by_folder: dict[Path, list[Snapshot]] = {folder: [] for folder in folders}
+    for folder, states in by_folder.items():
+        paths: list[Path] = []
+        with suppress(OSError):
+            paths = sorted((folder / _STATUS_FOLDER).glob(f"*/{_STATUS_FILE}"))[:_MAX_QUERIES]
+        for path in paths:
+            # A query may be writing its file, and other programs may put anything there.
+            with suppress(OSError, ValueError, TypeError, RecursionError):
+                with path.open("rb") as file:
+                    found = json.loads(file.read(_MAX_STATUS_BYTES))
+                status = {name: kind(found[name]) for name, kind in _STATUS_TYPES.items() if name in found}
+                if status:
+                    states.append(status)
+    return by_folder
 
 
-def _files(folder: Path) -> list[Path]:
-    with suppress(OSError):
-        return sorted((folder / FOLDER).glob(f"*/{FILE}"))[:QUERIES]
-    return []
+# ---- the last records of the log and of traces
 
-
-def _read(path: Path) -> dict[str, object] | None:
-    """In a thread. A file that is no status is left out."""
-    try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(BYTES))
-        return {name: kind(found[name]) for name, kind in KEYS.items() if name in found}
-    except (OSError, ValueError, TypeError, RecursionError):
-        return None
-
-
-# ---- Snapshots of the end of the log, and of what applications traced last.
-
-ORDERED = "microseconds"
-"""Times of lines are so exact, since those of several workers are put in their order."""
+_LOG_TIME = "microseconds"
+"""Precision of times in the log, by which lines of several workers are ordered."""
 
 
 def log_rows(parts: Parts, limit: int = LIMIT) -> Snapshot:
-    """Returns the last errors and warnings of the log, the newest first, as a page that has none behind it.
-
-    Args:
-        parts: the server.
-        limit: items, 1 to 1000; the last 200 are kept.
-
-    Raises:
-        ArgumentError: the limit is none.
-    """
+    """Return a page of the last errors and warnings, the newest first, without a next page. Arguments as `traces`."""
     check_limit(limit)
-    items = [_entry(one) for one in islice(parts.log.newest_first(), limit)]
+    items = [
+        {
+            "number": one.number,
+            "at": iso(one.at_s, _LOG_TIME),
+            "level": one.level,
+            "logger": one.logger,
+            "text": one.text,
+        }
+        for one in islice(parts.log.newest_first(), limit)
+    ]
     return {"items": items, "after": None, "total": parts.log.errors + parts.log.warnings}
 
 
-def _entry(one: Entry) -> Snapshot:
-    return {
-        "number": one.number,
-        "at": iso(one.at_s, ORDERED),
-        "level": one.level,
-        "logger": one.logger,
-        "text": one.text,
-    }
-
-
 def traces(parts: Parts, limit: int = LIMIT) -> list[Snapshot]:
-    """Returns what each application traced last: `app`, its name, and `lines`. Behind them, with None for a name, what
-    belongs to none: timers, events, greenlets.
+    """Return the last trace lines of each application: `app`, its name, and `lines`.
+
+    The last row, with None as the name, has the lines without an application: timers, events, greenlets.
 
     Args:
         parts: the server.
-        limit: lines of each, 1 to 1000; the last 200 are kept.
+        limit: lines of each application, 1 to 1000; the last 200 are kept.
 
     Raises:
-        ArgumentError: the limit is none.
+        ArgumentError: the limit is out of range.
     """
     check_limit(limit)
     places: list[tuple[str | None, Path | None]] = [(one.name, one.path.resolve()) for one in parts.applications]
-    return [{"app": name, "lines": _lines(parts, folder, limit)} for name, folder in [*places, (None, None)]]
-
-
-def _lines(parts: Parts, folder: Path | None, limit: int) -> list[Snapshot]:
-    return [{"at": iso(one.at_s, ORDERED), "text": one.text} for one in parts.log.traces(folder)[-limit:]]
+    rows: list[Snapshot] = []
+    for name, folder in [*places, (None, None)]:
+        lines = [{"at": iso(one.at_s, _LOG_TIME), "text": one.text} for one in parts.log.traces(folder)[-limit:]]
+        rows.append({"app": name, "lines": lines})
+    return rows
 
 
 LATELY_S = 300.0
-"""What happened longer ago is no news."""
-_TOPICS_AT_ONCE = 5000
-"""Between two looks at the clock: 0.3 ms of work."""
+"""The time that the keys with `lately` cover."""
+_TOPICS_PER_TIME_CHECK = 5000
+"""The time slice is checked after so many topics: 0.3 ms of work."""
 
 
-class NotThereError(ArgumentError):
-    """What was asked for is not there, or not any more."""
+class NotFoundError(ArgumentError):
+    """The hub, client or application does not exist, or not any more."""
 
 
 def text(name: bytes) -> str:
-    r"""Returns a name as text; bytes that are not UTF-8 stand there as `\xff`."""
+    r"""Return a name as text, with `\xff` for bytes that are not UTF-8."""
     return name.decode("utf-8", "backslashreplace")
-
-
-def iso(at_s: float, unit: str = "milliseconds") -> str:
-    """Returns a time in Unix seconds as ISO 8601 in UTC, with milliseconds or `unit`."""
-    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec=unit).replace("+00:00", "Z")
 
 
 # ---- the server
 
 
 def server(parts: Parts) -> Snapshot:
-    """Returns what the process is and how it does."""
-    health, usage, uptime_s = parts.health, process.usage(), monotonic() - parts.began_s
+    """Return the state and the usage of the process."""
+    health, usage, uptime_s = parts.health, process_usage(), monotonic() - parts.began_s
     obstacles = health.obstacles()
     brokers = all_brokers()
     return {
@@ -290,40 +266,37 @@ def server(parts: Parts) -> Snapshot:
 
 
 def listeners(parts: Parts) -> list[Snapshot]:
-    """Returns the ports that are listened on."""
-    return [_listener(name, one, parts.listeners.tls_snapshot(name)) for name, one in parts.listeners.items()]
-
-
-def _listener(name: str, listener: Listener, tls: Snapshot | None) -> Snapshot:
-    host, port = listener.address
-    done, failed = listener.handshakes
-    return {
-        "name": name,
-        "host": host,
-        "port": port,
-        "tls": tls,
-        "loopback": is_loopback(host),
-        "accepted": listener.counts.accepted,
-        "open": listener.counts.open,
-        "refused": listener.counts.refused,
-        "reassigned": listener.counts.given,
-        "given": listener.counts.given,  # the former name, for one release
-        "handshakes": done,
-        "handshakes_failed": failed,
-    }
+    """Return the listeners."""
+    return [
+        {
+            "name": name,
+            "host": one.address[0],
+            "port": one.address[1],
+            "tls": parts.listeners.tls_snapshot(name),
+            "loopback": is_loopback(one.address[0]),
+            "accepted": one.counts.accepted,
+            "open": one.counts.open,
+            "refused": one.counts.refused,
+            "reassigned": one.counts.given,
+            "given": one.counts.given,  # the former name, for one release
+            "handshakes": one.handshakes[0],
+            "handshakes_failed": one.handshakes[1],
+        }
+        for name, one in parts.listeners.items()
+    ]
 
 
 # ---- hubs, their clients and topics
 
 
 def hubs(parts: Parts) -> list[Snapshot]:
-    """Returns the hubs that are open, in the order they were made."""
+    """Return the open hubs in the order of their creation."""
     return [hub(one) for one in all_brokers()]
 
 
 def hub(broker: GeventBroker) -> Snapshot:
-    """Returns one hub and its counters."""
-    stats, went = broker.stats, traffic(broker)
+    """Return a hub with its counters."""
+    stats, total = broker.stats, traffic(broker)
     return {
         "id": broker.number,
         "key": broker.key,
@@ -336,11 +309,11 @@ def hub(broker: GeventBroker) -> Snapshot:
         "last_values": broker.last_values.count if broker.last_values else 0,
         "last_value_bytes": broker.last_values.size_bytes if broker.last_values else 0,
         "subscriptions": stats.subscriptions,
-        "messages": went.messages,
-        "arrived": went.arrived,
-        "bytes": went.bytes,
-        "copies": went.copies,
-        "copied_bytes": went.copied_bytes,
+        "messages": total.messages,
+        "arrived": total.arrived,
+        "bytes": total.bytes,
+        "copies": total.copies,
+        "copied_bytes": total.copied_bytes,
         "connects": stats.connects,
         "refusals": stats.refusals,
         "denied": stats.denied,
@@ -353,104 +326,88 @@ def hub(broker: GeventBroker) -> Snapshot:
 
 
 def traffic(broker: GeventBroker) -> Traffic:
-    """Returns what went through a hub; others run while its topics are looked at."""
+    """Return the traffic of a hub. Yields to the event loop while the topics are counted."""
     turn = Turn()
+    # A copy, since topics are created and removed while others run.
     for number, topic in enumerate(list(broker.topic_table.by_key.values())):
-        if not number % _TOPICS_AT_ONCE:
+        if not number % _TOPICS_PER_TIME_CHECK:
             turn.yield_if_due()
         topic.count()
     return broker.topic_table.traffic
 
 
 def queued_bytes(broker: GeventBroker) -> int:
-    """Returns what waits for the clients of a hub that do not read."""
+    """Return the bytes in the send queues of a hub."""
     return sum(one.outbox.queued_bytes for one in list(broker.sessions.values()))
 
 
-def broker_of(number: int) -> GeventBroker:
-    """Returns the hub with a number.
+def _sessions(broker: GeventBroker) -> dict[int, Session]:
+    return broker.sessions  # type: ignore[return-value]  # a `GeventBroker` has no other clients
 
-    Raises:
-        NotThereError: there is none.
-    """
+
+def broker_of(number: int) -> GeventBroker:
+    """Return the hub with a number. Raises NotFoundError."""
     for broker in all_brokers():
         if broker.number == number:
             return broker
-    raise NotThereError(f"hub: there is no hub {number}; /api/v1/hubs lists them")
+    raise NotFoundError(f"hub: there is no hub {number}; /api/v1/hubs lists them")
 
 
-_PEER_SIZES: dict[str, Callable[[Any], float]] = {
+_PEER_SIZES: dict[str, Callable[[Session], float]] = {
     "dropped": lambda session: session.outbox.dropped,
     "queued_bytes": lambda session: session.outbox.queued_bytes,
     "subscriptions": lambda session: len(session.topics or ()),
     "newest": lambda session: session.since_s or 0.0,
 }
-_TOPIC_SIZES: dict[str, Callable[[Topic], float]] = {"subscribers": lambda topic: topic.subscribers}
 
 
 def peers(
-    parts: Parts,
-    hub: int | None = None,
-    after: str | None = None,
-    limit: int = LIMIT,
-    search: str = "",
-    sort: str = "",
+    parts: Parts, hub: int | None = None, after: str | None = None, limit: int = LIMIT, search: str = "", sort: str = ""
 ) -> Snapshot:
-    """Returns a page of the clients, by hub and ETID.
+    """Return a page of the clients, ordered by hub and ETID.
 
     Args:
         parts: the server.
         hub: only those of this hub.
-        after: the `after` of the page before.
+        after: the `after` of the previous page.
         limit: items on the page, 1 to 1000.
-        search: only those whose uid, info, address, user or ETID holds this text.
-        sort: "dropped", "queued_bytes", "subscriptions" or "newest": the largest first, and no page behind them.
+        search: only clients whose uid, info, address, user or ETID contains this text.
+        sort: "dropped", "queued_bytes", "subscriptions" or "newest": the largest first, without a next page.
 
     Raises:
-        ArgumentError: there is no such hub, or an argument is none.
+        ArgumentError: there is no such hub, or an argument is invalid.
     """
     brokers = all_brokers() if hub is None else [broker_of(hub)]
-    everybody = [(broker.number, session) for broker in brokers for session in list(broker.sessions.values())]
+    sessions = [(broker.number, session) for broker in brokers for session in list(_sessions(broker).values())]
     needle = search.lower()
     wanted = (lambda entry: _matches(entry[1], needle)) if needle else None
     if sort:
-        size = _size("sort", sort, _PEER_SIZES)
-        found = paging.largest(everybody, lambda entry: size(entry[1]), limit, wanted)
+        size = _size(sort, _PEER_SIZES)
+        found = largest(sessions, lambda entry: size(entry[1]), limit, wanted)
     else:
-        found = paging.page(everybody, lambda entry: (entry[0], entry[1].etid), _peer_key(after), limit, wanted)
+        last = None if after is None else peer_id(after, "after")
+        found = page(sessions, lambda entry: (entry[0], entry[1].etid), last, limit, wanted)
     return _paged(found, lambda entry: peer(*entry), lambda key: f"{key[0]}.{key[1]}")
 
 
-def _peer_key(after: str | None) -> tuple[int, int] | None:
-    return None if after is None else peer_id(after, "after")
-
-
 def peer_id(value: str, what: str = "id") -> tuple[int, int]:
-    """Returns hub and ETID of a client's id, such as "1.3055123".
-
-    Raises:
-        ArgumentError: it is none.
-    """
+    """Return hub and ETID of the id of a client, such as "1.3055123". Raises ArgumentError for an invalid id."""
     number, dot, etid = value.partition(".")
     if not dot or not (number + etid).isascii() or not (number + etid).isdigit() or len(value) > 32:
-        raise ArgumentError(f"{what}: {value[:40]!r} is no id of a client; it is HUB.ETID, such as 1.3055123")
+        raise ArgumentError(f"{what}: {value[:40]!r} is not the id of a client; an id is HUB.ETID, such as 1.3055123")
     return int(number), int(etid)
 
 
 def session_of(value: str) -> Session:
-    """Returns the client with an id.
-
-    Raises:
-        NotThereError: there is none.
-    """
+    """Return the session of the client with an id. Raises NotFoundError."""
     number, etid = peer_id(value)
-    session: Any = broker_of(number).sessions.get(etid)
+    session = _sessions(broker_of(number)).get(etid)
     if session is None:
-        raise NotThereError(f"id: there is no client {value}; it may have gone")
-    return session  # type: ignore[no-any-return]
+        raise NotFoundError(f"id: there is no client {value}; it may have disconnected")
+    return session
 
 
-def _matches(session: Any, needle: str) -> bool:
+def _matches(session: Session, needle: str) -> bool:
     return (
         needle in text(session.uid).lower()
         or needle in str(session.etid)
@@ -460,8 +417,8 @@ def _matches(session: Any, needle: str) -> bool:
     )
 
 
-def peer(hub: int, session: Any) -> Snapshot:
-    """Returns one client."""
+def peer(hub: int, session: Session) -> Snapshot:
+    """Return a client with its counters."""
     outbox: Outbox = session.outbox
     connected_s = session.broker.clock() - (session.since_s or 0.0)
     received, sent = close_log.transferred(outbox)
@@ -486,39 +443,39 @@ def peer(hub: int, session: Any) -> Snapshot:
 
 
 def subscriptions(value: str, limit: int = LIMIT) -> Snapshot:
-    """Returns the topics that the client with an id subscribes to. Raises as `session_of` and `paging.page`."""
-    found = paging.page(list((session_of(value).topics or {}).values()), lambda one: one.name or b"", None, limit)
+    """Return the subscribed topics of the client with an id. Raises as `session_of` and `page`."""
+    found = page(list((session_of(value).topics or {}).values()), lambda one: one.name or b"", None, limit)
     return _paged(found, lambda one: text(one.name or b""), lambda key: text(key))
 
 
 def topics(
     parts: Parts, hub: int, after: str | None = None, limit: int = LIMIT, search: str = "", sort: str = ""
 ) -> Snapshot:
-    """Returns a page of the topics of a hub, by id.
+    """Return a page of the topics of a hub, ordered by id.
 
     Args:
         parts: the server.
         hub: the number of the hub.
-        after: the `after` of the page before.
+        after: the `after` of the previous page.
         limit: items on the page, 1 to 1000.
-        search: only those whose name holds this text.
-        sort: "subscribers": the largest first, and no page behind them.
+        search: only topics whose name contains this text.
+        sort: "subscribers": the largest first, without a next page.
 
     Raises:
-        ArgumentError: there is no such hub, or an argument is none.
+        ArgumentError: there is no such hub, or an argument is invalid.
     """
     named = list(broker_of(hub).topic_table.by_name.values())
     needle = search.lower()
     wanted = (lambda topic: needle in text(topic.name or b"").lower()) if needle else None
     if sort:
-        found = paging.largest(named, _size("sort", sort, _TOPIC_SIZES), limit, wanted)
+        found = largest(named, _size(sort, {"subscribers": lambda topic: topic.subscribers}), limit, wanted)
     else:
-        found = paging.page(named, lambda topic: topic.id, _number("after", after), limit, wanted)
+        found = page(named, lambda topic: topic.id, None if after is None else whole("after", after), limit, wanted)
     return _paged(found, lambda one: topic(hub, one), str)
 
 
 def topic(hub: int, one: Topic) -> Snapshot:
-    """Returns one topic."""
+    """Return a topic with its counters."""
     return {
         "id": one.id,
         "hub": hub,
@@ -532,23 +489,22 @@ def topic(hub: int, one: Topic) -> Snapshot:
 
 
 def apps(parts: Parts) -> list[Snapshot]:
-    """Returns the applications, also those that failed or were stopped."""
-    return [_app(one) for one in parts.applications]
-
-
-def _app(application: Application) -> Snapshot:
-    return {
-        "name": application.name,
-        "uri": application.uri,
-        "path": str(application.path),
-        "about": application.about,
-        "state": app_state(application),
-        "error": application.error,
-    }
+    """Return the applications, with those that failed or were stopped."""
+    return [
+        {
+            "name": one.name,
+            "uri": one.uri,
+            "path": str(one.path),
+            "about": one.about,
+            "state": app_state(one),
+            "error": one.error,
+        }
+        for one in parts.applications
+    ]
 
 
 def app_state(application: Application) -> str:
-    """Returns "changing", "running", "failed" or "stopped"."""
+    """Return "changing", "running", "failed" or "stopped"."""
     if application.changing:
         return "changing"
     if application.running:
@@ -557,19 +513,15 @@ def app_state(application: Application) -> str:
 
 
 def app_named(parts: Parts, name: str) -> Application:
-    """Returns the application with a name; "-" is the one at the root.
-
-    Raises:
-        NotThereError: there is none.
-    """
+    """Return the application with a name; "-" for the one at the root. Raises NotFoundError."""
     for application in parts.applications:
         if application.name == ("" if name == "-" else name):
             return application
-    raise NotThereError(f"name: there is no application {name!r}; /api/v1/apps lists them")
+    raise NotFoundError(f"name: there is no application {name!r}; /api/v1/apps lists them")
 
 
 def journals(parts: Parts) -> list[Snapshot]:
-    """Returns the journals that are open, with their counters (help: journal)."""
+    """Return the open journals with their counters (help: journal)."""
     return [
         {"name": name, "path": str(one.path), **one.stats(), "sync_s": round(one.sync_s, 6)}
         for name, one in list(writer.opened.items())
@@ -577,36 +529,37 @@ def journals(parts: Parts) -> list[Snapshot]:
 
 
 def pipelines(parts: Parts) -> list[Snapshot]:
-    """Returns the processes that run the pipelines of applications, and how their queries do."""
+    """Return the processes of pipelines with the states of their queries."""
     states = list(parts.pipelines())
     known = queries([folder for folder, _ in states])
     return [{"path": str(folder), "state": state, "queries": known.get(folder, [])} for folder, state in states]
 
 
-# ---- what went wrong
+# ---- closed connections and limits
 
 
 def closed(
     parts: Parts, after: str | None = None, limit: int = LIMIT, hub: int | None = None, reason: str = ""
 ) -> Snapshot:
-    """Returns a page of the last endings, the newest first.
+    """Return a page of the last closed connections, the newest first.
 
     Args:
         parts: the server.
-        after: the `after` of the page before.
+        after: the `after` of the previous page.
         limit: items on the page, 1 to 1000.
         hub: only those of this hub.
-        reason: only those with this reason, such as "slow_consumer".
+        reason: only those with this close reason, such as "slow_consumer".
 
     Raises:
-        ArgumentError: an argument is none.
+        ArgumentError: an argument is invalid.
     """
 
     def wanted(one: Closed) -> bool:
         return (hub is None or one.hub == hub) and (not reason or one.reason.name.lower() == reason.lower())
 
-    before = _number("after", after)
-    found = paging.page(
+    # Keys are negative numbers, since pages are in ascending order of their keys.
+    before = None if after is None else whole("after", after)
+    found = page(
         close_log.closes.newest_first(), lambda one: -one.number, None if before is None else -before, limit, wanted
     )
     return _paged(found, _closed, lambda key: str(-key))
@@ -626,7 +579,7 @@ def _closed(one: Closed) -> Snapshot:
 
 
 def limits(parts: Parts) -> list[Snapshot]:
-    """Returns the limits, and how often each was reached."""
+    """Return the limits, and how often each was reached."""
     return [
         {
             "name": one.name,
@@ -643,30 +596,15 @@ def limits(parts: Parts) -> list[Snapshot]:
 # ---- arguments and pages
 
 
-def _size(what: str, name: str, known: dict[str, Callable[[Any], float]]) -> Callable[[Any], float]:
+def _size(name: str, known: dict[str, Callable[[T], float]]) -> Callable[[T], float]:
     if name not in known:
-        raise ArgumentError(f"{what}: {name[:40]!r} is none of {', '.join(known)}")
+        raise ArgumentError(f"sort: {name[:40]!r} is not one of {', '.join(known)}")
     return known[name]
 
 
-def _number(what: str, value: str | None) -> int | None:
-    if value is None:
-        return None
-    if not value.isascii() or not value.isdigit() or len(value) > 20:
-        raise ArgumentError(f"{what}: {value[:40]!r} is no number")
-    return int(value)
-
-
-def _paged(found: Page[Any], shown: Callable[[Any], object], key: Callable[[Any], str]) -> Snapshot:
-    return {
-        "items": list(_each(found.items, shown)),
-        "after": None if found.after is None else key(found.after),
-        "total": found.total,
-    }
-
-
-def _each(items: list[Any], shown: Callable[[Any], object]) -> Iterator[object]:
-    turn = Turn()
-    for item in items:
+def _paged(found: Page[T], shown: Callable[[T], object], key: Callable[[Any], str]) -> Snapshot:
+    turn, items = Turn(), []
+    for item in found.items:
         turn.yield_if_due()
-        yield shown(item)
+        items.append(shown(item))
+    return {"items": items, "after": None if found.after is None else key(found.after), "total": found.total}

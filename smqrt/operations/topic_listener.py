@@ -1,5 +1,6 @@
-"""A subscriber inside the server: what comes to some topics of a hub, of this worker or of another one, is shown on a
-page.
+"""Live views of hubs for operators: messages of topics, and traces of clients and topics.
+
+The hub may belong to this worker or to another one.
 """
 
 from __future__ import annotations
@@ -18,51 +19,53 @@ from smqrt.broker.topics import Topic
 from smqrt.broker.trace import Trace
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.operations import snapshots
+from smqrt.operations.logs import iso
 from smqrt.operations.snapshots import Snapshot
 from smqrt.printable import printable
 from smqrt.settings.limit_register import Limit
-from smqrt.smq.gevent_broker import GeventBroker, all_brokers
+from smqrt.smq.gevent_broker import all_brokers
 from smqrt.wire import smq
 from smqrt.workers.fd_channel import Message
 from smqrt.workers.worker_rpc import END, News, WorkerRpc
 
-TOPICS = 20
-"""At most so many topics of one page."""
+MAX_TOPICS = 20
+"""Topics of one page."""
 NAME_CHARACTERS = 256
-KEPT = 30
-"""Messages between two looks at them, which is a second; further ones are only counted."""
+MAX_KEPT = 30
+"""Messages between two calls of `take`, about a second; further ones are only counted."""
 _SHOWN_BYTES = 512
 QUESTION = "listen"
-_LOOK_S = 0.5
-"""So often another worker is told what came."""
+"""The name of the question to another worker."""
+_REPORT_S = 0.5
+"""Interval of messages to another worker."""
 
 
-class Listener(Protocol):
-    """What `Listening` and `FarListening` are."""
+class TopicListener(Protocol):
+    """The common interface of `LocalTopicListener` and `RemoteTopicListener`."""
 
     def take(self) -> tuple[list[Snapshot], int]: ...
     def close(self) -> None: ...
 
 
-class Listening(Outbox):
-    """Subscribes to topics like a client; `take` gives what came since the last call. It holds nobody up.
+class LocalTopicListener(Outbox):
+    """Subscribes to topics like a client. It never causes backpressure.
 
     Args:
-        broker: the hub's.
-        destinations: the topics, by name or number; names that don't exist are made.
-        clock: gives Unix seconds.
+        broker: the broker of the hub.
+        destinations: the topics by name or number; missing names are created.
+        clock: returns Unix seconds.
 
     Raises:
-        ArgumentError: too many topics, a name that is too long, or a number that is no topic's.
-        ClosedError: the hub has been closed.
+        ArgumentError: too many topics, a name is too long, or a number is not that of a topic.
+        ClosedError: the hub is closed.
     """
 
     __slots__ = ("_broker", "_clock", "_kept", "_missed", "_number", "_topics")
 
     def __init__(self, broker: Broker, destinations: Sequence[str | int], clock: Callable[[], float] = time) -> None:
         super().__init__()
-        if len(destinations) > TOPICS:
-            raise ArgumentError(f"topics: at most {TOPICS} can be looked at on one page")
+        if len(destinations) > MAX_TOPICS:
+            raise ArgumentError(f"topics: a page shows at most {MAX_TOPICS} topics")
         topics = [_topic(broker, one) for one in dict.fromkeys(destinations)]
         self._broker, self._clock = broker, clock
         self._kept: list[Snapshot] = []
@@ -70,101 +73,98 @@ class Listening(Outbox):
         self._topics: list[Topic] = []
         for topic in topics:
             self._topics.append(topic)
-            topic.forget_routes()
+            topic.forget_routes()  # cached routes do not include this subscriber
             broker.subscribed(topic, self)
 
     def close(self) -> None:
-        """Subscribe no more; a second call does nothing."""
+        """Unsubscribe. A second call does nothing."""
         topics, self._topics = self._topics, []
         for topic in topics:
             self._broker.unsubscribed(topic, self)
 
     def take(self) -> tuple[list[Snapshot], int]:
-        """Returns the messages that came since the last call, and how many were left out."""
+        """Return the messages since the last call, and the number of those that were not kept."""
         taken, self._kept = self._kept, []
         missed, self._missed = self._missed, 0
         return taken, missed
 
     def flush(self) -> None:
-        """See `Outbox.flush`: keep the first of what comes, count the rest."""
-        runs, self.queue = self.queue, []
-        for run in runs:
-            if len(self._kept) >= KEPT:
-                self._missed += smq.count_frames(run)
+        """See `Outbox.flush`: keep the first messages, count the others."""
+        batches, self.queue = self.queue, []
+        for batch in batches:
+            if len(self._kept) >= MAX_KEPT:
+                self._missed += smq.count_frames(batch)
                 continue
-            for frame in smq.frames(run):
-                self._keep(frame)
+            for frame in smq.frames(batch):
+                if len(self._kept) < MAX_KEPT:
+                    self._number += 1
+                    self._kept.append(self._row(frame))
+                else:
+                    self._missed += 1
 
-    def _keep(self, frame: bytes) -> None:
-        if len(self._kept) >= KEPT:
-            self._missed += 1
-            return
+    def _row(self, frame: bytes) -> Snapshot:
         tid, ptid, stid, data = smq.unpack_publish(frame)
-        self._number += 1
-        self._kept.append(
-            {
-                "number": self._number,
-                "at_s": self._clock(),
-                "topic": _name(self._broker.tid2topic(tid), tid),
-                "subtopic": _name(self._broker.tid2subtopic(stid), stid) if stid else "",
-                "from": ptid,
-                "size_bytes": len(data),
-                "text": printable(bytes(data[:_SHOWN_BYTES]), lines=True),
-                "cut": len(data) > _SHOWN_BYTES,
-            }
-        )
+        return {
+            "number": self._number,
+            "at_s": self._clock(),
+            "topic": _name(self._broker.tid2topic(tid), tid),
+            "subtopic": _name(self._broker.tid2subtopic(stid), stid) if stid else "",
+            "from": ptid,
+            "size_bytes": len(data),
+            "text": printable(bytes(data[:_SHOWN_BYTES]), lines=True),
+            "cut": len(data) > _SHOWN_BYTES,
+        }
 
 
-class FarListening:
-    """The same at a hub that only another worker has. Arguments as `Listening`; what is wrong with them is said by
-    `take`.
+class RemoteTopicListener:
+    """Subscribes to topics of a hub of another worker. Invalid arguments make `take` raise.
 
     Args:
         fleet: the workers.
-        worker: which one has the hub.
-        hub: its number.
-        destinations: see `Listening`.
+        worker: the number of the worker that has the hub.
+        hub: the number of the hub.
+        destinations: see `LocalTopicListener`.
     """
 
     def __init__(self, fleet: WorkerRpc, worker: int, hub: int, destinations: Sequence[str | int]) -> None:
         question: Message = {"do": QUESTION, "hub": hub, "topics": list(destinations)}
         self._kept: list[Snapshot] = []
         self._missed = self._number = 0
-        self._why = ""
-        self._following = gevent.spawn(fleet.follow, worker, lambda: question, self._told)
+        self._fault = ""
+        self._following = gevent.spawn(fleet.follow, worker, lambda: question, self._received)
 
     def close(self) -> None:
-        """Ask no more; a second call does nothing."""
+        """Unsubscribe. A second call does nothing."""
         self._following.kill(block=False)
 
     def take(self) -> tuple[list[Snapshot], int]:
-        """See `Listening.take`. Raises ArgumentError for what that raises when it is made."""
-        if self._why:
-            raise ArgumentError(self._why)
+        """See `LocalTopicListener.take`. Raises ArgumentError for invalid arguments."""
+        if self._fault:
+            raise ArgumentError(self._fault)
         taken, self._kept = self._kept, []
         missed, self._missed = self._missed, 0
         return taken, missed
 
-    def _told(self, said: Message) -> None:
-        self._why = said["why"]
-        self._missed += said["missed"]
-        for message in said["messages"]:
-            if len(self._kept) >= KEPT:
+    def _received(self, report: Message) -> None:
+        self._fault = report["why"]
+        self._missed += report["missed"]
+        for message in report["messages"]:
+            if len(self._kept) >= MAX_KEPT:
                 self._missed += 1
                 continue
             self._number += 1
             self._kept.append({**message, "number": self._number})
 
 
-def listened(hub: Callable[[int], Broker], question: Message) -> News:
-    """Yields what `FarListening` of another worker asks for.
+def serve_topic_listener(hub: Callable[[int], Broker], question: Message) -> News:
+    """Yield messages for a `RemoteTopicListener` of another worker.
 
     Args:
-        hub: gives one of this worker by its number; raises ArgumentError.
-        question: what is asked.
+        hub: returns a hub of this worker by its number; raises ArgumentError.
+        question: the question of the other worker.
     """
     try:
-        listening = Listening(hub(question["hub"]), question["topics"])
+        listening = LocalTopicListener(hub(question["hub"]), question["topics"])
     except (ArgumentError, ClosedError) as error:
         yield {"do": "messages", "messages": [], "missed": 0, "why": str(error)}
         yield END
@@ -174,17 +174,17 @@ def listened(hub: Callable[[int], Broker], question: Message) -> News:
             messages, missed = listening.take()
             if messages or missed:
                 yield {"do": "messages", "messages": messages, "missed": missed, "why": ""}
-            gevent.sleep(_LOOK_S)
+            gevent.sleep(_REPORT_S)
 
 
 def _topic(broker: Broker, destination: str | int) -> Topic:
     if isinstance(destination, str):
         if len(destination) > NAME_CHARACTERS:
-            raise ArgumentError(f"topics: a name has at most {NAME_CHARACTERS} characters here; use its number")
+            raise ArgumentError(f"topics: a name has more than {NAME_CHARACTERS} characters; use its number")
         destination = broker.create(destination.encode("utf-8", "surrogateescape"))
     topic = broker.topic_table.get(destination) if 0 < destination <= MAX_ID else None
     if topic is None or topic.name is None:
-        raise ArgumentError(f"topics: {destination} is no topic's number")
+        raise ArgumentError(f"topics: there is no topic {destination}")
     return topic
 
 
@@ -192,59 +192,57 @@ def _name(name: bytes | None, number: int) -> str:
     return str(number) if name is None else printable(name[:NAME_CHARACTERS])
 
 
-# ---- A trace for an operator: a stream of JSON lines, as long as somebody reads.
+# ---- traces
 
-AT_ONCE = 4
+MAX_TRACES = 4
 SILENCE_S = 5.0
-"""So often there is an empty line when nothing happens: that somebody has gone is noticed when writing to him fails."""
+"""Interval of empty lines without events: a disconnected reader is noticed only when a write fails."""
 
-TRACES = Limit("traces", "", f"{AT_ONCE} traces are running")
+TRACES = Limit("traces", "", f"{MAX_TRACES} traces are running")
 _running: list[Trace] = []
 
 
-def begin(hub: int | None, peer: str, topic: str) -> Generator[dict[str, object] | None, None, None]:
-    """Begins a trace; yields what happens, None when nothing did for a while. It ends when the iterator is closed.
+def start_trace(hub: int | None, peer: str, topic: str) -> Generator[dict[str, object] | None, None, None]:
+    """Start a trace. Yields its events, and None after a time without any. Ends when the iterator is closed.
 
     Args:
-        hub: the number of the hub; None when there is one only, or `peer` names it.
+        hub: the number of the hub; None when there is only one, or `peer` contains it.
         peer: the id of a client, such as "1.3055123", or its uid; empty to trace a topic.
         topic: the name of a topic; empty to trace a client.
 
     Raises:
-        ArgumentError: not exactly one of both is given, there is no such client or hub, or too many traces run.
+        ArgumentError: not exactly one of `peer` and `topic` is given, there is no such client or hub, or too many
+            traces are running.
     """
     if bool(peer) == bool(topic):
-        raise ArgumentError("trace: give a peer or a topic, one of both")
-    broker, uid = _broker_and_uid(hub, peer)
-    if len(_running) >= AT_ONCE:
+        raise ArgumentError("trace: exactly one of peer and topic is needed")
+    head, dot, tail = peer.partition(".")
+    uid: bytes | None
+    if dot and head.isdigit() and tail.isdigit():
+        broker, uid = snapshots.broker_of(snapshots.peer_id(peer)[0]), snapshots.session_of(peer).uid
+    else:
+        brokers = all_brokers()
+        if hub is None and len(brokers) != 1:
+            raise ArgumentError("hub: give hub=N unless there is exactly one hub; /api/v1/hubs lists them")
+        broker = brokers[0] if hub is None else snapshots.broker_of(hub)
+        uid = peer.encode("utf-8", "surrogateescape") or None
+    if len(_running) >= MAX_TRACES:
         TRACES.refused("a trace")
-        raise ArgumentError(f"trace: {AT_ONCE} traces are running; end one of them first")
+        raise ArgumentError(f"trace: {MAX_TRACES} traces are running; stop one of them first")
     more = Event()
     trace = Trace(broker, uid, topic.encode("utf-8", "surrogateescape") if topic else None, more.set)
     return _events(trace, more)
 
 
-def _broker_and_uid(hub: int | None, peer: str) -> tuple[GeventBroker, bytes | None]:
-    head, dot, tail = peer.partition(".")
-    if dot and head.isdigit() and tail.isdigit():
-        session = snapshots.session_of(peer)
-        return snapshots.broker_of(snapshots.peer_id(peer)[0]), session.uid
-    brokers = all_brokers()
-    if hub is None and len(brokers) != 1:
-        raise ArgumentError("hub: which one? give hub=N; /api/v1/hubs lists them")
-    broker = brokers[0] if hub is None else snapshots.broker_of(hub)
-    return broker, peer.encode("utf-8", "surrogateescape") if peer else None
-
-
 def _events(trace: Trace, more: Event) -> Generator[dict[str, object] | None, None, None]:
-    _running.append(trace)
+    _running.append(trace)  # at the first read: an iterator that is never read is never closed
     trace.start()
     try:
-        yield {"event": "tracing", "time": snapshots.iso(time())}
+        yield {"event": "tracing", "time": iso(time())}
         while not trace.broker.closed:
-            more.clear()
+            more.clear()  # before `take`, so that no event is missed
             for event in trace.take():
-                yield {"time": snapshots.iso(time()), **event}
+                yield {"time": iso(time()), **event}
             if not more.wait(SILENCE_S):
                 yield None
     finally:

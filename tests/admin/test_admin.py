@@ -1,4 +1,4 @@
-"""The admin listener of a real server: probes, snapshots, metrics, and what an operator may do."""
+"""The admin listener of a real server: probes, snapshots, metrics, actions and traces."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_probes(served: Served) -> None:
     assert requests.post(served.admin_url + "/healthz", timeout=5).status_code == 405
 
 
-def test_snapshots_name_what_there_is(served: Served) -> None:
+def test_snapshots_show_the_parts_of_the_server(served: Served) -> None:
     assert api(served, "server")["phase"] == "serving"
     assert [one["name"] for one in api(served, "listeners")] == ["http"]
     states = {one["name"]: one["state"] for one in api(served, "apps")}
@@ -114,7 +114,7 @@ def test_peers_and_topics_come_in_pages(served: Served, client: SmqClient) -> No
     assert largest["items"][0]["name"] == "room"
 
 
-def test_an_operator_disconnects_a_client_and_the_end_is_kept(served: Served, client: SmqClient) -> None:
+def test_disconnect_by_an_operator_is_recorded(served: Served, client: SmqClient) -> None:
     (peer,) = api(served, "peers?search=script")["items"]
     answer = requests.post(
         f"{served.admin_url}/api/v1/peers/{peer['id']}/disconnect", json={"text": "go away"}, timeout=5
@@ -145,18 +145,18 @@ def test_an_operator_publishes_and_restarts(served: Served, client: SmqClient) -
     [
         ("nothing", 404, "/api/v1/ lists"),
         ("peers?limit=0", 400, "1 to 1000"),
-        ("peers?limit=x", 400, "no number"),
+        ("peers?limit=x", 400, "is not a number"),
         ("peers?hub=99", 404, "no hub 99"),
-        ("peers?colour=red", 400, "no such argument"),
-        ("peers?sort=x", 400, "none of dropped"),
-        ("peers?after=%00", 400, "no id of a client"),
+        ("peers?colour=red", 400, "unknown argument"),
+        ("peers?sort=x", 400, "is not one of dropped"),
+        ("peers?after=%00", 400, "is not the id of a client"),
         ("peers/1", 400, "HUB.ETID"),
-        ("topics", 400, "which hub"),
+        ("topics", 400, "hub: an argument is needed"),
         ("server?x=1", 400, "takes no arguments"),
-        ("closed?after=-1", 400, "no number"),
+        ("closed?after=-1", 400, "is not a number"),
     ],
 )
-def test_wrong_questions_are_told_why(served: Served, path: str, status: int, says: str) -> None:
+def test_invalid_requests_get_a_reason(served: Served, path: str, status: int, says: str) -> None:
     answer = get(served, f"/api/v1/{path}")
     assert (answer.status_code, says in answer.json()["error"]) == (status, True), answer.text
 
@@ -172,7 +172,7 @@ def test_wrong_questions_are_told_why(served: Served, path: str, status: int, sa
         ({"Content-Type": "application/json"}, '{"text": 5}', 400),
     ],
 )
-def test_foreign_pages_and_nonsense_change_nothing(
+def test_other_sites_and_invalid_bodies_are_rejected(
     served: Served, client: SmqClient, headers: dict[str, str], body: str, status: int
 ) -> None:
     (peer,) = api(served, "peers?search=script")["items"]
@@ -308,7 +308,7 @@ def test_a_server_that_is_not_ready_yet_says_so(serve: Callable[..., Served], tm
     assert not file.exists()
 
 
-def test_elsewhere_needs_a_login(serve: Callable[..., Served], tmp_path: Path) -> None:
+def test_other_addresses_need_users(serve: Callable[..., Served], tmp_path: Path) -> None:
     (tmp_path / "index.html").touch()
     served = serve(tmp_path, "--admin-host", "0.0.0.0")
     served.wait_for("admin.host = 0.0.0.0 would let everybody in")

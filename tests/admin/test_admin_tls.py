@@ -1,4 +1,4 @@
-"""TLS of the admin listener: real handshakes, commands that find it, renewal, and settings that make no sense."""
+"""TLS of the admin listener: handshakes, logins, commands, renewal and contradictory settings."""
 
 from __future__ import annotations
 
@@ -83,15 +83,15 @@ def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
         yield start(tmp_path_factory.mktemp("operated"))
 
 
-def test_probes_are_open_and_the_rest_asks_for_a_login(operated: Operated) -> None:
+def test_only_probes_need_no_login(operated: Operated) -> None:
     assert operated.get("/healthz").text == "ok\n"
     assert operated.get("/api/v1/server").status_code == 401
     assert operated.get("/api/v1/server", auth=("ada", PASSWORD)).json()["pid"] == operated.served.process.pid
     assert "clear text" not in operated.served.output
 
 
-def test_a_login_that_may_not_gets_its_reason_as_json(operated: Operated) -> None:
-    for name, method, sentence in (("vera", "POST", "may look, and change nothing"), ("guest", "GET", "may not look")):
+def test_denied_login_gets_a_reason_as_json(operated: Operated) -> None:
+    for name, method, sentence in (("vera", "POST", "is read-only"), ("guest", "GET", "has no access")):
         answer = requests.request(
             method,
             operated.url + "/api/v1/apps/main/restart",
@@ -109,7 +109,7 @@ def test_commands_of_this_machine_trust_its_own_certificate(operated: Operated) 
     assert operated.run("health", SMQRT_ADMIN__PORT=str(operated.port)).stdout == "ok\n"
 
 
-def test_commands_elsewhere_are_told_whom_to_trust(operated: Operated) -> None:
+def test_remote_commands_need_a_trusted_certificate(operated: Operated) -> None:
     words = ("peers", "--user", "ada", "--url", operated.url)
     refused = operated.run(*words)
     assert refused.returncode == 1
@@ -121,7 +121,7 @@ def test_commands_elsewhere_are_told_whom_to_trust(operated: Operated) -> None:
     assert operated.run("health", "--url", operated.url).returncode == 1
 
 
-def test_who_speaks_no_tls_holds_nobody(operated: Operated) -> None:
+def test_client_without_tls_blocks_no_others(operated: Operated) -> None:
     silent = [socket.create_connection(("127.0.0.1", operated.port), 10) for _ in range(20)]
     with socket.create_connection(("127.0.0.1", operated.port), 10) as plain:
         plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -132,7 +132,7 @@ def test_who_speaks_no_tls_holds_nobody(operated: Operated) -> None:
         one.close()
 
 
-def test_a_new_certificate_is_taken_and_nobody_is_disconnected(operated: Operated) -> None:
+def test_new_certificate_disconnects_no_clients(operated: Operated) -> None:
     client = operated.handshake()
     before = client.getpeercert(binary_form=True)
     name = 'smqrt_certificate_expiry_timestamp_seconds{listener="admin"}'
@@ -148,7 +148,7 @@ def test_a_new_certificate_is_taken_and_nobody_is_disconnected(operated: Operate
     client.close()
 
 
-def test_clients_without_a_certificate_stay_out(tmp_path: Path) -> None:
+def test_clients_without_a_certificate_are_refused(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     cert, key = map(str, authority.pair("admin"))
     settings = Settings(admin=AdminSettings(cert=cert, key=key, client_ca=str(authority.path)))

@@ -1,4 +1,4 @@
-"""The dashboard for Grafana asks for metrics that there are, with labels that they have."""
+"""The dashboard for Grafana uses existing metrics and labels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DASHBOARD = json.loads(resources.files("smqrt.operations").joinpath("grafana.jso
 KNOWN = {row.name: set(row.labels) | {"instance", "le"} for row in FAMILIES}
 
 
-def test_every_metric_is_one_that_there_is() -> None:
+def test_dashboard_uses_existing_metrics() -> None:
     asked = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", [])]
     assert len(asked) > 25
     for expression in asked:

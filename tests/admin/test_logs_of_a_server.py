@@ -1,4 +1,4 @@
-"""The logs of a real server: JSON in every line, ends with their reasons, and the access log."""
+"""The logs of a real server: JSON lines, close reasons, and the access log."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_json_log_and_access_log(serve: Callable[..., Served], tmp_path: Path) -
     assert "/page.txt" in access.read_text()
 
 
-def test_an_access_log_that_cannot_be_written_is_told(serve: Callable[..., Served], tmp_path: Path) -> None:
+def test_unwritable_access_log_is_logged(serve: Callable[..., Served], tmp_path: Path) -> None:
     (tmp_path / "index.html").touch()
     served = serve(tmp_path, "--log-access", tmp_path / "no" / "access.log")
     served.wait_for("log.access: .* can't be written: No such file or directory")

@@ -1,4 +1,4 @@
-"""Spans of requests reach a collector; one that is away holds nobody up."""
+"""Export of spans to a collector."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_requests_become_spans(serve: Callable[..., Served], tmp_path: Path, col
     assert named["service.name"] == "mine"
 
 
-def test_a_collector_that_is_away_holds_nobody(serve: Callable[..., Served], tmp_path: Path) -> None:
+def test_unreachable_collector_blocks_no_requests(serve: Callable[..., Served], tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("hi")
     served = serve(tmp_path, "--otel-endpoint", f"http://127.0.0.1:{free_port()}/v1/traces")
     assert served.port

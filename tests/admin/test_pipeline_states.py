@@ -1,4 +1,4 @@
-"""States of pipelines, from the files that their processes write."""
+"""States of pipelines, read from the status files of their processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from smqrt.operations import snapshots
 
 
-def test_states_are_read_and_nonsense_is_left_out(tmp_path: Path) -> None:
+def test_invalid_status_files_are_left_out(tmp_path: Path) -> None:
     for name, content in {
         "good": json.dumps({"name": "good", "state": "running", "lag_s": 2, "lag_rows": 7, "other": "x"}),
         "torn": '{"name": "torn", "sta',

@@ -1,4 +1,4 @@
-"""Commands for operators when several servers run: which one answers is written, and asked at a terminal."""
+"""Commands for operators with several running servers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def started(serve: Serve, runtime: dict[str, str], folder: Path) -> Served:
     return served
 
 
-def test_the_server_that_answers_is_named(serve: Serve, runtime: dict[str, str], tmp_path: Path) -> None:
+def test_commands_name_the_server_that_answers(serve: Serve, runtime: dict[str, str], tmp_path: Path) -> None:
     assert "No server of this user runs" in smqrt(runtime, "peers").stderr
     one = started(serve, runtime, tmp_path / "one")
     said = f"server {one.admin_url}/, process {one.process.pid}, in {tmp_path}/one\n"
@@ -58,7 +58,7 @@ def test_the_server_that_answers_is_named(serve: Serve, runtime: dict[str, str],
     assert (json.loads(named.stdout)["server"]["pid"], named.stderr) == (one.process.pid, "")
 
 
-def test_a_person_is_asked(serve: Serve, runtime: dict[str, str], tmp_path: Path) -> None:
+def test_commands_ask_at_a_terminal(serve: Serve, runtime: dict[str, str], tmp_path: Path) -> None:
     for name in ("one", "other"):
         started(serve, runtime, tmp_path / name)
     terminal, end = pty.openpty()

@@ -1,4 +1,4 @@
-"""The operator's console in Chromium: one server and a few clients for all."""
+"""The console in Chromium. All tests share one server and a few clients."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_client_is_found_and_disconnected_by_keyboard_alone(shop: Shop, new_pa
     expect(page.get_by_text("Disconnected.")).to_be_visible()
     going.expect_bare_end()
     expect(page.get_by_role("dialog")).to_have_count(0)
-    expect(page.get_by_text("Nobody matches")).to_be_visible()
+    expect(page.get_by_text("No peer matches")).to_be_visible()
     page.goto(f"{shop.url}#/closes")
     expect(page.locator("main")).to_contain_text("has to go")
 
@@ -167,7 +167,7 @@ def test_messages_are_published_and_shown(shop: Shop, new_page: Callable[..., An
     page = opened(new_page, shop, "messages")
     page.get_by_label("Topic", exact=True).nth(1).fill("light")
     page.get_by_role("button", name="Subscribe").click()
-    expect(page.get_by_role("list", name="Topics that are shown")).to_contain_text("light")
+    expect(page.get_by_role("list", name="Subscribed topics")).to_contain_text("light")
     page.get_by_label("Topic", exact=True).first.fill("light")
     page.get_by_label("Sub-topic").fill("kitchen")
     page.get_by_label("JSON").check()
@@ -196,7 +196,7 @@ def test_names_of_strangers_stay_text(shop: Shop, new_page: Callable[..., Any]) 
     expect(details).to_contain_text("(65,004 characters)")
     page.goto(f"{shop.url}#/topics")
     page.get_by_role("link", name="longooo").click()  # by its number, for its name is too long to be shown
-    expect(page.get_by_role("list", name="Topics that are shown")).to_contain_text(re.compile("^number [0-9]+"))
+    expect(page.get_by_role("list", name="Subscribed topics")).to_contain_text(re.compile("^number [0-9]+"))
     page.goto(f"{shop.url}#/topics")
     expect(page).to_have_title(re.compile("^Topics"))
     assert page.locator("main img").count() == 0
@@ -273,7 +273,7 @@ def test_a_viewer_looks_and_changes_nothing(
             expect(page.locator("#link")).to_have_text("live")
             page.get_by_role("button", name="Restart …").click()
             page.get_by_role("dialog").get_by_role("button", name="Restart", exact=True).click()
-            expect(page.get_by_role("alert").filter(has_text="may look, and change nothing")).to_be_visible()
+            expect(page.get_by_role("alert").filter(has_text="is read-only")).to_be_visible()
         context.close()
     context = chromium.new_context(ignore_https_errors=True)
     assert context.request.get(url).status == 401

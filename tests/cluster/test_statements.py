@@ -278,7 +278,7 @@ def test_names() -> None:
     here = conn.create(one, 0, intf="127.0.0.1")
     here.add("127.0.0.1", there.port)
     wait_until(lambda: here.status() == {"127.0.0.1": True}, "a cluster stands for its links")
-    with pytest.raises(ArgumentError, match="this cluster uses the server's"):
+    with pytest.raises(ArgumentError, match="this cluster uses the links of the server"):
         conn.create(cluster.create(hub.create(), name="x"), 0)
     process_cluster.close()
     for each in (one, other):

@@ -1,4 +1,4 @@
-"""History, rates, growth and what needs attention: plain figures."""
+"""History, rates, growth and alerts of the console."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from smqrt.operations.console.alerts import Looked, find_alerts
+from smqrt.operations.console.alerts import AlertInput, find_alerts
 from smqrt.operations.console.gauges import Growth, History, Rates
 
 
 class Clock:
-    """A clock that goes when it is told to."""
+    """A clock that tests set."""
 
     now_s = 1000.0
 
@@ -31,7 +31,7 @@ def test_a_history_keeps_the_newest_points_in_order() -> None:
     }
 
 
-def test_a_rate_is_known_from_the_second_look_and_not_across_a_new_beginning() -> None:
+def test_rate_needs_two_readings_of_a_growing_counter() -> None:
     clock = Clock()
     rates = Rates(clock)
 
@@ -44,12 +44,12 @@ def test_a_rate_is_known_from_the_second_look_and_not_across_a_new_beginning() -
     assert [look(count) for count in (10, 30, 30, 5, None, 7, 9)] == [None, 10, 0, None, None, None, 1]
 
 
-def test_growth_is_that_of_the_last_minutes() -> None:
+def test_growth_covers_the_last_minutes() -> None:
     clock = Clock()
     growth = Growth(clock)
     for minute in range(12):
         clock.now_s = minute * 60.0
-        growth.look({"names": minute})
+        growth.add({"names": minute})
     assert growth.of("names", 11) == 5
     assert growth.of("new", 2) == 2
 
@@ -62,9 +62,9 @@ CALM: dict[str, Any] = {
 }
 
 
-def looked(**changes: Any) -> Looked:
+def looked(**changes: Any) -> AlertInput:
     nothing: dict[str, Any] = dict.fromkeys(("listeners", "applications", "journals", "pipelines", "limits"), [])
-    return Looked(**{"server": CALM, "dropped_lately": 0, "errors_lately": 0, **nothing, **changes})
+    return AlertInput(**{"server": CALM, "dropped_lately": 0, "errors_lately": 0, **nothing, **changes})
 
 
 TROUBLES: dict[str, dict[str, Any]] = {
@@ -78,45 +78,45 @@ TROUBLES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("view", TROUBLES)
-def test_each_trouble_is_told_with_a_remedy(view: str) -> None:
-    (thing,) = find_alerts(looked(**TROUBLES[view]))
-    assert thing["view"] == view
-    assert str(thing["what"]).endswith((".", "no"))
-    assert str(thing["remedy"]).endswith(".")
+def test_each_problem_has_an_alert_with_remedy(view: str) -> None:
+    (alert,) = find_alerts(looked(**TROUBLES[view]))
+    assert alert["view"] == view
+    assert str(alert["what"]).endswith((".", "no"))
+    assert str(alert["remedy"]).endswith(".")
 
 
 @pytest.mark.parametrize("state", ["failed", "stuck", "disk full"])
-def test_a_query_that_does_not_go_on_is_told_of(state: str) -> None:
-    """Though the process that runs it, and others, is well."""
+def test_failed_query_has_an_alert(state: str) -> None:
+    """The process and its other queries may be running."""
     queries = [{"name": "means", "state": state, "error": "a.py:3: no\nmore"}, {"name": "out", "state": "running"}]
-    (thing,) = find_alerts(looked(pipelines=[{"path": "/srv/a", "state": "running", "queries": queries}]))
-    assert (thing["level"], thing["view"]) == ("bad", "journals")
-    assert str(thing["what"]).startswith("The query means of /srv/a ")
-    assert str(thing["what"]).endswith(": a.py:3: no")
+    (alert,) = find_alerts(looked(pipelines=[{"path": "/srv/a", "state": "running", "queries": queries}]))
+    assert (alert["level"], alert["view"]) == ("bad", "journals")
+    assert str(alert["what"]).startswith("The query means of /srv/a ")
+    assert str(alert["what"]).endswith(": a.py:3: no")
 
 
-def test_nothing_needs_attention_when_all_is_well() -> None:
+def test_healthy_server_has_no_alerts() -> None:
     assert find_alerts(looked()) == []
 
 
 @pytest.mark.parametrize(("days", "level"), [(40, None), (20, "warn"), (3, "bad"), (-1, "bad")])
-def test_certificates_are_told_of_in_time(days: int, level: str | None) -> None:
+def test_certificates_have_an_alert_before_expiry(days: int, level: str | None) -> None:
     listeners = [{"name": "https", "certificate_days": days, "certificate_fault": None}]
-    assert [thing["level"] for thing in find_alerts(looked(listeners=listeners))] == ([level] if level else [])
+    assert [alert["level"] for alert in find_alerts(looked(listeners=listeners))] == ([level] if level else [])
 
 
-def test_a_certificate_that_could_not_be_ordered_is_told_of() -> None:
+def test_failed_certificate_order_has_an_alert() -> None:
     acme = {"names": ["example.com", "www.example.com"], "fault": "the authority is down."}
-    (thing,) = find_alerts(looked(server=CALM | {"acme": acme}))
-    assert thing["level"] == "bad"
+    (alert,) = find_alerts(looked(server=CALM | {"acme": acme}))
+    assert alert["level"] == "bad"
     assert (
-        thing["what"] == "The certificate of example.com, www.example.com could not be ordered: the authority is down."
+        alert["what"] == "The certificate of example.com, www.example.com could not be ordered: the authority is down."
     )
     assert find_alerts(looked(server=CALM | {"acme": acme | {"fault": None}})) == []
 
 
-def test_the_urgent_comes_first() -> None:
+def test_urgent_alerts_come_first() -> None:
     both = find_alerts(
         looked(errors_lately=1, listeners=[{"name": "https", "certificate_days": 1, "certificate_fault": None}])
     )
-    assert [thing["level"] for thing in both] == ["bad", "warn"]
+    assert [alert["level"] for alert in both] == ["bad", "warn"]

@@ -1,4 +1,4 @@
-"""Data sent to pages: names of strangers cut and printable, sources of errors, messages of topics, the log's end."""
+"""Data of the console's pages: names, source lines of errors, messages of topics, the log."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ import pytest
 
 from smqrt import hub
 from smqrt.errors import ArgumentError
-from smqrt.operations.all_workers import Looks
+from smqrt.operations.all_workers import Results
 from smqrt.operations.console import views
-from smqrt.operations.console.gauges import Gauges, Rates
-from smqrt.operations.console.live_views import MAX_PAGES, Watching
-from smqrt.operations.console.views import Paced, _shown
-from smqrt.operations.console.workers import over_workers, topics_over_workers
+from smqrt.operations.console.gauges import Gauges
+from smqrt.operations.console.live_views import MAX_PAGES, LiveViews
+from smqrt.operations.console.views import PacedCache, shown_name
+from smqrt.operations.console.workers import merged_hubs, merged_topics
 from smqrt.operations.logs import LogTail
-from smqrt.operations.topic_listener import KEPT, Listening
+from smqrt.operations.topic_listener import MAX_KEPT, LocalTopicListener
 from smqrt.process.current_application import AppScope, running_app
 from smqrt.smq.gevent_broker import GeventBroker
 from tests.waiting import let_others_run, wait_until
 
 
 def test_names_are_cut_and_printable() -> None:
-    assert _shown("lamp") == "lamp"
-    assert _shown("a\x1b[2J\u202egnp.exe\n") == "a\\x1b[2J\\u202egnp.exe\\n"
-    long = _shown("x" * 65_000)
+    assert shown_name("lamp") == "lamp"
+    assert shown_name("a\x1b[2J\u202egnp.exe\n") == "a\\x1b[2J\\u202egnp.exe\\n"
+    long = shown_name("x" * 65_000)
     assert len(long) < 160
     assert long.endswith("… (65,000 characters)")
 
@@ -52,7 +52,7 @@ def zipped(folder: Path) -> Path:
 def test_the_lines_around_an_error(tmp_path: Path, application: Callable[[Path], Path]) -> None:
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / ".preload").write_text(PRELOAD)
-    found: Any = views.around(application(tmp_path), "shop/.preload:10: attempt to index a nil value\ntraceback")
+    found: Any = views.source_lines(application(tmp_path), "shop/.preload:10: attempt to index a nil value\ntraceback")
     assert (found["file"], found["line"]) == ("shop/.preload", 10)
     assert [number for number, _ in found["lines"]] == list(range(6, 15))
     assert found["lines"][4] == [10, "local line10 = 10"]
@@ -71,12 +71,12 @@ def test_the_lines_around_an_error(tmp_path: Path, application: Callable[[Path],
         "x" * 100_000 + ":1: long",
     ],
 )
-def test_nothing_else_is_read(tmp_path: Path, error: str) -> None:
+def test_files_outside_the_application_are_not_read(tmp_path: Path, error: str) -> None:
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / ".preload").write_text(PRELOAD)
     (tmp_path / "secret").write_text("secret\n")
     (tmp_path / "shop" / "link").symlink_to(tmp_path / "secret")
-    assert views.around(tmp_path / "shop", error) is None
+    assert views.source_lines(tmp_path / "shop", error) is None
 
 
 # ---- messages
@@ -90,12 +90,12 @@ def smq() -> Iterator[Any]:
 
 @pytest.fixture
 def broker(smq: Any) -> GeventBroker:
-    found: GeventBroker = smq._broker
+    found: GeventBroker = smq.broker
     return found
 
 
 def test_messages_are_shown_and_many_are_counted(smq: Any, broker: GeventBroker) -> None:
-    listening = Listening(broker, ["lamp", "lamp", "door"], clock=lambda: 5.0)
+    listening = LocalTopicListener(broker, ["lamp", "lamp", "door"], clock=lambda: 5.0)
     smq.publish("on\x1b", "lamp", "kitchen")
     smq.publish(b"x" * 2000, "door")
     let_others_run()
@@ -106,11 +106,11 @@ def test_messages_are_shown_and_many_are_counted(smq: Any, broker: GeventBroker)
         "cut": False,
     }  # fmt: skip
     assert (second["topic"], len(str(second["text"])), second["cut"]) == ("door", 512, True)
-    for number in range(KEPT + 15):
+    for number in range(MAX_KEPT + 15):
         smq.publish(str(number), "lamp")
     let_others_run()
     messages, missed = listening.take()
-    assert ([one["text"] for one in messages], missed) == ([str(number) for number in range(KEPT)], 15)
+    assert ([one["text"] for one in messages], missed) == ([str(number) for number in range(MAX_KEPT)], 15)
     listening.close()
     listening.close()
     smq.publish("off", "lamp")
@@ -118,10 +118,10 @@ def test_messages_are_shown_and_many_are_counted(smq: Any, broker: GeventBroker)
     assert listening.take() == ([], 0)
 
 
-def test_handlers_of_the_application_get_their_messages_all_the_same(smq: Any, broker: GeventBroker) -> None:
+def test_topic_listener_does_not_affect_handlers_of_the_application(smq: Any, broker: GeventBroker) -> None:
     heard: list[bytes] = []
     smq.subscribe("lamp", lambda data, *_: heard.append(data))
-    listening = Listening(broker, ["lamp"])
+    listening = LocalTopicListener(broker, ["lamp"])
     smq.publish("on", "lamp")
     wait_until(lambda: heard == [b"on"])
     listening.close()
@@ -130,9 +130,9 @@ def test_handlers_of_the_application_get_their_messages_all_the_same(smq: Any, b
 
 
 @pytest.mark.parametrize("names", [["x"] * 21, ["x" * 257]])
-def test_what_a_page_subscribes_to_is_bounded(broker: GeventBroker, names: list[str]) -> None:
+def test_topics_of_a_page_are_limited(broker: GeventBroker, names: list[str]) -> None:
     with pytest.raises(ArgumentError, match="topics"):
-        Listening(broker, [f"{name}{number}" for number, name in enumerate(names)])
+        LocalTopicListener(broker, [f"{name}{number}" for number, name in enumerate(names)])
 
 
 # ---- the log
@@ -170,11 +170,11 @@ def test_errors_and_traces_are_kept(tail: LogTail, tmp_path: Path) -> None:
     assert tail.warnings == 1
 
 
-# ---- who looks
+# ---- live views
 
 
 class FakeView:
-    """Counts what is asked of it."""
+    """Counts its calls."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options, self.asked, self.closed = options, 0, False
@@ -190,13 +190,13 @@ class FakeView:
 
 
 class Pages:
-    """A Watching whose pages keep what they are sent."""
+    """Live views whose pages keep what they receive."""
 
     def __init__(self) -> None:
         self.views: list[FakeView] = []
         self.sent: list[tuple[int, str]] = []
         self.beats: list[str] = []
-        self.watching = Watching(
+        self.live_views = LiveViews(
             self.make, lambda: {"now": 1}, lambda text, page: self.sent.append((page, text)), self.beats.append
         )
 
@@ -207,18 +207,18 @@ class Pages:
         return self.views[-1]
 
     def look(self, page: int, view: str = "peers", serial: int = 1, **options: Any) -> None:
-        self.watching.asked(page, {"view": view, "options": options, "serial": serial})
+        self.live_views.request(page, {"view": view, "options": options, "serial": serial})
 
 
 @pytest.fixture
 def pages() -> Iterator[Pages]:
     made = Pages()
     yield made
-    made.watching.close()
-    made.watching.close()
+    made.live_views.close()
+    made.live_views.close()
 
 
-def test_pages_that_look_at_the_same_share_the_work(pages: Pages) -> None:
+def test_pages_with_the_same_request_share_a_view(pages: Pages) -> None:
     pages.look(7, serial=3)
     pages.look(8, serial=4)
     wait_until(lambda: len(pages.sent) == 2)
@@ -230,21 +230,21 @@ def test_pages_that_look_at_the_same_share_the_work(pages: Pages) -> None:
     assert len(pages.sent) == 2  # nothing is new
 
 
-def test_nobody_is_fed_who_does_not_look(pages: Pages) -> None:
+def test_hidden_page_gets_no_updates(pages: Pages) -> None:
     pages.look(7)
     wait_until(lambda: pages.sent)
     pages.look(7, view="")
     (view,) = pages.views
     assert view.closed
-    wait_until(lambda: pages.watching._feeding is None)
+    wait_until(lambda: not pages.live_views.is_updating)
     asked, beats = view.asked, len(pages.beats)
     gevent.sleep(0.2)
-    assert (view.asked, len(pages.beats), len(pages.watching)) == (asked, beats, 0)
+    assert (view.asked, len(pages.beats), len(pages.live_views)) == (asked, beats, 0)
     pages.look(7)
     wait_until(lambda: len(pages.sent) == 2)
 
 
-def test_long_answers_come_in_pieces_and_longer_ones_not_at_all(pages: Pages) -> None:
+def test_long_answers_are_split_and_too_long_ones_rejected(pages: Pages) -> None:
     pages.look(7, size=130_000)
     wait_until(lambda: len(pages.sent) == 3)
     heads, pieces = zip(*(text.split("\n") for _, text in pages.sent), strict=True)
@@ -253,14 +253,14 @@ def test_long_answers_come_in_pieces_and_longer_ones_not_at_all(pages: Pages) ->
     assert len(json.loads("".join(pieces))["data"]["size"]) == 130_000
     pages.look(7, size=2_000_000)
     wait_until(lambda: len(pages.sent) == 4)
-    assert "more than a page takes" in pages.sent[-1][1]
+    assert "too long for a page" in pages.sent[-1][1]
 
 
-def test_a_view_that_fails_says_so_and_the_others_go_on(pages: Pages) -> None:
+def test_failed_view_does_not_affect_others(pages: Pages) -> None:
     pages.look(7, fails=True)
     pages.look(8)
     wait_until(lambda: len(pages.sent) == 2)
-    assert "log says why" in dict(pages.sent)[7]
+    assert "see the log of the server" in dict(pages.sent)[7]
     assert "data" in dict(pages.sent)[8]
     pages.look(9, view="none", serial=2)
     assert pages.sent[-1] == (9, '2 1 1\n{"error":"view: there is none"}')
@@ -269,31 +269,30 @@ def test_a_view_that_fails_says_so_and_the_others_go_on(pages: Pages) -> None:
 @pytest.mark.parametrize(
     "question", [None, [], "peers", {}, {"view": 1}, {"view": "peers"}, {"view": "peers", "options": {}, "serial": "1"}]
 )
-def test_what_is_no_question_is_left_aside(pages: Pages, question: object) -> None:
-    pages.watching.asked(7, question)
-    assert len(pages.watching) == 0
+def test_invalid_requests_are_ignored(pages: Pages, question: object) -> None:
+    pages.live_views.request(7, question)
+    assert len(pages.live_views) == 0
 
 
-def test_pages_are_bounded(pages: Pages) -> None:
+def test_number_of_pages_is_limited(pages: Pages) -> None:
     for page in range(MAX_PAGES):
         pages.look(page)
     pages.look(1000)
     assert "close one of them" in pages.sent[-1][1]
-    assert len(pages.watching) == MAX_PAGES
-    pages.watching.left(0)
+    assert len(pages.live_views) == MAX_PAGES
+    pages.live_views.remove(0)
     pages.look(1000)
-    assert len(pages.watching) == MAX_PAGES
+    assert len(pages.live_views) == MAX_PAGES
 
 
-def test_an_order_that_takes_long_is_looked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expensive_order_is_refreshed_less_often() -> None:
     now_s, asked = [0.0], []
-    monkeypatch.setattr("smqrt.operations.console.views.monotonic", lambda: now_s[0])
 
     def look(hub: int) -> tuple[int, float]:
         asked.append(hub)
         return hub, 0.2
 
-    paced = Paced(look)
+    paced = PacedCache(look, clock=lambda: now_s[0])
     for _ in range(60):
         assert paced.get(1) == 1
         now_s[0] += 1
@@ -304,33 +303,31 @@ def test_an_order_that_takes_long_is_looked_for_less_often(monkeypatch: pytest.M
 # ---- figures of a server
 
 
-def test_rates_are_those_of_hubs_and_what_takes_long_rests(smq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expensive_samples_are_reused_longer(smq: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, cost_s, asked = [100.0], [0.001], []
-    monkeypatch.setattr("smqrt.operations.console.gauges.monotonic", lambda: now_s[0])
 
-    def looks(addresses: Any) -> Looks:
-        asked.append([words[0] for words, _ in addresses])
-        return Looks([SERVER, [HUB], [{"name": "lua"}]], cost_s[0])
+    def get_many(queries: Any) -> Results:
+        asked.append([words[0] for words, _ in queries])
+        return Results([SERVER, [HUB], [{"name": "lua"}]], cost_s[0])
 
-    server: Any = SimpleNamespace(looks=looks)
-    gauges = Gauges(server, "limits")
-    gauges._rates = Rates(lambda: now_s[0])
-    assert gauges.look().now["in_per_s"] == 0
+    server: Any = SimpleNamespace(get_many=get_many)
+    gauges = Gauges(server, "limits", clock=lambda: now_s[0])
+    assert gauges.sample().now["in_per_s"] == 0
     now_s[0] += 2
     monkeypatch.setitem(HUB, "messages", 300)
-    seen = gauges.look()
+    seen = gauges.sample()
     assert (seen.now["in_per_s"], seen.now["loop_ms"], seen.hubs[0]["dropped"]) == (100.0, 20.0, 3)
     assert (seen.also, asked) == ({"limits": [{"name": "lua"}]}, [["server", "hubs", "limits"]] * 2)
     now_s[0] += 0.4
-    assert gauges.look() is seen, "that is the same moment"
+    assert gauges.sample() is seen, "that is the same moment"
     # What takes a worker long is done less often, whichever worker that is.
     cost_s[0] = 0.1
     now_s[0] += 1
-    first = gauges.look()
+    first = gauges.sample()
     now_s[0] += 15
-    assert gauges.look() is first
+    assert gauges.sample() is first
     now_s[0] += 10
-    assert gauges.look() is not first
+    assert gauges.sample() is not first
 
 
 SERVER = {"cpu_s": 1.0, "memory_bytes": 1 << 20, "loop_lag_5s_s": 0.02}
@@ -339,7 +336,7 @@ HUB: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_hubs_of_all_workers_that_belong_together_are_one() -> None:
+def test_hubs_with_the_same_key_are_merged() -> None:
     rows = [
         {"id": number, "key": key, "made_at": f"{key}/.preload:1", "app": "shop", "peers": peers, "topics": peers}
         for number, key, peers in (
@@ -350,7 +347,7 @@ def test_hubs_of_all_workers_that_belong_together_are_one() -> None:
             (1_000_004, "other/1", 5),
         )
     ]
-    found = [(one["made_at"], one["ids"], one["peers"], one["topics"]) for one in over_workers(rows)]
+    found = [(one["made_at"], one["ids"], one["peers"], one["topics"]) for one in merged_hubs(rows)]
     assert found == [
         ("shop/1/.preload:1", [1, 1_000_001], 7, 7),
         ("shop/2/.preload:1", [2, 1_000_003], 3, 3),
@@ -358,15 +355,15 @@ def test_hubs_of_all_workers_that_belong_together_are_one() -> None:
     ]
 
 
-def test_topics_of_all_workers_that_have_the_same_name_are_one() -> None:
+def test_topics_with_the_same_name_are_merged() -> None:
     def page(total: int, **subscribers: int) -> dict[str, Any]:
         items = [{"name": name, "id": 7, "subscribers": n, "observers": 1} for name, n in subscribers.items()]
         return {"items": items, "after": None, "total": total}
 
-    found = topics_over_workers([page(5, lamp=1, door=2), page(2, lamp=4, bell=3)], 2)
+    found = merged_topics([page(5, lamp=1, door=2), page(2, lamp=4, bell=3)], 2)
     assert [(one["name"], one["subscribers"], one["observers"]) for one in found["items"]] == [
         ("lamp", 5, 2),
         ("bell", 3, 1),
     ]
     assert found["total"] == 6, "three that are here, and three more of one worker"
-    assert topics_over_workers([], 2) == {"items": [], "total": 0}
+    assert merged_topics([], 2) == {"items": [], "total": 0}

@@ -132,7 +132,7 @@ def test_the_methods_of_the_table(both: Both) -> None:
     )
     both.run(f"smq:shutdown('bye', {device.etid})")
     wait_until(lambda: ("uid-a1", "sysshutdown") in both.names.told, "onclose")
-    assert [session.uid for session in both.half._sessions.values()] == [b"SMQ server client"], (
+    assert [session.uid for session in both.half.clients.sessions.values()] == [b"SMQ server client"], (
         "the client is forgotten"
     )
 
@@ -186,7 +186,7 @@ def test_hooks_do_not_grow_with_reloads(server: AppServer, shared: hub.Smq) -> N
     assert depths == [1, 1, 1]
     application.unload()
     assert hooks() == before
-    assert not binding._sessions
+    assert not binding.clients.sessions
 
 
 def test_hooks_are_unwrapped_in_any_order(shared: hub.Smq) -> None:

@@ -207,7 +207,7 @@ def test_nothing_is_kept_of_clients_that_are_gone(lua: Callable[[str], LuaSite])
         site.device(b"uid-%03d" % number).disconnect()
         site.device(b"uid-a1").send(b"\xff").expect_end()
     wait_until(lambda: not site.broker.sessions, "the ends of all clients")
-    wait_until(lambda: not [one for one in site.half._sessions.values() if one is not site.broker.server])
+    wait_until(lambda: not [one for one in site.half.clients.sessions.values() if one is not site.broker.server])
 
 
 CALLBACKS = ("authenticate", "permittop", "permitsubtop", "onconnect", "onclose", "onpublish", "ondrop", "log")
@@ -667,7 +667,7 @@ def test_an_unknown_option_is_named_in_the_trace(
     caplog.set_level("DEBUG")
     lua("\nsmq = require'smq.hub'.create{onpubish = print, [5] = 6, keepidle = 60}")
     for option in ("onpubish", "5"):
-        assert f"root/.preload:2: smq.hub has no option '{option}': it means nothing" in caplog.text
+        assert f"root/.preload:2: smq.hub has no option '{option}'; it is ignored" in caplog.text
     assert "keepidle" not in caplog.text
 
 
@@ -676,7 +676,7 @@ def test_an_unknown_option_of_subscribe_is_named_in_the_trace(
 ) -> None:
     caplog.set_level("DEBUG")
     lua("\nsmq = require'smq.hub'.create()\nsmq:subscribe('x', {onmsg = print, typo = 1, json = true})")
-    assert "root/.preload:3: smq.subscribe has no option 'typo': it means nothing" in caplog.text
+    assert "root/.preload:3: smq.subscribe has no option 'typo'; it is ignored" in caplog.text
     assert "json" not in caplog.text
 
 

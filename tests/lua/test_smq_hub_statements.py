@@ -392,7 +392,7 @@ def test_what_is_no_json_is_logged(lua: Callable[[str], LuaSite], caplog: pytest
     caplog.set_level("DEBUG")
     site = lua(CREATE + "() smq:subscribe('news', {json = true, onmsg = print})")
     site.run("smq:publish('no json', 'news')")
-    wait_until(lambda: "is no JSON: it goes to the global onmsg" in caplog.text, caplog.text)
+    wait_until(lambda: "is not JSON; it is delivered to the global onmsg" in caplog.text, caplog.text)
 
 
 def test_unsubscribe_forgets_the_handlers(lua: Callable[[str], LuaSite]) -> None:

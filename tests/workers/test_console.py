@@ -1,4 +1,4 @@
-"""What the pages of the console are sent by a server with several workers: one server."""
+"""The console of a server with several workers."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_messages_and_topics(served: Served) -> None:
     assert (message["text"], message["topic"], message["number"]) == ("mine", "lamp", 1)
     page.look("messages", topics=[17], hub=own)
     assert any(
-        "17 is no topic's number" in str(one.get("error")) for one, _ in zip(page.answers(), range(5), strict=False)
+        "there is no topic 17" in str(one.get("error")) for one, _ in zip(page.answers(), range(5), strict=False)
     )
     wait_until(lambda: subscribers(served, own) == 0, "it listens no more")
 
@@ -166,7 +166,7 @@ def subscribers(served: Served, hub: int) -> int:
     return sum(one["subscribers"] for one in rows if one["name"] == "lamp")
 
 
-def test_a_trace_of_a_hub_is_that_of_all_workers(served: Served) -> None:
+def test_trace_of_a_hub_covers_all_workers(served: Served) -> None:
     address = "127.0.0.1", served.port
     devices = [Device(address).start(target="/smq.lsp").connect(b"device%02d" % number) for number in range(8)]
     assert len({one.etid >> 21 for one in devices}) == 2, "all clients are at one worker"
@@ -189,7 +189,7 @@ def test_a_trace_of_a_hub_is_that_of_all_workers(served: Served) -> None:
         assert seen == {f"device{number:02}" for number in range(8)}
 
 
-def test_a_worker_that_is_held_does_not_hold_the_console(served: Served) -> None:
+def test_blocked_worker_does_not_block_the_console(served: Served) -> None:
     page, pids = Page(served), workers_of(served)
     page.look("overview")
     page.until(lambda data: data["server"]["workers"] == 2)

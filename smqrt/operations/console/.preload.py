@@ -1,6 +1,6 @@
-"""The operator's web console: pages, an SMQ hub that feeds those who look, and the last hour for their charts.
+"""Web console for operators: its pages, and an SMQ hub that updates them.
 
-`server` (`smqrt.operations.all_workers.Together`) is what it looks at; `smqrt.operations.console.mount` gives it.
+`smqrt.operations.console.mount` sets `server`, a `smqrt.operations.all_workers.Together`.
 """
 
 import json
@@ -12,7 +12,7 @@ from smqrt.app import HttpError, send_file
 from smqrt.errors import ArgumentError
 from smqrt.http.disk import DiskIo
 from smqrt.operations.console.console import Console
-from smqrt.operations.console.live_views import ASKED_BYTES, Watching
+from smqrt.operations.console.live_views import MAX_REQUEST_BYTES, LiveViews
 from smqrt.operations.console.views import VIEWS
 
 PULSE = "pulse"
@@ -22,15 +22,15 @@ smq = hub.create(
     permittop=lambda topic, issub, peer: issub and topic == PULSE,
     permitsubtop=lambda subtopic, peer: False,
     onpublish=lambda data, ptid, tid, subtid, peer: may_publish(data, ptid, tid),
-    onclose=lambda etid, sock, peer, err: watching.left(etid),
+    onclose=lambda etid, sock, peer, err: live_views.remove(etid),
     clientnames=4,
-    auth=False,  # the admin listener has asked
+    auth=False,  # the admin listener has authenticated the client
 )
 
 
 def may_publish(data, ptid, tid):
-    """Pages ask the server, and say nothing to each other."""
-    return ptid == smq.gettid() or (tid == smq.gettid() and len(data) <= ASKED_BYTES)
+    """Allow messages from pages to the server, but not to each other."""
+    return ptid == smq.gettid() or (tid == smq.gettid() and len(data) <= MAX_REQUEST_BYTES)
 
 
 console = Console(server)  # noqa: F821
@@ -42,18 +42,18 @@ def make_view(name, options):
     return VIEWS[name](console, options)
 
 
-watching = Watching(make_view, console.pulse, smq.publish, lambda text: smq.publish(text, PULSE))
+live_views = LiveViews(make_view, console.pulse, smq.publish, lambda text: smq.publish(text, PULSE))
 
 
-def on_question(data, ptid, tid, subtid):
-    watching.asked(ptid, data)
+def on_request(data, ptid, tid, subtid):
+    live_views.request(ptid, data)
 
 
-smq.subscribe("self", on_question, json=True)
+smq.subscribe("self", on_request, json=True)
 
 
 def answer(request, relpath):
-    """Everything but these is for the files of this folder."""
+    """Serve these paths; the files of this folder are at all others."""
     if relpath == "smq":
         if request.method != "GET" or not hub.isSMQ(request):
             raise HttpError(404)
@@ -73,5 +73,5 @@ dir.setfunc(answer)
 
 
 def onunload():
-    watching.close()
+    live_views.close()
     console.close()

@@ -1,1 +1,1 @@
-"""The operator's web console: an application on the admin listener, live over SMQ (help: console)."""
+"""Web console for operators: an application on the admin listener, updated over SMQ (help: console)."""

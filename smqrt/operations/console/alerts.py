@@ -1,4 +1,4 @@
-"""Things for an operator to look at now: a sentence of what is wrong, one of what to do, and the view that shows it."""
+"""Alerts for operators: a problem, its remedy, and the view of the console that shows it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,26 @@ from typing import Any
 from smqrt.operations.snapshots import Snapshot
 
 LONG_LOOP_S = 0.1
-FEW_DAYS, FEWER_DAYS = 30, 7
-"""A certificate that is good for so long only is told; for less it is urgent."""
-_MOST = 20
+"""A longer turn of the event loop is an alert."""
+WARN_DAYS, URGENT_DAYS = 30, 7
+"""Certificates that expire in so many days are a warning, or urgent."""
+_MAX_ALERTS = 20
 _MANY_FILES = 0.8
+"""More open files than this fraction of the limit are an alert."""
 
 Row = Mapping[str, Any]
-_TROUBLED = {"failed": "has failed", "stuck": "is stuck", "disk full": "waits for room on a disk"}
-"""What is told of a query in such a state."""
+_FAILED_STATES = {"failed": "has failed", "stuck": "is stuck", "disk full": "is waiting for disk space"}
+"""The words of an alert for a query in these states."""
 
 
 @dataclass
-class Looked:
-    """What is looked at; see `smqrt.operations.snapshots` for the rows.
+class AlertInput:
+    """The state of a server from which alerts are found; see `smqrt.operations.snapshots` for the rows.
 
     Attributes:
-        limits: with `lately`, how often each was reached in the last minutes.
-        dropped_lately, errors_lately: messages that slow clients missed, and errors in the log, in the last minutes.
+        limits: with `lately`, how often each limit was reached in the last minutes.
+        dropped_lately: messages dropped at slow consumers in the last minutes.
+        errors_lately: errors in the log in the last minutes.
     """
 
     server: Row
@@ -38,91 +41,94 @@ class Looked:
     errors_lately: int
 
 
-def find_alerts(looked: Looked) -> list[Snapshot]:
-    """Returns what to look at, the urgent first; empty when all is well."""
-    found = [*_server(looked), *_certificates(looked), *_applications(looked), *_data(looked), *_limits(looked)]
-    return sorted(found, key=lambda thing: thing["level"] != "bad")[:_MOST]
+def find_alerts(state: AlertInput) -> list[Snapshot]:
+    """Return the alerts, the urgent ones first."""
+    found = [*_server(state), *_certificates(state), *_applications(state), *_data(state), *_limits(state)]
+    # Sorting is stable, so alerts keep this order within a level.
+    return sorted(found, key=lambda alert: alert["level"] != "bad")[:_MAX_ALERTS]
 
 
-def _thing(level: str, what: str, remedy: str, view: str) -> Snapshot:
+def _alert(level: str, what: str, remedy: str, view: str) -> Snapshot:
     return {"level": level, "what": what, "remedy": remedy, "view": view}
 
 
-def _server(looked: Looked) -> Iterator[Snapshot]:
-    server = looked.server
+def _server(state: AlertInput) -> Iterator[Snapshot]:
+    server = state.server
     if server["phase"] == "draining":
-        yield _thing("warn", "The server is ending.", "It accepts nobody any more and closes its connections.", "peers")
+        remedy = "It accepts no clients and closes its connections."
+        yield _alert("warn", "The server is shutting down.", remedy, "peers")
     late_s = server["loop_lag_worst_s"]
     if late_s > LONG_LOOP_S:
-        what = f"Something held the event loop for {late_s * 1000:.0f} ms in the last minute."
-        yield _thing("warn", what, "Everybody waited. Move long computations of applications into threads.", "overview")
+        what = f"The event loop was blocked for {late_s * 1000:.0f} ms in the last minute."
+        remedy = "All clients waited. Move long computations of applications into threads."
+        yield _alert("warn", what, remedy, "overview")
     if server["open_files"] > _MANY_FILES * server["open_files_limit"]:
         what = f"{server['open_files']} of {server['open_files_limit']} file descriptors are in use."
-        yield _thing("warn", what, "Raise the limit (ulimit -n, LimitNOFILE), or lower max_connections.", "overview")
-    if looked.errors_lately:
-        what = f"{_counted(looked.errors_lately, 'error')} in the log in the last five minutes."
-        yield _thing("warn", what, "Each says which application or client it was about.", "log")
+        yield _alert("warn", what, "Raise the limit (ulimit -n, LimitNOFILE), or lower max_connections.", "overview")
+    if state.errors_lately:
+        what = f"{_counted(state.errors_lately, 'error')} in the log in the last five minutes."
+        yield _alert("warn", what, "Each entry names the application or the client.", "log")
 
 
-def _certificates(looked: Looked) -> Iterator[Snapshot]:
-    acme = looked.server.get("acme")
+def _certificates(state: AlertInput) -> Iterator[Snapshot]:
+    acme = state.server.get("acme")
     if acme and acme["fault"]:
         what = f"The certificate of {', '.join(acme['names'])} could not be ordered: {acme['fault']}"
-        remedy = "The server tries again by itself, at SIGHUP at once. Until then it uses the certificate that it has."
-        yield _thing("bad", what, remedy, "overview")
-    for listener in looked.listeners:
+        remedy = "The server tries again later, or at once after SIGHUP. Until then it uses its present certificate."
+        yield _alert("bad", what, remedy, "overview")
+    for listener in state.listeners:
         if listener["certificate_fault"]:
             what = f"New files of the listener {listener['name']} can't be used: {listener['certificate_fault']}"
-            yield _thing(
-                "bad", what, "The old certificate stays in use. Mend the files; they are read again.", "overview"
+            yield _alert(
+                "bad", what, "The old certificate stays in use. Fix the files; they are read again.", "overview"
             )
         days = listener["certificate_days"]
-        if days is None or days >= FEW_DAYS:
+        if days is None or days >= WARN_DAYS:
             continue
         ends = "has expired" if days < 0 else f"expires in {_counted(days, 'day')}"
-        remedy = "Put a new one into its place; the server reads it by itself, or at SIGHUP."
+        remedy = "Replace the files; the server reads them again by itself, or after SIGHUP."
         what = f"The certificate of the listener {listener['name']} {ends}."
-        yield _thing("bad" if days < FEWER_DAYS else "warn", what, remedy, "overview")
+        yield _alert("bad" if days < URGENT_DAYS else "warn", what, remedy, "overview")
 
 
-def _applications(looked: Looked) -> Iterator[Snapshot]:
-    for one in looked.applications:
+def _applications(state: AlertInput) -> Iterator[Snapshot]:
+    for one in state.applications:
         if one["state"] == "failed":
             first = str(one["error"]).partition("\n")[0]
-            remedy = "Mend the line it names, then restart it."
-            yield _thing("bad", f"The application {one['uri']} failed: {first}", remedy, "applications")
+            remedy = "Fix the line in the error, then restart the application."
+            yield _alert("bad", f"The application {one['uri']} failed: {first}", remedy, "applications")
 
 
-def _data(looked: Looked) -> Iterator[Snapshot]:
-    for journal in looked.journals:
+def _data(state: AlertInput) -> Iterator[Snapshot]:
+    for journal in state.journals:
         if journal.get("alarm"):
-            remedy = "Look at the disk: full, failing or slow. Publishers wait until it takes what they sent."
-            yield _thing("bad", f"The disk does not keep up with the journal {journal['name']}.", remedy, "journals")
-    for pipeline in looked.pipelines:
+            remedy = "Check whether the disk is full, failing or slow. Publishers wait for it."
+            yield _alert("bad", f"The disk does not keep up with the journal {journal['name']}.", remedy, "journals")
+    for pipeline in state.pipelines:
         if pipeline["state"] == "waiting":
-            remedy = "The server's output has its error; it is started again by itself, ever less often."
-            yield _thing("bad", f"The pipelines of {pipeline['path']} failed.", remedy, "journals")
+            remedy = "The log of the server has the error. The server starts the process again after increasing delays."
+            yield _alert("bad", f"The pipelines of {pipeline['path']} failed.", remedy, "journals")
         for query in pipeline.get("queries", ()):
-            if query.get("state") in _TROUBLED:
+            if query.get("state") in _FAILED_STATES:
                 why = str(query.get("error") or query.get("trouble") or "").partition("\n")[0]
-                what = f"The query {query.get('name')} of {pipeline['path']} {_TROUBLED[query['state']]}"
-                remedy = "`smqrt pipeline status` tells more."
-                yield _thing("bad", f"{what}: {why}" if why else f"{what}.", remedy, "journals")
-    if looked.dropped_lately:
-        what = f"{_counted(looked.dropped_lately, 'message')} dropped in the last five minutes."
-        remedy = "Clients that do not read fast enough miss messages; sort the peers by Dropped."
-        yield _thing("warn", what, remedy, "peers")
+                what = f"The query {query.get('name')} of {pipeline['path']} {_FAILED_STATES[query['state']]}"
+                remedy = "`smqrt pipeline status` shows more."
+                yield _alert("bad", f"{what}: {why}" if why else f"{what}.", remedy, "journals")
+    if state.dropped_lately:
+        what = f"{_counted(state.dropped_lately, 'message')} dropped in the last five minutes."
+        remedy = "Slow consumers miss messages; sort the peers by Dropped."
+        yield _alert("warn", what, remedy, "peers")
 
 
-def _limits(looked: Looked) -> Iterator[Snapshot]:
-    for limit in looked.limits:
+def _limits(state: AlertInput) -> Iterator[Snapshot]:
+    for limit in state.limits:
         if limit["lately"]:
             times = _counted(limit["lately"], "time")
             what = f"The limit {limit['name']} was reached {times} in the last five minutes."
             setting = limit["setting"]
             remedy = f"Last: {limit['last']}. " if limit["last"] else ""
             remedy += f"The setting {setting} changes it." if setting else "No setting changes it."
-            yield _thing("warn", what, remedy, "limits")
+            yield _alert("warn", what, remedy, "limits")
 
 
 def _counted(number: int, one: str) -> str:

@@ -1,4 +1,4 @@
-// Changes at the server: requests to the interface that scripts use too.
+// Actions: requests to the HTTP API.
 
 import {find} from "./dom.js";
 
@@ -11,7 +11,7 @@ export function toast(text) {
     timer = setTimeout(() => { find("toast").textContent = ""; }, TOAST_MS);
 }
 
-// Gives why it was not done; nothing when it was.
+// Returns the error as text; an empty text after success.
 export async function post(path, body = {}) {
     try {
         const answer = await fetch(path, {
@@ -20,10 +20,10 @@ export async function post(path, body = {}) {
             body: JSON.stringify(body),
         });
         if (answer.ok) return "";
-        if (answer.status === 401 || answer.type === "opaqueredirect") return "You are not logged in any more. Reload the page to log in.";
+        if (answer.status === 401 || answer.type === "opaqueredirect") return "Your login has expired. Reload the page to log in.";
         return await reason(answer);
     } catch {
-        return "The server did not answer. Check that it runs, and try again.";
+        return "The server did not answer. Check that it is running, and try again.";
     }
 }
 

@@ -1,13 +1,13 @@
-// Charts of the last hour, and the small lines beside figures.
+// Charts of the last hour, and small line charts beside figures.
 
 import {h, say} from "./dom.js";
 import * as format from "./format.js";
 
-const HEIGHT = 150, SPAN_S = 3600, LEAST_S = 600, SVG = "http://www.w3.org/2000/svg";
+const HEIGHT = 150, SPAN_S = 3600, MIN_SPAN_S = 600, SVG = "http://www.w3.org/2000/svg";
 const colour = name => () => getComputedStyle(document.documentElement).getPropertyValue(name);
 const font = "11px system-ui, sans-serif";
 
-// series: [{label, name}], at most two; the second is dashed as well, for who sees no colours.
+// series: [{label, name}], at most two. The second is also dashed, so that colours are not needed.
 export class Chart {
     constructor(title, series, show, {least = 1} = {}) {
         this.series = series;
@@ -42,7 +42,7 @@ export class Chart {
 
     range() {
         const times = this.data?.[0] ?? [], end = times.at(-1) ?? Date.now() / 1000;
-        return [Math.max(end - SPAN_S, Math.min(times[0] ?? end, end - LEAST_S)), end];
+        return [Math.max(end - SPAN_S, Math.min(times[0] ?? end, end - MIN_SPAN_S)), end];
     }
 
     draw(history) {
@@ -93,7 +93,7 @@ export class Spark {
     }
 }
 
-// What the charts show: asked for once, continued by the pulse.
+// The data of the charts: loaded once, then extended by the pulse.
 export class History {
     constructor() {
         this.times = [];
@@ -113,7 +113,7 @@ export class History {
     add(point) { // {time, name: value, ...}
         const last = this.times.at(-1);
         if (this.length === undefined || !point || point.time <= last) return;
-        if (last && point.time - last > 3 * this.step) return void this.load().catch(() => {}); // the page slept
+        if (last && point.time - last > 3 * this.step) return void this.load().catch(() => {}); // points are missing: the page was in the background
         this.times = [...this.times, point.time].slice(-this.length);
         for (const name of Object.keys(this.series)) this.series[name] = [...this.series[name], point[name] ?? null].slice(-this.length);
         this.changed();

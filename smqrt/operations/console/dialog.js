@@ -1,8 +1,8 @@
-// Dialogs: the element <dialog> keeps the focus inside, closes on Escape, and gives the focus back.
+// Dialogs. The element <dialog> keeps the focus inside, closes on Escape, and returns the focus.
 
 import {h} from "./dom.js";
 
-let number = 0; // dialogs may lie over each other, and each has a name
+let number = 0; // for a unique id: several dialogs may be open
 
 export function dialog(title, content, onclose = () => {}) {
     const id = `dialog-${++number}`;
@@ -20,7 +20,7 @@ export function dialog(title, content, onclose = () => {}) {
     return {element, inside, close: () => element.close()};
 }
 
-// A question before something is done: what will happen, and the word for it.
+// Asks for confirmation of an action. act returns an error text, or an empty text after success.
 export function confirm(title, text, word, act) {
     const fault = h("p", {class: "fault", role: "alert"});
     const sure = h("button", {type: "button", class: "danger sure", click: async () => {

@@ -1,4 +1,4 @@
-// Elements from data. Text becomes text nodes: nothing that a stranger named can be markup.
+// Elements from data. Text becomes text nodes, so names of clients and topics can't be markup.
 
 export function h(tag, attributes = {}, ...children) {
     const element = document.createElement(tag);
@@ -16,11 +16,11 @@ function set(element, name, value) {
 
 export const find = id => document.getElementById(id);
 
-export function say(element, text) { // only when it is news: a live region would repeat it
+export function say(element, text) { // only when it has changed: a live region would repeat it
     if (element.textContent !== text) element.textContent = text;
 }
 
-// A text of strangers: isolated, so that its direction ends with it.
+// A text from a client: isolated, so that its writing direction does not affect other text.
 export const foreign = (text, attributes = {}) => h("bdi", attributes, text);
 
 export const mark = (kind, text) => h("span", {class: "mark", "data-kind": kind}, text);

@@ -1,4 +1,4 @@
-// Numbers, times and names as an operator reads them.
+// Formats of numbers and times.
 
 const whole = new Intl.NumberFormat("en", {maximumFractionDigits: 0});
 const STEPS = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];

@@ -1,6 +1,4 @@
-"""The figures of a server at a moment: sums and rates over its hubs, for the overview, the history and what needs
-attention.
-"""
+"""Figures of a server: samples, rates, growth and the history of the last hour."""
 
 from __future__ import annotations
 
@@ -14,57 +12,53 @@ from smqrt.operations.all_workers import Together
 from smqrt.operations.snapshots import LATELY_S, Snapshot
 from smqrt.printable import printable
 
-# ---- Rates of counters that are looked at now and then.
+# ---- rates and growth of counters
 
 
 class Rates:
-    """How fast counters grow, from one look at them to the next.
-
-    What isn't looked at for two rounds is forgotten.
+    """Rates of counters between two rounds of readings. A counter that one round does not read starts anew.
 
     Args:
-        clock: monotonic seconds.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._before: dict[Hashable, tuple[float, float]] = {}
-        self._seen: dict[Hashable, tuple[float, float]] = {}
+        self._previous: dict[Hashable, tuple[float, float]] = {}
+        self._current: dict[Hashable, tuple[float, float]] = {}
         self._now_s = clock()
 
     def begin(self) -> None:
-        """Begin a round."""
-        self._before, self._seen = self._seen, {}
+        """Start a round of readings."""
+        self._previous, self._current = self._current, {}
         self._now_s = self._clock()
 
     def per_s(self, key: Hashable, count: float | None) -> float | None:
-        """Returns how much the counter `key` grew a second since the last round; None when that is not known, or it
-        began anew.
-        """
+        """Return the growth per second of the counter `key` since the last round; None when unknown or restarted."""
         if count is None:
             return None
-        self._seen[key] = (self._now_s, count)
-        at_s, before = self._before.get(key, (self._now_s, 0.0))
+        self._current[key] = (self._now_s, count)
+        at_s, before = self._previous.get(key, (self._now_s, 0.0))
         if at_s >= self._now_s or count < before:
             return None
         return (count - before) / (self._now_s - at_s)
 
 
-# ---- The last hour of a server's figures, in memory of a fixed size.
+# ---- the last hour, in memory of a fixed size
 
 STEP_S = 5.0
 POINTS = 720
 """One hour."""
-_NONE = float("nan")
+_UNKNOWN = float("nan")
 
 
 class History:
-    """Figures by name at points in time; the oldest are overwritten. 4 bytes each.
+    """Figures by name at points in time, 4 bytes each. New points overwrite the oldest.
 
     Args:
-        names: of the figures.
-        points: how many points are kept.
-        step_s: seconds from one to the next, for those who draw them.
+        names: the names of the figures.
+        points: number of points that are kept.
+        step_s: time between points, for charts.
     """
 
     def __init__(self, names: Sequence[str], points: int = POINTS, step_s: float = STEP_S) -> None:
@@ -75,21 +69,24 @@ class History:
         self._oldest = 0
 
     def add(self, at_s: float, values: Mapping[str, float | None]) -> None:
-        """Keep the figures of a moment, in Unix seconds; one that is missing or None is unknown."""
-        known = {name: values.get(name) for name in self._series}
+        """Add the figures of a Unix time. A missing figure, or None, is unknown."""
+        given = {name: values.get(name) for name in self._series}
+        known = {name: _UNKNOWN if value is None else value for name, value in given.items()}
         if len(self._times) < self._points:
             self._times.append(at_s)
             for name, series in self._series.items():
-                series.append(_stored(known[name]))
+                series.append(known[name])
             return
         self._times[self._oldest] = at_s
         for name, series in self._series.items():
-            series[self._oldest] = _stored(known[name])
+            series[self._oldest] = known[name]
         self._oldest = (self._oldest + 1) % self._points
 
     def snapshot(self) -> Snapshot:
-        """Returns all of it, the oldest first; what is unknown is None."""
-        series = {name: [_shown(value) for value in self._in_order(values)] for name, values in self._series.items()}
+        """Return all points, the oldest first. Unknown values are None."""
+        series = {
+            name: [_json_number(value) for value in self._in_order(values)] for name, values in self._series.items()
+        }
         return {
             "step_s": self.step_s,
             "length": self._points,
@@ -101,57 +98,58 @@ class History:
         return values[self._oldest :] + values[: self._oldest]
 
 
-def _stored(value: float | None) -> float:
-    return _NONE if value is None else value
+def _json_number(value: float) -> float | None:
+    return None if value != value else float(f"{value:.5g}")  # only NaN differs from itself
 
 
-def _shown(value: float) -> float | None:
-    return None if value != value else float(f"{value:.5g}")  # what is unknown is no number, and unlike itself
-
+# ---- samples
 
 NAMES = ("peers", "in_per_s", "out_per_s", "drops_per_s", "loop_ms", "cpu_percent", "memory_bytes")
-LOST = frozenset(("over_budget", "over_global_budget", "closed", "queue_full"))
-"""Reasons of drops for which somebody misses something; that nobody subscribes is none."""
-_COST = 200
-"""Looking takes at most one in so many of all seconds, in each worker: 4 ms for 10,000 clients."""
+"""The names of the figures."""
+LOST_REASONS = frozenset(("over_budget", "over_global_budget", "closed", "queue_full"))
+"""Reasons of drops at which a subscriber misses a message. A message without a subscriber is not lost."""
+_COST_FACTOR = 200
+"""A sample is reused for this multiple of its CPU time, so that sampling takes at most 0.5 % of each worker.
 
-MOMENT_S = 0.5
-"""What pages are shown within so short a time is of one moment."""
+A sample of 10,000 clients takes 4 ms.
+"""
+MIN_AGE_S = 0.5
+"""A sample is used at least so long, so that the pages of one round show the same figures."""
 
 
 class Growth:
-    """How much counters grew in the last minutes.
+    """Growth of counters in the last minutes.
 
     Args:
-        clock: monotonic seconds.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._looks: deque[tuple[float, dict[str, int]]] = deque()
+        self._readings: deque[tuple[float, dict[str, int]]] = deque()
 
-    def look(self, counts: Mapping[str, int]) -> None:
-        """Remember what the counters say now."""
+    def add(self, counts: Mapping[str, int]) -> None:
+        """Add the present values of the counters."""
         now_s = self._clock()
-        self._looks.append((now_s, dict(counts)))
-        while len(self._looks) > 1 and self._looks[1][0] <= now_s - LATELY_S:
-            self._looks.popleft()
+        self._readings.append((now_s, dict(counts)))
+        while len(self._readings) > 1 and self._readings[1][0] <= now_s - LATELY_S:
+            self._readings.popleft()
 
     def of(self, name: str, count: int) -> int:
-        """How much the counter `name`, which is at `count` now, grew."""
-        before = self._looks[0][1].get(name, 0) if self._looks else count
+        """Return the growth of the counter `name`, whose present value is `count`."""
+        before = self._readings[0][1].get(name, 0) if self._readings else count
         return max(count - before, 0)
 
 
-class Seen(NamedTuple):
-    """What `Gauges.look` saw.
+class Sample(NamedTuple):
+    """The state of a server at a moment.
 
     Attributes:
         server: see `snapshots.server`.
-        hubs: see `snapshots.hub`; with `in_per_s` and `out_per_s`, the messages that were published and their copies,
-            `dropped`, those that somebody missed, and `dropped_per_s`.
+        hubs: see `snapshots.hub`; in addition `in_per_s` (published messages), `out_per_s` (copies), `dropped` (lost
+            messages) and `dropped_per_s`.
         now: the figures by `NAMES`.
-        also: what else was looked at, by its name.
+        also: the answers for further paths, by path.
     """
 
     server: dict[str, Any]
@@ -161,36 +159,38 @@ class Seen(NamedTuple):
 
 
 class Gauges:
-    """What a server does at the moment.
+    """Samples of a server.
 
     Args:
-        server: with all of its workers.
-        also: what else is looked at, in the same question to the workers.
+        server: the server with all its workers.
+        also: further paths of the API, answered with the same question to the workers.
+        clock: returns monotonic seconds.
     """
 
-    def __init__(self, server: Together, *also: str) -> None:
-        self._server, self._names = server, ("server", "hubs", *also)
-        self._rates = Rates()
-        self._seen: Seen | None = None
-        self._rests_until_s = 0.0
+    def __init__(self, server: Together, *also: str, clock: Callable[[], float] = monotonic) -> None:
+        self._server, self._paths, self._clock = server, ("server", "hubs", *also), clock
+        self._rates = Rates(clock)
+        self._last: Sample | None = None
+        self._next_s = 0.0
 
-    def look(self) -> Seen:
-        """Returns what there is now, with the rates since the look before; the same as then when looking takes some
-        worker long and was done a short while ago.
+    def sample(self) -> Sample:
+        """Return a sample with the rates since the previous one.
+
+        Return the previous sample again while it is new, compared with the CPU time that a sample takes.
         """
-        now_s = monotonic()
-        if self._seen is None or now_s >= self._rests_until_s:
-            looks = self._server.looks([((name,), {}) for name in self._names])
-            self._seen = self._made(*looks.answers)
-            self._rests_until_s = now_s + max(looks.cost_s * _COST, MOMENT_S)
-        return self._seen
+        now_s = self._clock()
+        if self._last is None or now_s >= self._next_s:
+            results = self._server.get_many([((path,), {}) for path in self._paths])
+            self._last = self._sampled(*results.answers)
+            self._next_s = now_s + max(results.cost_s * _COST_FACTOR, MIN_AGE_S)
+        return self._last
 
-    def _made(self, server: dict[str, Any], hubs: list[dict[str, Any]], *also: list[dict[str, Any]]) -> Seen:
+    def _sampled(self, server: dict[str, Any], hubs: list[dict[str, Any]], *also: list[dict[str, Any]]) -> Sample:
         self._rates.begin()
-        hubs = list(map(dict, hubs))
+        hubs = list(map(dict, hubs))  # copies, to which rates are added
         for hub in hubs:
             number = hub["id"]
-            hub["dropped"] = lost(hub)
+            hub["dropped"] = lost_messages(hub)
             hub["in_per_s"] = self._rates.per_s((number, "in"), hub["messages"])
             hub["out_per_s"] = self._rates.per_s((number, "out"), hub["copies"])
             hub["dropped_per_s"] = self._rates.per_s((number, "drops"), hub["dropped"])
@@ -204,25 +204,25 @@ class Gauges:
             "cpu_percent": None if None in cpu else sum(one or 0.0 for one in cpu) * 100,
             "memory_bytes": server["memory_bytes"],
         }
-        return Seen(server, hubs, now, dict(zip(self._names[2:], also, strict=True)))
+        return Sample(server, hubs, now, dict(zip(self._paths[2:], also, strict=True)))
 
 
-def lost(hub: Mapping[str, Any]) -> int:
-    """How many messages clients of a hub missed."""
-    return sum(count for reason, count in hub["drops"].items() if reason in LOST)
+def lost_messages(hub: Mapping[str, Any]) -> int:
+    """Return the number of messages that clients of a hub missed."""
+    return sum(count for reason, count in hub["drops"].items() if reason in LOST_REASONS)
 
 
 def hub_name(hub: Mapping[str, Any]) -> str:
-    """What a hub is called: by the line that made it, which begins with its application; and by its worker."""
-    return f"{place_of(hub)}, worker {hub['worker']}" if "worker" in hub else place_of(hub)
+    """Return the name of a hub for pages: the line that created it, with its application, and its worker."""
+    return f"{creation_line(hub)}, worker {hub['worker']}" if "worker" in hub else creation_line(hub)
 
 
-def place_of(hub: Mapping[str, Any]) -> str:
-    """The line of the application that made a hub."""
+def creation_line(hub: Mapping[str, Any]) -> str:
+    """Return the line of the application that created a hub."""
     return printable(str(hub["made_at"] or hub["app"] or f"hub {hub['id']}"))
 
 
 def hub_choices(hubs: list[dict[str, Any]]) -> list[Snapshot]:
-    """The hubs to choose from, the one with most clients first."""
+    """Return the hubs to choose from, the one with most clients first."""
     ordered = sorted(hubs, key=lambda hub: -hub["peers"])
     return [{"id": hub["id"], "name": hub_name(hub)} for hub in ordered]

@@ -1,4 +1,4 @@
-// The connection to the server: a pulse for all, and the view that this page shows, each once a second while it is looked at.
+// The connection to the server. While the page is visible, it receives the pulse and the data of its view each second.
 
 import {find, say} from "./dom.js";
 
@@ -10,7 +10,7 @@ export class Live {
         this.shown = null;          // {view, options, serial, take}
         this.serial = 0;
         this.failures = 0;
-        this.parts = [];            // of an answer that is not complete
+        this.parts = [];            // of an incomplete answer
         this.smq = SMQ.Client(SMQ.wsURL("smq"), {info: "console"});
         this.smq.onconnect = this.smq.onreconnect = () => this.connected();
         this.smq.onclose = (message, canReconnect) => this.lost(message, canReconnect);
@@ -19,12 +19,12 @@ export class Live {
         document.addEventListener("visibilitychange", () => this.ask());
     }
 
-    watch(view, options, take) { // in place of what was watched before
+    watch(view, options, take) { // replaces the previous view
         this.shown = {view, options, take, serial: ++this.serial};
         this.ask();
     }
 
-    ask() { // a page that nobody looks at costs the server nothing
+    ask() { // a hidden page requests nothing, so it costs the server nothing
         const {view, options, serial} = this.shown ?? {view: ""};
         const wanted = document.hidden ? {view: "", options: {}, serial: 0} : {view, options, serial};
         if (this.smq.gettid()) this.smq.pubjson(wanted, 1);
@@ -38,8 +38,8 @@ export class Live {
 
     lost(message, canReconnect) {
         this.failures += 1;
-        const banner = canReconnect ? "The connection to the server is lost; trying again. What you see is as old as that."
-            : `The server has ended the connection: ${message}. Reload the page to connect again.`;
+        const banner = canReconnect ? "The connection to the server is lost; trying again. The data shown is not current."
+            : `The server closed the connection: ${message}. Reload the page to connect again.`;
         if (this.failures > 1 || !canReconnect) this.state("down", "not connected", banner);
         else this.state("wait", "connecting", "");
         if (this.failures % 4 === 2) this.checkLogin();
@@ -50,9 +50,9 @@ export class Live {
         try {
             const answer = await fetch("history.json", {redirect: "manual", cache: "no-store"});
             if (answer.status === 401 || answer.type === "opaqueredirect") {
-                this.state("down", "not logged in", "Your login has ended. Reload the page to log in again.");
+                this.state("down", "not logged in", "Your login has expired. Reload the page to log in again.");
             }
-        } catch { /* no server yet */ }
+        } catch { /* the server is not running */ }
     }
 
     state(kind, text, banner) {
@@ -75,9 +75,9 @@ export class Live {
         this.parts.push(piece.slice(end + 1));
         if (part !== parts || this.parts.length !== parts) return;
         const {data, error} = JSON.parse(this.parts.join(""));
-        if (!this.shown || serial !== this.shown.serial) return; // of a view that was left
+        if (!this.shown || serial !== this.shown.serial) return; // for a previous view
         if (data || this.shown.take.length > 1) this.shown.take(data, error);
-        this.fault(data ? "" : error); // of a hub that has gone, for instance
+        this.fault(data ? "" : error); // the hub was closed, for example
     }
 
     fault(text) {

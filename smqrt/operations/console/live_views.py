@@ -1,8 +1,9 @@
-"""The pages that look at the console, and the greenlet that feeds them: one round a second while somebody looks.
+"""Live updates of the console: one round a second while a page shows a view.
 
-A page says to the server's ETID what it looks at: {"view", "options", "serial"}; an empty view for nothing, as a page
-in the background does. The answer comes in pieces, each `SERIAL PART PARTS` in a line and then its part of a JSON text:
-{"data"} or {"error"}. Pages that look at the same share the work, and what has not changed is not sent again.
+A page sends a request to the ETID of the server: {"view", "options", "serial"}. An empty view ends the updates, as
+for a page in the background. The answer is JSON, {"data"} or {"error"}, in pieces: each has a line
+`SERIAL PART PARTS` and then its part of the text. Pages with the same request share a view. An unchanged answer is
+not sent again.
 """
 
 from __future__ import annotations
@@ -12,99 +13,96 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 import gevent
 from gevent.event import Event
 
 from smqrt.errors import ArgumentError, ClosedError
+from smqrt.operations.console.views import View
 from smqrt.operations.snapshots import Snapshot
 
 log = logging.getLogger("smqrt.console")
 
 PERIOD_S = 1.0
-SOON_S = 0.1
-"""The first answer to a page comes so soon, and rounds are at least so far apart."""
+MIN_PERIOD_S = 0.1
+"""Minimum time between two rounds, and so the maximum delay of the first answer to a page."""
 MAX_PAGES = 20
-ASKED_BYTES = 8192
+MAX_REQUEST_BYTES = 8192
 _PIECE_BYTES = 60_000
-_ANSWER_BYTES = 1 << 20
-_FAILED = "The console failed here; the server's log says why."
-
-
-class Looked(Protocol):
-    """See `smqrt.operations.console.views.View`."""
-
-    def data(self) -> Snapshot: ...
-    def close(self) -> None: ...
+"""Below the maximum payload of a message (65,520), with room for the line before the piece."""
+_MAX_ANSWER_BYTES = 1 << 20
+_FAILED = "This view failed; see the log of the server."
 
 
 @dataclass(eq=False)
-class _Shared:
-    """A view and the pages that look at it, with what each was sent last."""
+class _SharedView:
+    """A view and the pages that show it, by their ETIDs: the serial of the request, and the last answer."""
 
-    view: Looked
-    pages: dict[int, int] = field(default_factory=dict)  # ETID to the serial of its question
+    view: View
+    pages: dict[int, int] = field(default_factory=dict)
     sent: dict[int, str] = field(default_factory=dict)
 
 
-class Watching:
-    """The pages that look.
+class LiveViews:
+    """Updates the pages of the console.
 
     Args:
-        make: makes a view by its name and options; raises ArgumentError.
-        pulse: gives what all pages get each second.
-        send: sends text to a page, by its ETID.
-        beat: sends the pulse to all pages.
+        make: creates a view by its name and options; raises ArgumentError.
+        pulse: returns the figures that all pages get each second.
+        send: sends text to a page by its ETID.
+        send_to_all: sends the pulse to all pages.
     """
 
     def __init__(
         self,
-        make: Callable[[str, Mapping[str, Any]], Looked],
+        make: Callable[[str, Mapping[str, Any]], View],
         pulse: Callable[[], Snapshot],
         send: Callable[[str, int], object],
-        beat: Callable[[str], object],
+        send_to_all: Callable[[str], object],
     ) -> None:
-        self._make, self._pulse, self._send, self._beat = make, pulse, send, beat
-        self._shared: dict[str, _Shared] = {}
-        self._asked: dict[int, str] = {}
-        self._soon = Event()
-        self._feeding: gevent.Greenlet[..., None] | None = None
-        self._beat_at_s = 0.0
+        self._make, self._pulse, self._send, self._send_to_all = make, pulse, send, send_to_all
+        self._shared: dict[str, _SharedView] = {}
+        self._keys: dict[int, str] = {}
+        self._changed = Event()
+        self._updating: gevent.Greenlet[..., None] | None = None
+        self._pulse_at_s = 0.0
 
     def __len__(self) -> int:
-        """How many pages look."""
-        return len(self._asked)
+        """Return the number of pages with a view."""
+        return len(self._keys)
 
-    def asked(self, page: int, question: object) -> None:
-        """A page looks at something else, or at nothing; what is no question is left aside."""
-        if not isinstance(question, dict):
+    @property
+    def is_updating(self) -> bool:
+        """Whether a greenlet updates pages."""
+        return self._updating is not None
+
+    def request(self, page: int, request: object) -> None:
+        """Change the view of a page, or end its updates. Ignore an invalid request."""
+        if not isinstance(request, dict):
             return
-        name, options, serial = question.get("view"), question.get("options"), question.get("serial")
-        self.left(page)
+        name, options, serial = request.get("view"), request.get("options"), request.get("serial")
+        self.remove(page)
         if not name or not isinstance(name, str) or not isinstance(options, dict) or not isinstance(serial, int):
             return
         try:
-            self._look(page, name, options, serial)
+            if len(self._keys) >= MAX_PAGES:
+                raise ArgumentError(f"{MAX_PAGES} pages of the console are open; close one of them")
+            key = json.dumps([name, options], sort_keys=True)  # the same for the same request of another page
+            if key not in self._shared:
+                self._shared[key] = _SharedView(self._make(name, options))
         except (ArgumentError, ClosedError) as error:
-            self._answer(page, serial, _text({"error": str(error)}))
+            self._answer(page, serial, _json_text({"error": str(error)}))
             return
-        self._soon.set()
-        if self._feeding is None:
-            self._feeding = gevent.spawn(self._feed)
-
-    def _look(self, page: int, name: str, options: dict[str, Any], serial: int) -> None:
-        if len(self._asked) >= MAX_PAGES:
-            raise ArgumentError(f"{MAX_PAGES} pages of the console are open; close one of them")
-        key = json.dumps([name, options], sort_keys=True)
-        if key not in self._shared:
-            self._shared[key] = _Shared(self._make(name, options))
         self._shared[key].pages[page] = serial
-        self._asked[page] = key
+        self._keys[page] = key
+        self._changed.set()
+        if self._updating is None:
+            self._updating = gevent.spawn(self._update_loop)
 
-    def left(self, page: int) -> None:
-        """A page looks at nothing any more."""
-        key = self._asked.pop(page, None)
+    def remove(self, page: int) -> None:
+        """End the updates of a page."""
+        key = self._keys.pop(page, None)
         if key is None:
             return
         shared = self._shared[key]
@@ -115,54 +113,57 @@ class Watching:
             shared.view.close()
 
     def close(self) -> None:
-        """Feed nobody any more; a second call does nothing."""
-        for page in list(self._asked):
-            self.left(page)
-        feeding, self._feeding = self._feeding, None
-        if feeding is not None:
-            feeding.kill()
+        """End the updates of all pages. A second call does nothing."""
+        for page in list(self._keys):
+            self.remove(page)
+        updating, self._updating = self._updating, None
+        if updating is not None:
+            updating.kill()
 
-    def _feed(self) -> None:
+    def _update_loop(self) -> None:
         try:
-            while self._asked:
-                self._soon.clear()
+            while self._keys:
+                self._changed.clear()
                 self._round()
-                gevent.sleep(SOON_S)
-                self._soon.wait(PERIOD_S - SOON_S)
+                gevent.sleep(MIN_PERIOD_S)
+                self._changed.wait(PERIOD_S - MIN_PERIOD_S)
         except ClosedError:
-            pass  # the hub of the console has ended, and with it the pages
+            pass  # the hub of the console was closed, and its pages with it
         finally:
-            self._feeding = None
+            self._updating = None
 
     def _round(self) -> None:
-        if monotonic() - self._beat_at_s >= PERIOD_S - SOON_S:
-            self._beat_at_s = monotonic()
-            self._guarded(lambda: self._beat(_text(self._pulse())))
+        # A request starts a round early; the pulse keeps its period.
+        if monotonic() - self._pulse_at_s >= PERIOD_S - MIN_PERIOD_S:
+            self._pulse_at_s = monotonic()
+            self._text_or_error(lambda: self._send_to_all(_json_text(self._pulse())))
         for shared in list(self._shared.values()):
-            answer = self._guarded(lambda shared=shared: _text({"data": shared.view.data()}))  # type: ignore[misc]
+            answer = self._text_or_error(lambda shared=shared: _json_text({"data": shared.view.data()}))  # type: ignore[misc]
             for page, serial in list(shared.pages.items()):
                 if shared.sent.get(page) != answer:
                     shared.sent[page] = answer
                     self._answer(page, serial, answer)
-            gevent.sleep(0)
+            gevent.sleep(0)  # serve clients between two views
 
-    def _guarded(self, give: Callable[[], Any]) -> str:
+    def _text_or_error(self, call: Callable[[], Any]) -> str:
         try:
-            return str(give())
+            return str(call())
         except (ArgumentError, ClosedError) as error:
-            return _text({"error": str(error)})
+            return _json_text({"error": str(error)})
         except Exception:
             log.exception("a view of the console failed")
-            return _text({"error": _FAILED})
+            return _json_text({"error": _FAILED})
 
     def _answer(self, page: int, serial: int, answer: str) -> None:
-        if len(answer) > _ANSWER_BYTES:
-            answer = _text({"error": f"That is more than a page takes: {len(answer):,} bytes. Search for less."})
+        if len(answer) > _MAX_ANSWER_BYTES:
+            answer = _json_text(
+                {"error": f"The answer is too long for a page ({len(answer):,} bytes): narrow the search."}
+            )
         pieces = [answer[at : at + _PIECE_BYTES] for at in range(0, len(answer), _PIECE_BYTES)]
         for number, piece in enumerate(pieces, 1):
             self._send(f"{serial} {number} {len(pieces)}\n{piece}", page)
 
 
-def _text(value: Snapshot) -> str:
-    """JSON in ASCII: as many bytes as characters."""
+def _json_text(value: Snapshot) -> str:
+    """Return JSON in ASCII, which has as many bytes as characters."""
     return json.dumps(value, separators=(",", ":"))

@@ -1,4 +1,4 @@
-// The frame of the console: which view is shown, what the navigation says.
+// The frame of the console: navigation and the current view.
 
 import {History} from "./chart.js";
 import {bones, find, h, say} from "./dom.js";
@@ -19,13 +19,14 @@ const VIEWS = {overview, peers, topics, messages, applications, journals, cluste
 const TITLE = "smqrt console";
 
 const live = new Live(), history = new History(), main = find("main"), nav = find("nav"), menu = find("menu");
-let open = null; // the view that is shown: {name, close}
+let open = null; // the current view: {name, close}
 
-/* A view is a function of its context; it fills `main` and may give what to do when it is left.
- *   live, history   where figures come from
- *   parameters      what stands behind "?" in the address
- *   say(text)       the soft text behind the title
+/* A view is a function of its context. It fills `main`, and may return a function that closes it.
+ *   live, history   the sources of data
+ *   parameters      the query in the address
+ *   say(text)       sets the text beside the title
  *   place           the element to fill
+ *   ready()         removes the placeholder; to be called before the first data is shown
  */
 function show() {
     const [, path, query] = /^#\/([a-z]+)(?:\?(.*))?$/.exec(location.hash) ?? [];
@@ -56,7 +57,7 @@ function show() {
     closeMenu();
     if (isFirst) return;
     scrollTo(0, 0);
-    main.focus({preventScroll: true}); // who uses a screen reader is where the new view begins
+    main.focus({preventScroll: true}); // a screen reader continues at the start of the new view
 }
 
 function closeMenu() {
@@ -75,7 +76,7 @@ document.addEventListener("keydown", event => {
     menu.focus();
 });
 
-const COUNTED = {attention: "thing to look at", apps_failed: "failed application", errors: "error"};
+const COUNTED = {attention: "alert", apps_failed: "failed application", errors: "error"};
 
 live.listeners.add(({counts, point}) => {
     for (const place of nav.querySelectorAll("[data-count]")) say(place, format.count(counts[place.dataset.count]));
@@ -84,7 +85,7 @@ live.listeners.add(({counts, point}) => {
         place.hidden = !number;
         if (number) {
             say(place, number > 99 ? "99+" : String(number));
-            place.title = format.plural(number, COUNTED[place.dataset.badge], place.dataset.badge === "attention" ? "things to look at" : undefined);
+            place.title = format.plural(number, COUNTED[place.dataset.badge]);
         }
     }
     history.add(point);

@@ -1,4 +1,4 @@
-"""The console in the tree of the admin listener."""
+"""Console in the directory tree of the admin listener."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from smqrt.process.current_application import AppScope
 
 NAME = "console"
 HEADERS = {
-    # Scripts and styles of its own only, and none in the page: what a stranger called a topic can't become one.
+    # Only scripts and styles of this server, none inline: the name of a topic or client can't inject any.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -29,11 +29,11 @@ HEADERS = {
 }
 
 
-class _Entrance(Directory):
-    """Leads from the top of the admin listener to the console, while that is there."""
+class _StartPage(Directory):
+    """Redirects `/` of the admin listener to the console while that is running."""
 
     def __init__(self, console: Application) -> None:
-        super().__init__(None, -127)
+        super().__init__(None, -127)  # the lowest priority
         self._console = console
 
     def service(self, request: Request, relpath: str) -> bool:
@@ -47,13 +47,12 @@ class _Entrance(Directory):
 def mount(
     server: Together, root: Branch, find_session: Callable[[Request], object] = lambda request: None
 ) -> Application:
-    """Returns the console as an application that is not loaded yet: `load` inserts it into `root`, `unload` takes it
-    out.
+    """Return the console as an application that is not loaded: `load` inserts it into `root`, `unload` removes it.
 
     Args:
-        server: what it shows.
-        root: where it is inserted.
-        find_session: gives the session of a request, None when it has none.
+        server: the server that it shows.
+        root: the tree of the admin listener.
+        find_session: returns the session of a request; None without one.
     """
     folder = Path(str(resources.files("smqrt.operations.console")))
 
@@ -68,5 +67,5 @@ def mount(
         return Running(scope, reader, [script])
 
     application = Application(NAME, folder, start)
-    root.insert(_Entrance(application))
+    root.insert(_StartPage(application))
     return application

@@ -1,12 +1,13 @@
-// A table whose rows keep their elements while their figures change: focus and selection stay where they are.
+// A table that reuses the elements of its rows, so that focus and selection stay when figures change.
 
 import {empty, h} from "./dom.js";
 
-/* columns: {key, label, number, wide, wider, sort, text(row) | cell(row, td), kind(row)}
- *   number     figures, to the right
- *   wide       not on a phone; wider: not on a small window
- *   sort       the word that the server sorts by
- *   text       what stands in the cell; cell: fills it, called only when signature(row) is another
+/* columns: {key, label, number, wide, wider, sort, text(row) | cell(row), signature(row), alert(row)}
+ *   number     aligned to the right
+ *   wide       hidden on a phone; wider: also hidden in a small window
+ *   sort       the value of `sort` in the request to the server
+ *   text       returns the text of the cell
+ *   cell       returns elements; called only when signature(row) has changed
  */
 export class Table {
     constructor({caption, columns, key, none, onsort, sorted}) {

@@ -1,4 +1,4 @@
-// The applications: their state, why one failed with the line it failed at, what they trace; restart one.
+// Applications: state, error with the lines around it, last traces; restart.
 
 import {post, toast} from "../api.js";
 import {confirm} from "../dialog.js";
@@ -9,7 +9,7 @@ const STATES = {running: ["good", "running"], failed: ["bad", "failed"], stopped
 
 export function applications({live, place, ready, say: tell}) {
     const part = h("section", {class: "section", "aria-label": "Applications"}), shown = new Map();
-    const traces = h("pre", {class: "lines", tabindex: "0"}); // of timers, events and greenlets, which belong to none
+    const traces = h("pre", {class: "lines", tabindex: "0"}); // of timers, events and greenlets, which belong to no application
     const others = section("Traces from timers, events and greenlets");
     others.append(h("div", {class: "inside"}, traces));
     live.watch("applications", {}, data => {
@@ -21,7 +21,7 @@ export function applications({live, place, ready, say: tell}) {
         if (traces.textContent !== data.traces.join("\n")) traces.textContent = data.traces.join("\n");
         const failed = data.rows.filter(row => row.state === "failed").length;
         tell(`${data.rows.length}${failed ? `, ${failed} failed` : ""}`);
-        if (!data.rows.length) return part.replaceChildren(empty("No applications", "Start the server with a folder: smqrt serve FOLDER. smqrt new FOLDER makes one."));
+        if (!data.rows.length) return part.replaceChildren(empty("No applications", "Start the server with a folder: smqrt serve FOLDER. smqrt new FOLDER creates one."));
         const names = new Set(data.rows.map(row => row.uri));
         for (const [uri, one] of shown) if (!names.has(uri)) { one.element.remove(); shown.delete(uri); }
         for (const row of data.rows) {
@@ -42,7 +42,7 @@ class One {
         this.button = h("button", {type: "button", click: () => this.restart()}, "Restart …");
         this.failure = h("div", {});
         this.traces = h("pre", {class: "lines", tabindex: "0"});
-        this.fold = h("details", {}, h("summary", {}, "What it traced last"), this.traces);
+        this.fold = h("details", {}, h("summary", {}, "Last traces"), this.traces);
         this.element = h("article", {class: "application"},
             h("div", {class: "application-head"}, this.title, this.state, this.button, this.where), this.failure, this.fold);
     }
@@ -82,7 +82,7 @@ class One {
 
     restart() {
         const {name, id} = this.row;
-        confirm(h("span", {}, "Restart ", foreignName(name), "?"), "Its code runs anew from the files as they are now. Its clients are closed without a word, and come back.", "Restart", async () => {
+        confirm(h("span", {}, "Restart ", foreignName(name), "?"), "The application is loaded again from its files. Its clients are closed and reconnect.", "Restart", async () => {
             const error = await post(`/api/v1/apps/${encodeURIComponent(id)}/restart`);
             if (!error) toast("Restarted.");
             return error;

@@ -1,4 +1,4 @@
-// Other processes that hubs of this one work together with: links to their nodes, and the hubs.
+// Clusters: hubs, links to other nodes, and their addresses.
 
 import {foreign, h, mark, section} from "../dom.js";
 import * as format from "../format.js";
@@ -21,14 +21,14 @@ export function clusters({live, place, ready, say: tell}) {
 function hubTable() {
     return new Table({
         caption: "Hubs in clusters", key: row => `${row.own} ${row.cluster}`,
-        none: ["No hub is in a cluster", "hub.create{cluster=\"chat\"} joins hubs of several processes; the page “Clusters” of the manual says how."],
+        none: ["No hub is in a cluster", "hub.create{cluster=\"chat\"} joins hubs of several processes: see “Clusters” in the manual."],
         columns: [
             {label: "Cluster", signature: row => [row.cluster, row.app, row.own], cell: row => [h("span", {class: "name"}, foreign(row.cluster)), h("span", {class: "second"}, `node ${row.own}, hub ${row.hub}`)]},
             {label: "State", signature: row => [row.nodes.length, row.joining.length], cell: row => row.joining.length ? mark("off", "joining") : row.nodes.length ? mark("good", "joined") : mark("off", "alone")},
             {label: "Other nodes", number: true, text: row => format.count(row.nodes.length)},
             {label: "Clients here", number: true, wide: true, text: row => format.count(row.peers)},
-            {label: "Clients there", number: true, wide: true, text: row => format.count(row.phantoms)},
-            {label: "Topics wanted there", number: true, wide: true, text: row => format.count(row.interest)},
+            {label: "Clients elsewhere", number: true, wide: true, text: row => format.count(row.phantoms)},
+            {label: "Topics needed elsewhere", number: true, wide: true, text: row => format.count(row.interest)},
             {label: "Lost", number: true, text: row => format.count(row.lost.link_lost + row.lost.link_slow)},
         ],
     });
@@ -37,7 +37,7 @@ function hubTable() {
 function linkTable() {
     return new Table({
         caption: "Links to other nodes", key: row => `${row.own} ${row.node}`,
-        none: ["There is no link", "No other node has been found yet."],
+        none: ["No links", "No other node is connected."],
         columns: [
             {label: "Node", signature: row => [row.node, row.via, row.own], cell: row => [h("span", {class: "name"}, `${row.node}`), h("span", {class: "second mono"}, foreign(row.via))]},
             {label: "Up", number: true, text: row => format.duration(row.since_s)},
@@ -51,8 +51,8 @@ function linkTable() {
 
 function addressTable() {
     return new Table({
-        caption: "Addresses where this node looks for others", key: row => `${row.own} ${row.address}`,
-        none: ["No addresses", "Workers of one server find each other without."],
+        caption: "Addresses of other nodes", key: row => `${row.own} ${row.address}`,
+        none: ["No addresses", "Workers of one server need no addresses."],
         columns: [
             {label: "Address", signature: row => [row.address, row.why], cell: row => [h("span", {class: "name"}, foreign(row.address)), row.why && h("span", {class: "second"}, foreign(row.why))]},
             {label: "State", signature: row => row.state, cell: row => mark(row.state === "not linked" ? "bad" : "good", row.state)},

@@ -1,4 +1,4 @@
-// Every limit: what it is now, how often it was reached, and the setting that changes it.
+// Limits: rule, how often each was reached, and the setting that changes it.
 
 import {foreign, h} from "../dom.js";
 import * as format from "../format.js";
@@ -16,7 +16,7 @@ export function limits({live, place, ready, say: tell}) {
             {label: "Setting", cell: row => row.setting ? h("code", {}, row.setting) : h("span", {class: "soft"}, "none")},
         ],
     });
-    const note = h("p", {class: "note"}, "Those that were reached come first. Who reaches a limit is refused, and told where the protocol can; the server goes on.");
+    const note = h("p", {class: "note"}, "Limits that were reached come first. A client that reaches a limit is refused, with a reason where the protocol has one.");
     const part = h("section", {class: "section", "aria-label": "Limits"}, note, table.element);
     live.watch("limits", {}, data => {
         if (!part.isConnected) {

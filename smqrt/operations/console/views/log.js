@@ -1,4 +1,4 @@
-// The end of the server's log: errors and warnings, the newest first.
+// The last errors and warnings of the log, the newest first.
 
 import {empty, foreign, h, mark, section} from "../dom.js";
 import * as format from "../format.js";
@@ -7,7 +7,7 @@ const KINDS = {ERROR: ["bad", "error"], CRITICAL: ["bad", "critical"], WARNING: 
 
 export function log({live, place, ready, say: tell}) {
     const list = h("ol", {class: "entries"}), shown = new Map();
-    const none = empty("Nothing has gone wrong", "Errors and warnings of the server since its start are shown here, the last 200.");
+    const none = empty("No errors and no warnings", "The last 200 since the start of the server are shown here.");
     const part = section("Errors and warnings", {}, h("p", {class: "soft"}, "The newest first"));
     part.append(list, none);
     live.watch("log", {}, data => {
@@ -29,9 +29,9 @@ export function log({live, place, ready, say: tell}) {
 }
 
 function entry({at: moment, level, logger, text, worker}) {
-    const at = Date.parse(moment) / 1000, whose = worker === undefined ? logger : `worker ${worker} · ${logger}`;
+    const at = Date.parse(moment) / 1000, source = worker === undefined ? logger : `worker ${worker} · ${logger}`;
     const [kind, word] = KINDS[level] ?? ["off", level.toLowerCase()], [first, ...rest] = text.split("\n");
     const more = rest.length && h("details", {}, h("summary", {}, `${rest.length} more lines`), h("pre", {}, foreign(rest.join("\n"))));
     return h("li", {}, h("time", {title: format.moment(at)}, format.time(at)), mark(kind, word),
-        h("div", {}, h("pre", {}, foreign(first)), more || null, h("span", {class: "small soft"}, whose)));
+        h("div", {}, h("pre", {}, foreign(first)), more || null, h("span", {class: "small soft"}, source)));
 }

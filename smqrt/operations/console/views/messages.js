@@ -1,4 +1,4 @@
-// A client in the page: publish to a topic or to one client, and see what comes to topics.
+// A client in the page: publish to a topic or a client, and show the messages of topics.
 
 import {post, toast} from "../api.js";
 import {empty, foreign, h, say, section} from "../dom.js";
@@ -83,9 +83,9 @@ function check(etid, kind, payload) {
 function listener(options, watch) {
     const input = h("input", {required: true, autocomplete: "off", spellcheck: "false"});
     const fault = h("p", {class: "fault", role: "alert"});
-    const chips = h("ul", {class: "chips", "aria-label": "Topics that are shown"});
+    const chips = h("ul", {class: "chips", "aria-label": "Subscribed topics"});
     const list = h("ol", {class: "entries messages", role: "log", "aria-label": "Messages", "aria-live": "off", tabindex: "0"});
-    const none = empty("No messages yet", "Name a topic above; what is published there from then on is shown here.");
+    const none = empty("No messages yet", "Enter a topic above; its messages from then on are shown here.");
     const missed = h("p", {class: "small soft", role: "status"});
     const form = h("form", {class: "inside fields", submit: event => {
         event.preventDefault();
@@ -123,7 +123,7 @@ function listener(options, watch) {
         while (list.childElementCount > SHOWN) list.lastElementChild.remove();
         none.hidden = Boolean(list.childElementCount);
         dropped += lost ?? 0;
-        if (dropped) say(missed, `${format.count(dropped)} more came than are shown.`);
+        if (dropped) say(missed, `${format.count(dropped)} more messages are not shown.`);
     }
     chips.replaceChildren();
     if (options.topics.length) queueMicrotask(changed);

@@ -1,4 +1,4 @@
-// State of the server: what needs attention, its figures now and over the last hour, its listeners and hubs.
+// Overview: alerts, figures now and over the last hour, listeners and hubs.
 
 import {Chart, Spark} from "../chart.js";
 import {h, mark, say, section} from "../dom.js";
@@ -7,7 +7,7 @@ import {Table} from "../table.js";
 import {address, foreignName} from "./parts.js";
 
 const LONG_LOOP_MS = 50, SHOWN_POINTS = 120;
-const WORDS = {bad: "Act now", warn: "Look into it"};
+const WORDS = {bad: "Urgent", warn: "Warning"};
 
 const FIGURES = [
     {label: "Peers", name: "peers", text: format.count},
@@ -45,7 +45,7 @@ export function overview({live, history, place, ready, say: tell}) {
         charts.forEach(chart => chart.draw(history));
         figures.forEach(figure => figure.draw(history));
     };
-    const beat = ({now}) => figures.forEach(figure => figure.update(now));
+    const onPulse = ({now}) => figures.forEach(figure => figure.update(now));
     live.watch("overview", {}, data => {
         if (!parts[0].isConnected) {
             ready();
@@ -53,16 +53,16 @@ export function overview({live, history, place, ready, say: tell}) {
             draw();
         }
         const {server} = data;
-        const who = server.workers ? `${server.workers} workers` : `process ${server.pid}`;
-        tell(`${server.version} · up ${format.duration(server.uptime_s)} · ${server.host} · ${who}${server.state === "serving" ? "" : ` · ${server.state}`}`);
-        listAttention(attention, data.attention);
+        const processes = server.workers ? `${server.workers} workers` : `process ${server.pid}`;
+        tell(`${server.version} · up ${format.duration(server.uptime_s)} · ${server.host} · ${processes}${server.state === "serving" ? "" : ` · ${server.state}`}`);
+        showAlerts(attention, data.attention);
         listeners.update(data.listeners);
         hubs.update(data.hubs);
     });
-    live.listeners.add(beat);
+    live.listeners.add(onPulse);
     history.listeners.add(draw);
     return () => {
-        live.listeners.delete(beat);
+        live.listeners.delete(onPulse);
         history.listeners.delete(draw);
         charts.forEach(chart => chart.close());
     };
@@ -90,13 +90,13 @@ class Figure {
     }
 }
 
-function listAttention(list, things) {
-    const signature = JSON.stringify(things);
+function showAlerts(list, alerts) {
+    const signature = JSON.stringify(alerts);
     if (list.signature === signature) return;
     list.signature = signature;
-    list.replaceChildren(...things.map(({level, what, remedy, view}) => h("li", {},
+    list.replaceChildren(...alerts.map(({level, what, remedy, view}) => h("li", {},
         mark(level, WORDS[level]), h("span", {}, what), view === "overview" ? h("span") : h("a", {href: `#/${view}`}, `Show ${view}`), h("span", {class: "remedy"}, remedy))));
-    if (!things.length) list.append(h("li", {class: "calm"}, mark("good", "Nothing needs attention")));
+    if (!alerts.length) list.append(h("li", {class: "calm"}, mark("good", "Nothing needs attention")));
 }
 
 function certificate({tls, certificate_expires_s: expires, certificate_days: days}) {
@@ -124,7 +124,7 @@ function listenerTable() {
 function hubTable() {
     return new Table({
         caption: "Hubs", key: row => row.id,
-        none: ["No hubs", "An application makes one with hub.create(); see the manual's quick start."],
+        none: ["No hubs", "An application creates one with hub.create(): see “Quick start” in the manual."],
         columns: [
             {label: "Hub", cell: row => h("a", {href: `#/peers?hub=${row.id}`}, foreignName(row.name))},
             {label: "Peers", number: true, text: row => format.count(row.peers)},

@@ -1,10 +1,10 @@
-// Pieces that several views show.
+// Elements that several views share.
 
 import {foreign, h} from "../dom.js";
 
 const SHOWN = 48;
 
-// A name that a stranger chose: short in a table, whole in the title.
+// A name from a client: short in a table, complete in the tooltip.
 export function foreignName(text, attributes = {}) {
     if (!text) return h("span", {class: "soft"}, "(empty)");
     const isLong = text.length > SHOWN;
@@ -13,7 +13,7 @@ export function foreignName(text, attributes = {}) {
 
 export const address = row => h("span", {class: "mono"}, foreign(row.address));
 
-// A choice between the hubs; hidden while there is one.
+// A selection of the hub; hidden with a single hub.
 export class HubChoice {
     constructor(onchange) {
         this.select = h("select", {change: () => onchange(this.value)});
@@ -36,7 +36,7 @@ export class HubChoice {
     }
 }
 
-// A field that searches while one types, when one pauses.
+// A search field that searches after a pause in typing.
 export function search(label, placeholder, onchange, value = "") {
     const PAUSE_MS = 250;
     let timer = 0;

@@ -1,4 +1,4 @@
-// Who is connected: search, order, one page at a time; one of them closely, and how to disconnect it.
+// Peers: search, order and pages; the details of a client; disconnect.
 
 import {post, toast} from "../api.js";
 import {confirm, dialog} from "../dialog.js";
@@ -37,8 +37,8 @@ export function peers({live, place, ready, parameters, say: tell}) {
         before.disabled = !options.page;
         after.disabled = last >= (data.reachable ?? 0);
         tell(format.plural(data.total, "peer"));
-        say(table.none.firstChild, options.find ? "Nobody matches" : "Nobody is connected");
-        say(table.none.lastChild, options.find ? "Search for a part of a uid, a user name, an address or an etid." : "Clients appear here as they come. The quick start in the manual has a first one.");
+        say(table.none.firstChild, options.find ? "No peer matches" : "No peers");
+        say(table.none.lastChild, options.find ? "Search for a part of a uid, a user name, an address or an etid." : "Connected clients are shown here. “Quick start” in the manual has a first one.");
     }
     const watch = () => live.watch("peers", {...options}, update);
     watch();
@@ -47,7 +47,7 @@ export function peers({live, place, ready, parameters, say: tell}) {
 function peerTable(onsort, onopen, sorted) {
     return new Table({
         caption: "Peers", key: row => row.id, onsort, sorted,
-        none: ["Nobody is connected", ""],
+        none: ["No peers", ""],
         columns: [
             {label: "Peer", signature: row => [row.uid, row.user], cell: row => [
                 h("button", {type: "button", class: "plain name", "aria-haspopup": "dialog", click: () => onopen(row)}, foreignName(row.uid)),
@@ -71,18 +71,18 @@ const FACTS = [
     ["Logged in by", peer => peer.login],
     ["Groups", peer => peer.groups?.length && foreign(peer.groups.join(", "))],
     ["ETID", peer => String(peer.etid)],
-    ["Says of itself", peer => peer.info && foreign(peer.info)],
+    ["Description", peer => peer.info && foreign(peer.info)],
     ["Connected", peer => `${format.duration(peer.connected_s)}, since ${format.moment(Date.parse(peer.since) / 1000)}`],
     ["Traffic", peer => `${format.bytes(peer.in_bytes_per_s)}/s received, ${format.bytes(peer.out_bytes_per_s)}/s sent`],
-    ["Waits in its queue", peer => format.bytes(peer.queued_bytes)],
-    ["Dropped", peer => peer.dropped ? `${format.plural(peer.dropped, "message")}: it does not read fast enough` : "nothing"],
+    ["Send queue", peer => format.bytes(peer.queued_bytes)],
+    ["Dropped", peer => peer.dropped ? `${format.plural(peer.dropped, "message")}: slow consumer` : "nothing"],
 ];
 
 function details(live, row, back) {
     const facts = h("dl", {class: "facts"}), topics = h("ul", {class: "chips"});
     const button = h("button", {type: "button", class: "danger", click: () => ask()}, "Disconnect …");
     const inside = h("div", {}, facts);
-    const list = h("div", {}, h("h3", {}, "Subscribes to"), topics);
+    const list = h("div", {}, h("h3", {}, "Subscriptions"), topics);
     const open = dialog(row.uid ? foreign(row.uid) : foreignName(""), [inside, list, h("div", {class: "actions"}, button)], back);
     const show = peer => {
         const signature = JSON.stringify(peer);
@@ -98,11 +98,11 @@ function details(live, row, back) {
     show(row);
     live.watch("peer", {id: row.id}, (peer, error) => {
         if (peer) return show(peer);
-        inside.replaceChildren(empty("It is not connected any more", error ?? ""));
+        inside.replaceChildren(empty("The client has disconnected", error ?? ""));
         list.hidden = button.hidden = true;
     });
     function ask() {
-        confirm(h("span", {}, "Disconnect ", foreignName(row.uid), "?"), "Its connection is closed now. Clients that are made to come back will do so: to keep it out, change its login or its rights.", "Disconnect", async () => {
+        confirm(h("span", {}, "Disconnect ", foreignName(row.uid), "?"), "Its connection is closed. Most clients reconnect: to block a client, change its login or its rights.", "Disconnect", async () => {
             const error = await post(`/api/v1/peers/${row.id}/disconnect`);
             if (!error) {
                 open.close();

@@ -1,4 +1,4 @@
-// The topics of a hub: who listens, the largest first.
+// Topics of a hub, those with most subscribers first.
 
 import {h, say} from "../dom.js";
 import * as format from "../format.js";
@@ -37,7 +37,7 @@ export function topics({live, place, ready, parameters, say: tell}) {
         say(more.firstChild, data.matching > data.rows.length ? `The first ${data.rows.length} of ${format.count(data.matching)}; search to see others.` : "");
         more.hidden = !more.textContent;
         say(table.none.firstChild, options.find ? "No topic matches" : "No topics yet");
-        say(table.none.lastChild, options.find ? "Search for a part of a name." : "A topic comes into being when somebody subscribes or publishes to it.");
+        say(table.none.lastChild, options.find ? "Search for a part of a name." : "A topic is created by the first subscription or publish.");
     }
     const watch = () => live.watch("topics", {...options}, update);
     watch();

@@ -354,7 +354,7 @@ local function decoding(number, onmsg, deliver_default)
       local now_s = os.time()
       if now_s ~= told_s then
         told_s = now_s
-        tracep(false, 5, "SMQ: a message to " .. tid .. " is no JSON: it goes to the global onmsg")
+        tracep(false, 5, "SMQ: a message to " .. tid .. " is not JSON; it is delivered to the global onmsg")
       end
       deliver_default(number, data, ptid, tid, subtid)
     else
@@ -367,7 +367,7 @@ end
 -- Names the keys of a table of options that mean nothing.
 local function check_names(op, known, what)
   for key in pairs(op) do
-    if not known[key] then tracep(false, 0, core.where() .. what .. " has no option '" .. tostring(key) .. "': it means nothing") end
+    if not known[key] then tracep(false, 0, core.where() .. what .. " has no option '" .. tostring(key) .. "'; it is ignored") end
   end
 end
 

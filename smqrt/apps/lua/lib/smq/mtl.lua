@@ -98,7 +98,7 @@ local known_ping = {timespan = true, timeout = true, roundtripCB = true}
 
 local function warn_of_others(op, names, what)
   for key in pairs(op) do
-    if not names[key] then tracep(false, 0, core.where() .. what .. " has no option '" .. tostring(key) .. "': it means nothing") end
+    if not names[key] then tracep(false, 0, core.where() .. what .. " has no option '" .. tostring(key) .. "'; it is ignored") end
   end
 end
 
