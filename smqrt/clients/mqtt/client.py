@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from smqrt.clients.mqtt.connect import OnStatus, connector
 from smqrt.clients.mqtt.options import WILL, MqttOptions, Will, check_qos, to_bytes
 from smqrt.clients.mqtt.queue import HEADER_BYTES, Delivery, OnSuback, SubscribeRequest
-from smqrt.clients.mqtt.reconnect import ReconnectingConnection
+from smqrt.clients.mqtt.reconnect import ReconnectingMqttClient
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.loop.callback_queue import Callbacks
 from smqrt.settings.options import make
@@ -23,7 +23,7 @@ log = logging.getLogger("smqrt.mqtt")
 _PUBLISH = 0x30
 
 
-class MqttClient(ReconnectingConnection):
+class MqttClient(ReconnectingMqttClient):
     """A client of an MQTT broker that connects at once, in the background, and comes back when the connection is lost.
 
     Everything may be called at any time: what needs a connection waits for one, in the order of the calls, in a queue
@@ -114,8 +114,8 @@ class MqttClient(ReconnectingConnection):
         return item
 
     def _check_open(self, what: str) -> None:
-        if self._is_closing or self._has_ended:
-            why = f": {self.end}" if self.end is not None and not self._is_closing else ""
+        if self.closing:
+            why = f": {self.end}" if self.end is not None and not self._closing.is_set() else ""
             raise ClosedError(f"{what}: the client has ended{why}")
 
     @property
@@ -206,7 +206,7 @@ class MqttClient(ReconnectingConnection):
 
     def status(self) -> tuple[int, bool, bool]:
         """How many messages and subscriptions are queued, whether connected, and whether it has ended for good."""
-        return len(self._queue), self.connected, self._is_closing or self.closed
+        return len(self._queue), self.connected, self.closing
 
     @property
     def dropped(self) -> int:

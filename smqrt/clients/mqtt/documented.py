@@ -614,7 +614,7 @@ def start(
     except BaseException:
         client.disconnect()
         raise
-    client.on_ended(end)
+    client.on_end(end)
     if client.closed:  # meanwhile
         end()
     return client, is_accepted

@@ -7,7 +7,7 @@ from typing import TypeVar, overload
 
 from smqrt.clients.smq.connection import SmqConnector, broker_url
 from smqrt.clients.smq.options import SmqClientOptions, SubscriptionOptions, message_handler, to_bytes
-from smqrt.clients.smq.reconnect import ReconnectingConnection
+from smqrt.clients.smq.reconnect import ReconnectingSmqClient
 from smqrt.clients.smq.session import subtopic_key, to_text, topic_key
 from smqrt.errors import ArgumentError, NoAnswer
 from smqrt.settings.options import make
@@ -33,7 +33,7 @@ class _Create:
         return owner if instance is None else instance._create
 
 
-class SmqClient(ReconnectingConnection):
+class SmqClient(ReconnectingSmqClient):
     """A client of an SMQ broker that connects at once, in the background, and comes back when the connection is lost.
 
     Everything may be called at any time: what needs a connection waits for one. After a reconnect topics are numbered
@@ -156,7 +156,7 @@ class SmqClient(ReconnectingConnection):
             if not self.publish(data, etid, number):
                 raise NoAnswer(f"the request to {etid} was not sent: the send queue is full")
 
-        if self._delays_onclose:
+        if self._decision_waits_for_caller:
             raise NoAnswer("the connection is lost, and onclose waits for this callback")
         with self._waiting_inside():
             answer, number = self._answers.ask(etid, send, timeout_s)
@@ -202,7 +202,7 @@ class SmqClient(ReconnectingConnection):
                 numbered = (topic, tid) if subtopic is None else (topic, tid, subtopic, stid)
                 self._callbacks.post(chosen.onack, bool(tid), *numbered)
 
-        self._session.subscribe(key, subkey, message_handler(chosen, self._general), done)
+        self._session.subscribe(key, subkey, message_handler(chosen, self._call_onmsg), done)
 
     def on(self, topic: Name, subtopic: Name | None = None) -> Callable[[F], F]:
         """Decorator: subscribe the function, which gets each message as a `Message`. See `subscribe`."""
