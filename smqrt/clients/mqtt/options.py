@@ -1,4 +1,4 @@
-"""The options of a client, with their defaults (spec: smq §8)."""
+"""Options of MQTT clients (spec: smq §8)."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ from smqrt.settings.options import (
     whole,
 )
 from smqrt.transport.tls_contexts import ClientTls
-from smqrt.wire.mqtt.packets import WillMessage
+from smqrt.wire.mqtt.packets import MAX_PACKET_BYTES, WillMessage
 from smqrt.wire.mqtt.properties import PacketType, Props, encode_properties
 from smqrt.wire.mqtt.topics import check_topic
 
 _MAX_TEXT_BYTES = 0xFFFF
 _MAX_S = 86_400.0
-_LARGEST_PACKET_BYTES = 268_435_460
 QUEUE_POLICIES = ("wait", "raise", "drop")
 
 
 @dataclass(frozen=True)
 class Will:
-    """What the broker publishes when the connection is lost without a word.
+    """Message that the broker publishes when the connection is lost without DISCONNECT.
 
     Attributes:
-        topic: where.
-        payload: what; str is sent as UTF-8.
-        properties: with MQTT 5, for instance `{"willdelayinterval": 30}` (seconds).
+        topic: without wildcards.
+        payload: str is sent as UTF-8.
+        properties: with MQTT 5, such as `{"willdelayinterval": 30}` (seconds).
     """
 
     topic: str
@@ -55,12 +54,12 @@ class Will:
             raise ArgumentError(f"the payload of a will has at most {_MAX_TEXT_BYTES} bytes")
 
     def message(self) -> WillMessage:
-        """The will as it goes into CONNECT."""
+        """Return the will for CONNECT."""
         return WillMessage(self.topic, to_bytes(self.payload), self.qos, self.retain, self.properties or {})
 
     @classmethod
     def make(cls, value: object) -> Will:
-        """A will from a mapping with the names of the attributes; a `Will` as it is.
+        """Return a will from a mapping with the names of the attributes; a `Will` as it is.
 
         Raises:
             NotThisError: an unknown name.
@@ -86,10 +85,6 @@ def _alpn(value: object) -> list[str]:
     return list(value)
 
 
-def _identifier() -> str:
-    return f"smqrt-{secrets.token_hex(8)}"
-
-
 _TEXT = optional(text())
 _FILE = optional(path())
 WILL = optional(Rule("a mapping with topic, and payload, qos, retain, properties if wanted", Will.make))
@@ -101,7 +96,7 @@ _WHOLE = 1 << 53
 
 @dataclass(kw_only=True)
 class MqttOptions:
-    """What a client can be told. Times are seconds."""
+    """Options of a client. Times are seconds."""
 
     version: int = option(5, choice(5, 4), "4 is MQTT 3.1.1")
     port: int | None = option(None, optional(whole(1, 0xFFFF)), "", shown="1883, with TLS 8883")
@@ -121,7 +116,9 @@ class MqttOptions:
     )
     source: str | None = option(None, _TEXT, "local address to connect from")
     ipv6: bool = option(False, switch(), "use IPv6 only")
-    clientidentifier: str = option(_identifier, text(), "kept over reconnects", shown="random")
+    clientidentifier: str = option(
+        lambda: f"smqrt-{secrets.token_hex(8)}", text(), "kept over reconnects", shown="random"
+    )
     keepalive: int = option(
         60,
         whole(0, 0xFFFF, "seconds"),
@@ -155,11 +152,11 @@ class MqttOptions:
         None,
         optional(whole(1, 0x7FFF)),
         "how many QoS 1 and 2 messages may wait for their acknowledgement; less when the broker wants less",
-        shown="MQTT 5: what the broker says; 3.1.1: 20",  # brokers of 3.1.1 drop what is beyond, and can't say so
+        shown="MQTT 5: what the broker says; 3.1.1: 20",  # brokers of 3.1.1 drop what is beyond, without an error
     )
     maxpacketsize: int = option(
         1 << 20,
-        whole(64, _LARGEST_PACKET_BYTES, "bytes"),
+        whole(64, MAX_PACKET_BYTES, "bytes"),
         "bytes of the largest packet, both ways; the broker is told (MQTT 5), and left before a larger one has arrived",
         shown="1 MiB",
     )
@@ -174,10 +171,10 @@ class MqttOptions:
 
 
 def check_qos(qos: object) -> int:
-    """A quality of service.
+    """Return a quality of service.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: not 0, 1 or 2.
     """
     if qos not in (0, 1, 2) or isinstance(qos, bool):
         raise ArgumentError(f"qos must be 0, 1 or 2, not {qos!r}")
@@ -185,10 +182,10 @@ def check_qos(qos: object) -> int:
 
 
 def to_bytes(data: object) -> bytes:
-    """A payload as bytes: str as UTF-8.
+    """Return a payload as bytes: str as UTF-8.
 
     Raises:
-        ArgumentError: it is neither bytes nor str.
+        ArgumentError: neither bytes nor str.
     """
     if isinstance(data, bytes):
         return data

@@ -118,7 +118,7 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
 
     def discard(self) -> int:
         """Drop the queued messages and subscriptions, which fail with "closed", and return how many there were."""
-        return self._queue.give_up()
+        return self._queue.abandon()
 
     def shutdown(self) -> None:
         """Close the client because the process ends: a connected one calls `onstatus("sock", "sysshutdown", {})`."""
@@ -184,7 +184,7 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
         in_flight = list(self._endpoint.session.in_flight.values())
         for item in in_flight:
             item.finish("closed")
-        lost = self._queue.give_up() + len(in_flight)
+        lost = self._queue.abandon() + len(in_flight)
         self._queue.close()
         self._queue.tell_progress()
         return lost

@@ -1,4 +1,4 @@
-"""The options of a client and of its subscriptions, with their defaults."""
+"""Options of SMQ clients and of their subscriptions."""
 
 from __future__ import annotations
 
@@ -51,16 +51,12 @@ def _headers(value: object) -> dict[str, str]:
     return dict(value)
 
 
-def _random_uid() -> str:
-    return secrets.token_hex(8)
-
-
 @dataclass(kw_only=True)
 class SmqClientOptions:
-    """What a client can be told (spec: smq §7). Times are seconds."""
+    """Options of a client (spec: smq §7). Times are seconds."""
 
     uid: str | bytes = option(
-        _random_uid,
+        lambda: secrets.token_hex(8),
         Rule(f"{MIN_UID_BYTES} to {_MAX_UID_BYTES} bytes", _uid),
         "at least 6 bytes that name this client; the same uid takes over the older connection and, at the same "
         "[worker](workers.md) or node, its ETID",
@@ -126,21 +122,21 @@ class SmqClientOptions:
 
 
 def to_bytes(text: str | bytes) -> bytes:
-    """`text` as bytes, UTF-8 when it is str."""
+    """Return bytes as they are, and str as UTF-8."""
     return text.encode() if isinstance(text, str) else bytes(text)
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionOptions:
-    """The settings of one subscription; see `SmqClient.subscribe`."""
+    """Options of one subscription; see `SmqClient.subscribe`."""
 
-    onmsg: Callback = option(None, _FUNCTION, "Gets messages.")
-    onack: Callback = option(None, _FUNCTION, "Gets the broker's answer.")
+    onmsg: Callback = option(None, _FUNCTION, "Receives messages.")
+    onack: Callback = option(None, _FUNCTION, "Receives the broker's answer.")
     datatype: str | None = option(None, optional(choice(*_DECODERS)), "How messages are decoded; bytes when not given.")
 
 
 def message_handler(settings: SubscriptionOptions, general: Handler) -> Handler | None:
-    """The handler of a subscription; None leaves messages to `general`, which also gets what can't be decoded."""
+    """Return the handler of a subscription, None for `general`, which also receives what can't be decoded."""
     onmsg = settings.onmsg
     if onmsg is None or settings.datatype is None:
         return onmsg
@@ -149,7 +145,7 @@ def message_handler(settings: SubscriptionOptions, general: Handler) -> Handler 
     def handle(data: bytes, ptid: int, tid: int, subtid: int) -> None:
         try:
             value = decode(data)
-        except (ValueError, RecursionError) as error:  # the latter: nested without end
+        except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
             log.warning("a message for topic %d is not %s: %s", tid, settings.datatype, error)
             general(data, ptid, tid, subtid)
         else:
