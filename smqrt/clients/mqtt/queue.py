@@ -187,8 +187,8 @@ class SendQueue:
         if not self._has_room(size_bytes) and not self._is_closed:
             self.refused += 1
             raise QueueFullError(
-                f"{len(self.items)} messages with {self._size_bytes} bytes are queued, and {self._in_flight_bytes} bytes "
-                f"are not acknowledged: no room within queuesize={self._options.queuesize} and "
+                f"{len(self.items)} messages with {self._size_bytes} bytes are queued, and {self._in_flight_bytes} "
+                f"bytes are not acknowledged: no room within queuesize={self._options.queuesize} and "
                 f"queuebytes={self._options.queuebytes}; publish more slowly, or raise these options"
             )
 
