@@ -36,7 +36,7 @@ class _PendingCheck:
 
     def __init__(self) -> None:
         self.result: AsyncResult[bool] = AsyncResult()
-        self.is_connected: list[Callable[[], bool]] = []
+        self.clients: list[Callable[[], bool]] = []
 
 
 class Passwords:
@@ -76,7 +76,7 @@ class Passwords:
         password_hash: str | None,
         password: bytes,
         address: str = "",
-        is_there: Callable[[], bool] = lambda: True,
+        is_connected: Callable[[], bool] = lambda: True,
     ) -> bool:
         """Return whether a password has the hash; blocks this greenlet.
 
@@ -85,7 +85,7 @@ class Passwords:
             password_hash: None for an unknown user; the check takes the same time.
             password: from the client.
             address: of the client, for the limit of one address.
-            is_there: returns whether the client is still connected.
+            is_connected: returns whether the client is still connected.
 
         Raises:
             BusyError: too many checks wait.
@@ -98,17 +98,17 @@ class Passwords:
             return True
         pending = self._pending.get(mark)
         if pending is not None:
-            pending.is_connected.append(is_there)
+            pending.clients.append(is_connected)
             return bool(pending.result.get())
         if len(self._pending) >= self._max_waiting or self._waiting_of[address] >= MAX_WAITING_OF_ADDRESS:
             raise BusyError("the queue of password checks is full")
         pending = self._pending[mark] = _PendingCheck()
-        pending.is_connected.append(is_there)
+        pending.clients.append(is_connected)
         self._waiting_of[address] += 1
         is_right = False
         try:
             with self._slots:  # not the queue of the pool: nothing is computed for clients that have disconnected
-                if any(is_connected() for is_connected in pending.is_connected):
+                if any(is_client_connected() for is_client_connected in pending.clients):
                     is_right = self._compute(password_hash, password)
         finally:
             del self._pending[mark]

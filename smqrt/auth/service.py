@@ -200,62 +200,62 @@ class IdentityService:
 
     # ---- logins
 
-    def login(self, shown: PresentedCredentials, is_there: Callable[[], bool] = lambda: True) -> Identity:
+    def login(self, credentials: PresentedCredentials, is_connected: Callable[[], bool] = lambda: True) -> Identity:
         """Return the identity of a client; blocks this greenlet.
 
         Args:
-            shown: its credentials.
-            is_there: returns whether the client is still connected.
+            credentials: its credentials.
+            is_connected: returns whether the client is still connected.
 
         Raises:
             LoginRefused: the login was rejected, which is counted and logged.
         """
         try:
-            identity = self._login(shown, is_there)
+            identity = self._login(credentials, is_connected)
         except LoginRefused as refused:
             self.refusals[refused.why] += 1
-            name = f" as {shown.name[:64]!r}" if shown.name is not None else ""
-            self._lines.warn(f"refused: a login{name} from {shown.address}: {refused}")
+            name = f" as {credentials.name[:64]!r}" if credentials.name is not None else ""
+            self._lines.warn(f"refused: a login{name} from {credentials.address}: {refused}")
             raise
         self.logins[identity.method] += 1
         return identity
 
-    def _login(self, shown: PresentedCredentials, is_there: Callable[[], bool]) -> Identity:
-        if shown.name is not None:
-            identity = self._by_password(shown, shown.name, shown.password or b"", is_there)
-        elif shown.token is not None:
-            identity = self._by_token(shown.token)
-        elif shown.login is not None:
-            identity = self.checked(shown.login)
-        elif shown.certificate is not None and self.settings.certificate_user:
-            identity = self._by_certificate(shown.certificate, self.settings.certificate_user)
+    def _login(self, credentials: PresentedCredentials, is_connected: Callable[[], bool]) -> Identity:
+        if credentials.name is not None:
+            identity = self._by_password(credentials, credentials.name, credentials.password or b"", is_connected)
+        elif credentials.token is not None:
+            identity = self._by_token(credentials.token)
+        elif credentials.login is not None:
+            identity = self.checked(credentials.login)
+        elif credentials.certificate is not None and self.settings.certificate_user:
+            identity = self._by_certificate(credentials.certificate, self.settings.certificate_user)
         elif self.settings.anonymous:
             identity = Identity("")
         else:
             raise LoginRefused(LoginFailure.MISSING)
-        identity.address, identity.client_id, identity.rights = shown.address, shown.client_id, self.rights
+        identity.address, identity.client_id, identity.rights = credentials.address, credentials.client_id, self.rights
         return identity
 
     def _by_password(
-        self, shown: PresentedCredentials, name: str, password: bytes, is_there: Callable[[], bool]
+        self, credentials: PresentedCredentials, name: str, password: bytes, is_connected: Callable[[], bool]
     ) -> Identity:
         user = self._users.get(name)
         password_hash = user.password_hash if user else None
         is_known = user is not None and self._passwords.knows(name, user.password_hash, password)
         is_guess = not is_known and not self._passwords.is_pending(name, password_hash, password)
-        if is_guess and not self.throttle.take(shown.address, name):
+        if is_guess and not self.throttle.take(credentials.address, name):
             raise LoginRefused(LoginFailure.THROTTLED)
         try:
-            is_right = self._passwords.verify(name, password_hash, password, shown.address, is_there)
+            is_right = self._passwords.verify(name, password_hash, password, credentials.address, is_connected)
         except BusyError:
-            self.throttle.returned(shown.address, name)
-            PASSWORDS.refused(f"a login from {shown.address}")
+            self.throttle.returned(credentials.address, name)
+            PASSWORDS.refused(f"a login from {credentials.address}")
             raise LoginRefused(LoginFailure.BUSY) from None
         if user is None or not is_right:
-            self.throttle.failed(shown.address, name)
+            self.throttle.failed(credentials.address, name)
             raise LoginRefused(LoginFailure.WRONG)
         if is_guess:
-            self.throttle.succeeded(shown.address, name)
+            self.throttle.succeeded(credentials.address, name)
         return _user_identity(user)
 
     def _by_token(self, token: bytes) -> Identity:

@@ -101,7 +101,7 @@ class Throttle:
     def failed(self, address: str, name: str) -> None:
         """Count a failed attempt."""
         self._fail(site_of(address), _short_name(name))
-        self._tell_others(address, name, is_right=False)
+        self._share(address, name, is_right=False)
 
     def _fail(self, site: str, name: str) -> None:
         self._count(site, name)
@@ -110,7 +110,7 @@ class Throttle:
     def succeeded(self, address: str, name: str) -> None:
         """Return the guesses of an attempt that succeeded, and reset the failures of its name."""
         if self.failures(address):
-            self._tell_others(address, name, is_right=True)
+            self._share(address, name, is_right=True)
         self._succeed(site_of(address), _short_name(name))
 
     def _succeed(self, site: str, name: str) -> None:
@@ -121,7 +121,7 @@ class Throttle:
             count.failures = 0
         _remember(self._known, (site, name), None)
 
-    def _tell_others(self, address: str, name: str, is_right: bool) -> None:
+    def _share(self, address: str, name: str, is_right: bool) -> None:
         self.tell(token_bytes(16), json.dumps([site_of(address), _short_name(name), is_right]).encode())
 
     def arrived(self, _: bytes, event: bytes) -> None:

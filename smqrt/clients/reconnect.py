@@ -28,7 +28,7 @@ Reason = TypeVar("Reason")
 Decision = TypeVar("Decision")
 
 _STOP_S = 2.0
-"""How long `close` waits for a connection that was told to stop. A callback that blocks may take longer."""
+"""How long `close` waits for a connection to end after `_stop`. A callback that blocks may take longer."""
 
 
 class Backoff:
@@ -59,7 +59,7 @@ class Backoff:
 class ReconnectingClient(ABC, Generic[Reason]):
     """A client that connects in the background, and again when the connection is lost.
 
-    A subclass runs one connection, decides about the next one, and says what is lost at the end. It calls
+    A subclass runs one connection, decides about the next one, and counts what is not delivered. It calls
     `super().__init__` last: the greenlet starts there.
 
     Args:

@@ -101,66 +101,74 @@ class MqttOptions:
     version: int = option(5, choice(5, 4), "4 is MQTT 3.1.1")
     port: int | None = option(None, optional(whole(1, 0xFFFF)), "", shown="1883, with TLS 8883")
     secure: bool | ClientTls = option(
-        False, _SECURE, "true: TLS with the authorities of this machine; or a `smqrt.transport.tls_contexts.ClientTls`"
+        False,
+        _SECURE,
+        "true: TLS with the system's certificate authorities; or a `smqrt.transport.tls_contexts.ClientTls`",
     )
     nocheck: bool = option(False, switch(), "with TLS, accept any certificate")
-    cafile: str | None = option(None, _FILE, "PEM file with certificates to trust instead of those of this machine")
-    certfile: str | None = option(None, _FILE, "PEM file with one's own certificate")
+    cafile: str | None = option(None, _FILE, "PEM file with certificates to trust instead of the system's")
+    certfile: str | None = option(None, _FILE, "PEM file with the certificate of the client")
     keyfile: str | None = option(None, _FILE, "PEM file with its key")
-    alpn: list[str] = option(list, Rule("a list of texts", _alpn), "protocols to offer in TLS, the best first")
+    alpn: list[str] = option(list, Rule("a list of texts", _alpn), "protocols to offer in TLS, the preferred one first")
     timeout: float = option(
         5.0,
         number(0, _MAX_S, "seconds", above=True),
-        "seconds until the broker has to have accepted; also how long `publish` waits for room",
+        "time limit of connecting, in seconds; also how long `publish` waits for room",
         shown="`5`",
     )
-    source: str | None = option(None, _TEXT, "local address to connect from")
+    source: str | None = option(None, _TEXT, "local address of the connection")
     ipv6: bool = option(False, switch(), "use IPv6 only")
     clientidentifier: str = option(
-        lambda: f"smqrt-{secrets.token_hex(8)}", text(), "kept over reconnects", shown="random"
+        lambda: f"smqrt-{secrets.token_hex(8)}", text(), "the same for all connections of the client", shown="random"
     )
     keepalive: int = option(
         60,
         whole(0, 0xFFFF, "seconds"),
-        "seconds; after half of it in silence the broker is asked, after the other half without an answer it is lost; "
-        "0: never. The broker may say another value",
+        "seconds; the broker is pinged after half of it without a packet, and the connection is lost after the other "
+        "half without an answer; 0: never. The broker may set another value",
     )
-    username: str | None = option(None, _TEXT, "sent only after the broker's certificate was found trustworthy")
+    username: str | None = option(None, _TEXT, "sent only to a broker with a trusted certificate")
     password: str | bytes | None = option(None, _PASSWORD, "the same")
     will: Will | None = option(
-        None, WILL, 'what the broker publishes for this client: `{"topic", "payload", "qos", "retain", "properties"}`'
+        None,
+        WILL,
+        'message that the broker publishes when the connection is lost: `{"topic", "payload", "qos", '
+        '"retain", "properties"}`',
     )
-    cleanstart: bool | None = option(None, optional(switch()), "forget the session of before", shown="as below")
+    cleanstart: bool | None = option(
+        None, optional(switch()), "drop the session of earlier connections", shown="as below"
+    )
     queuesize: int = option(
         10_000,
         whole(1, _WHOLE, "messages"),
-        "how many messages and subscriptions may wait to be sent, with and without a connection",
+        "the most messages and subscriptions that wait to be sent, with and without a connection",
     )
     queuebytes: int = option(
         16 << 20,
         whole(1, _WHOLE, "bytes"),
-        "how many bytes of messages may wait, those included that wait for their acknowledgement",
+        "the most bytes of messages that wait to be sent or acknowledged",
         shown="16 MiB",
     )
     queuefull: str = option(
         "wait",
         choice(*QUEUE_POLICIES),
-        'what `publish` does there: `"wait"` for room, and raise `QueueFullError` after `timeout`; `"raise"` it at '
-        'once; `"drop"` the oldest message that waits',
+        'what `publish` does with a full queue: `"wait"` for room, and raise `QueueFullError` after `timeout`; '
+        '`"raise"` it at once; `"drop"` the oldest queued message',
     )
     inflight: int | None = option(
         None,
         optional(whole(1, 0x7FFF)),
-        "how many QoS 1 and 2 messages may wait for their acknowledgement; less when the broker wants less",
-        shown="MQTT 5: what the broker says; 3.1.1: 20",  # brokers of 3.1.1 drop what is beyond, without an error
+        "the most QoS 1 and 2 messages without an acknowledgement; the broker may allow fewer",
+        shown="MQTT 5: the broker's limit; 3.1.1: 20",  # brokers of 3.1.1 drop what is beyond, without an error
     )
     maxpacketsize: int = option(
         1 << 20,
         whole(64, MAX_PACKET_BYTES, "bytes"),
-        "bytes of the largest packet, both ways; the broker is told (MQTT 5), and left before a larger one has arrived",
+        "the largest packet in both directions, in bytes; sent to the broker (MQTT 5). A larger one closes "
+        "the connection",
         shown="1 MiB",
     )
-    topicalias: bool = option(False, switch(), "send short numbers for topics to brokers that accept them (MQTT 5)")
+    topicalias: bool = option(False, switch(), "send topic aliases to brokers that accept them (MQTT 5)")
     resubscribe: bool = option(True, switch(), "subscribe again when the broker has lost the session")
 
     def __post_init__(self) -> None:

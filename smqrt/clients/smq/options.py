@@ -58,9 +58,9 @@ class SmqClientOptions:
     uid: str | bytes = option(
         lambda: secrets.token_hex(8),
         Rule(f"{MIN_UID_BYTES} to {_MAX_UID_BYTES} bytes", _uid),
-        "at least 6 bytes that name this client; the same uid takes over the older connection and, at the same "
+        "id of this client, at least 6 bytes; the same uid takes over the older connection and, in the same "
         "[worker](workers.md) or node, its ETID",
-        shown="random, kept over reconnects",
+        shown="random, the same for all connections",
     )
     info: str | bytes | None = option(
         None,
@@ -79,32 +79,33 @@ class SmqClientOptions:
     onmsg: Callback = option(
         None, _FUNCTION, "`f(data, ptid, tid, subtid)` for messages without a handler of their own", shown="none"
     )
-    timeout: float = option(5.0, _SECONDS, "for making a connection, handshake included", shown="5 s")
-    ping: float = option(120.0, _SECONDS, "after this silence the broker is asked whether it is there", shown="120 s")
-    pong: float = option(10.0, _SECONDS, "after this one, without an answer, the connection is dead", shown="10 s")
-    reconnect: bool = option(
-        True, switch(), "whether to come back after a lost connection, and after a first one that could not be made"
-    )
+    timeout: float = option(5.0, _SECONDS, "time limit of connecting, with the handshake", shown="5 s")
+    ping: float = option(120.0, _SECONDS, "time without a packet after which the broker is pinged", shown="120 s")
+    pong: float = option(10.0, _SECONDS, "time limit of the answer; then the connection is lost", shown="10 s")
+    reconnect: bool = option(True, switch(), "whether to connect again after a lost connection or a failed attempt")
     reconnect_delay: float = option(
         5.0,
         _SECONDS,
-        "first waiting time; it doubles with every failure, less a random part of up to a half",
+        "first delay; it doubles with every failure, less a random part of up to a half",
         shown="5 s",
     )
-    reconnect_delay_max: float = option(60.0, _SECONDS, "longest waiting time", shown="60 s")
+    reconnect_delay_max: float = option(60.0, _SECONDS, "longest delay", shown="60 s")
     cleanstart: bool = option(
-        False, switch(), "forget subscriptions, names and waiting messages when the connection is lost"
+        False, switch(), "drop subscriptions, names and queued messages when the connection is lost"
     )
     headers: Mapping[str, str] = option(
         dict, Rule("a mapping of texts", _headers), "more fields for the HTTP request", shown="none"
     )
     queue_bytes: int = option(
-        1 << 20, whole(1), "what may wait to be sent; what does not fit is dropped and counted", shown="1 MiB"
+        1 << 20, whole(1), "size of the send queue; messages that do not fit are dropped and counted", shown="1 MiB"
     )
     cafile: str | None = option(
-        None, _FILE, "with https and wss, PEM file with certificates to trust", shown="the system's authorities"
+        None,
+        _FILE,
+        "with https and wss, PEM file with certificates to trust",
+        shown="the system's certificate authorities",
     )
-    certfile: str | None = option(None, _FILE, "PEM file with one's own certificate")
+    certfile: str | None = option(None, _FILE, "PEM file with the certificate of the client")
     keyfile: str | None = option(None, _FILE, "PEM file with its key")
     verify: bool = option(True, switch(), "False accepts any certificate")
     tls: ClientTls | None = option(

@@ -138,10 +138,10 @@ class MqttClientEndpoint(MqttEndpoint):
         if packet.code == 0:
             if packet.session_present and self._is_clean:
                 raise MqttError(Reason.PROTOCOL_ERROR, "a session is present after a clean start")
-            self._accepted(packet.session_present, packet.properties)
+            self._accept(packet.session_present, packet.properties)
         self._client_events.on_connack(packet.code, packet.session_present, packet.properties)
 
-    def _accepted(self, is_session_present: bool, properties: Props) -> None:
+    def _accept(self, is_session_present: bool, properties: Props) -> None:
         self.state = ConnectionState.OPEN
         self._splitter.only = 0
         # a ping after half of the keep-alive, the end after the other half; the server waits 1.5 times as long

@@ -157,14 +157,10 @@ def _check_end(body: bytes, at: int) -> None:
         raise MqttError(Reason.MALFORMED_PACKET, "bytes after the last field of a packet")
 
 
-def _u16(body: bytes, at: int) -> tuple[int, int]:
-    if at + 2 > len(body):
-        raise cut_off()
-    return body[at] << 8 | body[at + 1], at + 2
-
-
 def _identifier(body: bytes) -> int:
-    number, _ = _u16(body, 0)
+    if len(body) < 2:
+        raise cut_off()
+    number = body[0] << 8 | body[1]
     if not number:
         raise MqttError(Reason.PROTOCOL_ERROR, "packet identifier 0")
     return number
@@ -302,21 +298,17 @@ def decode_subscribe(_first: int, body: bytes, version: int) -> SubscribePacket:
         topic, at = read_text(body, at, len(body))
         if at == len(body):
             raise cut_off()
-        _check_options(body[at], topic, version)
-        wanted.append(Subscription(topic, body[at]))
-        at += 1
+        options, at = body[at], at + 1
+        if options & (0xFC if version < 5 else 0xC0) or options & 3 == 3:  # reserved bits, or QoS 3
+            raise MqttError(Reason.MALFORMED_PACKET, "wrong options of a subscription")  # [MQTT-3.8.3-5]
+        if options & 0x30 == 0x30:
+            raise MqttError(Reason.PROTOCOL_ERROR, "retain handling 3")
+        if options & 0x04 and topic.startswith("$share/"):
+            raise MqttError(Reason.PROTOCOL_ERROR, "a shared subscription with no local")  # [MQTT-3.8.3-4]
+        wanted.append(Subscription(topic, options))
     if not wanted:
         raise MqttError(Reason.PROTOCOL_ERROR, "SUBSCRIBE without a topic filter")  # [MQTT-3.8.3-2]
     return SubscribePacket(number, wanted, properties)
-
-
-def _check_options(options: int, topic: str, version: int) -> None:
-    if options & (0xFC if version < 5 else 0xC0) or options & 3 == 3:
-        raise MqttError(Reason.MALFORMED_PACKET, "wrong options of a subscription")  # [MQTT-3.8.3-5]
-    if options & 0x30 == 0x30:
-        raise MqttError(Reason.PROTOCOL_ERROR, "retain handling 3")
-    if options & 0x04 and topic.startswith("$share/"):
-        raise MqttError(Reason.PROTOCOL_ERROR, "a shared subscription with no local")  # [MQTT-3.8.3-4]
 
 
 def _check_count(found: Sequence[object]) -> None:

@@ -166,15 +166,15 @@ class _Kind(NamedTuple):
 
     read: Callable[[bytes, int, int], tuple[Any, int]]
     write: Callable[[Any], bytes]
-    least: int = 0
-    most: int = -1  # of numbers
+    lowest: int = 0
+    highest: int = -1  # -1: not a number
 
 
 _FLAG = _Kind(_number(1), lambda value: value.to_bytes(1), 0, 1)
 _TWO = _Kind(_number(2), lambda value: value.to_bytes(2), 0, 0xFFFF)
-_TWO_POSITIVE = _TWO._replace(least=1)
+_TWO_POSITIVE = _TWO._replace(lowest=1)
 _FOUR = _Kind(_number(4), lambda value: value.to_bytes(4), 0, 0xFFFFFFFF)
-_FOUR_POSITIVE = _FOUR._replace(least=1)
+_FOUR_POSITIVE = _FOUR._replace(lowest=1)
 _VARINT = _Kind(read_varint, varint, 1, MAX_VARINT)
 _TEXT = _Kind(read_text, _write_text)
 _BINARY = _Kind(read_binary, _write_binary)
@@ -232,7 +232,7 @@ _BY_NUMBER = {item.number: item for item in _TABLE}
 _BY_NAME = {item.name: item for item in _TABLE}
 NAMES = tuple(item.name for item in _TABLE)
 """Names of the properties of the standard, in the order of their numbers."""
-NUMBERS = frozenset(item.name for item in _TABLE if item.kind.most >= 0)
+NUMBERS = frozenset(item.name for item in _TABLE if item.kind.highest >= 0)
 """Names of the properties whose values are numbers."""
 TEXTS = frozenset(item.name for item in _TABLE if item.kind in (_TEXT, _BINARY))
 """Names of the properties whose values are texts or bytes."""
@@ -339,7 +339,7 @@ def _read_one(found: Properties, data: bytes, at: int, end: int, packet: PacketT
     if packet not in item.packets:
         raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} is not allowed in this packet")
     value, at = item.kind.read(data, at + 1, end)
-    if item.kind.most >= 0 and not item.kind.least <= value <= item.kind.most:
+    if item.kind.highest >= 0 and not item.kind.lowest <= value <= item.kind.highest:
         raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} can't be {value}")
     if item.name in found and (item is not _SUBSCRIPTION or packet is not PacketType.PUBLISH):
         raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} occurs twice")
@@ -387,25 +387,17 @@ def _encode_one(name: str, value: Any, packet: PacketType) -> bytes:
     item = _BY_NAME.get("reasonstring" if name == _REASON else name)
     try:
         if item is None or packet not in item.packets:
-            return _encode_user(name, value)
+            head = bytes((_USER,)) + _write_text(name)
+            values = value if isinstance(value, list | tuple) else [value]
+            return b"".join([head + _write_text(one if isinstance(one, bytes) else str(one)) for one in values])
         if item is _SUBSCRIPTION and packet is PacketType.PUBLISH and isinstance(value, list | tuple):
             return b"".join([_encode_one(name, one, packet) for one in value])  # of each that matched (§3.3.2.3.8)
-        if item.kind.most >= 0:
-            value = _checked_number(value, item.kind)
+        if item.kind.highest >= 0:
+            if isinstance(value, float) and not value.is_integer() or not isinstance(value, int | float):
+                raise TypeError("a whole number is expected")
+            if not item.kind.lowest <= value <= item.kind.highest:
+                raise ValueError(f"it must be from {item.kind.lowest} to {item.kind.highest}")
+            value = int(value)
         return bytes((item.number,)) + item.kind.write(value)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"property {name!r} can't be {value!r}: {error}") from None
-
-
-def _checked_number(value: Any, kind: _Kind) -> int:
-    if isinstance(value, float) and not value.is_integer() or not isinstance(value, int | float):
-        raise TypeError("a whole number is expected")
-    if not kind.least <= value <= kind.most:
-        raise ValueError(f"it must be from {kind.least} to {kind.most}")
-    return int(value)
-
-
-def _encode_user(name: str, value: Any) -> bytes:
-    head = bytes((_USER,)) + _write_text(name)
-    values = value if isinstance(value, list | tuple) else [value]
-    return b"".join([head + _write_text(item if isinstance(item, bytes) else str(item)) for item in values])
