@@ -32,7 +32,7 @@ UNKNOWN_S = 60.0
 """The shortest interval between two fetches because of an unknown key."""
 FIRST_WAIT_S = 5.0
 
-Fetch = Callable[[str, int], bytes]
+FetchDocument = Callable[[str, int], bytes]
 """`(url, max_bytes)`: returns a document; blocks for a few seconds at most. Raises OSError or SmqrtError."""
 
 
@@ -40,7 +40,7 @@ class TokenError(SmqrtError):
     """A token was rejected; the client receives the text."""
 
 
-class Keys:
+class TokenKeys:
     """Keys that verify tokens: of files, and of the address `auth.jwt_jwks`.
 
     Args:
@@ -52,7 +52,7 @@ class Keys:
         fault: why the last fetch failed; empty when it succeeded.
     """
 
-    def __init__(self, settings: AuthSettings, fetch: Fetch, changed: Callable[[], object]) -> None:
+    def __init__(self, settings: AuthSettings, fetch: FetchDocument, changed: Callable[[], object]) -> None:
         self._settings, self._fetch, self._changed = settings, fetch, changed
         self._of_files: list[VerifyKey] = []
         self._of_address: list[VerifyKey] = []
@@ -136,7 +136,7 @@ class Keys:
             self._fetching = None
 
 
-def identity_of_token(token: bytes, keys: Keys, settings: AuthSettings) -> Identity:
+def identity_of_token(token: bytes, keys: TokenKeys, settings: AuthSettings) -> Identity:
     """Return the identity of a token; may block while keys are fetched.
 
     Raises:
@@ -207,12 +207,12 @@ def _groups(value: object) -> tuple[str, ...]:
 # ---- the settings
 
 
-def is_wanted(settings: AuthSettings) -> bool:
+def accepts_tokens(settings: AuthSettings) -> bool:
     """Return whether the settings accept tokens."""
     return bool(settings.jwt_key or settings.jwt_secret or settings.jwt_jwks)
 
 
-def check(settings: AuthSettings) -> None:
+def check_token_settings(settings: AuthSettings) -> None:
     """Check the settings of tokens together.
 
     Raises:
@@ -237,12 +237,12 @@ def _is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
-def paths(settings: AuthSettings) -> list[str]:
+def key_paths(settings: AuthSettings) -> list[str]:
     """Return the paths of the files with keys."""
     return [path for path in (settings.jwt_key, settings.jwt_secret) if path]
 
 
-def load(settings: AuthSettings) -> list[VerifyKey]:
+def load_keys(settings: AuthSettings) -> list[VerifyKey]:
     """Read the files with keys; blocks.
 
     Raises:

@@ -104,7 +104,7 @@ class IdentityService:
     """
 
     def __init__(
-        self, settings: AuthSettings, throttle: Throttle, fetch: bearer.Fetch, revocation_lists: Sequence[str] = ()
+        self, settings: AuthSettings, throttle: Throttle, fetch: bearer.FetchDocument, revocation_lists: Sequence[str] = ()
     ) -> None:
         _check(settings)
         self.settings = settings
@@ -118,8 +118,8 @@ class IdentityService:
         self.throttle = throttle
         self._passwords = Passwords()
         self._users: users.Users = {}
-        self._keys = bearer.Keys(settings, fetch, self._call_changed)
-        self._takes_tokens = bearer.is_wanted(settings)
+        self._keys = bearer.TokenKeys(settings, fetch, self._call_changed)
+        self._takes_tokens = bearer.accepts_tokens(settings)
         self._list_files = list(revocation_lists) if settings.certificate_user else []
         self._revoked = certificates.RevocationLists()
         self._lines = LineLimit()
@@ -129,7 +129,7 @@ class IdentityService:
     @staticmethod
     def is_wanted(settings: AuthSettings) -> bool:
         """Return whether the settings need an identity service."""
-        return bool(settings.users or settings.acl or settings.certificate_user or bearer.is_wanted(settings))
+        return bool(settings.users or settings.acl or settings.certificate_user or bearer.accepts_tokens(settings))
 
     @staticmethod
     def check(settings: AuthSettings, revocation_lists: Sequence[str] = ()) -> None:
@@ -148,7 +148,7 @@ class IdentityService:
     def paths(self) -> list[str]:
         """Return the paths of all files that are read."""
         own = [path for path in (self.settings.users, self.settings.acl) if path]
-        return [*own, *bearer.paths(self.settings), *self._list_files]
+        return [*own, *bearer.key_paths(self.settings), *self._list_files]
 
     def reload(self) -> str | None:
         """Read the files again; blocks this greenlet. An error keeps everything read before.
@@ -370,10 +370,10 @@ def of_server() -> IdentityService | None:
 
 def _check(settings: AuthSettings) -> None:
     """Raise StartError for an invalid combination of settings."""
-    if not (settings.users or settings.anonymous or settings.certificate_user or bearer.is_wanted(settings)):
+    if not (settings.users or settings.anonymous or settings.certificate_user or bearer.accepts_tokens(settings)):
         raise StartError("auth.acl is set, but no login is possible; set auth.users, or auth.anonymous = true.")
     try:
-        bearer.check(settings)
+        bearer.check_token_settings(settings)
         certificates.check_template("auth.certificate_user", settings.certificate_user)
         certificates.check_template("auth.certificate_groups", settings.certificate_groups)
     except ArgumentError as error:
@@ -388,7 +388,7 @@ def _read(settings: AuthSettings, list_files: Sequence[str]) -> _Files | Argumen
     try:
         found = users.load(Path(settings.users)) if settings.users else {}
         rules = acl.parse(users.read_file(Path(settings.acl)), settings.acl) if settings.acl else None
-        keys, revoked = bearer.load(settings), certificates.load_lists(list_files)
+        keys, revoked = bearer.load_keys(settings), certificates.load_lists(list_files)
     except ArgumentError as error:
         return error
     return found, rules, keys, revoked

@@ -79,7 +79,7 @@ class ReconnectingClient(ABC, Generic[Reason]):
         self._undelivered = 0
         self._on_end: Callable[[], object] | None = None
         self._settled = Event()  # connected, or ended for good
-        self._closing = Event()  # the application has closed the client; what is queued is still sent
+        self._closing = Event()  # closed by the application, or ended; what is queued may still be sent
         self._stopping = Event()  # nothing is sent any more
         self._closed = Event()
         self._deciding = Event()  # the application decides about the next connection, after the callbacks before it
@@ -103,7 +103,7 @@ class ReconnectingClient(ABC, Generic[Reason]):
     @property
     def closing(self) -> bool:
         """Whether the client was closed, or has ended: it takes no more messages."""
-        return bool(self._closing.is_set() or self._closed.is_set())
+        return bool(self._closing.is_set())
 
     def wait_closed(self, timeout: float | None = None) -> bool:
         """Wait at most `timeout` seconds until the client has ended for good. True when it has."""
@@ -200,6 +200,7 @@ class ReconnectingClient(ABC, Generic[Reason]):
         self._undelivered += self._abandon()
         if self._undelivered:
             self._log.warning("%s", self._undelivered_text(self._undelivered))
+        self._closing.set()
         self._closed.set()
         self._settled.set()
         if self._on_end is not None:

@@ -222,7 +222,6 @@ def test_keys_of_an_address(guard: Callable[..., Guarded], issuer: Issuer, monke
 
     monkeypatch.setattr(bearer, "UNKNOWN_S", 0.0)
     issuer.has(one=jwk(RSA_KEY), two=jwk(OTHER_KEY))
-    monkeypatch.setattr(bearer.Keys._fetch_now_and_then, "__defaults__", (0.0,))
     knocks(guarded, token(OTHER_KEY, header={"kid": "two"})).accepted()
     for status, body in (
         ("500 Oh", b"{}"),

@@ -220,6 +220,13 @@ def test_an_onstatus_that_raises_keeps_the_client(
     assert not other.closed
 
 
+def test_wait_connected_in_onstatus_returns_at_once(connect: Connect) -> None:
+    answers: list[bool] = []
+    client = connect("127.0.0.1:1", lambda *_: answers.append(client.wait_connected(5)), wait=False)
+    assert client.wait_closed(3), "None, the answer of onstatus, makes no further attempt"
+    assert answers == [False]
+
+
 def test_the_end_of_the_stream_has_the_words_of_the_original(connect: Connect) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     told: list[Any] = []

@@ -114,8 +114,8 @@ class MqttClient(ReconnectingMqttClient):
         return item
 
     def _check_open(self, what: str) -> None:
-        if self.closing:
-            why = f": {self.end}" if self.end is not None and not self._closing.is_set() else ""
+        if self._closing.is_set():
+            why = f": {self.end}" if self.end is not None and self._has_ended_by_itself else ""
             raise ClosedError(f"{what}: the client has ended{why}")
 
     @property

@@ -66,7 +66,7 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
         self._subscriptions = MqttSubscriptions(options.resubscribe)
         self._queue = SendQueue(options, endpoint, self._subscriptions)
         self._connection: MqttConnection | None = None
-        self._is_connecting = self._has_session = self._was_accepted = False
+        self._is_connecting = self._has_session = self._was_accepted = self._has_ended_by_itself = False
         self._shutdown_reason: MqttCloseReason | None = None
         super().__init__(callbacks, log)
 
@@ -177,6 +177,7 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
             self._greenlet.kill(_Stopped, block=False)
 
     def _abandon(self) -> int:
+        self._has_ended_by_itself = not self._closing.is_set()
         if self._shutdown_reason is not None:
             self.end = self._shutdown_reason
             if self.onstatus is not None:

@@ -110,7 +110,7 @@ class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
         return self._session.in_doubt
 
     def _check_alive(self) -> None:
-        if self.closing:
+        if self._closing.is_set():
             raise ClosedError(f"the client has ended{f': {self.end}' if self.end else ''}; make a new one")
 
     # ---- waiting
