@@ -104,7 +104,11 @@ class IdentityService:
     """
 
     def __init__(
-        self, settings: AuthSettings, throttle: Throttle, fetch: bearer.FetchDocument, revocation_lists: Sequence[str] = ()
+        self,
+        settings: AuthSettings,
+        throttle: Throttle,
+        fetch: bearer.FetchDocument,
+        revocation_lists: Sequence[str] = (),
     ) -> None:
         _check(settings)
         self.settings = settings

@@ -157,7 +157,7 @@ def _write_text(value: Any) -> bytes:
     if not isinstance(text, str):
         raise TypeError(f"a text, not {type(value).__name__}")
     if "\0" in text:
-        raise ValueError("a text has no character NUL")
+        raise ValueError("a text must not have the character NUL")
     return _write_binary(text)
 
 
