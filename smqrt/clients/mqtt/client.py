@@ -249,4 +249,4 @@ class MqttClient(ReconnectingMqttClient):
         if request is not None:
             if request.callback is not None:
                 self._callbacks.post(request.callback, request.topic, code, properties)
-            self._queue.tell_progress()
+            self._queue.notify_progress()

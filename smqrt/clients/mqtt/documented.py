@@ -346,8 +346,8 @@ class Mqtt:
         try:
             return self._client.subscribe(
                 topic,
-                None if onpub is None else self._held(self._on_message(onpub), True),
-                None if callback is None else self._held(self._on_suback(callback), False),
+                None if onpub is None else self._for_inbox(self._on_message(onpub), True),
+                None if callback is None else self._for_inbox(self._on_suback(callback), False),
                 qos=chosen.get("qos", 0),
                 nolocal=chosen.get("nolocal", False),
                 retainaspublished=chosen.get("retainaspublished", False),
@@ -377,7 +377,7 @@ class Mqtt:
         if isinstance(callback, Mapping):
             callback, prop = None, callback
         callback = optional(function()).check("callback", callback)
-        onunsuback = None if callback is None else self._held(self._on_unsuback(callback), False)
+        onunsuback = None if callback is None else self._for_inbox(self._on_unsuback(callback), False)
         try:
             return self._client.unsubscribe(topic, onunsuback, prop)
         except ClosedError:
@@ -397,7 +397,7 @@ class Mqtt:
     def _on_unsuback(self, callback: Callable[..., object]) -> Callable[..., object]:
         return callback
 
-    def _held(self, fn: Callable[..., object], has_payload: bool) -> Callable[..., object]:
+    def _for_inbox(self, fn: Callable[..., object], has_payload: bool) -> Callable[..., object]:
         return fn if self._inbox is None else PythonCall(fn, has_payload)
 
     # ---- the connection
@@ -588,7 +588,7 @@ def connect(addr: object, onpub: object, given: Options) -> tuple[Mqtt3, None] |
     inbox = PythonInbox()
     mqtt = Mqtt3(inbox)
     mqtt.sock = stream
-    mqtt._client, is_accepted = start(stream, mqtt._held(mqtt._on_message(handler), True), inbox, chosen)
+    mqtt._client, is_accepted = start(stream, mqtt._for_inbox(mqtt._on_message(handler), True), inbox, chosen)
     return (mqtt, None) if is_accepted else (None, connect_error(mqtt._client.end)[0])
 
 

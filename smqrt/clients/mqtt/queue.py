@@ -115,7 +115,7 @@ class MqttSubscriptions:
         return request
 
     @property
-    def is_quiet(self) -> bool:
+    def is_answered(self) -> bool:
         """Whether the broker has answered every request."""
         return not self._asked
 
@@ -216,7 +216,7 @@ class SendQueue:
         finally:
             self._waiters -= 1
 
-    def tell_waiters(self) -> None:
+    def wake_waiters(self) -> None:
         """Wake the publishers that wait: there may be room now."""
         if self._waiters:
             self._room.set()
@@ -224,7 +224,7 @@ class SendQueue:
     def close(self) -> None:
         """Take no more items, and wake the publishers that wait."""
         self._is_closed = True
-        self.tell_waiters()
+        self.wake_waiters()
 
     def send_at_once(self, item: Delivery) -> bool:
         """Send a message if nothing is queued before it and the broker may receive it; return whether it was sent."""
@@ -258,7 +258,7 @@ class SendQueue:
                 endpoint.send(item)
             else:
                 break
-        self.tell_waiters()
+        self.wake_waiters()
         if not items:
             self._progress.set()
 
@@ -277,7 +277,7 @@ class SendQueue:
         """Whether every message is sent, and acknowledged with QoS 1 and 2, and every subscription is answered."""
         endpoint = self._endpoint
         return (
-            self._subscriptions.is_quiet
+            self._subscriptions.is_answered
             and not (self.items or endpoint.session.in_flight)
             and not (endpoint.is_open and endpoint.has_output)
         )
@@ -287,7 +287,7 @@ class SendQueue:
         self._progress.clear()
         self._progress.wait()
 
-    def tell_progress(self) -> None:
+    def notify_progress(self) -> None:
         """Wake the callers of `wait_progress`."""
         self._progress.set()
 

@@ -187,7 +187,7 @@ class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
             item.finish("closed")
         lost = self._queue.abandon() + len(in_flight)
         self._queue.close()
-        self._queue.tell_progress()
+        self._queue.notify_progress()
         return lost
 
     # ---- connections
