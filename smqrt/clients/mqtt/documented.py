@@ -177,7 +177,7 @@ Options = Mapping[str, object]
 Connect = Callable[..., object]
 """`f(mqtt, op) -> socket` or `(None, error)`: makes a connection each time one is needed."""
 
-DEFAULT_KEEPALIVE_S, LEAST_KEEPALIVE_S = 600, 60  # of `mqtt3c.connect`
+DEFAULT_KEEPALIVE_S, MIN_KEEPALIVE_S = 600, 60  # of `mqtt3c.connect`
 MAX_PACKET_BYTES = 65535 + 3  # of `mqtt3c.connect`; a larger packet ends `run` with "overflow"
 TIMEOUT_MS = number(0, 86_400_000, "milliseconds", above=True)
 
@@ -584,7 +584,7 @@ def connect(addr: object, onpub: object, given: Options) -> tuple[Mqtt3, None] |
     except StreamError as error:
         return None, error.word
     chosen |= {"username": settings.username, "password": settings.password}  # the address may have them
-    chosen["keepalive"] = max(settings.keepalive, LEAST_KEEPALIVE_S)
+    chosen["keepalive"] = max(settings.keepalive, MIN_KEEPALIVE_S)
     inbox = PythonInbox()
     mqtt = Mqtt3(inbox)
     mqtt.sock = stream

@@ -80,8 +80,8 @@ def payload_class() -> Any:
         if name in _VALUE_FIELDS:
             message.oneof_decl.add(name="value")
             first, values = _VALUE_FIELDS[name]
-            for at, text in enumerate(values, first):
-                _add_field(message, text, at).oneof_index = 0
+            for value_number, text in enumerate(values, first):
+                _add_field(message, text, value_number).oneof_index = 0
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Payload"))
@@ -216,19 +216,19 @@ class _Encoder(_ValueCounter):
             fields, here = _mapping(item, f"{where}.{key}"), f"{where}.{key}"
             self._count_values(1, depth)
             message.keys.append(_text(key, where))
-            one, value = message.values.add(), fields.get("value")
-            one.type = _type_number(fields.get("type"), value, here)
-            kind = _type_name(one.type)
+            entry, value = message.values.add(), fields.get("value")
+            entry.type = _type_number(fields.get("type"), value, here)
+            kind = _type_name(entry.type)
             if value is None:
-                one.is_null = True
+                entry.is_null = True
             elif kind == "PropertySet":
-                one.propertyset_value.SetInParent()
-                self._properties(one.propertyset_value, value, here, depth + 1)
+                entry.propertyset_value.SetInParent()
+                self._properties(entry.propertyset_value, value, here, depth + 1)
             elif kind == "PropertySetList":
                 for each in _list(value, here):
-                    self._properties(one.propertysets_value.propertyset.add(), each, here, depth + 1)
+                    self._properties(entry.propertysets_value.propertyset.add(), each, here, depth + 1)
             else:
-                _set_value(one, kind, value, here)
+                _set_value(entry, kind, value, here)
 
     def _data_set(self, message: Any, fields: Mapping[str, Any], where: str, depth: int) -> None:
         columns = [_text(name, f"{where}.columns") for name in _list(fields.get("columns"), f"{where}.columns")]
@@ -242,8 +242,8 @@ class _Encoder(_ValueCounter):
             elements = message.rows.add().elements
             cells = row if isinstance(row, Mapping) else dict(enumerate(_list(row, f"{where}.rows"), 1))
             self._count_values(len(columns) + 1, depth)
-            for at, kind in enumerate(types, 1):
-                element, cell = elements.add(), cells.get(at)
+            for column, kind in enumerate(types, 1):
+                element, cell = elements.add(), cells.get(column)
                 if cell is not None:
                     _set_value(element, _type_name(kind), cell, f"{where}.rows")
 
@@ -255,17 +255,17 @@ class _Encoder(_ValueCounter):
             self._metric(message.metrics.add(), _mapping(metric, here), here, depth)
         for parameter in _list(fields.get("parameters"), f"{where}.parameters"):
             self._count_values(1, depth)
-            one, given = message.parameters.add(), _mapping(parameter, f"{where}.parameters")
-            one.name = _text(given.get("name"), f"{where}.parameters")
-            one.type = _type_number(given.get("type"), given.get("value"), where)
+            entry, given = message.parameters.add(), _mapping(parameter, f"{where}.parameters")
+            entry.name = _text(given.get("name"), f"{where}.parameters")
+            entry.type = _type_number(given.get("type"), given.get("value"), where)
             if given.get("value") is not None:
-                _set_value(one, _type_name(one.type), given["value"], f"{where}.parameters")
+                _set_value(entry, _type_name(entry.type), given["value"], f"{where}.parameters")
 
 
 class _Decoder(_ValueCounter):
     def payload(self, message: Any) -> Fields:
         fields = _get_fields(message, ("timestamp", "seq", "uuid", "body"))
-        fields["metrics"] = [self._metric(one, 1) for one in message.metrics]
+        fields["metrics"] = [self._metric(entry, 1) for entry in message.metrics]
         return fields
 
     def _metric(self, message: Any, depth: int) -> Fields:
@@ -295,17 +295,17 @@ class _Decoder(_ValueCounter):
 
     def _properties(self, message: Any, depth: int) -> Fields:
         found: Fields = {}
-        for key, one in zip(message.keys, message.values, strict=False):
+        for key, entry in zip(message.keys, message.values, strict=False):
             self._count_values(1, depth)
-            found[key] = {"type": _type_name(one.type)}
-            which = one.WhichOneof("value")
+            found[key] = {"type": _type_name(entry.type)}
+            which = entry.WhichOneof("value")
             if which == "propertyset_value":
-                found[key]["value"] = self._properties(one.propertyset_value, depth + 1)
+                found[key]["value"] = self._properties(entry.propertyset_value, depth + 1)
             elif which == "propertysets_value":
-                sets = one.propertysets_value.propertyset
+                sets = entry.propertysets_value.propertyset
                 found[key]["value"] = [self._properties(each, depth + 1) for each in sets]
-            elif which and not one.is_null:
-                found[key]["value"] = _get_value(one, which, _type_name(one.type))
+            elif which and not entry.is_null:
+                found[key]["value"] = _get_value(entry, which, _type_name(entry.type))
         return found
 
     def _data_set(self, message: Any, depth: int) -> Fields:
@@ -315,17 +315,17 @@ class _Decoder(_ValueCounter):
         for row in message.rows:
             self._count_values(len(row.elements) + 1, depth)
             cells = zip(row.elements, kinds, strict=False)
-            rows.append([_get_value(one, one.WhichOneof("value"), kind) for one, kind in cells])
+            rows.append([_get_value(entry, entry.WhichOneof("value"), kind) for entry, kind in cells])
         return {"columns": list(message.columns), "types": kinds, "rows": rows}
 
     def _template(self, message: Any, depth: int) -> Fields:
         fields = _get_fields(message, ("version", "template_ref", "is_definition"))
-        fields["metrics"] = [self._metric(one, depth) for one in message.metrics]
+        fields["metrics"] = [self._metric(entry, depth) for entry in message.metrics]
         fields["parameters"] = []
-        for one in message.parameters:
+        for entry in message.parameters:
             self._count_values(1, depth)
-            value = _get_value(one, one.WhichOneof("value"), _type_name(one.type))
-            fields["parameters"].append({"name": one.name, "type": _type_name(one.type), "value": value})
+            value = _get_value(entry, entry.WhichOneof("value"), _type_name(entry.type))
+            fields["parameters"].append({"name": entry.name, "type": _type_name(entry.type), "value": value})
         return fields
 
 
