@@ -37,7 +37,7 @@ def test_a_certificate_is_a_login(guard: Callable[..., Guarded], authority: Auth
         device.subscribe(b"lamps/lamp-1/on")
         device.subscribe(b"all")
         assert device.ask(wire.Type.SUBSCRIBE, b"lamps/x/on").denied
-    for pair, says, code in ((None, b"no user name", 3), (other, b"the user name has one of + # /", 5)):
+    for pair, says, code in ((None, b"no user name", 3), (other, b"the user name must not have + # or /", 5)):
         packet = comes(guarded, pair).send(connect_packet(b"other-uid")).until_end()[0]
         assert packet[1] == code
         assert says in packet[6:]
