@@ -171,7 +171,7 @@ _RESERVED, _CLEAN_START, _WILL, _WILL_QOS, _WILL_RETAIN, _PASSWORD, _USERNAME = 
 
 
 def connect_version(body: bytes) -> int:
-    """Return the version for the answer to an invalid CONNECT, 0 when the packet is not of MQTT."""
+    """Return the version (5 or 4) for the answer to CONNECT, also an invalid one; 0 when it is not of MQTT."""
     for name in (b"\0\4MQTT", b"\0\6MQIsdp"):
         if body.startswith(name) and len(body) > len(name):
             return 4 if body[len(name)] < 5 else 5
