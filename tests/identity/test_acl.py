@@ -138,7 +138,7 @@ def test_decisions_are_quick_in_long_lists() -> None:
     lines = [f"allow user{i} read,write sites/{i}/+/#" for i in range(20_000)]
     acl = parse("\n".join(lines), "acl.txt")
     last = Identity("user19999", tuple(f"g{i}" for i in range(64)))
-    looked = list(acl._fitting(last, b"sites/19999/" + b"a/" * 500, True))
+    looked = list(acl._matching(last, b"sites/19999/" + b"a/" * 500, True))
     assert acl.decide(last, Action.READ, b"sites/19999/x/y").line == acl.lines[-1]
     assert len(looked) < 10
     assert acl.decide(BOB, Action.ONETOONE, SERVER).allowed is False
