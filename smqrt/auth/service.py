@@ -228,7 +228,13 @@ class IdentityService:
         if credentials.name is not None:
             identity = self._by_password(credentials, credentials.name, credentials.password or b"", is_connected)
         elif credentials.token is not None:
-            identity = self._by_token(credentials.token)
+            if not self._takes_tokens:
+                text = "this server does not accept tokens; see the setting auth.jwt_key"
+                raise LoginRefused(LoginFailure.TOKEN, text)
+            try:
+                identity = bearer.identity_of_token(credentials.token, self._keys, self.settings)
+            except bearer.TokenError as error:
+                raise LoginRefused(LoginFailure.TOKEN, f"{LoginFailure.TOKEN.value}: {error}") from None
         elif credentials.login is not None:
             identity = self.checked(credentials.login)
         elif credentials.certificate is not None and self.settings.certificate_user:
@@ -261,14 +267,6 @@ class IdentityService:
         if is_guess:
             self.throttle.succeeded(credentials.address, name)
         return _user_identity(user)
-
-    def _by_token(self, token: bytes) -> Identity:
-        if not self._takes_tokens:
-            raise LoginRefused(LoginFailure.TOKEN, "this server does not accept tokens; see the setting auth.jwt_key")
-        try:
-            return bearer.identity_of_token(token, self._keys, self.settings)
-        except bearer.TokenError as error:
-            raise LoginRefused(LoginFailure.TOKEN, f"{LoginFailure.TOKEN.value}: {error}") from None
 
     def _by_certificate(self, der: bytes, template: str) -> Identity:
         try:

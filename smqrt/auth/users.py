@@ -55,24 +55,20 @@ def parse(text: str, file: str) -> dict[str, User]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
+        name, colon, rest = line.rstrip().partition(":")
+        password_hash, _, groups = rest.partition(":")
+        form = "a line is 'name:hash' or 'name:hash:group,group'; `smqrt passwd` writes it"
         try:
-            user = _user(line.rstrip())
-            if user.name in users:
-                raise ArgumentError(f"the user {user.name} occurs twice")
+            if fault := name_fault(name) if colon else form:
+                raise ArgumentError(fault)
+            check_hash(name, password_hash)
+            user = User(name, password_hash, groups_of(groups))
+            if name in users:
+                raise ArgumentError(f"the user {name} occurs twice")
         except ArgumentError as error:
             raise ArgumentError(f"{file}:{number}: {error}") from None
-        users[user.name] = user
+        users[name] = user
     return users
-
-
-def _user(line: str) -> User:
-    name, colon, rest = line.partition(":")
-    password_hash, _, groups = rest.partition(":")
-    fault = name_fault(name) if colon else "a line is 'name:hash' or 'name:hash:group,group'; `smqrt passwd` writes it"
-    if fault:
-        raise ArgumentError(fault)
-    check_hash(name, password_hash)
-    return User(name, password_hash, groups_of(groups))
 
 
 def groups_of(text: str) -> tuple[str, ...]:
@@ -170,23 +166,17 @@ def write(path: Path, text: str) -> None:
     try:
         with os.fdopen(number, "wb") as file:
             file.write(text.encode("utf-8"))
-            _keep_rights(file.fileno(), target)
+            if target.exists():
+                before = target.stat()
+                if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
+                    os.fchown(number, before.st_uid, before.st_gid)
+                os.fchmod(number, stat.S_IMODE(before.st_mode) & ~(stat.S_IRWXO | stat.S_IWGRP))
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, target)
     except OSError as error:
         Path(name).unlink(missing_ok=True)
         raise ArgumentError(f"{path} can't be written: {error.strerror}") from None
-
-
-def _keep_rights(number: int, target: Path) -> None:
-    try:
-        before = target.stat()
-    except FileNotFoundError:
-        return
-    if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
-        os.fchown(number, before.st_uid, before.st_gid)
-    os.fchmod(number, stat.S_IMODE(before.st_mode) & ~(stat.S_IRWXO | stat.S_IWGRP))
 
 
 def changed(text: str, user: User | None, name: str) -> str:

@@ -152,8 +152,20 @@ class MqttConnection:
     # ---- writing
 
     def _write(self) -> None:
+        turn, endpoint = Turn(), self._endpoint
         try:
-            self._write_all()
+            while not self._is_over:
+                if data := endpoint.take(monotonic()):
+                    self._send(data)
+                    turn.yield_if_due()
+                if endpoint.state is ConnectionState.CLOSED:
+                    self.end(None)
+                    break
+                self._written.set()
+                self._pump()
+                if not endpoint.has_output:
+                    self._wake.wait()
+                    self._wake.clear()
         except StreamError as error:
             self.end(MqttCloseReason("sock", error.word, detail=str(error)))
         except Exception:
@@ -165,21 +177,6 @@ class MqttConnection:
         else:
             self._stream.close(graceful=True)  # ends reading, too
         self._written.set()
-
-    def _write_all(self) -> None:
-        turn, endpoint = Turn(), self._endpoint
-        while not self._is_over:
-            if data := endpoint.take(monotonic()):
-                self._send(data)
-                turn.yield_if_due()
-            if endpoint.state is ConnectionState.CLOSED:
-                self.end(None)
-                return
-            self._written.set()
-            self._pump()
-            if not endpoint.has_output:
-                self._wake.wait()
-                self._wake.clear()
 
     def _send(self, data: bytes) -> None:
         """Write; a slow broker is waited for, one that acknowledges nothing for `STUCK_S` is an error."""
