@@ -1,4 +1,6 @@
-"""The Python SMQ client. Works with and without gevent's monkey patching; all calls belong to one OS thread.
+"""SMQ client for Python: `SmqClient`.
+
+It works with and without monkey patching by gevent. All calls of a client come from one operating-system thread.
 
 from smqrt.client import SmqClient
 
@@ -11,6 +13,6 @@ from smqrt.clients.smq.client import SmqClient
 from smqrt.clients.smq.protocol import ConnectionEnd
 
 SMQClient = SmqClient
-"""The spelling of older programs."""
+"""The former name, for older programs."""
 
 __all__ = ["ConnectionEnd", "SMQClient", "SmqClient"]

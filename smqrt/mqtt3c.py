@@ -28,14 +28,14 @@ OnPub = Callable[[str, bytes], object]
 def connect(
     addr: object, onpub: OnPub, op: Options | None = None, **options: object
 ) -> tuple[Mqtt3, None] | tuple[None, str | int]:
-    """Connect to a broker, and wait until it has accepted. The callbacks are called in `mqtt.run()`.
+    """Connect to a broker, and wait until it has accepted. `mqtt.run()` runs the callbacks.
 
     Over TLS the certificate of the broker must be trusted if credentials are given. Without them an untrusted broker is
-    connected to, with a warning in the log. (spec: smq §9)
+    a warning in the log. (spec: smq §9)
 
     Args:
         addr: a host name, `host:port`, or a connected socket: `socket.socket`, `ssl.SSLSocket`, those of gevent, or a
-            `smqrt.transport.stream.Stream`. A socket belongs to the client from now on.
+            `smqrt.transport.stream.Stream`. The client takes over a socket.
         onpub: `f(topic, payload)`; the payload is bytes.
         op: a dict of options, which may also be given as keywords: `port` (1883, with TLS 8883); `secure` or `shark`
             (True, or a `smqrt.transport.tls_contexts.ClientTls`); `nocheck` (trust any certificate); `keepalive`
@@ -63,15 +63,15 @@ def create(
 ) -> tuple[Mqtt3, None]:
     """Make a client that connects in the background, and again when the connection is lost. Never blocks.
 
-    The callbacks run one after the other in a greenlet of their own, while the program waits in gevent's way. What is
-    published and subscribed without a connection waits for one. (spec: smq §9)
+    The callbacks run one after the other in one greenlet, while the program waits in a function of gevent. Messages and
+    subscriptions without a connection wait for one. (spec: smq §9)
 
     Args:
         addr: as in `connect`; or a function `f(mqtt, op)` that returns a connected socket, or `(None, error)`, each
             time a connection is needed.
         onstatus: `f(type, code, status)`, called after each attempt to connect and at the end of each connection. On
-            success a true answer keeps the connection. Otherwise a false answer gives up, True tries again after 5
-            seconds, a number after so many seconds. (help: mqtt-python)
+            success a true answer keeps the connection. Otherwise a false answer makes no further attempt, True makes
+            one after 5 seconds, a number after so many seconds. (help: mqtt-python)
         onpub: `f(topic, payload)`; the payload is bytes. By default messages are logged only. May be left out: a dict
             here is `op`.
         op: a dict of options, also as keywords: those of `connect`, with `keepalive` in seconds as it is (60; 0 for
@@ -79,7 +79,7 @@ def create(
             The certificate is always checked, unless `nocheck` is set.
 
     Returns:
-        The client and None: what fails is told to `onstatus`.
+        The client and None; `onstatus` receives the errors.
 
     Raises:
         ArgumentError: a wrong callback or option.

@@ -44,16 +44,16 @@ def create(
 ) -> tuple[Mqtt, None]:
     """Make a client that connects in the background, and again when the connection is lost. Never blocks.
 
-    The callbacks run one after the other in a greenlet of their own, while the program waits in gevent's way. What is
-    published and subscribed without a connection waits for one. Subscriptions are not repeated after a reconnect:
-    subscribe in `onstatus`. (spec: smq §8)
+    The callbacks run one after the other in one greenlet, while the program waits in a function of gevent. Messages and
+    subscriptions without a connection wait for one. Subscriptions are not repeated after a reconnect: subscribe in
+    `onstatus`. (spec: smq §8)
 
     Args:
         addr: a host name, `host:port`, a connected socket (see `smqrt.mqtt3c.connect`), or a function `f(mqtt, op)`
             that returns a connected socket, or `(None, error)`, each time a connection is needed.
         onstatus: `f(type, code, status)`, called after each attempt to connect and at the end of each connection. On
-            success a true answer keeps the connection. Otherwise a false answer gives up, True tries again after 5
-            seconds, a number after so many seconds. (help: mqtt-python)
+            success a true answer keeps the connection. Otherwise a false answer makes no further attempt, True makes
+            one after 5 seconds, a number after so many seconds. (help: mqtt-python)
         onpub: `f(topic, payload, prop, cpt)`; the payload is a bytearray, with `recbta=False` bytes. By default
             messages are logged only. May be left out: a dict here is `op`, and the next argument `prop`.
         op: a dict of options, also as keywords: `port` (1883, with TLS 8883); `secure` or `shark` (True, or a
@@ -63,11 +63,11 @@ def create(
             "message", "qos", "retain", "properties"}`); `recbta` (True); `queuesize`, `queuebytes`, `queuefull`,
             `maxpacketsize`, `inflight`, `topicalias` (help: mqtt-python). An unknown option is a warning in
             the log.
-        prop: properties of CONNECT, such as `{"sessionexpiryinterval": 3600}` (seconds). Without that one each
-            connection starts with a new session.
+        prop: properties of CONNECT, such as `{"sessionexpiryinterval": 3600}` (seconds). Without it each connection
+            starts with a new session.
 
     Returns:
-        The client and None: what fails is told to `onstatus`.
+        The client and None; `onstatus` receives the errors.
 
     Raises:
         ArgumentError: a wrong callback, option or property.

@@ -278,8 +278,8 @@ def test_the_commands(tmp_path: Path) -> None:
 
 def test_the_line_that_says_who_is_let_in() -> None:
     said = ways_in(AuthSettings(users="users", acl="rules", anonymous=True))
-    assert said == "hubs let in: users, anonymous clients; rules of rules"
-    assert ways_in(AuthSettings(jwt_key="key")) == "hubs let in: tokens; no rules"
+    assert said == "hubs accept: users, anonymous clients; rules of rules"
+    assert ways_in(AuthSettings(jwt_key="key")) == "hubs accept: tokens; no rules"
 
 
 @pytest.mark.parametrize(("former", "present"), FORMER_NAMES.items(), ids=map(".".join, FORMER_NAMES))

@@ -32,7 +32,7 @@ REFUSED = {
     "a filter that is none": ('[topics."a/#/b"]\nlast_value = true', "'a/#/b' is no filter"),
     "a missing file of users": ('[auth]\nusers = "no-users"', "no-users can't be read"),
     "a missing list of rules": ('[auth]\nanonymous = true\nacl = "no-acl"', "no-acl can't be read"),
-    "rules and nobody who can log in": ('[auth]\nacl = "no-acl"', "nobody can log in"),
+    "rules and nobody who can log in": ('[auth]\nacl = "no-acl"', "no login is possible"),
     "a missing key of tokens": ('[auth]\njwt_key = "no-key"', "no-key can't be read"),
     "a certificate without its key": ('cert = "a.pem"', "--cert needs --key"),
     "a missing certificate": ('tls_port = 0\ncert = "a.pem"\nkey = "b.pem"', "cannot read a.pem"),

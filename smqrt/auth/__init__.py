@@ -1,4 +1,4 @@
-"""Identity and rights of clients: users, tokens, certificates, and the access control list.
+"""Identity and permissions of clients: users, tokens, certificates, and the access control list.
 
-It knows neither HTTP nor the broker; both ask it.
+HTTP and the broker use this package; it uses neither of them.
 """

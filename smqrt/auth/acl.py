@@ -1,9 +1,9 @@
-"""The access control list: lines of a file that say who may do what to which topics.
+"""Access control list: which users may use which topics.
 
     allow|deny  WHO  ACTIONS  PATTERN
 
-The first line that fits decides; what no line fits is denied. The lines are compiled to a tree of the levels of their
-patterns, so that a decision takes as long for ten thousand lines as for ten.
+The first matching line decides; without one the action is denied. The lines are compiled to a tree of the levels of
+their patterns, so that a decision does not take longer with many lines.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 from smqrt.auth.identity import ANONYMOUS, Action, Identity
@@ -20,7 +21,7 @@ from smqrt.settings.limit_register import LineLimit
 
 MAX_LINES = 100_000
 SERVER = b"$server"
-"""How patterns call the server's own client, which direct messages may go to; clients are called by their users."""
+"""The pattern of the server's own client as the receiver of direct messages; for other receivers it is their user."""
 
 _VERBS = {"allow": True, "deny": False}
 _EVERYBODY = "*"
@@ -35,11 +36,11 @@ class Line:
     """One line of the list.
 
     Attributes:
-        number: counted from 1; lines are asked in this order.
+        number: counted from 1; the matching line with the lowest number decides.
         allows: whether it allows or denies.
         who: users, groups as `@name`, `*`, or `anonymous`.
-        actions: what it is about.
-        pattern: which topics.
+        actions: the actions that it allows or denies.
+        pattern: of the topics.
     """
 
     number: int
@@ -56,11 +57,11 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the list says.
+    """Decision about an action.
 
     Attributes:
-        allowed: whether the client may.
-        line: that decided; None when none fits.
+        allowed: whether the action is allowed.
+        line: the line that decided; None when no line matches.
     """
 
     allowed: bool
@@ -72,11 +73,11 @@ class _Node:
     """A level of patterns.
 
     Attributes:
-        levels: the next level by its text.
-        templates: next levels with a variable in them.
-        any_level: the next level is `+`.
-        rest: the lines whose pattern goes on with `#`, by who and action; the first of each is enough.
-        ends: the lines whose pattern ends here.
+        levels: the next levels by their text.
+        templates: the next levels with a variable.
+        any_level: the next level `+`.
+        rest: the lines whose pattern continues with `#`, by who and action; only the first one of each can decide.
+        ends: the lines whose pattern ends here, likewise.
     """
 
     levels: dict[bytes, _Node] = field(default_factory=dict)
@@ -90,7 +91,7 @@ class Acl:
     """A compiled list.
 
     Args:
-        lines: in the order in which they are asked; none at all deny everything.
+        lines: in their order; an empty list denies everything.
 
     Attributes:
         lines: the same.
@@ -102,30 +103,27 @@ class Acl:
         self.uses_client_ids = any(b"%c" in line.pattern for line in self.lines)
         self._root = _Node()
         for line in self.lines:
-            self._add(line)
-
-    def _add(self, line: Line) -> None:
-        node = self._root
-        levels = line.pattern.split(b"/")
-        into_rest = levels[-1] == b"#"
-        for level in levels[:-1] if into_rest else levels:
-            node = _below(node, level)
-        table = node.rest if into_rest else node.ends
-        for who in line.who:
-            for action in line.actions:
-                table.setdefault((who, action), line)
+            node = self._root
+            levels = line.pattern.split(b"/")
+            is_rest = levels[-1] == b"#"
+            for level in levels[:-1] if is_rest else levels:
+                node = _child(node, level)
+            table = node.rest if is_rest else node.ends
+            for who in line.who:
+                for action in line.actions:
+                    table.setdefault((who, action), line)
 
     def decide(self, identity: Identity, action: Action, name: bytes) -> Decision:
-        """What the list says about one topic.
+        """Return the decision about an action on one topic.
 
         Args:
-            identity: who asks.
-            action: what it wants to do. About `CREATE`, no line is a yes: who may use a topic may bring it in.
+            identity: of the client.
+            action: without a matching line, `CREATE` is allowed: a permission to use a topic includes it.
             name: the topic; for `ONETOONE`, the user of the receiver or `SERVER`.
         """
-        keys = [(who, action) for who in _called(identity)]
+        keys = [(who, action) for who in _names_of(identity)]
         found: Line | None = None
-        for table in self._fitting(identity, name, action is not Action.ONETOONE):
+        for table in self._matching(identity, name, action is not Action.ONETOONE):
             for key in keys:
                 line = table.get(key)
                 if line is not None and (found is None or line.number < found.number):
@@ -134,36 +132,44 @@ class Acl:
             return Decision(action is Action.CREATE, None)
         return Decision(found.allows, found)
 
-    def _fitting(self, identity: Identity, name: bytes, hides_dollar: bool) -> Iterator[dict[tuple[str, Action], Line]]:
-        """The tables of all patterns that `name` fits. As in MQTT, a wildcard at the beginning fits no name that begins
-        with a dollar sign."""
+    def _matching(
+        self, identity: Identity, name: bytes, hides_dollar: bool
+    ) -> Iterator[dict[tuple[str, Action], Line]]:
+        """Yield the tables of all patterns that match `name`.
+
+        As in MQTT, a wildcard at the first level matches no name that begins with a dollar sign.
+        """
         is_hidden = hides_dollar and name.startswith(b"$")
         nodes = [self._root]
         for level in name.split(b"/"):
-            below: list[_Node] = []
+            children: list[_Node] = []
             for node in nodes:
                 if not is_hidden:
                     yield node.rest
                     if node.any_level is not None:
-                        below.append(node.any_level)
+                        children.append(node.any_level)
                 if level in node.levels:
-                    below.append(node.levels[level])
+                    children.append(node.levels[level])
                 if node.templates:
-                    below += [at for text, at in node.templates.items() if _fits(text, level, identity)]
-            nodes, is_hidden = below, False
+                    children += [
+                        child for text, child in node.templates.items() if _template_matches(text, level, identity)
+                    ]
+            nodes, is_hidden = children, False
             if not nodes:
                 return
         for node in nodes:
-            yield node.rest  # `a/#` is about `a` as well
+            yield node.rest  # `a/#` matches `a` as well
             yield node.ends
 
     def decide_filter(self, identity: Identity, action: Action, topic_filter: bytes) -> Decision:
-        """What the list says about all topics that a filter of MQTT stands for: a line that denies one of them, before
-        a line that allows all of them, denies it."""
+        """Return the decision about an action on all topics that a filter of MQTT matches.
+
+        The first line that denies one of the topics, or allows all of them, decides.
+        """
         wanted = topic_filter.split(b"/")
-        called = frozenset(_called(identity))
+        names = frozenset(_names_of(identity))
         for line in self.lines:
-            if action not in line.actions or called.isdisjoint(line.who):
+            if action not in line.actions or names.isdisjoint(line.who):
                 continue
             pattern = line.pattern.split(b"/")
             if line.allows and _covers(pattern, wanted, identity):
@@ -173,7 +179,7 @@ class Acl:
         return Decision(False, None)
 
 
-def _below(node: _Node, level: bytes) -> _Node:
+def _child(node: _Node, level: bytes) -> _Node:
     if level == b"+":
         if node.any_level is None:
             node.any_level = _Node()
@@ -182,14 +188,16 @@ def _below(node: _Node, level: bytes) -> _Node:
     return table.setdefault(level, _Node())
 
 
-def _called(identity: Identity) -> list[str]:
-    """How lines may call a client."""
+def _names_of(identity: Identity) -> list[str]:
+    """Return the names that select a client in a line."""
     return [identity.user or ANONYMOUS, _EVERYBODY, *(f"@{group}" for group in identity.groups)]
 
 
-def _fits(template: bytes, level: bytes, identity: Identity) -> bool:
-    """Whether a level is what a template stands for. Each variable is put in once, as it is: what a client calls itself
-    is never read as a pattern."""
+def _template_matches(template: bytes, level: bytes, identity: Identity) -> bool:
+    """Return whether a template with the values of a client equals a level.
+
+    Values are replaced once, so that a client id is never used as a pattern.
+    """
     if b"%g" in template:
         return any(_filled(template, identity, group.encode()) == level for group in identity.groups)
     return _filled(template, identity, b"") == level
@@ -199,7 +207,7 @@ def _filled(template: bytes, identity: Identity, group: bytes) -> bytes | None:
     values = {b"u": identity.user.encode("utf-8", "surrogateescape"), b"c": identity.client_id, b"g": group, b"%": b"%"}
     used = [values[found] for found in _VARIABLE.findall(template)]
     if not all(used) or any(_UNSAFE.search(value) for value in used):
-        return None  # a client without a user, or one that calls itself by a wildcard
+        return None  # a client without a user, or with a wildcard as its client id
     return _VARIABLE.sub(lambda match: values[match[1]], template)
 
 
@@ -208,31 +216,29 @@ def _level_covers(level: bytes, wanted: bytes, identity: Identity) -> bool:
         return True
     if wanted in (b"+", b"#"):
         return False
-    return _fits(level, wanted, identity) if b"%" in level else level == wanted
+    return _template_matches(level, wanted, identity) if b"%" in level else level == wanted
 
 
 def _covers(pattern: list[bytes], wanted: list[bytes], identity: Identity) -> bool:
-    """Whether a pattern fits every topic that a filter stands for."""
+    """Return whether a pattern matches every topic that a filter matches."""
     if pattern[0] in (b"#", b"+") and wanted[0].startswith(b"$"):
         return False
-    for at, level in enumerate(pattern):
+    for depth, level in enumerate(pattern):
         if level == b"#":
             return True
-        if at >= len(wanted) or wanted[at] == b"#" or not _level_covers(level, wanted[at], identity):
+        if depth >= len(wanted) or wanted[depth] == b"#" or not _level_covers(level, wanted[depth], identity):
             return False
     return len(pattern) == len(wanted)
 
 
 def _overlaps(pattern: list[bytes], wanted: list[bytes], identity: Identity) -> bool:
-    """Whether a pattern fits one of the topics that a filter stands for."""
-    for at in range(max(len(pattern), len(wanted))):
-        mine = pattern[at] if at < len(pattern) else None
-        yours = wanted[at] if at < len(wanted) else None
-        if b"#" in (mine, yours):
+    """Return whether a pattern matches one of the topics that a filter matches."""
+    for level, wanted_level in zip_longest(pattern, wanted):
+        if b"#" in (level, wanted_level):
             return True
-        if mine is None or yours is None:
+        if level is None or wanted_level is None:
             return False
-        if b"+" not in (mine, yours) and not _level_covers(mine, yours, identity):
+        if b"+" not in (level, wanted_level) and not _level_covers(level, wanted_level, identity):
             return False
     return True
 
@@ -244,11 +250,11 @@ def parse(text: str, file: str) -> Acl:
     """Compile the text of a list.
 
     Args:
-        text: its lines; empty ones and those that begin with # say nothing.
+        text: its lines; empty ones and those that begin with # are ignored.
         file: its name, for errors.
 
     Raises:
-        ArgumentError: a line is wrong; the message names file, line, rule and remedy.
+        ArgumentError: an invalid line; the message names file, line, rule and remedy.
     """
     lines: list[Line] = []
     for number, written in enumerate(text.splitlines(), 1):
@@ -256,7 +262,7 @@ def parse(text: str, file: str) -> Acl:
         if not stripped or stripped.startswith("#"):
             continue
         if len(lines) >= MAX_LINES:
-            raise ArgumentError(f"{file}:{number}: a list may have {MAX_LINES} lines; use groups (@name) and %u")
+            raise ArgumentError(f"{file}:{number}: a list has at most {MAX_LINES} lines; use groups (@name) and %u")
         try:
             lines.append(_line(number, stripped))
         except ArgumentError as error:
@@ -271,50 +277,48 @@ def _line(number: int, text: str) -> Line:
     verb, who, actions, pattern = words
     if verb not in _VERBS:
         raise ArgumentError(f"a line begins with allow or deny, not {verb!r}")
-    found = [_of_word(action) for action in actions.split(",")]
+    found: frozenset[Action] = frozenset()
+    for action in actions.split(","):
+        if action not in _ACTIONS:
+            near = difflib.get_close_matches(action[:64], _ACTIONS, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ArgumentError(f"{action!r} is not an action; {hint}Use {', '.join(_ACTIONS)}, with commas between")
+        found |= _ACTIONS[action]
     names = frozenset(who.split(","))
     if "" in names or "@" in names:
         raise ArgumentError(f"{who!r} must be users, groups (@name), anonymous or *, with commas between, no spaces")
     encoded = pattern.encode("utf-8", "surrogateescape")
     _check_pattern(encoded)
-    return Line(number, _VERBS[verb], names, frozenset[Action]().union(*found), encoded)
-
-
-def _of_word(word: str) -> frozenset[Action]:
-    if word in _ACTIONS:
-        return _ACTIONS[word]
-    near = difflib.get_close_matches(word[:64], _ACTIONS, 1)
-    meant = f"did you mean {near[0]}? " if near else ""
-    raise ArgumentError(f"{word!r} is no action; {meant}There are: {', '.join(_ACTIONS)}, with commas between")
+    return Line(number, _VERBS[verb], names, found, encoded)
 
 
 def _check_pattern(pattern: bytes) -> None:
     shown = repr(pattern.decode("utf-8", "replace"))
     levels = pattern.split(b"/")
-    for at, level in enumerate(levels):
-        if b"#" in level and (level != b"#" or at < len(levels) - 1):
-            raise ArgumentError(f"{shown}: # stands alone, behind the last /")
+    for depth, level in enumerate(levels):
+        if b"#" in level and (level != b"#" or depth < len(levels) - 1):
+            raise ArgumentError(f"{shown}: # must be the whole last level")
         if b"+" in level and level != b"+":
-            raise ArgumentError(f"{shown}: + stands alone between two /")
+            raise ArgumentError(f"{shown}: + must be a whole level")
     for letter in _VARIABLE.findall(pattern):
         if letter not in (b"u", b"c", b"g", b"%"):
-            raise ArgumentError(f"{shown}: after % comes u (user), c (client id), g (group), or % for itself")
+            raise ArgumentError(f"{shown}: % must be followed by u (user), c (client id), g (group), or % for itself")
 
 
-# ---- Decisions by the access list that is in force, and how often which of them was no.
+# ---- permissions by the list
 
 _SHOWN = 200  # characters of a name in the log
 
 
 class AclRights:
-    """The rights that an access control list gives.
+    """Permissions by an access control list.
 
     Args:
         file: its name, for the log.
 
     Attributes:
-        acl: the list; another one after a reload.
-        denied: how often somebody was denied something, by what it was.
+        acl: the list; a reload replaces it.
+        denied: the number of denials by action.
     """
 
     def __init__(self, file: Path) -> None:
@@ -339,23 +343,19 @@ class AclRights:
 
     def _deny(self, identity: Identity, action: Action, name: bytes, decision: Decision) -> bool:
         self.denied[action] += 1
+        client = f"{identity.shown} (client id {_shown(identity.client_id)}) from {identity.address or '?'}"
         self._lines.warn(
-            f"refused: {_client(identity)}: {action.value} {_shown(name)}: {why(decision, self._file)}; "
-            "see the setting auth.acl"
+            f"refused: {client}: {action.value} {_shown(name)}: {why(decision, self._file)}; see the setting auth.acl"
         )
         return False
 
 
 def why(decision: Decision, file: Path) -> str:
-    """Which line of a file decided."""
+    """Return the line of a file that decided, as a sentence."""
     line = decision.line
     if line is None:
         return f"no line of {file} allows it"
     return f"{file}:{line.number} {'allows' if line.allows else 'denies'} it"
-
-
-def _client(identity: Identity) -> str:
-    return f"{identity.shown} (client id {_shown(identity.client_id)}) from {identity.address or '?'}"
 
 
 def _shown(name: bytes) -> str:

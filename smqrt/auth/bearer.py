@@ -1,6 +1,4 @@
-"""JSON Web Tokens as logins: who a token says its bearer is, once its signature and its claims have been checked
-(RFC 7519, RFC 8725).
-"""
+"""Logins with JSON Web Tokens (RFC 7519, RFC 8725)."""
 
 from __future__ import annotations
 
@@ -27,60 +25,60 @@ MAX_TOKEN_BYTES = 16 << 10
 MIN_SECRET_BYTES = 32
 """A shorter one can be guessed from a token, with a graphics card (RFC 7518 §3.2)."""
 MAX_TRIED = 8
-"""Keys that a token without a name of its key is tried with."""
+"""The most keys that are tried for a token without a key name."""
 MAX_JWKS_BYTES = 256 << 10
 REFRESH_S = 300.0
 UNKNOWN_S = 60.0
-"""For a key that is not known, the keys are fetched at most so often."""
+"""The shortest interval between two fetches because of an unknown key."""
 FIRST_WAIT_S = 5.0
 
-Fetch = Callable[[str, int], bytes]
-"""`(url, most_bytes)`: gets a document; blocks its greenlet for a few seconds at most. Raises OSError or SmqrtError."""
+FetchDocument = Callable[[str, int], bytes]
+"""`(url, max_bytes)`: returns a document; blocks for a few seconds at most. Raises OSError or SmqrtError."""
 
 
 class TokenError(SmqrtError):
-    """A token that lets nobody in; the text is for its bearer."""
+    """A token was rejected; the client receives the text."""
 
 
-class Keys:
-    """The keys that tokens are signed with: of files, which are read again with the others, and of an address.
+class TokenKeys:
+    """Keys that verify tokens: of files, and of the address `auth.jwt_jwks`.
 
     Args:
         settings: the group `auth`.
-        fetch: gets the document of an address.
-        changed: called when keys of the address are there, or some are there no more.
+        fetch: returns the document of an address.
+        changed: called when the first keys of the address have arrived, or some were removed.
 
     Attributes:
-        fault: why the last attempt to fetch failed; empty when it did not.
+        fault: why the last fetch failed; empty when it succeeded.
     """
 
-    def __init__(self, settings: AuthSettings, fetch: Fetch, changed: Callable[[], object]) -> None:
+    def __init__(self, settings: AuthSettings, fetch: FetchDocument, changed: Callable[[], object]) -> None:
         self._settings, self._fetch, self._changed = settings, fetch, changed
         self._of_files: list[VerifyKey] = []
         self._of_address: list[VerifyKey] = []
         self.fault = ""
         self._fetched_s = float("-inf")
-        self._under_way: gevent.Greenlet[..., None] | None = None
+        self._fetching: gevent.Greenlet[..., None] | None = None
         self._refresher: gevent.Greenlet[..., None] | None = None
 
     def set_of_files(self, found: list[VerifyKey]) -> None:
-        """Use these from now on."""
+        """Replace the keys of files."""
         self._of_files = found
 
     def for_token(self, header: Mapping[str, object]) -> list[VerifyKey]:
-        """The keys that a token may be signed with by its header; blocks when they have to be fetched first."""
-        found = self._fitting(header)
+        """Return the keys for the header of a token; blocks when they have to be fetched."""
+        found = self._matching(header)
         if not found and self._settings.jwt_jwks:
-            self._fetch_now_and_then()
-            found = self._fitting(header)
+            self._fetch_if_due(UNKNOWN_S)
+            found = self._matching(header)
         return found[:MAX_TRIED]
 
     def has(self, proof: str) -> bool:
-        """Whether a key is still good. While those of the address were never fetched, nobody can say it is not."""
+        """Return whether a key is still used; true for all before the keys of the address were fetched."""
         is_open = bool(self._settings.jwt_jwks) and not self._of_address
         return is_open or any(key.proof == proof for key in (*self._of_files, *self._of_address))
 
-    def _fitting(self, header: Mapping[str, object]) -> list[VerifyKey]:
+    def _matching(self, header: Mapping[str, object]) -> list[VerifyKey]:
         algorithm, name = header.get("alg"), header.get("kid")
         allowed = [
             key
@@ -94,31 +92,30 @@ class Keys:
     # ---- the address
 
     def start(self) -> None:
-        """Begin to fetch, now and then."""
+        """Begin to fetch the keys at intervals."""
         if self._settings.jwt_jwks and self._refresher is None:
             self._refresher = gevent.spawn(self._refresh)
 
     def stop(self) -> None:
-        """Fetch no more."""
-        for one in (self._refresher, self._under_way):
+        """Stop fetching."""
+        for one in (self._refresher, self._fetching):
             if one is not None:
                 one.kill(block=False)
-        self._refresher = self._under_way = None
+        self._refresher = self._fetching = None
 
     def _refresh(self) -> None:
         while True:
-            self._fetch_now_and_then(0.0)
+            self._fetch_if_due(0.0)
             gevent.sleep(REFRESH_S if not self.fault else UNKNOWN_S)
 
-    def _fetch_now_and_then(self, every_s: float = UNKNOWN_S) -> None:
-        """Fetch the keys, unless that was done a moment ago; those who ask at the same time wait for one answer."""
-        if self._under_way is None:
-            if time.monotonic() - self._fetched_s < every_s:
+    def _fetch_if_due(self, interval_s: float) -> None:
+        """Fetch the keys, unless that was done within `interval_s`; concurrent callers share one fetch."""
+        if self._fetching is None:
+            if time.monotonic() - self._fetched_s < interval_s:
                 return
             self._fetched_s = time.monotonic()
-            self._under_way = gevent.spawn(self._fetch_keys)
-        under_way = self._under_way
-        under_way.join(FIRST_WAIT_S)
+            self._fetching = gevent.spawn(self._fetch_keys)
+        self._fetching.join(FIRST_WAIT_S)
 
     def _fetch_keys(self) -> None:
         url = self._settings.jwt_jwks or ""
@@ -126,32 +123,32 @@ class Keys:
             found = tokens.keys_of_set(self._fetch(url, MAX_JWKS_BYTES))
         except (SmqrtError, OSError) as error:
             if str(error) != self.fault:
-                log.error("keys of tokens kept as they were: %s: %s; see the setting auth.jwt_jwks", url, error)
+                log.error("keys of tokens not renewed: %s: %s; see the setting auth.jwt_jwks", url, error)
             self.fault = str(error) or type(error).__name__
         else:
             if self.fault:
-                log.warning("keys of tokens fetched again from %s", url)
+                log.warning("keys of tokens renewed from %s", url)
             gone = {key.proof for key in self._of_address} - {key.proof for key in found}
             is_first, self._of_address, self.fault = not self._of_address, found, ""
             if gone or is_first:
                 self._changed()
         finally:
-            self._under_way = None
+            self._fetching = None
 
 
-def identity_of(token: bytes, keys: Keys, settings: AuthSettings) -> Identity:
-    """Who a token stands for; may block while keys are fetched.
+def identity_of_token(token: bytes, keys: TokenKeys, settings: AuthSettings) -> Identity:
+    """Return the identity of a token; may block while keys are fetched.
 
     Raises:
-        TokenError: it is none, or no good; the text says why.
+        TokenError: not a token, or not valid; the text has the reason.
     """
     if len(token) > MAX_TOKEN_BYTES:
-        raise TokenError(f"a token of more than {MAX_TOKEN_BYTES >> 10} KiB")
+        raise TokenError(f"the token has more than {MAX_TOKEN_BYTES >> 10} KiB")
     try:
         header = tokens.header_of(token)
     except CryptoError:
-        raise TokenError("what should be a token is none") from None
-    fault = f"its key is not known, or its algorithm is none of {', '.join(settings.jwt_algorithms)}"
+        raise TokenError("it is malformed") from None
+    fault = f"unknown key, or an algorithm other than {', '.join(settings.jwt_algorithms)}"
     for key in keys.for_token(header):
         try:
             claims = tokens.claims(
@@ -166,37 +163,28 @@ def identity_of(token: bytes, keys: Keys, settings: AuthSettings) -> Identity:
         except CryptoError as error:
             fault = str(error)
         else:
-            return _identity(claims, key, settings)
+            return _identity_of_claims(claims, key, settings)
     raise TokenError(fault)
 
 
-def _identity(claims: Mapping[str, object], key: VerifyKey, settings: AuthSettings) -> Identity:
-    user = _at(claims, settings.jwt_user)
+def _identity_of_claims(claims: Mapping[str, object], key: VerifyKey, settings: AuthSettings) -> Identity:
+    user = _claim(claims, settings.jwt_user)
     if not isinstance(user, str):
-        raise TokenError(f"it has no text in the claim {settings.jwt_user}, which names the user")
+        raise TokenError(f"the claim {settings.jwt_user}, which names the user, is not a text")
     if fault := name_fault(user):
         raise TokenError(fault)
-    return Identity(
-        user,
-        _groups(_at(claims, settings.jwt_groups)),
-        Method.TOKEN,
-        expires_s=_end_s(claims.get("exp"), settings),
-        proof=key.proof,
-    )
+    expires, expires_s = claims.get("exp"), None
+    if settings.jwt_disconnect and isinstance(expires, int | float):
+        try:
+            expires_s = float(expires) + settings.jwt_leeway_s
+        except OverflowError:
+            raise TokenError("it is malformed") from None
+    groups = _groups(_claim(claims, settings.jwt_groups))
+    return Identity(user, groups, Method.TOKEN, expires_s=expires_s, proof=key.proof)
 
 
-def _end_s(expires: object, settings: AuthSettings) -> float | None:
-    """When the connection ends."""
-    if not settings.jwt_disconnect or not isinstance(expires, int | float):
-        return None
-    try:
-        return float(expires) + settings.jwt_leeway_s
-    except OverflowError:
-        raise TokenError("it is malformed") from None
-
-
-def _at(claims: Mapping[str, object], path: str) -> object:
-    """A claim by its name, or by the names that lead to it: `realm_access.roles`."""
+def _claim(claims: Mapping[str, object], path: str) -> object:
+    """Return a claim by its name, or by the names of nested objects: `realm_access.roles`."""
     if path in claims:
         return claims[path]
     found: object = claims
@@ -206,8 +194,7 @@ def _at(claims: Mapping[str, object], path: str) -> object:
 
 
 def _groups(value: object) -> tuple[str, ...]:
-    """The groups of a list, or of a text with spaces or commas between; what can't be the name of a group is left
-    out."""
+    """Return the groups of a list, or of a text with spaces or commas between; invalid names are ignored."""
     words: Sequence[object] = ()
     if isinstance(value, str):
         words = value.replace(",", " ").split()
@@ -220,27 +207,27 @@ def _groups(value: object) -> tuple[str, ...]:
 # ---- the settings
 
 
-def is_wanted(settings: AuthSettings) -> bool:
-    """Whether tokens are taken."""
+def accepts_tokens(settings: AuthSettings) -> bool:
+    """Return whether the settings accept tokens."""
     return bool(settings.jwt_key or settings.jwt_secret or settings.jwt_jwks)
 
 
-def check(settings: AuthSettings) -> None:
-    """Look at what can be wrong with settings of tokens together.
+def check_token_settings(settings: AuthSettings) -> None:
+    """Check the settings of tokens together.
 
     Raises:
-        ArgumentError: one sentence.
+        ArgumentError: an invalid combination.
     """
     if unknown := [name for name in settings.jwt_algorithms if name not in tokens.VERIFIED]:
-        raise ArgumentError(f"auth.jwt_algorithms: {unknown[0]!r} is none of {', '.join(tokens.VERIFIED)}")
+        raise ArgumentError(f"auth.jwt_algorithms: {unknown[0]!r} is not one of {', '.join(tokens.VERIFIED)}")
     if not settings.jwt_jwks:
         return
     url = urlsplit(settings.jwt_jwks)
     if url.scheme != "https" and not (url.scheme == "http" and _is_loopback(url.hostname or "")):
-        raise ArgumentError(f"auth.jwt_jwks must be an address of https, not {settings.jwt_jwks!r}")
+        raise ArgumentError(f"auth.jwt_jwks must be an https URL, not {settings.jwt_jwks!r}")
     if not settings.jwt_issuer and not settings.jwt_audience:
         raise ArgumentError(
-            "auth.jwt_jwks needs auth.jwt_issuer or auth.jwt_audience: else tokens that were made for others let in too"
+            "auth.jwt_jwks needs auth.jwt_issuer or auth.jwt_audience: else tokens for other services are accepted"
         )
 
 
@@ -250,16 +237,16 @@ def _is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
-def paths(settings: AuthSettings) -> list[str]:
-    """The files with keys."""
+def key_paths(settings: AuthSettings) -> list[str]:
+    """Return the paths of the files with keys."""
     return [path for path in (settings.jwt_key, settings.jwt_secret) if path]
 
 
-def load(settings: AuthSettings) -> list[VerifyKey]:
+def load_keys(settings: AuthSettings) -> list[VerifyKey]:
     """Read the files with keys; blocks.
 
     Raises:
-        ArgumentError: one can't be read, or is none.
+        ArgumentError: a file can't be read or has no valid key.
     """
     found: list[VerifyKey] = []
     try:
@@ -270,6 +257,6 @@ def load(settings: AuthSettings) -> list[VerifyKey]:
     if settings.jwt_secret:
         secret = read_private(Path(settings.jwt_secret)).rstrip("\r\n").encode()
         if len(secret) < MIN_SECRET_BYTES:
-            raise ArgumentError(f"{settings.jwt_secret}: a secret has at least {MIN_SECRET_BYTES} bytes")
+            raise ArgumentError(f"{settings.jwt_secret}: the secret needs at least {MIN_SECRET_BYTES} bytes")
         found.append(tokens.shared_key(secret))
     return found

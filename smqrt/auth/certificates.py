@@ -1,4 +1,4 @@
-"""Client certificates as logins: the user that a template makes of one, and whether it has been revoked since."""
+"""Logins with client certificates: user name by a template, and revocation."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ _ALTERNATIVE: Mapping[str, Callable[[x509.SubjectAlternativeName], Iterable[obje
     "ip": lambda names: names.get_values_for_type(x509.IPAddress),
 }
 FIELDS = (*_SUBJECT, *_ALTERNATIVE, "fingerprint")
-"""What a template may name."""
+"""The fields that a template may use."""
 
 
 class CertificateError(SmqrtError):
-    """A certificate that lets nobody in; the text is for its owner."""
+    """A certificate was rejected; the client receives the text."""
 
 
 class RevocationLists:
-    """The revocation lists in force.
+    """Revocation lists by their issuer.
 
     Args:
         lists: of the authorities of client certificates.
     """
 
     def __init__(self, lists: Iterable[x509.CertificateRevocationList] = ()) -> None:
-        self._lists = {_issuer(one.issuer): one for one in lists}
+        self._lists = {_hash_of_name(found.issuer): found for found in lists}
 
     def has(self, proof: str) -> bool:
-        """Whether the certificate with this `Identity.proof` has been revoked."""
+        """Return whether the certificate with this `Identity.proof` is revoked."""
         issuer, _, serial = proof.partition(":")
         found = self._lists.get(issuer)
         return found is not None and found.get_revoked_certificate_by_serial_number(int(serial, 16)) is not None
@@ -59,7 +59,7 @@ def load_lists(paths: Iterable[str]) -> RevocationLists:
     """Read files with revocation lists (PEM); blocks.
 
     Raises:
-        ArgumentError: one can't be read, or is none.
+        ArgumentError: a file can't be read or is not valid.
     """
     end = "-----END X509 CRL-----"
     found = []
@@ -68,41 +68,40 @@ def load_lists(paths: Iterable[str]) -> RevocationLists:
             parts = read_file(Path(path)).split(end)[:-1]
             found += [x509.load_pem_x509_crl((part + end).encode()) for part in parts]
         except ValueError:
-            raise ArgumentError(f"{path} has something that is no revocation list") from None
+            raise ArgumentError(f"{path}: not a revocation list") from None
     return RevocationLists(found)
 
 
 def check_template(setting: str, template: str | None) -> None:
-    """Look at a template of a user or of groups.
+    """Check a template of a user or of groups.
 
     Raises:
-        ArgumentError: it names something that certificates do not have.
+        ArgumentError: an unknown field, or no field.
     """
     for name in _FIELD.findall(template or ""):
         if name not in FIELDS:
-            known = ", ".join(FIELDS)
-            raise ArgumentError(f"{setting}: {{{name}}} is nothing that a certificate has; there are {known}")
+            raise ArgumentError(f"{setting}: unknown field {{{name}}}; use one of {', '.join(FIELDS)}")
     if template is not None and not _FIELD.search(template):
-        raise ArgumentError(f"{setting} must name something of the certificate, such as {{cn}}, not {template!r}")
+        raise ArgumentError(f"{setting} must have a field of the certificate, such as {{cn}}, not {template!r}")
 
 
-def identity_of(der: bytes, user: str, groups: str | None) -> Identity:
-    """Who a certificate stands for that was verified in the TLS handshake.
+def identity_of_certificate(der: bytes, user: str, groups: str | None) -> Identity:
+    """Return the identity of a certificate that the TLS handshake has verified.
 
     Args:
         der: the certificate.
-        user: template of the user's name: `{cn}`.
+        user: template of the user name, such as `{cn}`.
         groups: template of the groups, with commas between; None for none.
 
     Raises:
-        CertificateError: it lacks what the template names, or that can't be the name of a user.
+        CertificateError: a field of the template is missing, or not valid as a user name.
     """
     try:
         certificate = x509.load_der_x509_certificate(der)
         name = _filled(user, certificate)
         listed = _filled(groups, certificate).split(",") if groups else []
     except ValueError:
-        raise CertificateError("it can't be read") from None
+        raise CertificateError("it is malformed") from None
     if fault := name_fault(name):
         raise CertificateError(fault)
     found = dict.fromkeys(group for group in map(str.strip, listed) if name_fault(group) is None)
@@ -111,12 +110,12 @@ def identity_of(der: bytes, user: str, groups: str | None) -> Identity:
         tuple(found)[:MAX_GROUPS],
         Method.CERTIFICATE,
         expires_s=certificate.not_valid_after_utc.timestamp(),
-        proof=f"{_issuer(certificate.issuer)}:{certificate.serial_number:x}",
+        proof=f"{_hash_of_name(certificate.issuer)}:{certificate.serial_number:x}",
     )
 
 
 def _filled(template: str, certificate: x509.Certificate) -> str:
-    """Each field is put in once, as it is: what a certificate says is never read as a template."""
+    # fields are replaced once, so that a value of the certificate is never used as a template
     return _FIELD.sub(lambda match: _value(match[1], certificate), template)
 
 
@@ -125,7 +124,7 @@ def _value(name: str, certificate: x509.Certificate) -> str:
     if name == "fingerprint":
         return sha256(certificate.public_bytes(Encoding.DER)).hexdigest()
     if name in _SUBJECT:
-        values = [one.value for one in certificate.subject.get_attributes_for_oid(_SUBJECT[name])]
+        values = [attribute.value for attribute in certificate.subject.get_attributes_for_oid(_SUBJECT[name])]
     else:
         try:
             names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -133,10 +132,9 @@ def _value(name: str, certificate: x509.Certificate) -> str:
         except x509.ExtensionNotFound:
             values = []
     if len(values) != 1:
-        says = "has no" if not values else "has more than one"
-        raise CertificateError(f"it {says} {name}")
+        raise CertificateError(f"it has {'more than one' if values else 'no'} {name}")
     return str(values[0])
 
 
-def _issuer(name: x509.Name) -> str:
+def _hash_of_name(name: x509.Name) -> str:
     return sha256(name.public_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""`Identity`: who a client is, how it proved that, and what it may do by the access control list."""
+"""Identity of a client: user, groups, login method and permissions."""
 
 from __future__ import annotations
 
@@ -8,63 +8,63 @@ from enum import Enum
 from typing import Protocol
 
 MAX_NAME = 255  # characters of a user's name
-MAX_GROUPS = 64  # of one user: every decision looks at all of them
+MAX_GROUPS = 64  # of one user: every permission check looks up all of them
 ANONYMOUS = "anonymous"
-"""How the access control list calls clients that have not said who they are; no user is called so."""
+"""The name of clients without a login in the access control list; no user may have it."""
 _WILDCARDS = re.compile(r"[+#/]")
 _CONTROLS = re.compile(r"[\x00-\x20\x7f]")
 
 
 class Action(Enum):
-    """What a client may be allowed to do."""
+    """Action that needs a permission."""
 
     READ = "read"
     """Subscribe to a topic."""
     WRITE = "write"
     """Publish to a topic."""
     OBSERVE = "observe"
-    """Be told how many subscribers a topic has."""
+    """Observe the subscriber count of a topic."""
     ONETOONE = "onetoone"
     """Send to the ETID of another client, or of the server."""
     CREATE = "create"
-    """Bring in the name of a topic that the hub does not know yet."""
+    """Create a topic that the hub does not have."""
 
 
 class Method(Enum):
-    """How a client proved who it is."""
+    """Login method of a client."""
 
     PASSWORD = "password"
     TOKEN = "token"
     CERTIFICATE = "certificate"
     NONE = "none"
-    """Not at all: the server lets anonymous clients in."""
+    """No login: the server accepts anonymous clients."""
 
 
 class Rights(Protocol):
-    """Knows who may do what."""
+    """Permissions of clients."""
 
     def permits(self, identity: Identity, name: bytes, *actions: Action) -> bool:
-        """Whether `identity` may do one of `actions` to the topic `name`; a no is counted and logged."""
+        """Return whether one of `actions` on the topic `name` is allowed; a denial is counted and logged."""
         ...
 
     def permits_filter(self, identity: Identity, topic_filter: bytes, action: Action) -> bool:
-        """The same for all topics that a filter of MQTT stands for."""
+        """Return whether `action` is allowed on every topic that a filter of MQTT matches."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Identity:
-    """Who a client is.
+    """Identity of a client.
 
     Attributes:
-        user: the user's name; empty for a client that has not said who it is.
+        user: the name of the user; empty for an anonymous client.
         groups: of the user.
-        method: how the client proved it.
-        client_id: what the client calls itself: the uid of SMQ, the client identifier of MQTT.
-        address: the IP address it came from.
-        expires_s: the time (seconds since 1970) at which it ends; None for never.
-        proof: changes when what the client has proved is no longer true: of a password, its hash.
-        rights: who may do what; None when everybody may do everything.
+        method: the login method.
+        client_id: the uid of SMQ, or the client identifier of MQTT; the client chooses it.
+        address: the IP address of the client.
+        expires_s: the time (seconds since 1970) at which the login expires; None for never.
+        proof: what `revalidate` compares: the hash of a password, the key of a token, the number of a certificate.
+        rights: the permissions; None when everything is allowed.
     """
 
     user: str
@@ -78,34 +78,33 @@ class Identity:
 
     @property
     def shown(self) -> str:
-        """The user as logs and lists show it."""
+        """The user name for logs and lists."""
         return self.user or ANONYMOUS
 
     def may(self, name: bytes, *actions: Action) -> bool:
-        """Whether the client may do one of `actions` to the topic `name`."""
+        """Return whether one of `actions` on the topic `name` is allowed."""
         return self.rights is None or self.rights.permits(self, name, *actions)
 
     def may_filter(self, topic_filter: bytes, action: Action) -> bool:
-        """Whether the client may do `action` to every topic that a filter of MQTT stands for."""
+        """Return whether `action` is allowed on every topic that a filter of MQTT matches."""
         return self.rights is None or self.rights.permits_filter(self, topic_filter, action)
 
 
 def name_fault(name: str, what: str = "the user name") -> str | None:
-    """Returns why `name` can't be the name of a user or a group, None when it can.
+    """Return why a name is not valid for a user or a group, None when it is.
 
-    The characters of patterns are refused: with one of them as a name, `%u` in a pattern would stand for every topic
-    (CVE-2017-7650).
+    Wildcards are not allowed: with one as a name, `%u` in a pattern would match every topic (CVE-2017-7650).
 
     Args:
         name: the name.
-        what: what the sentence calls it.
+        what: the subject of the sentence.
     """
     if not name or len(name) > MAX_NAME:
         return f"{what} must have 1 to {MAX_NAME} characters"
     if _WILDCARDS.search(name):
-        return f"{what} has one of + # /, which patterns of topics are made of"
+        return f"{what} must not have + # or /, which are special in patterns of topics"
     if _CONTROLS.search(name) or ":" in name or "," in name:
-        return f"{what} has a space, a control character, a colon or a comma"
+        return f"{what} must not have a space, a control character, a colon or a comma"
     if name == ANONYMOUS or name == "*" or name[0] in "@$":
-        return f"{what} must not be {ANONYMOUS} or *, nor begin with @ or $"
+        return f"{what} must not be {ANONYMOUS} or *, or begin with @ or $"
     return None

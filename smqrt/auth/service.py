@@ -1,7 +1,7 @@
-"""The identity service: who may come in, and who of those inside is still who they were.
+"""Identity service: logins, and checks of connected clients after changes.
 
-It holds the users file and the access control list, and reads them again. `login` takes what a client shows;
-`revalidate` looks at a client again, when something has changed.
+It reads the users file and the access control list, also again at a reload. `login` checks the credentials of a client,
+`revalidate` checks a connected client again when something has changed.
 """
 
 from __future__ import annotations
@@ -29,15 +29,13 @@ from smqrt.settings.settings import AuthSettings
 
 log = logging.getLogger("smqrt")
 
-PASSWORDS = Limit("passwords_waiting", "", "so many passwords wait to be looked at as may")
-
-
+PASSWORDS = Limit("passwords_waiting", "", "the queue of password checks is full")
 EXPIRY_S = 1.0
-"""So often it is looked whose login has expired: some microseconds for each hundred clients."""
+"""The interval of checks for expired logins; a check takes some microseconds for a hundred clients."""
 
 
 class LoginFailure(Enum):
-    """Why somebody was not let in."""
+    """Why a login was rejected. The client receives the text."""
 
     MISSING = "no user name and password, and no token"
     WRONG = "wrong user name or password"
@@ -45,15 +43,15 @@ class LoginFailure(Enum):
     BUSY = "too many logins at once; try again later"
     TOKEN = "the token is not valid"
     CERTIFICATE = "the client certificate names no user"
-    CLIENT_ID = "the client id is not one that the access control list can tell apart"
+    CLIENT_ID = "the access control list can't tell the client id from a wildcard"
 
 
 class LoginRefused(SmqrtError):
-    """A client was not let in; the text is for the client.
+    """A login was rejected; the client receives the text.
 
     Args:
         why: the reason.
-        detail: what the client may know beyond that.
+        detail: the text for the client, by default that of the reason.
     """
 
     def __init__(self, why: LoginFailure, detail: str = "") -> None:
@@ -63,15 +61,15 @@ class LoginRefused(SmqrtError):
 
 @dataclass(frozen=True, slots=True)
 class PresentedCredentials:
-    """What a client shows to be let in.
+    """Credentials of a client.
 
     Attributes:
         address: its IP address.
-        client_id: what it calls itself.
-        name, password: of a user; None when it gave none.
+        client_id: see `Identity`.
+        name, password: of a user; None without them.
         token: a JSON Web Token.
-        certificate: the certificate that was verified in its TLS handshake, DER.
-        login: who is logged in with the browser's session.
+        certificate: the certificate that the TLS handshake has verified, DER.
+        login: the login of the browser's session.
     """
 
     address: str
@@ -84,27 +82,33 @@ class PresentedCredentials:
 
 
 class IdentityService:
-    """Who may come in.
+    """Checks the credentials of clients.
 
     Args:
         settings: the group `auth`.
         throttle: of failed logins.
+        fetch: returns the keys of `auth.jwt_jwks`.
+        revocation_lists: the paths of files with revocation lists.
 
     Attributes:
-        rights: what those may do who are in; None without a list.
-        changed: called after the files were read again: connected clients are to be looked at again.
-        expiring: called once in a while: clients whose login has expired are to be ended.
-        logins: how many came in, by method.
-        refusals: how many did not, by reason.
+        rights: the permissions of clients; None without an access control list.
+        changed: called after a reload, to check connected clients again.
+        expiring: called every second, to disconnect clients whose login has expired.
+        logins: the number of logins by method.
+        refusals: the number of rejected logins by reason.
         throttle: of failed logins.
-        is_broken: whether the files can't be used, and those read before are in use.
+        is_broken: whether the last reload failed, so that the files read before are in use.
 
     Raises:
-        StartError: a file can't be read or has a mistake, or nobody could ever log in; one sentence.
+        StartError: a file can't be read or is not valid, or no login is possible.
     """
 
     def __init__(
-        self, settings: AuthSettings, throttle: Throttle, fetch: bearer.Fetch, revocation_lists: Sequence[str] = ()
+        self,
+        settings: AuthSettings,
+        throttle: Throttle,
+        fetch: bearer.FetchDocument,
+        revocation_lists: Sequence[str] = (),
     ) -> None:
         _check(settings)
         self.settings = settings
@@ -118,8 +122,8 @@ class IdentityService:
         self.throttle = throttle
         self._passwords = Passwords()
         self._users: users.Users = {}
-        self._keys = bearer.Keys(settings, fetch, self._tell_changed)
-        self._takes_tokens = bearer.is_wanted(settings)
+        self._keys = bearer.TokenKeys(settings, fetch, self._call_changed)
+        self._takes_tokens = bearer.accepts_tokens(settings)
         self._list_files = list(revocation_lists) if settings.certificate_user else []
         self._revoked = certificates.RevocationLists()
         self._lines = LineLimit()
@@ -128,15 +132,15 @@ class IdentityService:
 
     @staticmethod
     def is_wanted(settings: AuthSettings) -> bool:
-        """Whether the settings ask for one."""
-        return bool(settings.users or settings.acl or settings.certificate_user or bearer.is_wanted(settings))
+        """Return whether the settings need an identity service."""
+        return bool(settings.users or settings.acl or settings.certificate_user or bearer.accepts_tokens(settings))
 
     @staticmethod
     def check(settings: AuthSettings, revocation_lists: Sequence[str] = ()) -> None:
         """Check the settings and read the files, as a new service does.
 
         Raises:
-            StartError: a file can't be read or has a mistake, or nobody could ever log in; one sentence.
+            StartError: a file can't be read or is not valid, or no login is possible.
         """
         _check(settings)
         found = _read(settings, list(revocation_lists) if settings.certificate_user else [])
@@ -146,25 +150,25 @@ class IdentityService:
     # ---- the files
 
     def paths(self) -> list[str]:
-        """The files that are read."""
+        """Return the paths of all files that are read."""
         own = [path for path in (self.settings.users, self.settings.acl) if path]
-        return [*own, *bearer.paths(self.settings), *self._list_files]
+        return [*own, *bearer.key_paths(self.settings), *self._list_files]
 
     def reload(self) -> str | None:
-        """Read the files again; blocks this greenlet. What can't be read leaves everything as it was.
+        """Read the files again; blocks this greenlet. An error keeps everything read before.
 
         Returns:
-            Why it could not, one sentence; None when it did.
+            The error as a sentence; None on success.
         """
         fault = self._load()
         if fault is None:
-            self._tell_changed()
+            self._call_changed()
         self.is_broken = fault is not None
         return fault
 
-    def _tell_changed(self) -> None:
-        for tell in list(self.changed):
-            tell()
+    def _call_changed(self) -> None:
+        for fn in list(self.changed):
+            fn()
 
     def _load(self) -> str | None:
         outcome = get_hub().threadpool.apply(_read, (self.settings, self._list_files))
@@ -180,7 +184,7 @@ class IdentityService:
         return None
 
     def start(self) -> None:
-        """Begin to fetch the keys of tokens, and to look whose has expired."""
+        """Begin to fetch the keys of tokens, and to check for expired logins."""
         self._keys.start()
         if (self._takes_tokens or self.settings.certificate_user) and self._clock is None:
             self._clock = gevent.spawn(self._tick)
@@ -188,86 +192,85 @@ class IdentityService:
     def _tick(self) -> None:
         while True:
             gevent.sleep(EXPIRY_S)
-            for tell in list(self.expiring):
-                tell()
+            for fn in list(self.expiring):
+                fn()
 
     def close(self) -> None:
-        """End the threads, and fetch nothing more."""
+        """Stop the threads, the fetches and the checks."""
         self._keys.stop()
         if self._clock is not None:
             self._clock.kill(block=False)
         self._passwords.close()
 
-    # ---- coming in
+    # ---- logins
 
-    def login(self, shown: PresentedCredentials, is_there: Callable[[], bool] = lambda: True) -> Identity:
-        """Let a client in; blocks this greenlet.
+    def login(self, credentials: PresentedCredentials, is_connected: Callable[[], bool] = lambda: True) -> Identity:
+        """Return the identity of a client; blocks this greenlet.
 
         Args:
-            shown: what it shows.
-            is_there: whether it still waits for the answer.
+            credentials: its credentials.
+            is_connected: returns whether the client is still connected.
 
         Raises:
-            LoginRefused: it may not come in. Counted and logged.
+            LoginRefused: the login was rejected, which is counted and logged.
         """
         try:
-            identity = self._login(shown, is_there)
+            identity = self._login(credentials, is_connected)
         except LoginRefused as refused:
             self.refusals[refused.why] += 1
-            self._lines.warn(_refusal(shown, refused))
+            name = f" as {credentials.name[:64]!r}" if credentials.name is not None else ""
+            self._lines.warn(f"refused: a login{name} from {credentials.address}: {refused}")
             raise
         self.logins[identity.method] += 1
         return identity
 
-    def _login(self, shown: PresentedCredentials, is_there: Callable[[], bool]) -> Identity:
-        if shown.name is not None:
-            identity = self._by_password(shown, shown.name, shown.password or b"", is_there)
-        elif shown.token is not None:
-            identity = self._by_token(shown.token)
-        elif shown.login is not None:
-            identity = self.checked(shown.login)
-        elif shown.certificate is not None and self.settings.certificate_user:
-            identity = self._by_certificate(shown.certificate, self.settings.certificate_user)
+    def _login(self, credentials: PresentedCredentials, is_connected: Callable[[], bool]) -> Identity:
+        if credentials.name is not None:
+            identity = self._by_password(credentials, credentials.name, credentials.password or b"", is_connected)
+        elif credentials.token is not None:
+            if not self._takes_tokens:
+                text = "this server does not accept tokens; see the setting auth.jwt_key"
+                raise LoginRefused(LoginFailure.TOKEN, text)
+            try:
+                identity = bearer.identity_of_token(credentials.token, self._keys, self.settings)
+            except bearer.TokenError as error:
+                raise LoginRefused(LoginFailure.TOKEN, f"{LoginFailure.TOKEN.value}: {error}") from None
+        elif credentials.login is not None:
+            identity = self.checked(credentials.login)
+        elif credentials.certificate is not None and self.settings.certificate_user:
+            identity = self._by_certificate(credentials.certificate, self.settings.certificate_user)
         elif self.settings.anonymous:
             identity = Identity("")
         else:
             raise LoginRefused(LoginFailure.MISSING)
-        identity.address, identity.client_id, identity.rights = shown.address, shown.client_id, self.rights
+        identity.address, identity.client_id, identity.rights = credentials.address, credentials.client_id, self.rights
         return identity
 
     def _by_password(
-        self, shown: PresentedCredentials, name: str, password: bytes, is_there: Callable[[], bool]
+        self, credentials: PresentedCredentials, name: str, password: bytes, is_connected: Callable[[], bool]
     ) -> Identity:
         user = self._users.get(name)
         password_hash = user.password_hash if user else None
         is_known = user is not None and self._passwords.knows(name, user.password_hash, password)
         is_guess = not is_known and not self._passwords.is_pending(name, password_hash, password)
-        if is_guess and not self.throttle.take(shown.address, name):
+        if is_guess and not self.throttle.take(credentials.address, name):
             raise LoginRefused(LoginFailure.THROTTLED)
         try:
-            is_right = self._passwords.verify(name, password_hash, password, shown.address, is_there)
+            is_right = self._passwords.verify(name, password_hash, password, credentials.address, is_connected)
         except BusyError:
-            self.throttle.returned(shown.address, name)
-            PASSWORDS.refused(f"a login from {shown.address}")
+            self.throttle.returned(credentials.address, name)
+            PASSWORDS.refused(f"a login from {credentials.address}")
             raise LoginRefused(LoginFailure.BUSY) from None
         if user is None or not is_right:
-            self.throttle.failed(shown.address, name)
+            self.throttle.failed(credentials.address, name)
             raise LoginRefused(LoginFailure.WRONG)
         if is_guess:
-            self.throttle.succeeded(shown.address, name)
+            self.throttle.succeeded(credentials.address, name)
         return _user_identity(user)
-
-    def _by_token(self, token: bytes) -> Identity:
-        if not self._takes_tokens:
-            raise LoginRefused(LoginFailure.TOKEN, "no tokens are taken here; see the setting auth.jwt_key")
-        try:
-            return bearer.identity_of(token, self._keys, self.settings)
-        except bearer.TokenError as error:
-            raise LoginRefused(LoginFailure.TOKEN, f"{LoginFailure.TOKEN.value}: {error}") from None
 
     def _by_certificate(self, der: bytes, template: str) -> Identity:
         try:
-            identity = certificates.identity_of(der, template, self.settings.certificate_groups)
+            identity = certificates.identity_of_certificate(der, template, self.settings.certificate_groups)
         except certificates.CertificateError as error:
             raise LoginRefused(LoginFailure.CERTIFICATE, f"{LoginFailure.CERTIFICATE.value}: {error}") from None
         if fault := self.revalidate(identity):
@@ -275,13 +278,15 @@ class IdentityService:
         return identity
 
     def identity_of(self, name: str, password: bytes, address: str) -> Identity | None:
-        """Who a name and a password stand for, for pages, which count failed logins themselves; blocks this greenlet.
+        """Return the identity for a name and a password; blocks this greenlet.
+
+        For pages, which use the throttle themselves.
 
         Returns:
-            None for a wrong password, or a user that is not there.
+            None for a wrong password, or an unknown user.
 
         Raises:
-            BusyError: too many passwords wait to be looked at.
+            BusyError: the queue of password checks is full.
         """
         user = self._users.get(name)
         try:
@@ -297,10 +302,10 @@ class IdentityService:
         return identity
 
     def checked(self, identity: Identity) -> Identity:
-        """A new object for somebody who was let in before, as things are now.
+        """Return a new identity of an earlier login that is still valid.
 
         Raises:
-            LoginRefused: it would not be let in any more.
+            LoginRefused: the login is not valid any more.
         """
         fault = self.revalidate(identity)
         if fault is not None:
@@ -309,22 +314,22 @@ class IdentityService:
             identity.user, identity.groups, identity.method, expires_s=identity.expires_s, proof=identity.proof
         )
 
-    # ---- those inside
+    # ---- connected clients
 
     def revalidate(self, identity: Identity) -> str | None:
-        """Look at a client again, and note its groups as they are now.
+        """Check a connected client again, and update its groups.
 
         Returns:
-            Why it may not stay, for the client; None when it may.
+            Why the login is not valid any more, for the client; None when it is valid.
         """
         if identity.expires_s is not None and identity.expires_s <= time.time():
             return "the login has expired"
         if identity.method is Method.NONE:
-            return None if self.settings.anonymous else "a login is needed now"
+            return None if self.settings.anonymous else "a login is required now"
         if identity.method is Method.TOKEN:
-            return None if self._keys.has(identity.proof) else "the key of the token is good no more"
+            return None if self._keys.has(identity.proof) else "the key of the token was revoked"
         if identity.method is Method.CERTIFICATE:
-            return "the certificate has been revoked" if self._revoked.has(identity.proof) else None
+            return "the certificate was revoked" if self._revoked.has(identity.proof) else None
         user = self._users.get(identity.user)
         if user is None:
             return "the user was removed"
@@ -334,7 +339,7 @@ class IdentityService:
         return None
 
     def may_still_publish(self, identity: Identity, name: bytes) -> bool:
-        """Whether somebody who published to the topic `name` once, maybe before a restart, would still be let to."""
+        """Return whether a client that published to a topic, maybe before a restart, still has the permission."""
         if identity.method is Method.PASSWORD:
             user = self._users.get(identity.user)
             if user is None:
@@ -343,7 +348,7 @@ class IdentityService:
         return self.rights is None or self.rights.acl.decide(identity, Action.WRITE, name).allowed
 
     def groups_of(self, name: str) -> tuple[str, ...]:
-        """The groups of a user of the users file; none of one who is not there."""
+        """Return the groups of a user; none for an unknown user."""
         user = self._users.get(name)
         return user.groups if user else ()
 
@@ -356,23 +361,21 @@ _of_server: list[IdentityService] = []
 
 
 def serve(service: IdentityService | None) -> None:
-    """Have the hubs, and the logins that ask for it, that are made from now on use `service`; None: there is none, as
-    at first.
-    """
+    """Set the identity service for hubs and logins that are made after this call; None for no service, the default."""
     _of_server[:] = [] if service is None else [service]
 
 
 def of_server() -> IdentityService | None:
-    """The identity service of the server; None when it has none."""
+    """Return the identity service of the server; None without one."""
     return _of_server[0] if _of_server else None
 
 
 def _check(settings: AuthSettings) -> None:
-    """Raises StartError for settings that do not go together."""
-    if not (settings.users or settings.anonymous or settings.certificate_user or bearer.is_wanted(settings)):
-        raise StartError("auth.acl is set, but nobody can log in; set auth.users, or auth.anonymous = true.")
+    """Raise StartError for an invalid combination of settings."""
+    if not (settings.users or settings.anonymous or settings.certificate_user or bearer.accepts_tokens(settings)):
+        raise StartError("auth.acl is set, but no login is possible; set auth.users, or auth.anonymous = true.")
     try:
-        bearer.check(settings)
+        bearer.check_token_settings(settings)
         certificates.check_template("auth.certificate_user", settings.certificate_user)
         certificates.check_template("auth.certificate_groups", settings.certificate_groups)
     except ArgumentError as error:
@@ -383,28 +386,23 @@ _Files = tuple[users.Users, acl.Acl | None, list[VerifyKey], certificates.Revoca
 
 
 def _read(settings: AuthSettings, list_files: Sequence[str]) -> _Files | ArgumentError:
-    """In a thread: what that raises, gevent would print."""
+    """Read all files in a thread. An error is returned: gevent prints exceptions of threads."""
     try:
         found = users.load(Path(settings.users)) if settings.users else {}
         rules = acl.parse(users.read_file(Path(settings.acl)), settings.acl) if settings.acl else None
-        keys, revoked = bearer.load(settings), certificates.load_lists(list_files)
+        keys, revoked = bearer.load_keys(settings), certificates.load_lists(list_files)
     except ArgumentError as error:
         return error
     return found, rules, keys, revoked
 
 
-def _refusal(shown: PresentedCredentials, refused: LoginRefused) -> str:
-    name = f" as {shown.name[:64]!r}" if shown.name is not None else ""
-    return f"refused: a login{name} from {shown.address}: {refused}"
-
-
 def ways_in(settings: AuthSettings) -> str:
-    """Returns who is let into hubs, for the lines that a server begins with."""
-    given = {
+    """Return the accepted logins of hubs, for the log at the start of a server."""
+    accepted = {
         "users": settings.users,
         "tokens": settings.jwt_key or settings.jwt_secret or settings.jwt_jwks,
         "certificates": settings.certificate_user,
         "anonymous clients": settings.anonymous,
     }
     rules = f"rules of {settings.acl}" if settings.acl else "no rules"
-    return f"hubs let in: {', '.join(way for way, is_given in given.items() if is_given)}; {rules}"
+    return f"hubs accept: {', '.join(name for name, is_set in accepted.items() if is_set)}; {rules}"

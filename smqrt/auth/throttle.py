@@ -1,5 +1,7 @@
-"""Throttle of failed logins, of pages and hubs together: how often an address may guess, how often one name from it,
-and how often one name from all addresses."""
+"""Throttle of failed logins, for pages and hubs together.
+
+It limits the guesses from one address, for one name from one address, and for one name from all addresses.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,15 @@ from smqrt.settings.limit_register import Limit
 K = TypeVar("K")
 V = TypeVar("V")
 
-_MAX_KEPT = 8192  # addresses and names, some 200 bytes each; the one that was used least recently goes
-_MAX_NAME = 64  # characters; of a longer one a hash is kept
-_SITE_BITS = 64  # of an IPv6 address: one visitor has all below
-_ANYWHERE = "*"  # in place of an address: all of them
+_MAX_ENTRIES = 8192  # addresses and names, about 200 bytes each; the least recently used one is removed
+_MAX_NAME = 64  # characters; a longer name is replaced by its hash
+_SITE_BITS = 64  # of an IPv6 address: a site has all addresses below
+_ANYWHERE = "*"  # instead of an address: all addresses
 
 
 @dataclass(frozen=True, slots=True)
 class GuessLimit:
-    """How many guesses in a row, and after how many seconds there is one more."""
+    """The number of guesses in a row, and the seconds until another one is possible."""
 
     guesses: int
     one_more_s: float
@@ -34,32 +36,32 @@ class GuessLimit:
 
 @dataclass(slots=True)
 class _Count:
-    """What is left of the guesses, at which time; and failures since the last success."""
+    """The guesses that are left at a time, and the failures since the last success."""
 
     left: float
     at_s: float
     failures: int = 0
 
 
-LOGINS = Limit("logins", "", "too many logins failed there; further ones are refused for a while")
+LOGINS = Limit("logins", "", "too many failed logins; further ones are refused for some time")
 
 
 class Throttle:
     """Counts the guesses of each address.
 
-    An attempt takes a guess, of its address and of its name at that address, and a login that succeeds gives both
-    back. So who knows the password is never slowed down, and those who wait for a slow user database count as well. A
-    name that has logged in from an address before needs no guess of the address: others behind the same proxy can't
-    use up theirs.
+    An attempt takes a guess of its address, and one of its name at that address. A login that succeeds returns both, so
+    right passwords are never throttled, and attempts that wait for a slow user database count as well. A name that has
+    logged in from an address before takes no guess of the address, so that clients behind the same proxy can't block
+    it.
 
     Args:
-        now: gives the time in seconds.
-        name: the rule for one name from one address.
-        address: the rule for all names from one address.
-        anywhere: the rule for one name from all addresses that it has not logged in from before; None for none.
+        now: returns the time in seconds.
+        name: the limit for one name from one address.
+        address: the limit for all names from one address.
+        anywhere: the limit for one name from all addresses that it has not logged in from before; None for none.
 
     Attributes:
-        tell: called with what `arrived` takes at the other workers of a server: a name of its own, and what happened.
+        tell: called with an id and an event, the arguments of `arrived` in the other workers of a server.
     """
 
     def __init__(
@@ -72,19 +74,19 @@ class Throttle:
         self.tell: Callable[[bytes, bytes], object] = lambda name, event: None
 
     def take(self, address: str, name: str) -> bool:
-        """Take a guess; tell whether there was one."""
-        if self._take(site_of(address), _short(name)):
+        """Take a guess; return whether there was one."""
+        if self._take(site_of(address), _short_name(name)):
             return True
         LOGINS.refused(f"a login from {address}")
         return False
 
     def _take(self, site: str, name: str) -> bool:
         is_known = (site, name) in self._known
-        if is_known and (site, name) not in self._counts:  # by far the most are so
+        if is_known and (site, name) not in self._counts:  # most logins are of this kind
             _remember(self._counts, (site, name), _Count(self._name.guesses - 1, self._now()))
             return True
         of_site = self._count(site, None)
-        # Nothing is kept of a name that an address may not try: else one could drive out the counts of all others.
+        # no entry for a name that the address may not try: otherwise one address could displace all other entries
         taken = [self._count(site, name)] if of_site.left >= 1 or is_known else []
         if taken and not is_known:
             taken.append(of_site)
@@ -97,33 +99,33 @@ class Throttle:
         return True
 
     def failed(self, address: str, name: str) -> None:
-        """Note that an attempt failed."""
-        self._fail(site_of(address), _short(name))
-        self._tell_others(address, name, is_right=False)
+        """Count a failed attempt."""
+        self._fail(site_of(address), _short_name(name))
+        self._share(address, name, is_right=False)
 
     def _fail(self, site: str, name: str) -> None:
         self._count(site, name)
         self._count(site, None).failures += 1
 
     def succeeded(self, address: str, name: str) -> None:
-        """Give back what an attempt took, and forget the failures of that name."""
+        """Return the guesses of an attempt that succeeded, and reset the failures of its name."""
         if self.failures(address):
-            self._tell_others(address, name, is_right=True)
-        self._succeed(site_of(address), _short(name))
+            self._share(address, name, is_right=True)
+        self._succeed(site_of(address), _short_name(name))
 
     def _succeed(self, site: str, name: str) -> None:
         self._counts.pop((site, name), None)
-        self._give_back(site, name)
+        self._return_guess(site, name)
         count = self._counts.get((site, None))
         if count is not None:
             count.failures = 0
         _remember(self._known, (site, name), None)
 
-    def _tell_others(self, address: str, name: str, is_right: bool) -> None:
-        self.tell(token_bytes(16), json.dumps([site_of(address), _short(name), is_right]).encode())
+    def _share(self, address: str, name: str, is_right: bool) -> None:
+        self.tell(token_bytes(16), json.dumps([site_of(address), _short_name(name), is_right]).encode())
 
     def arrived(self, _: bytes, event: bytes) -> None:
-        """Count an attempt at another worker."""
+        """Count an attempt of another worker."""
         site, name, is_right = json.loads(event)
         self._take(site, name)
         if is_right:
@@ -132,25 +134,25 @@ class Throttle:
             self._fail(site, name)
 
     def returned(self, address: str, name: str) -> None:
-        """Give back what an attempt took that nobody has looked at: it tells nothing of who made it."""
-        site, name = site_of(address), _short(name)
+        """Return the guesses of an attempt whose password was not checked."""
+        site, name = site_of(address), _short_name(name)
         self._count(site, name).left += 1
-        self._give_back(site, name)
+        self._return_guess(site, name)
 
-    def _give_back(self, site: str, name: str) -> None:
+    def _return_guess(self, site: str, name: str) -> None:
         if (site, name) not in self._known:
-            self._count(site, None).left += 1  # `_count` cuts it to what there may be
+            self._count(site, None).left += 1  # `_count` limits it
             if self._anywhere is not None:
                 self._count(_ANYWHERE, name).left += 1
 
     def failures(self, address: str) -> int:
-        """Give the number of failed logins of an address since one succeeded."""
+        """Return the number of failed logins of an address since the last success."""
         count = self._counts.get((site_of(address), None))
         return count.failures if count is not None else 0
 
     def wait_s(self, address: str, name: str) -> int:
-        """Give the seconds after which an attempt will not be refused."""
-        site, name = site_of(address), _short(name)
+        """Return the seconds until an attempt is possible."""
+        site, name = site_of(address), _short_name(name)
         waits = [0.0]
         if (site, name) in self._counts:
             waits.append(self._name.one_more_s * (1 - self._count(site, name).left))
@@ -177,16 +179,16 @@ class Throttle:
 def _remember(table: OrderedDict[K, V], key: K, value: V) -> None:
     table[key] = value
     table.move_to_end(key)
-    if len(table) > _MAX_KEPT:
+    if len(table) > _MAX_ENTRIES:
         table.popitem(last=False)
 
 
-def _short(name: str) -> str:
+def _short_name(name: str) -> str:
     return name if len(name) <= _MAX_NAME else sha256(name.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def site_of(address: str) -> str:
-    """Give what counts as one visitor: an IPv4 address, or the network that IPv6 gives to one."""
+    """Return the site of an address: an IPv4 address, or the /64 network of an IPv6 address."""
     if ":" not in address:
         return address
     try:

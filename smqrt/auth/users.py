@@ -1,4 +1,4 @@
-"""The users file: a line for each user, with the hash of its password and its groups.
+"""Users file: a line for each user, with password hash and groups.
 
 name:$argon2id$v=19$m=65536,t=3,p=4$...:group,group
 """
@@ -31,8 +31,8 @@ class User:
 
     Attributes:
         name: of the user.
-        password_hash: of argon2id, in its usual text form.
-        groups: that the user is in.
+        password_hash: of argon2id, in the PHC string format.
+        groups: of the user.
     """
 
     name: str
@@ -41,45 +41,41 @@ class User:
 
     @property
     def line(self) -> str:
-        """The user as it stands in the file."""
+        """The line of the user in the file."""
         return ":".join((self.name, self.password_hash, *([",".join(self.groups)] if self.groups else [])))
 
 
 def parse(text: str, file: str) -> dict[str, User]:
-    """Read the text of a users file; empty lines and those that begin with # say nothing.
+    """Parse the text of a users file; empty lines and those that begin with # are ignored.
 
     Raises:
-        ArgumentError: a line is wrong; the message names file, line and remedy, and never the hash.
+        ArgumentError: an invalid line; the message names file, line and remedy, and never the hash.
     """
     users: dict[str, User] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
+        name, colon, rest = line.rstrip().partition(":")
+        password_hash, _, groups = rest.partition(":")
+        form = "a line is 'name:hash' or 'name:hash:group,group'; `smqrt passwd` writes it"
         try:
-            user = _user(line.rstrip())
-            if user.name in users:
-                raise ArgumentError(f"{user.name} is there twice")
+            if fault := name_fault(name) if colon else form:
+                raise ArgumentError(fault)
+            check_hash(name, password_hash)
+            user = User(name, password_hash, groups_of(groups))
+            if name in users:
+                raise ArgumentError(f"the user {name} occurs twice")
         except ArgumentError as error:
             raise ArgumentError(f"{file}:{number}: {error}") from None
-        users[user.name] = user
+        users[name] = user
     return users
 
 
-def _user(line: str) -> User:
-    name, colon, rest = line.partition(":")
-    password_hash, _, groups = rest.partition(":")
-    fault = name_fault(name) if colon else "a line is 'name:hash' or 'name:hash:group,group'; `smqrt passwd` writes it"
-    if fault:
-        raise ArgumentError(fault)
-    check_hash(name, password_hash)
-    return User(name, password_hash, groups_of(groups))
-
-
 def groups_of(text: str) -> tuple[str, ...]:
-    """The groups in a text with commas between.
+    """Return the groups in a text with commas between.
 
     Raises:
-        ArgumentError: one can't be the name of a group, or there are too many.
+        ArgumentError: an invalid group name, or too many groups.
     """
     groups = tuple(dict.fromkeys(group for group in text.split(",") if group))
     for group in groups:
@@ -92,15 +88,15 @@ def groups_of(text: str) -> tuple[str, ...]:
 
 
 def check_hash(name: str, password_hash: str) -> Parameters:
-    """What a hash was made with.
+    """Return the parameters of a hash.
 
     Raises:
-        ArgumentError: it is none of argon2id, or would take too much memory or time.
+        ArgumentError: not of argon2id, or one that takes too much memory or time.
     """
     try:
         found = extract_parameters(password_hash)
     except (InvalidHashError, ValueError, IndexError):
-        raise ArgumentError(f"the hash of {name} is none of argon2id; `smqrt passwd` makes one") from None
+        raise ArgumentError(f"the hash of {name} is not of argon2id; `smqrt passwd` makes one") from None
     if found.type is not Type.ID:
         raise ArgumentError(f"the hash of {name} is not of argon2id; `smqrt passwd` makes one")
     if found.memory_cost > MAX_MEMORY_KIB or found.time_cost > MAX_ROUNDS or found.parallelism > MAX_LANES:
@@ -118,28 +114,28 @@ def load(path: Path) -> dict[str, User]:
     """Read a users file; blocks.
 
     Raises:
-        ArgumentError: it can't be read, others than its owner may read it, or a line is wrong; one sentence.
+        ArgumentError: the file can't be read, is not private, or has an invalid line.
     """
     return parse(read_private(path), str(path))
 
 
 def read_private(path: Path) -> str:
-    """The text of a file that only its owner (and its group, for a service's user) may read. Blocks.
+    """Return the text of a file that only its owner and group can read. Blocks.
 
     Raises:
-        ArgumentError: it can't be read, is no UTF-8, is too large, or is open to others.
+        ArgumentError: the file can't be read, is not UTF-8, is too large, or other users may read or change it.
     """
     text = read_file(path)
     if os.stat(path).st_mode & (stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP):
-        raise ArgumentError(f"{path} may be read or changed by others; say: chmod 600 {path}")
+        raise ArgumentError(f"{path}: other users may read or change it; run: chmod 600 {path}")
     return text
 
 
 def read_file(path: Path) -> str:
-    """The text of a file. Blocks.
+    """Return the text of a file. Blocks.
 
     Raises:
-        ArgumentError: it can't be read, is no UTF-8, or is too large.
+        ArgumentError: the file can't be read, is not UTF-8, or is too large.
     """
     try:
         with path.open("rb") as file:
@@ -151,18 +147,18 @@ def read_file(path: Path) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ArgumentError(f"{path} is no UTF-8: byte {error.start}") from None
+        raise ArgumentError(f"{path} is not UTF-8 at byte {error.start}") from None
 
 
 def write(path: Path, text: str) -> None:
-    """Replace a file at once: who reads it meanwhile gets the old one or the new one, whole. Blocks.
+    """Replace a file atomically. Blocks.
 
-    A new file is for its owner only; one that is there keeps its owner, group and mode.
+    A new file is private to its owner; an existing one keeps its owner, group and mode.
 
     Raises:
-        ArgumentError: the disk does not take it.
+        ArgumentError: the file can't be written.
     """
-    target = Path(os.path.realpath(path))  # a link stays one
+    target = Path(os.path.realpath(path))  # a symbolic link is kept
     try:
         number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     except OSError as error:
@@ -170,7 +166,11 @@ def write(path: Path, text: str) -> None:
     try:
         with os.fdopen(number, "wb") as file:
             file.write(text.encode("utf-8"))
-            _keep_rights(file.fileno(), target)
+            if target.exists():
+                before = target.stat()
+                if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
+                    os.fchown(number, before.st_uid, before.st_gid)
+                os.fchmod(number, stat.S_IMODE(before.st_mode) & ~(stat.S_IRWXO | stat.S_IWGRP))
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, target)
@@ -179,19 +179,11 @@ def write(path: Path, text: str) -> None:
         raise ArgumentError(f"{path} can't be written: {error.strerror}") from None
 
 
-def _keep_rights(number: int, target: Path) -> None:
-    try:
-        before = target.stat()
-    except FileNotFoundError:
-        return
-    if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
-        os.fchown(number, before.st_uid, before.st_gid)
-    os.fchmod(number, stat.S_IMODE(before.st_mode) & ~(stat.S_IRWXO | stat.S_IWGRP))
-
-
 def changed(text: str, user: User | None, name: str) -> str:
-    """The text of a users file with the line of `name` replaced, added, or left out when `user` is None. Other lines,
-    with their comments, stay."""
+    """Return the text of a users file with the line of `name` replaced or added, or removed when `user` is None.
+
+    Other lines and comments are kept.
+    """
     lines, is_done = [], user is None
     for line in text.splitlines():
         if line.partition(":")[0] != name or line.startswith("#"):
@@ -205,7 +197,7 @@ def changed(text: str, user: User | None, name: str) -> str:
 
 
 def with_groups(user: User, groups: Iterable[str]) -> User:
-    """The user in other groups. Raises as `groups_of`."""
+    """Return the user with other groups. Raises as `groups_of`."""
     return replace(user, groups=groups_of(",".join(groups)))
 
 

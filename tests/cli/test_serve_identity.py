@@ -109,8 +109,8 @@ def test_one_identity_everywhere(operated: Any, tmp_path: Path) -> None:
     ("settings", "sentence"),
     [
         ({"users": "gone.txt"}, "gone.txt can't be read: No such file or directory."),
-        ({"acl": "acl.txt"}, "auth.acl is set, but nobody can log in; set auth.users, or auth.anonymous = true."),
-        ({"users": "users.txt"}, "users.txt may be read or changed by others; say: chmod 600 users.txt."),
+        ({"acl": "acl.txt"}, "auth.acl is set, but no login is possible; set auth.users, or auth.anonymous = true."),
+        ({"users": "users.txt"}, "users.txt: other users may read or change it; run: chmod 600 users.txt."),
     ],
 )
 def test_a_server_that_cannot_tell_who_is_who_does_not_start(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from smqrt.clients.smq.connection import Backoff
+from smqrt.clients.reconnect import Backoff
 
 
 def test_delays_double_up_to_the_longest_and_start_anew_after_success():

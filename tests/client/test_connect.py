@@ -39,7 +39,7 @@ def test_certificates(start_broker: Callable[..., LocalBroker], make_client: Mak
     assert make_client(broker.url, tls=tls).wait_connected(5)
     stranger = make_client(broker.url, tls=client_of(trustme.CA()))
     assert not stranger.wait_connected(5)
-    assert str(stranger.end).endswith("certificate not trusted: nobody trusted vouches for the certificate")
+    assert str(stranger.end).endswith("certificate not trusted: no trusted authority has signed the certificate")
 
 
 def test_out_of_date(start_broker: Callable[..., LocalBroker], make_client: Make) -> None:
@@ -47,7 +47,7 @@ def test_out_of_date(start_broker: Callable[..., LocalBroker], make_client: Make
     broker = start_broker(context=server_of(expired(ca, "127.0.0.1")).context())
     client = make_client(broker.url, tls=client_of(ca))
     assert not client.wait_connected(5)
-    assert str(client.end).endswith("certificate not trusted: the certificate is out of date")
+    assert str(client.end).endswith("certificate not trusted: the certificate is not valid at this time")
 
 
 def test_files_that_are_not_there() -> None:
@@ -77,5 +77,5 @@ def test_a_function_that_can_not(make_client: Make) -> None:
     assert not client.wait_connected(5)
     assert (client.end.word, str(client.end)) == (
         "cannotconnect",
-        "the application's connection: no connection: not today",
+        "the connection of the application: no connection: not today",
     )

@@ -147,7 +147,7 @@ def test_flushes_that_gave_up_leave_nothing_behind(make_client):
         client = make_client(broker.url, timeout=60)
         for _ in range(20):
             assert client.flush(0.001) is False
-        assert not client._session._drained
+        assert not client._session._when_drained
 
 
 def test_the_factory_survives_a_kill_before_it_has_begun(broker):

@@ -11,7 +11,7 @@ import pytest
 from gevent.queue import Queue
 
 from smqrt.client import SMQClient
-from smqrt.clients.smq.connection import Backoff
+from smqrt.clients.reconnect import Backoff
 from smqrt.clients.smq.options import SmqClientOptions
 from smqrt.wire import smq
 from smqrt.wire.smq import Type
@@ -116,7 +116,7 @@ def test_decisions_of_onclose(
     waited: list[Any] = []
     monkeypatch.setattr(Backoff, "next_s", lambda self: waited.append("usual") or 0.01)
     waits = lambda self, delay_s: "usual" in waited or waited.append(delay_s)  # noqa: E731
-    monkeypatch.setattr("smqrt.clients.smq.client.SmqClient._wait_before_the_next", waits)
+    monkeypatch.setattr("smqrt.clients.smq.client.SmqClient._wait_before_retry", waits)
     closes, again = Queue[Any](), Queue[Any]()
     with ScriptedBroker(lambda c: c.accept(), lambda c: (c.accept(), c.wait_closed())) as broker:
         make_client(broker.url, onreconnect=collect(again), onclose=lambda *why: closes.put(why) or answer)

@@ -264,8 +264,8 @@ def good_token() -> bytes:
 
 
 @cache
-def _keys() -> bearer.Keys:
-    keys = bearer.Keys(_AUTH, lambda *_: b"", lambda: None)
+def _keys() -> bearer.TokenKeys:
+    keys = bearer.TokenKeys(_AUTH, lambda *_: b"", lambda: None)
     keys.set_of_files([*tokens.keys_of_set(JWKS), tokens.shared_key(_SECRET)])
     return keys
 
@@ -275,7 +275,7 @@ def token(data: bytes) -> None:
     kind, data = (data[0] if data else 0) % 3, data[1:]
     shown = data if kind == 0 else _signed(b'{"alg":"HS256"}', data) if kind == 1 else _signed(data, _claims())
     try:
-        found = bearer.identity_of(shown, _keys(), _AUTH)
+        found = bearer.identity_of_token(shown, _keys(), _AUTH)
     except bearer.TokenError:
         return
     assert name_fault(found.user) is None

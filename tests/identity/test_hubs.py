@@ -234,10 +234,10 @@ def test_groups_change_for_those_inside(guard: Callable[..., Guarded]) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "fault"),
     [
-        ("acl", "allow * raed x", "acl.txt:1: 'raed' is no action; did you mean read?"),
-        ("users", "ann:secret", "users.txt:1: the hash of ann is none of argon2id; `smqrt passwd` makes one"),
-        ("users", USERS + USERS, "users.txt:4: ann is there twice"),
-        ("users", "a+b:x", "users.txt:1: the user name has one of + # /"),
+        ("acl", "allow * raed x", "acl.txt:1: 'raed' is not an action; did you mean read?"),
+        ("users", "ann:secret", "users.txt:1: the hash of ann is not of argon2id; `smqrt passwd` makes one"),
+        ("users", USERS + USERS, "users.txt:4: the user ann occurs twice"),
+        ("users", "a+b:x", "users.txt:1: the user name must not have + # or /"),
         ("users", "ann", "users.txt:1: a line is 'name:hash'"),
     ],
 )

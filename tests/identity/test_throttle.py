@@ -68,7 +68,7 @@ def test_a_name_that_was_here_is_not_in_the_way_of_guesses_at_others(clock: Cloc
 
 
 def test_the_table_is_bounded(clock: Clock, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_MAX_KEPT", 10)
+    monkeypatch.setattr(module, "_MAX_ENTRIES", 10)
     throttle = Throttle(clock, GuessLimit(3, 10), GuessLimit(5, 2))
     for at in range(100):
         throttle.take(f"1.1.1.{at}", "ann")
@@ -78,7 +78,7 @@ def test_the_table_is_bounded(clock: Clock, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_who_may_guess_no_more_drives_nobody_out(clock: Clock, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_MAX_KEPT", 20)
+    monkeypatch.setattr(module, "_MAX_ENTRIES", 20)
     throttle = Throttle(clock, GuessLimit(3, 10), GuessLimit(5, 2))
     while throttle.take("1.1.1.1", "ann"):
         pass

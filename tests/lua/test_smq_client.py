@@ -13,7 +13,7 @@ from smqrt.apps.lua.bridge import LuaError
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.client import SmqClient
-from smqrt.clients.smq.connection import Backoff
+from smqrt.clients.reconnect import Backoff
 from smqrt.transport.certificates import self_signed_pair
 from smqrt.wire import smq as wire
 from tests.factory import Factory

@@ -12,7 +12,7 @@ import pytest
 from smqrt.apps.lua.api import smq_client
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
-from smqrt.clients.smq.connection import Backoff
+from smqrt.clients.reconnect import Backoff
 from smqrt.wire import smq as wire
 from smqrt.wire.smq import Type
 from tests.factory import Factory
@@ -143,7 +143,7 @@ def test_decisions_of_onclose(
     waited: list[float | str] = []
     monkeypatch.setattr(Backoff, "next_s", lambda self: waited.append("usual") or 0.01)
     waits = lambda self, delay_s: "usual" in waited or waited.append(delay_s)  # noqa: E731
-    monkeypatch.setattr("smqrt.clients.smq.client.SmqClient._wait_before_the_next", waits)
+    monkeypatch.setattr("smqrt.clients.smq.client.SmqClient._wait_before_retry", waits)
     with ScriptedBroker(lambda c: c.accept(), lambda c: (c.accept(), c.wait_closed())) as broker:
         lua.run(
             broker.url,

@@ -29,5 +29,5 @@ def test_in_lua(vm: Vm) -> None:
     return select(2, sp.decode"\\xff"), select(2, pcall(sp.encode, {metrics = {{datatype = "Int8", value = 300}}}))"""
     fault, raised = vm.eval(source)
     assert isinstance(fault, bytes)
-    assert fault.startswith(b"no Sparkplug B payload")
+    assert fault.startswith(b"not a Sparkplug B payload")
     assert b"must be a whole number from -128 to 127 for Int8, not 300" in (raised or b"")  # type: ignore[operator]

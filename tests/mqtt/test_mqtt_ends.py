@@ -109,7 +109,7 @@ def test_qos_0_is_only_delivered_when_the_broker_says_so(scripted: Scripted) -> 
     broker = scripted(on_packet=deaf)
     client = MqttClient(broker.address)
     client.publish("a", b"x")
-    with pytest.raises(DeliveryError, match="1 messages"):
+    with pytest.raises(DeliveryError, match="confirm 1 message or"):
         client.close(0.3)
     assert client.closed
 
@@ -218,6 +218,13 @@ def test_an_onstatus_that_raises_keeps_the_client(
     other = connect("127.0.0.1:1", onstatus, wait=False)
     wait_until(lambda: caplog.text.count("oh no") >= 4)
     assert not other.closed
+
+
+def test_wait_connected_in_onstatus_returns_at_once(connect: Connect) -> None:
+    answers: list[bool] = []
+    client = connect("127.0.0.1:1", lambda *_: answers.append(client.wait_connected(5)), wait=False)
+    assert client.wait_closed(3), "None, the answer of onstatus, makes no further attempt"
+    assert answers == [False]
 
 
 def test_the_end_of_the_stream_has_the_words_of_the_original(connect: Connect) -> None:

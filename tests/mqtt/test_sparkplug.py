@@ -98,12 +98,12 @@ def test_a_metric_by_alias_alone() -> None:
         (metric("Int8", True), "must be a whole number"),
         (metric("Boolean", 1), "must be true or false, not 1"),
         (metric("Float", "x"), "must be a number for Float, not 'x'"),
-        (metric("String", b"\xff"), "must be a text in UTF-8"),
+        (metric("String", b"\xff"), "must be UTF-8"),
         (metric("Odd", 1), "the data type must be one of Int8, .*, not 'Odd'"),
         (metric(None, {}), "the data type must be one of"),
         (metric("Int8Array", [200]), "an item does not fit into Int8Array"),
         (metric("DataSet", {"columns": ["a"], "types": []}), "has 1 columns and 0 types"),
-        (metric("PropertySet", 1), "a value of the data type PropertySet can't stand here"),
+        (metric("PropertySet", 1), "the data type PropertySet is not allowed here"),
         (metric("Bytes", 1), "must be bytes, not 1"),
         ({"name": 1, "value": 1}, r"metrics\[1\].name must be a text, not 1"),
         ({"name": "a", "alias": -1, "value": 1}, r"metrics\[1\].alias: -1 does not fit"),
@@ -125,7 +125,7 @@ def nested(depth: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b"\xff", "no Sparkplug B payload"),
+        (b"\xff", "not a Sparkplug B payload"),
         (b"\0" * (MAX_BYTES + 1), "at most 262144 bytes"),
         (b"\x12\x00" * 10_001, "at most 10000 values"),
     ],

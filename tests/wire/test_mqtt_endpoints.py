@@ -107,7 +107,7 @@ def test_aliases_end_with_their_connection() -> None:
     open_client(client, {}, {"topicaliasmaximum": 1})
     client.send(message())
     assert [packet.properties for packet in sent(client)] == [{}]
-    with pytest.raises(MqttError, match="means nothing"):
+    with pytest.raises(MqttError, match="alias . is unknown"):
         give(client, PublishPacket("", b"1", properties={"topicalias": 1}))
 
 

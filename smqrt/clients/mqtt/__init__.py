@@ -1,1 +1,1 @@
-"""The MQTT client behind `smqrt.mqtt`, `smqrt.mqttc` and `smqrt.mqtt3c`."""
+"""MQTT client of `smqrt.mqtt`, `smqrt.mqttc` and `smqrt.mqtt3c`."""

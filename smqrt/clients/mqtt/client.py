@@ -1,4 +1,4 @@
-"""`MqttClient`: the application's side of an MQTT client, and the greenlet that keeps its connection (spec: smq §8)."""
+"""`MqttClient`: the MQTT client for applications (spec: smq §8)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from smqrt.clients.mqtt.connect import OnStatus, connector
 from smqrt.clients.mqtt.options import WILL, MqttOptions, Will, check_qos, to_bytes
 from smqrt.clients.mqtt.queue import HEADER_BYTES, Delivery, OnSuback, SubscribeRequest
-from smqrt.clients.mqtt.reconnect import ReconnectingConnection
+from smqrt.clients.mqtt.reconnect import ReconnectingMqttClient
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.loop.callback_queue import Callbacks
 from smqrt.settings.options import make
@@ -20,37 +20,37 @@ from smqrt.wire.mqtt.topics import OnPub, check_filter, check_topic
 
 log = logging.getLogger("smqrt.mqtt")
 
-_PUBLISH = 0x30
+_PUBLISH = 0x30  # the packet type in the first byte
 
 
-class MqttClient(ReconnectingConnection):
-    """A client of an MQTT broker that connects at once, in the background, and comes back when the connection is lost.
+class MqttClient(ReconnectingMqttClient):
+    """A client of an MQTT broker that connects in the background, and again when the connection is lost.
 
-    Everything may be called at any time: what needs a connection waits for one, in the order of the calls, in a queue
-    with bounds. The callbacks run one after the other in a greenlet of their own; they may block and may call back.
+    Every method may be called at any time: what needs a connection waits for one, in a limited queue in the order of
+    the calls. The callbacks run one after the other in one greenlet; they may block and call the client.
 
-    The end: `close()` and `with` deliver what was handed in, or raise DeliveryError; `disconnect()` does the same in
-    the background. The broker is told (DISCONNECT), so it publishes no will.
+    `close()` and `with` deliver what is queued, or raise DeliveryError; `disconnect()` does the same in the background.
+    They send DISCONNECT, so the broker publishes no will.
 
-    The session: without a `sessionexpiryinterval` among the properties every connection starts clean. With one the
-    first connection does, and later ones resume what the broker kept. In flight QoS 1 and 2 messages are sent again.
+    Without a `sessionexpiryinterval` among the properties every connection starts a new session. With one the first
+    connection does, and later ones resume it. QoS 1 and 2 messages in flight are sent again.
 
     Args:
         address: a name, `host:port`, `mqtt(s)://user:password@host:port`, a connected `Stream`, or a function that
             returns one for every connection (or raises `StreamError`).
-        onstatus: see `OnStatus`; without one, connections are kept, and made again after 5 seconds unless that is
-            pointless.
+        onstatus: see `OnStatus`; without one, connections are kept, and made again after 5 seconds unless another
+            attempt can't succeed.
         onpub: see `OnPub`, for messages of subscriptions without a callback of their own.
-        properties: of CONNECT, names in lower case; `receivemaximum`, `topicaliasmaximum`, `maximumpacketsize`,
-            `sessionexpiryinterval`, ...; others go as user properties.
+        properties: of CONNECT, names in lower case: `receivemaximum`, `topicaliasmaximum`, `maximumpacketsize`,
+            `sessionexpiryinterval`, ...; others are sent as user properties.
         options: see `smqrt.clients.mqtt.options.MqttOptions`.
-        callbacks: runs the callbacks, if not this client shall.
+        callbacks: runs the callbacks instead of the client.
 
     Raises:
-        ArgumentError: a bad address, option or property.
+        ArgumentError: an invalid address, option or property.
 
     Attributes:
-        end: why the last connection ended, an `MqttCloseReason`; None before.
+        end: the `MqttCloseReason` of the last connection that ended or failed, None before.
         left_out: how many messages of the broker were refused because they have too many properties.
     """
 
@@ -64,7 +64,7 @@ class MqttClient(ReconnectingConnection):
         **options: object,
     ) -> None:
         opts = make(MqttOptions, options)
-        connect = connector(address, opts)  # before the credentials: they may be in the address
+        connect = connector(address, opts)  # before the credentials are read: the address may have them
         endpoint = MqttClientEndpoint(
             self, opts.version, opts.clientidentifier, opts.inflight, opts.topicalias, opts.maxpacketsize
         )
@@ -86,19 +86,19 @@ class MqttClient(ReconnectingConnection):
         retain: bool = False,
         properties: Props | None = None,
     ) -> Delivery:
-        """Send a message, or keep it until there is a connection.
+        """Send a message, or queue it until there is a connection.
 
         Args:
             payload: str is sent as UTF-8.
             properties: see `MqttClient`; `contenttype`, `responsetopic`, `correlationdata`, ...
 
         Returns:
-            What becomes of it. Failed at once ("toolarge") when it is larger than `maxpacketsize`.
+            Its delivery, which fails at once ("toolarge") when the message is larger than `maxpacketsize`.
 
         Raises:
-            ArgumentError: a bad argument.
-            ClosedError: the client has ended, or was asked to.
-            QueueFullError: too much waits to be sent; see the options `queuesize`, `queuebytes` and `queuefull`.
+            ArgumentError: an invalid argument.
+            ClosedError: the client was closed, or has ended.
+            QueueFullError: no room in the queue; see the options `queuesize`, `queuebytes` and `queuefull`.
         """
         body = pack_properties(properties, PacketType.PUBLISH) if properties and self._options.version == 5 else b""
         item = Delivery(check_topic(topic).encode(), to_bytes(payload), check_qos(qos), bool(retain), body)
@@ -109,18 +109,18 @@ class MqttClient(ReconnectingConnection):
         if self._queue.send_at_once(item):
             return item
         self._queue.make_room(item.size_bytes)
-        self._check_open("publish")  # it may have waited
+        self._check_open("publish")  # the client may have been closed while `make_room` waited
         self._queue.put(item)
         return item
 
     def _check_open(self, what: str) -> None:
-        if self._is_closing or self._has_ended:
-            why = f": {self.end}" if self.end is not None and not self._is_closing else ""
+        if self._closing.is_set():
+            why = f": {self.end}" if self.end is not None and self._has_ended_by_itself else ""
             raise ClosedError(f"{what}: the client has ended{why}")
 
     @property
     def backlog(self) -> int:
-        """How many messages wait to be sent or acknowledged."""
+        """The number of messages that wait to be sent or acknowledged."""
         return len(self._queue) + len(self._endpoint.session.in_flight)
 
     # ---- subscriptions
@@ -140,15 +140,15 @@ class MqttClient(ReconnectingConnection):
         """Subscribe.
 
         Args:
-            topic: `+` stands for one level, `#` at the end for all that follow.
+            topic: `+` matches one level, `#` at the end all that follow.
             onpub: for the messages of this subscription alone.
             onsuback: see `OnSuback`.
-            nolocal: leave out what this client publishes (MQTT 5).
+            nolocal: do not receive messages that this client publishes (MQTT 5).
             retainaspublished: keep the retain flag as it was published (MQTT 5).
-            retainhandling: retained messages come 0: always, 1: with a new subscription only, 2: never (MQTT 5).
+            retainhandling: send retained messages 0: always, 1: with a new subscription only, 2: never (MQTT 5).
 
         Returns:
-            Whether connected; without a connection it waits for one.
+            Whether connected; without a connection the subscription waits for one.
 
         Raises:
             As `publish`.
@@ -161,7 +161,7 @@ class MqttClient(ReconnectingConnection):
             options |= bool(nolocal) << 2 | bool(retainaspublished) << 3 | retainhandling << 4
         props = dict(properties or {})
         encode_properties(props, PacketType.SUBSCRIBE)
-        self._take_in("subscribe")
+        self._make_room("subscribe")
         routes = self._subscriptions.routes
         routes.remove(topic)
         if onpub is not None:
@@ -176,14 +176,16 @@ class MqttClient(ReconnectingConnection):
         onunsuback: OnSuback | None = None,
         properties: Props | None = None,
     ) -> bool:
-        """End a subscription; `onunsuback(topic, reason, properties)` tells. Returns whether connected; raises as
-        `publish`."""
+        """End a subscription; `onunsuback(topic, reason, properties)` receives the answer.
+
+        Returns whether connected; raises as `publish`.
+        """
         check_filter(topic)
         encode_properties(properties, PacketType.UNSUBSCRIBE)
-        self._take_in("unsubscribe")
+        self._make_room("unsubscribe")
         return self._request(SubscribeRequest(topic, None, dict(properties or {}), onunsuback))
 
-    def _take_in(self, what: str) -> None:
+    def _make_room(self, what: str) -> None:
         self._check_open(what)
         self._queue.make_room(0)
         self._check_open(what)
@@ -196,37 +198,37 @@ class MqttClient(ReconnectingConnection):
     # ---- the connection
 
     def setwill(self, will: Will | Mapping[str, object] | None) -> None:
-        """Have another will, or none, from the next connection on.
+        """Set the will of the next connections, None for no will.
 
         Raises:
-            ArgumentError: it is none.
+            ArgumentError: not a will.
         """
         made = WILL.check("will", will)
         self._endpoint.will = None if made is None else made.message()
 
     def status(self) -> tuple[int, bool, bool]:
-        """How many messages and subscriptions are queued, whether connected, and whether it has ended for good."""
-        return len(self._queue), self.connected, self._is_closing or self.closed
+        """Return how many messages and subscriptions are queued, whether connected, and whether closed or ended."""
+        return len(self._queue), self.connected, self.closing
 
     @property
     def dropped(self) -> int:
-        """How many messages were given up for newer ones (`queuefull="drop"`)."""
+        """The number of messages that were dropped for newer ones (`queuefull="drop"`)."""
         return self._queue.dropped
 
     @property
     def refused(self) -> int:
-        """How many times there was no room in the queue (QueueFullError)."""
+        """The number of times there was no room in the queue (QueueFullError)."""
         return self._queue.refused
 
-    # ---- what comes: see `smqrt.wire.mqtt.client.ClientEvents`
+    # ---- messages and answers of the broker: see `smqrt.wire.mqtt.client.ClientEvents`
 
     def on_message(self, message: PublishPacket) -> int:
-        """A message came."""
+        """Pass a message to the callbacks of its subscriptions."""
         topic, payload, flags, _, properties, _ = message
         handlers = self._subscriptions.routes.find(topic, properties)
         if not handlers:
             if self.onpub is None:
-                log.debug("nobody takes a message to %r", topic)
+                log.debug("no callback for a message to %r", topic)
                 return 0
             handlers = [self.onpub]
         for handler in handlers:
@@ -234,15 +236,17 @@ class MqttClient(ReconnectingConnection):
         return 0
 
     def on_left_out(self) -> None:
-        """A message was refused: it has too many properties."""
+        """Count a message that was refused because it has too many properties."""
         self.left_out += 1
         if self.left_out == 1:
-            log.warning("a message with more than %s properties was refused; more of them are counted", MAX_PROPERTIES)
+            log.warning(
+                "a message with more than %s properties was refused; further ones are only counted", MAX_PROPERTIES
+            )
 
     def on_answer(self, packet_identifier: int, code: int, properties: Props) -> None:
-        """The broker answered a subscription."""
+        """Pass the broker's answer to the callback of a subscription."""
         request = self._subscriptions.answered(packet_identifier, code)
         if request is not None:
             if request.callback is not None:
                 self._callbacks.post(request.callback, request.topic, code, properties)
-            self._queue.tell_progress()
+            self._queue.notify_progress()

@@ -1,4 +1,4 @@
-"""The address of a broker, and connections to it that may be trusted with credentials."""
+"""Addresses of MQTT brokers, connections to them, and their close reasons."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from smqrt.transport.tls_contexts import CertStore, ClientTls, Identity, Trust
 from smqrt.wire.mqtt.reasons import Reason, reason_words
 from smqrt.wire.url import split_url
 
-# ---- Close reasons of connections to a broker, and what `onstatus` wants to be done then (spec: smq §8).
-
 log = logging.getLogger("smqrt.mqtt")
+
+# ---- Close reasons of connections, and the decisions of `onstatus` (spec: smq §8).
 
 DEFAULT_DELAY_S = 5.0
 MAX_DELAY_S = 86_400.0
@@ -39,8 +39,8 @@ _RUN_WORDS: dict[object, str] = {
     Reason.PROTOCOL_ERROR: "unknowncp",
     Reason.MALFORMED_PACKET: "invalidresp",
 }
-WORTH_ANOTHER_TRY = {
-    3,  # of MQTT 3.1.1: server unavailable
+RETRY_REASONS = {
+    3,  # MQTT 3.1.1: server unavailable
     Reason.SERVER_UNAVAILABLE,
     Reason.SERVER_BUSY,
     Reason.SERVER_SHUTTING_DOWN,
@@ -49,27 +49,27 @@ WORTH_ANOTHER_TRY = {
     Reason.QUOTA_EXCEEDED,
     Reason.CONNECTION_RATE_EXCEEDED,
 }
-"""Refusals and disconnects that time may cure."""
+"""Reason codes of CONNACK and DISCONNECT after which another attempt may succeed."""
 
 OnStatus = Callable[[str, str, Mapping[str, object]], object]
-"""`f(type, code, status)`, called when a connection stands, was refused, or ended; see `MqttCloseReason` for the words.
+"""`f(type, code, status)`, called when a connection was accepted, was refused, or ended; see `MqttCloseReason`.
 
-On `("mqtt", "connect", {"sessionpresent", "reasoncode": 0, "properties"})`: a true value keeps the connection.
-Otherwise: None or False gives up, True tries again after 5 seconds, a number after so many seconds. When it raises, or
-answers something else, the client goes on as one without `onstatus`, and the log tells; so it does, without a word,
-when the answer is NotImplemented."""
+On `("mqtt", "connect", {"sessionpresent", "reasoncode": 0, "properties"})` a true value keeps the connection.
+Otherwise None or False makes no further attempt, True makes one after 5 seconds, and a number after so many seconds.
+When it raises, or returns something else, the error is logged, and the client continues as without `onstatus`. It does
+so without a log line when the function returns NotImplemented."""
 
 
 @dataclass(frozen=True)
 class MqttCloseReason:
-    """Why a connection ended.
+    """Close reason of a connection, or of an attempt to connect.
 
     Attributes:
         type: "mqtt" or "sock".
         code: with "mqtt": "connect" (refused), "disconnect", "protocolerror", "pingtimeout"; with "sock": an error word
             (spec: bas-api §15) or the trust status of a certificate: "cn", "cert", "certcn", "none".
         status: with "connect" `{"sessionpresent", "reasoncode", "properties"}`, with "disconnect" the latter two.
-        detail: one sentence for a log.
+        detail: one sentence for the log.
     """
 
     type: str
@@ -79,11 +79,11 @@ class MqttCloseReason:
 
     @property
     def can_reconnect(self) -> bool:
-        """Whether another attempt may help; what clients without an `onstatus` go by."""
+        """Whether another attempt may succeed; clients without `onstatus` decide by it."""
         if self.type == "sock":
             return self.code not in ("cn", "cert", "certcn", "none", "sysshutdown")
         if self.code in ("connect", "disconnect"):
-            return self.status["reasoncode"] in WORTH_ANOTHER_TRY
+            return self.status["reasoncode"] in RETRY_REASONS
         return True
 
     def __str__(self) -> str:
@@ -91,30 +91,28 @@ class MqttCloseReason:
 
 
 def refused(code: int, version: int, status: Mapping[str, object]) -> MqttCloseReason:
-    """The broker refused CONNECT."""
+    """Return the close reason for a CONNACK with a failure."""
     return MqttCloseReason(
         "mqtt", "connect", status, f"the broker refused the connection: {reason_words(code, version)}"
     )
 
 
 def disconnected(code: int, properties: Mapping[str, object]) -> MqttCloseReason:
-    """The broker sent DISCONNECT."""
+    """Return the close reason for a DISCONNECT of the broker."""
     status = {"reasoncode": code, "properties": dict(properties)}
     words = "normal disconnection" if code == 0 else reason_words(code, 5)
-    return MqttCloseReason("mqtt", "disconnect", status, f"the broker ended the connection: {words}")
+    return MqttCloseReason("mqtt", "disconnect", status, f"the broker closed the connection: {words}")
 
 
 def violated(code: int, error: Exception) -> MqttCloseReason:
-    """The broker broke a rule, or did not answer a ping."""
+    """Return the close reason for a protocol error of the broker, or an unanswered ping."""
     if code == Reason.KEEP_ALIVE_TIMEOUT:
         return MqttCloseReason("mqtt", "pingtimeout", detail=str(error))
-    return MqttCloseReason(
-        "mqtt", "protocolerror", {"reasoncode": int(code)}, f"the broker broke the protocol: {error}"
-    )
+    return MqttCloseReason("mqtt", "protocolerror", {"reasoncode": int(code)}, f"protocol error of the broker: {error}")
 
 
 def connect_error(end: MqttCloseReason | None) -> tuple[str | int, str | bool]:
-    """Return how `mqtt3c.connect` failed: the error, and its kind (spec: smq §9).
+    """Return the error of `mqtt3c.connect`, and its kind (spec: smq §9).
 
     Returns:
         A CONNACK number and True, "invalidresp" and "mqtt", or a socket or trust word and "sock".
@@ -127,7 +125,7 @@ def connect_error(end: MqttCloseReason | None) -> tuple[str | int, str | bool]:
 
 
 def run_word(end: MqttCloseReason | None) -> str:
-    """Return the word with which `run` ends (spec: smq §9): "disconnect" when this side asked for it."""
+    """Return the word that `run` returns (spec: smq §9): "disconnect" when this side closed the connection."""
     if end is None:
         return "disconnect"
     if end.code == "pingtimeout":
@@ -138,7 +136,7 @@ def run_word(end: MqttCloseReason | None) -> str:
 
 
 def delay_of(answer: object, default_s: float | None) -> float | None:
-    """Seconds until the next attempt, as `onstatus` wants it; None for never."""
+    """Return the seconds until the next attempt for an answer of `onstatus`, None for no attempt."""
     if answer is None or answer is False:
         return None
     if answer is True:
@@ -155,24 +153,24 @@ def delay_of(answer: object, default_s: float | None) -> float | None:
 
 # ---- Sockets of an application as streams, and the trust in their certificates.
 #
-# A program may pass a connection that it made: a socket of the standard library or of gevent, with or without TLS, or a
-# `Stream`. A plain socket is detached, so that neither `close()` nor the garbage collector of the program ends the
-# connection. A TLS socket holds the state of OpenSSL, so it is used as it is, without blocking.
+# An application may pass a connection: a socket of the standard library or of gevent, with or without TLS, or a
+# `Stream`. A plain socket is detached, so that neither `close()` nor the garbage collector of the application closes
+# the connection. A TLS socket holds the state of OpenSSL, so it is used itself, without blocking.
 
 ADDRESS_KINDS = "a host name, or a connected socket.socket, ssl.SSLSocket, gevent socket or Stream"
 
 
 def is_socket(value: object) -> bool:
-    """Return whether it is a socket that `stream_of` takes; it may be closed."""
+    """Return whether a value is a socket that `stream_of` accepts, open or closed."""
     return isinstance(value, Stream | _socket.socket | gevent.socket.socket)
 
 
 def stream_of(sock: object) -> Stream:
-    """Return a stream over a connected socket, which belongs to the stream from now on.
+    """Return a stream that takes over a connected socket.
 
     Raises:
-        ArgumentError: it is no socket.
-        StreamError: "socketclosed" when it is closed or not connected, "invalidsocketcon" when it is no stream socket.
+        ArgumentError: not a socket.
+        StreamError: "socketclosed" when it is closed or not connected, "invalidsocketcon" for a datagram socket.
     """
     if isinstance(sock, Stream):
         sock.peername()  # raises when it is closed
@@ -187,17 +185,17 @@ def stream_of(sock: object) -> Stream:
     if kind != socket.SOCK_STREAM:
         raise StreamError("invalidsocketcon", "MQTT needs a stream socket")
     if isinstance(sock, ssl.SSLSocket | gevent.ssl.SSLSocket):
-        return Stream(SslSocketTransport(sock))  # type: ignore[arg-type]  # has what a stream calls
+        return Stream(SslSocketTransport(sock))  # type: ignore[arg-type]  # it has the methods that a stream calls
     transport = _socket.socket(fileno=sock.detach())
     transport.setblocking(False)
     return Stream(transport)
 
 
 class SslSocketTransport:
-    """The transport of a stream over a TLS socket of the application.
+    """Transport of a stream over a TLS socket of the application.
 
     Args:
-        sock: connected, its handshake done.
+        sock: connected, after its handshake.
     """
 
     def __init__(self, sock: Any) -> None:
@@ -208,11 +206,11 @@ class SslSocketTransport:
         return getattr(self.sock, name)
 
     def recv_into(self, buffer: memoryview, size_bytes: int) -> int:
-        """Receive; 0 at the end of the stream. Raises BlockingIOError when nothing is there."""
+        """Receive; return the size, 0 at the end of the stream. Raises BlockingIOError without data."""
         return self._without_waiting(self.sock.recv_into, buffer, size_bytes)
 
     def send(self, data: Buffer) -> int:
-        """Send what fits. Raises BlockingIOError when nothing does."""
+        """Send what fits and return its size. Raises BlockingIOError when nothing fits."""
         return self._without_waiting(self.sock.send, data)
 
     def _without_waiting(self, call: Callable[..., int], *arguments: object) -> int:
@@ -224,18 +222,18 @@ class SslSocketTransport:
             raise OSError(errno.EBADF, str(error)) from None
 
     def peer_chain(self) -> list[bytes]:
-        """Return the certificates that the other side presented in DER form, its own first."""
+        """Return the certificates of the peer in DER form, its own first."""
         chain = self.sock._sslobj.get_unverified_chain()  # public from Python 3.13 on
         return [certificate.public_bytes(_ssl.ENCODING_DER) for certificate in chain or ()]
 
 
 def judge(stream: Stream, store: CertStore, host: str = "") -> Trust:
-    """Return the trust in the other side of a stream; without TLS there is nothing to judge, and it is trusted.
+    """Return the trust in the peer of a stream; a stream without TLS is trusted.
 
     Args:
-        store: the authorities to trust. They don't count when the application's TLS context has verified the chain
-            already (`ssl.CERT_REQUIRED`).
-        host: the name that the certificate must have; by default that which the TLS handshake asked for.
+        store: the authorities to trust. They are not used when the TLS context of the application has verified the
+            chain (`ssl.CERT_REQUIRED`).
+        host: the name that the certificate must have; by default the server name of the TLS handshake.
     """
     transport: Any = stream.transport
     if isinstance(transport, TlsTransport):
@@ -258,7 +256,7 @@ _SCHEMES = {"mqtt": False, "tcp": False, "mqtts": True, "ssl": True}
 
 @dataclass(frozen=True)
 class MqttAddress:
-    """Where a broker is. What the address does not tell is None.
+    """Address of a broker. Fields that the address does not have are None.
 
     Attributes:
         host: name or IP address.
@@ -275,10 +273,10 @@ class MqttAddress:
 
 
 def parse_address(text: str) -> MqttAddress:
-    """The address in `mqtt://user:password@host:port`, `mqtts://host`, `host:port` or `host`.
+    """Parse `mqtt://user:password@host:port`, `mqtts://host`, `host:port` or `host`.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: not such an address.
     """
     if text.count(":") > 1 and "://" not in text and not text.startswith("["):
         return MqttAddress(text)  # an IPv6 address
@@ -286,20 +284,20 @@ def parse_address(text: str) -> MqttAddress:
     try:
         parts = split_url(text if scheme else f"//{text}")
     except ValueError as error:
-        raise ArgumentError(f"address {text!r} is none: {error}") from None
+        raise ArgumentError(f"address {text!r} is not valid: {error}") from None
     if not parts.host or parts.path.strip("/") or parts.query or (scheme and parts.scheme not in _SCHEMES):
         raise ArgumentError(f"address {text!r} must be a host name, host:port, or mqtt(s)://host:port")
     return MqttAddress(parts.host, parts.port, _SCHEMES.get(parts.scheme), parts.user, parts.password)
 
 
 def connector(address: object, options: MqttOptions) -> Callable[[], Stream]:
-    """The function that makes the connections of one client.
+    """Return the function that makes the connections of one client.
 
     Args:
-        address: what `MqttClient` takes. A user name and a password in it are put into the options, if those have none.
+        address: see `MqttClient`. Its user name and password are copied to the options, if those have none.
 
     Raises:
-        ArgumentError: it is none of that.
+        ArgumentError: not an address.
     """
     if isinstance(address, Stream):
         return _OneStream(address)
@@ -314,7 +312,7 @@ def connector(address: object, options: MqttOptions) -> Callable[[], Stream]:
 
 
 class _OneStream:
-    """The connection that the application made, once."""
+    """Connect function that returns a connection of the application, once."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream: Stream | None = stream
@@ -322,19 +320,19 @@ class _OneStream:
     def __call__(self) -> Stream:
         stream, self._stream = self._stream, None
         if stream is None:
-            raise StreamError("socketclosed", "the connection that this client was given is used up")
+            raise StreamError("socketclosed", "the connection of the application was used before")
         return stream
 
 
 class MqttConnector:
-    """Makes the connections of one client.
+    """Makes the TCP and TLS connections of one client.
 
     Args:
         address: of the broker.
-        options: ports, times and TLS.
+        options: port, time limit and TLS.
 
     Raises:
-        ArgumentError: a file can't be read or is wrong.
+        ArgumentError: a file can't be read or is not valid.
 
     Attributes:
         host: name or IP address of the broker.
@@ -348,10 +346,10 @@ class MqttConnector:
         self.port = options.port or address.port or (TLS_PORT if self.tls else PORT)
 
     def __call__(self) -> Stream:
-        """A new connection.
+        """Return a new connection.
 
         Raises:
-            StreamError: it could not be made; with the trust status of the certificate as word when that is why.
+            StreamError: no connection; the word is the trust status when the certificate is not trusted.
         """
         stream = self.open()
         if self.tls is not None and not self._options.nocheck:
@@ -359,7 +357,7 @@ class MqttConnector:
         return stream
 
     def open(self) -> Stream:
-        """A new connection, whose certificate nobody has checked. Raises as `__call__`."""
+        """Return a new connection without checking its certificate. Raises as `__call__`."""
         options, host = self._options, self.host
         end_s = monotonic() + options.timeout
         stream = Stream.connect(host, self.port, options.timeout, options.source, options.ipv6)
@@ -369,18 +367,18 @@ class MqttConnector:
 
 
 def open_unless_untrusted(address: object, options: MqttOptions) -> Stream:
-    """Make the connection of `mqtt3c.connect`, or take a ready one.
+    """Make the connection of `mqtt3c.connect`, or use one of the application.
 
-    A certificate that is not trusted is refused when there are credentials to send; without them it is a warning in
-    the log (spec: smq §9).
+    A certificate that is not trusted ends a connection with credentials; without credentials it is a warning in the log
+    (spec: smq §9).
 
     Args:
-        address: a name, see `parse_address`, or a connected socket, see `stream_of`. Credentials in the name are put
-            into the options, if those have none.
+        address: a name, see `parse_address`, or a connected socket, see `stream_of`. Credentials in the name are copied
+            to the options, if those have none.
 
     Raises:
-        ArgumentError: the address is neither, or a file of the options can't be read.
-        StreamError: no connection; with the trust status of the certificate as word when that is why.
+        ArgumentError: neither, or a file of the options can't be read.
+        StreamError: no connection; the word is the trust status when the certificate is not trusted.
     """
     host = ""
     if isinstance(address, str):
@@ -397,24 +395,24 @@ def open_unless_untrusted(address: object, options: MqttOptions) -> Stream:
 
 
 def check_trust(stream: Stream, store: CertStore, host: str = "", has_secrets: bool = True) -> None:
-    """Check the certificate of a connection, if it has one.
+    """Check the certificate of a TLS connection.
 
     Args:
         store: the authorities to trust.
-        host: the name to look for; by default that which the TLS handshake asked for.
+        host: the name that the certificate must have; by default the server name of the TLS handshake.
         has_secrets: whether credentials will be sent; without them a warning is logged.
 
     Raises:
-        StreamError: it is not trusted; the stream is closed. The word is the trust status.
+        StreamError: not trusted; the stream is closed. The word is the trust status.
     """
     trust = judge(stream, store, host)
     if trust is Trust.TRUSTED:
         return
-    sentence = f"the certificate of {host or 'the MQTT broker'} is not to be trusted"
+    sentence = f"the certificate of {host or 'the MQTT broker'} is not trusted"
     if has_secrets:
         stream.close()
         raise StreamError(trust.value, sentence)
-    log.warning("%s (%s); connected all the same, because no credentials are sent", sentence, trust.value)
+    log.warning("%s (%s); connected anyway, because no credentials are sent", sentence, trust.value)
 
 
 def _client_tls(options: MqttOptions) -> ClientTls:

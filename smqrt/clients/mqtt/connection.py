@@ -1,4 +1,7 @@
-"""One connection: carries bytes between a `Stream` and the endpoint, with greenlets that share the loop's time."""
+"""One connection of an MQTT client: a `Stream` around the endpoint.
+
+The greenlet of the client reads, a second one writes, and a timer of the loop checks the keep-alive.
+"""
 
 from __future__ import annotations
 
@@ -29,19 +32,20 @@ log = logging.getLogger("smqrt.mqtt")
 _TICKS_PER_PING = 4
 _MAX_TICK_S = 1.0
 STUCK_S = 30.0
-"""A broker that takes nothing for so long is left."""
+"""A connection whose broker acknowledges no bytes for this time is closed."""
 UNDELIVERED_BYTES = 4 << 20
-"""With so much received since the callbacks were through, the broker is not read until they are again."""
+"""After this many received bytes reading pauses until the callbacks have run."""
 LINGER_S = 1.0
+"""The broker closes the connection within this time after DISCONNECT."""
 
 
 class MqttConnection:
     """A connection to a broker.
 
     Args:
-        endpoint: the protocol.
+        endpoint: the protocol state.
         stream: connected; closed at the end.
-        callbacks: the application, whose pace the reading keeps.
+        callbacks: reading waits for them when they are behind.
         pump: called when more may be written.
     """
 
@@ -58,13 +62,13 @@ class MqttConnection:
         self._aborter: gevent.Greenlet[[], None] | None = None
 
     def run(self, is_clean: bool, keepalive_s: int, properties: Props, timeout_s: float) -> MqttCloseReason | None:
-        """Connect as `MqttClientEndpoint.connect` says, and read until the end.
+        """Send CONNECT, see `MqttClientEndpoint.connect`, and read until the end.
 
         Args:
-            timeout_s: the broker has to answer CONNECT by then.
+            timeout_s: the time limit for the answer to CONNECT.
 
         Returns:
-            Why it ended, None when this side asked for it.
+            The close reason, None when this side closed the connection.
         """
         self._endpoint.connect(is_clean, keepalive_s, properties)
         self._accepted_by_s = monotonic() + timeout_s
@@ -74,10 +78,13 @@ class MqttConnection:
         except StreamError as error:
             self.end(MqttCloseReason("sock", error.word, detail=str(error)))
         except Exception:
-            log.exception("the reading of an MQTT connection failed")
+            log.exception("reading from an MQTT connection failed")
             self.end(MqttCloseReason("mqtt", "protocolerror"))
         finally:
-            self._stop_ticking()
+            if self._ticker is not None:
+                self._ticker.stop()
+                self._ticker.close()
+                self._ticker = None
             writer.kill()
             self._write_rest()
             self._stream.close(graceful=True)
@@ -86,31 +93,32 @@ class MqttConnection:
         return self._close_reason
 
     def wake(self) -> None:
-        """Something is to be written."""
+        """Write what the endpoint has queued."""
         self._wake.set()
 
     def end(self, reason: MqttCloseReason | None) -> None:
-        """The connection is over; the first reason counts."""
+        """End the connection; only the first reason counts."""
         if not self._is_over:
             self._is_over, self._close_reason = True, reason
             self._wake.set()
 
     def abort_after(self, seconds: float) -> None:
-        """Close it at the latest then."""
+        """Close the connection after `seconds` at the latest."""
         if self._aborter is None:
             self._aborter = gevent.spawn_later(seconds, self.abort)
 
     def abort(self) -> None:
-        """Close it now, whatever still waits to be sent."""
+        """Close the connection now, without sending what is queued."""
         self._is_over = True
         self._stream.close()
 
     # ---- reading
 
     def _read(self) -> None:
-        turn = Turn()
+        turn, endpoint = Turn(), self._endpoint
         while True:
-            data = self._stream.read(timeout_s=self._read_timeout_s())
+            is_limited = not (endpoint.is_open or self._is_over)
+            data = self._stream.read(timeout_s=max(self._accepted_by_s - monotonic(), 0.0) if is_limited else None)
             if self._is_over:
                 if not data or self._close_reason is not None:
                     return
@@ -118,32 +126,23 @@ class MqttConnection:
                 continue
             if not data:
                 raise StreamError("socketreadfailed", "the broker closed the connection")
-            self._endpoint.feed(data, monotonic())
-            self._handle_packets(turn)
+            endpoint.feed(data, monotonic())
+            try:
+                while not self._is_over and endpoint.next():
+                    turn.yield_if_due()
+            except MqttError as error:
+                endpoint.fail(error)
+                self.end(violated(error.code, error))
             self._wait_for_application(len(data))
 
-    def _read_timeout_s(self) -> float | None:
-        if self._endpoint.is_open or self._is_over:
-            return None
-        return max(self._accepted_by_s - monotonic(), 0.0)
-
-    def _handle_packets(self, turn: Turn) -> None:
-        endpoint = self._endpoint
-        try:
-            while not self._is_over and endpoint.next():
-                turn.yield_if_due()
-        except MqttError as error:
-            self._endpoint.fail(error)
-            self.end(violated(error.code, error))
-
     def _wait_for_application(self, size_bytes: int) -> None:
-        """Read no more than the application takes, and the broker takes acknowledgements."""
+        """Wait while the callbacks are behind, or the broker does not read its acknowledgements."""
         self._undelivered_bytes += size_bytes
         self._is_reading = False
         if not self._callbacks.has_room:
             self._callbacks.wait_for_room()
         elif self._undelivered_bytes > UNDELIVERED_BYTES:
-            self._callbacks.ask(_nothing)
+            self._callbacks.ask(lambda: None)  # returns after all callbacks before it
             self._undelivered_bytes = 0
         while self._endpoint.is_congested and not self._is_over:
             self._written.clear()
@@ -153,37 +152,34 @@ class MqttConnection:
     # ---- writing
 
     def _write(self) -> None:
+        turn, endpoint = Turn(), self._endpoint
         try:
-            self._write_all()
+            while not self._is_over:
+                if data := endpoint.take(monotonic()):
+                    self._send(data)
+                    turn.yield_if_due()
+                if endpoint.state is ConnectionState.CLOSED:
+                    self.end(None)
+                    break
+                self._written.set()
+                self._pump()
+                if not endpoint.has_output:
+                    self._wake.wait()
+                    self._wake.clear()
         except StreamError as error:
             self.end(MqttCloseReason("sock", error.word, detail=str(error)))
         except Exception:
-            log.exception("the writing of an MQTT connection failed")
+            log.exception("writing to an MQTT connection failed")
             self.end(MqttCloseReason("sock", "socketwritefailed"))
         self._write_rest()
         if self._close_reason is None:
-            self.abort_after(LINGER_S)  # the broker has the word; the reading ends when it closes
+            self.abort_after(LINGER_S)  # reading ends when the broker closes the connection
         else:
-            self._stream.close(graceful=True)  # ends the reading, too
+            self._stream.close(graceful=True)  # ends reading, too
         self._written.set()
 
-    def _write_all(self) -> None:
-        turn, endpoint = Turn(), self._endpoint
-        while not self._is_over:
-            if data := endpoint.take(monotonic()):
-                self._send(data)
-                turn.yield_if_due()
-            if endpoint.state is ConnectionState.CLOSED:
-                self.end(None)
-                return
-            self._written.set()
-            self._pump()
-            if not endpoint.has_output:
-                self._wake.wait()
-                self._wake.clear()
-
     def _send(self, data: bytes) -> None:
-        """Write, with patience for who is slow but not for who takes nothing at all."""
+        """Write; a slow broker is waited for, one that acknowledges nothing for `STUCK_S` is an error."""
         stream = self._stream
         if stream.push(data):
             return
@@ -198,13 +194,15 @@ class MqttConnection:
                 left_bytes = self._left_bytes()
 
     def _left_bytes(self) -> int:
-        """What the broker has not acknowledged: a full buffer of the system asks for more only when a third is free."""
+        """Return how many bytes the broker has not acknowledged.
+
+        The buffer of the system counts: a full one becomes writable only when a third is free.
+        """
         in_system = fcntl.ioctl(self._stream.transport.fileno(), termios.TIOCOUTQ, bytes(4))
         return self._stream.queued_bytes + int.from_bytes(in_system, sys.byteorder)
 
     def write_now(self) -> None:
-        """Give what waits to be written to the system now, as far as it goes without waiting: the process may end
-        before another greenlet has its turn."""
+        """Write what the system accepts without waiting: the process may end before another greenlet runs."""
         self._write_rest()
         if self._endpoint.state is ConnectionState.CLOSED:
             self.end(None)
@@ -215,12 +213,12 @@ class MqttConnection:
             try:
                 self._stream.push(data)
             except StreamError:
-                pass  # nobody there to hear it
+                pass  # the connection ends anyway
 
     # ---- keeping it alive
 
     def keep_alive(self) -> None:
-        """The broker has accepted: from now on look at the clock."""
+        """Begin to check the keep-alive: the broker has accepted."""
         if self._endpoint.ping_s:
             tick_s = min(self._endpoint.ping_s / _TICKS_PER_PING, _MAX_TICK_S)
             self._ticker = get_hub().loop.timer(tick_s, tick_s)
@@ -230,16 +228,6 @@ class MqttConnection:
         try:
             self._endpoint.check_alive(monotonic(), self._is_reading)
         except MqttError as error:
-            self._endpoint.abort()  # DISCONNECT would wait for who takes nothing
+            self._endpoint.abort()  # DISCONNECT would wait for a broker that does not read
             self.end(violated(error.code, error))
             self._stream.close()
-
-    def _stop_ticking(self) -> None:
-        if self._ticker is not None:
-            self._ticker.stop()
-            self._ticker.close()
-            self._ticker = None
-
-
-def _nothing() -> None:
-    """The job that tells that all before it are done."""

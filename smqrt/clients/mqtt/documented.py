@@ -1,7 +1,7 @@
-"""The documented MQTT interface, which `smqrt.mqttc` and `smqrt.mqtt3c` share (spec: smq §8, §9).
+"""Documented MQTT interface of `smqrt.mqttc` and `smqrt.mqtt3c` (spec: smq §8, §9).
 
-It has the names, argument order, options and results of the Lua modules, and uses `MqttClient`. What differs from Lua:
-a full queue raises QueueFullError, a wrong argument raises ArgumentError, and `nil, error` is `(None, error)`.
+It has the names, argument order, options and results of the Lua modules, and uses `MqttClient`. Unlike in Lua, a full
+queue raises QueueFullError, a wrong argument raises ArgumentError, and `nil, error` is `(None, error)`.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from smqrt.transport.stream import Stream
 from smqrt.transport.tls_contexts import ClientTls
 from smqrt.wire.mqtt.properties import Props
 
-# ---- Callbacks of a client that its application runs: they wait until `run` takes them (spec: smq §9).
-
 log = logging.getLogger("smqrt.mqtt")
 
-_MAX_BYTES = 4 << 20  # of messages that wait; then the connection is not read
+# ---- Callbacks that wait until the application calls `run` (spec: smq §9).
+
+_MAX_BYTES = 4 << 20  # of messages that wait; with more the connection is not read
 
 
 class InboxCall:
-    """A callback of the application, which an `Inbox` keeps."""
+    """A callback of the application that an `Inbox` holds."""
 
     __slots__ = ()
 
     @abstractmethod
     def __call__(self, *arguments: Any) -> object:
-        """Call it."""
+        """Call the callback."""
 
     @abstractmethod
     def size_bytes(self, arguments: tuple[Any, ...]) -> int:
-        """Return the size of the message among the arguments."""
+        """Return the size of the message in the arguments."""
 
 
 class Inbox(Callbacks):
-    """Callbacks that wait until the application takes them. Anything that is no `InboxCall` runs at once.
+    """Callbacks that wait until the application takes them. Other functions than an `InboxCall` run at once.
 
     Attributes:
-        word: how `run` ends, None before.
+        word: the close reason for `run`, None before the end.
     """
 
     def __init__(self) -> None:
@@ -81,20 +81,20 @@ class Inbox(Callbacks):
             self.arrived()
 
     def end(self, word: str) -> None:
-        """Nothing more comes; `word` says why."""
+        """Note the end of the connection; `word` is the close reason."""
         self.word = word
         self.arrived()
 
     def arrived(self) -> None:
-        """A call has come, or the end."""
+        """Called when a call has arrived, or the connection has ended."""
 
     @property
     def has_something(self) -> bool:
-        """Whether a call waits, or the end is known."""
+        """Whether a call waits, or the connection has ended."""
         return bool(self._calls) or self.word is not None
 
     def pop(self) -> tuple[InboxCall, tuple[Any, ...]] | None:
-        """Take the next call with its arguments; None when there is none."""
+        """Remove and return the next call with its arguments; None when there is none."""
         if not self._calls:
             return None
         call, arguments = self._calls.popleft()
@@ -104,7 +104,7 @@ class Inbox(Callbacks):
         return call, arguments
 
     def discard(self) -> None:
-        """Drop what waits and what still comes: nothing takes it, and the connection must not wait for room."""
+        """Drop the calls that wait, and all further ones, so that the connection does not wait for room."""
         self._is_discarding = True
         self._calls.clear()
         self._bytes = 0
@@ -125,7 +125,7 @@ class PythonCall(InboxCall):
         self._function, self._has_payload = function, has_payload
 
     def __call__(self, *arguments: Any) -> object:
-        """Call it."""
+        """Call the function."""
         return self._function(*arguments)
 
     def size_bytes(self, arguments: tuple[Any, ...]) -> int:
@@ -156,7 +156,7 @@ class PythonInbox(Inbox):
         return self._runner is not None and self._runner is gevent.getcurrent()
 
     def run(self) -> str:
-        """Run the calls until the end, whose word is returned. What a call raises is raised."""
+        """Run the calls until the end, and return its word. An exception of a call is raised."""
         self._runner, turn = gevent.getcurrent(), Turn()
         try:
             while True:
@@ -173,11 +173,11 @@ class PythonInbox(Inbox):
 
 
 Options = Mapping[str, object]
-"""Options by their documented names; None stands for an option that is not given."""
+"""Options by their documented names; None means that an option is not given."""
 Connect = Callable[..., object]
 """`f(mqtt, op) -> socket` or `(None, error)`: makes a connection each time one is needed."""
 
-DEFAULT_KEEPALIVE_S, LEAST_KEEPALIVE_S = 600, 60  # of `mqtt3c.connect`
+DEFAULT_KEEPALIVE_S, MIN_KEEPALIVE_S = 600, 60  # of `mqtt3c.connect`
 MAX_PACKET_BYTES = 65535 + 3  # of `mqtt3c.connect`; a larger packet ends `run` with "overflow"
 TIMEOUT_MS = number(0, 86_400_000, "milliseconds", above=True)
 
@@ -201,11 +201,11 @@ def merged(op: object, more: Options, known: Iterable[str], fname: str) -> dict[
     """Return the options of a call: those of the dict `op`, and the keywords. Unknown ones are logged.
 
     Args:
-        known: the names of options that there are.
+        known: the names of all options.
         fname: the function, for the errors.
 
     Raises:
-        ArgumentError: `op` is no mapping.
+        ArgumentError: `op` is not a mapping.
     """
     if op is not None and not isinstance(op, Mapping):
         raise ArgumentError(f"op must be a dict of the options of {fname}, or nothing, not {op!r:.80}")
@@ -216,17 +216,19 @@ def merged(op: object, more: Options, known: Iterable[str], fname: str) -> dict[
 
 
 def engine_options(given: Options, version: int) -> dict[str, Any]:
-    """Return the arguments of `MqttClient` for documented options. Values are checked there, but for those that change.
+    """Return the arguments of `MqttClient` for documented options.
+
+    Values that are renamed or converted are checked here, the others by `MqttClient`.
 
     Args:
         version: 5, or 4 for MQTT 3.1.1.
 
     Raises:
-        ArgumentError: a value of another kind for one of those.
+        ArgumentError: a wrong value.
     """
     chosen: dict[str, Any] = {"version": version, "resubscribe": False, "queuefull": "raise"}
-    for ours in _RENAMED.keys() & given.keys():  # checked here: errors of the engine have its names
-        chosen[_RENAMED[ours]] = (_TEXT_OR_BYTES if ours == "passwd" else text()).check(ours, given[ours])
+    for name in _RENAMED.keys() & given.keys():  # checked here, so that errors have the documented name
+        chosen[_RENAMED[name]] = (_TEXT_OR_BYTES if name == "passwd" else text()).check(name, given[name])
     chosen |= {name: given[name] for name in (*_SAME, *_FILES) if name in given}
     secure, shark = given.get("secure"), given.get("shark")
     chosen["secure"] = shark if isinstance(shark, ClientTls) and not isinstance(secure, ClientTls) else secure or shark
@@ -242,7 +244,7 @@ def engine_options(given: Options, version: int) -> dict[str, Any]:
 
 
 def engine_will(will: object) -> object:
-    """Return a will under the names of `MqttClient`: `message` is the older name of `payload`."""
+    """Return a will with the names of `MqttClient`: `message` is the older name of `payload`."""
     if not isinstance(will, Mapping) or "message" not in will:
         return will
     rest = {name: value for name, value in will.items() if name != "message"}
@@ -250,7 +252,7 @@ def engine_will(will: object) -> object:
 
 
 def payload_of(data: object) -> object:
-    """Return what `MqttClient.publish` takes; numbers are sent as text, as in Lua."""
+    """Return the payload for `MqttClient.publish`; numbers are sent as text, as in Lua."""
     return str(data) if isinstance(data, int | float) and not isinstance(data, bool) else data
 
 
@@ -258,11 +260,11 @@ def payload_of(data: object) -> object:
 
 
 class Mqtt:
-    """A client of `mqttc.create`: MQTT 5, and the base of those for MQTT 3.1.1.
+    """A client of `mqttc.create`: MQTT 5. The base class of clients for MQTT 3.1.1.
 
     Args:
-        inbox: of a client that the application runs, else None.
-        payload_type: of the payloads that `onpub` gets.
+        inbox: of a client whose application calls `run`, else None.
+        payload_type: of the payloads that `onpub` receives.
 
     Attributes:
         sock: the connection (`smqrt.transport.stream.Stream`) of `connect`, or the socket that `create` was
@@ -290,11 +292,11 @@ class Mqtt:
             prop: MQTT 5: properties of the message, such as `{"contenttype": "text/plain"}`.
 
         Returns:
-            Whether the client is connected. False, and the message is not sent, after the end of the client.
+            Whether the client is connected. False, and the message is not sent, when the client has ended.
 
         Raises:
             ArgumentError: a wrong argument, or a message larger than `maxpacketsize`.
-            QueueFullError: too much waits to be sent (`queuesize`, `queuebytes`).
+            QueueFullError: no room in the queue (`queuesize`, `queuebytes`).
         """
         chosen = merged(op, options, _PUBLISH_OPTIONS, "publish")
         try:
@@ -322,19 +324,19 @@ class Mqtt:
         """Subscribe. Without a connection the subscription waits for one.
 
         Args:
-            topic: `+` is one level, `#` at the end is all that follow.
-            callback: gets the broker's answer: MQTT 5 `(topic, reason, prop)`, MQTT 3.1.1 `(returncode)`: the QoS that
-                was granted, or 128 and above when the broker refused. May be left out: a dict here is `op`.
+            topic: `+` matches one level, `#` at the end all that follow.
+            callback: receives the broker's answer: MQTT 5 `(topic, reason, prop)`, MQTT 3.1.1 `(returncode)`: the
+                granted QoS, or a failure from 128 on. May be left out: a dict here is `op`.
             op: `qos`; `onpub`, a function for the messages of this subscription; and with MQTT 5 `nolocal`,
                 `retainaspublished`, `retainhandling`. Also as keywords.
             prop: MQTT 5: properties of SUBSCRIBE.
 
         Returns:
-            Whether the client is connected; False after its end.
+            Whether the client is connected; False when it has ended.
 
         Raises:
             ArgumentError: a wrong argument.
-            QueueFullError: too much waits to be sent.
+            QueueFullError: no room in the queue.
         """
         if isinstance(callback, Mapping):
             callback, op, prop = None, callback, op if prop is None else prop
@@ -344,8 +346,8 @@ class Mqtt:
         try:
             return self._client.subscribe(
                 topic,
-                None if onpub is None else self._held(self._on_message(onpub), True),
-                None if callback is None else self._held(self._on_suback(callback), False),
+                None if onpub is None else self._for_inbox(self._on_message(onpub), True),
+                None if callback is None else self._for_inbox(self._on_suback(callback), False),
                 qos=chosen.get("qos", 0),
                 nolocal=chosen.get("nolocal", False),
                 retainaspublished=chosen.get("retainaspublished", False),
@@ -375,13 +377,13 @@ class Mqtt:
         if isinstance(callback, Mapping):
             callback, prop = None, callback
         callback = optional(function()).check("callback", callback)
-        onunsuback = None if callback is None else self._held(self._on_unsuback(callback), False)
+        onunsuback = None if callback is None else self._for_inbox(self._on_unsuback(callback), False)
         try:
             return self._client.unsubscribe(topic, onunsuback, prop)
         except ClosedError:
             return False
 
-    # ---- callbacks: what the application's functions get
+    # ---- callbacks: the arguments of the application's functions
 
     def _on_message(self, onpub: Callable[..., object]) -> Callable[..., object]:
         payload_type = self._payload_type
@@ -395,7 +397,7 @@ class Mqtt:
     def _on_unsuback(self, callback: Callable[..., object]) -> Callable[..., object]:
         return callback
 
-    def _held(self, fn: Callable[..., object], has_payload: bool) -> Callable[..., object]:
+    def _for_inbox(self, fn: Callable[..., object], has_payload: bool) -> Callable[..., object]:
         return fn if self._inbox is None else PythonCall(fn, has_payload)
 
     # ---- the connection
@@ -405,27 +407,30 @@ class Mqtt:
         None for no will.
 
         Raises:
-            ArgumentError: a will that is none.
+            ArgumentError: not a will.
         """
         self._client.setwill(engine_will(w))  # type: ignore[arg-type]  # checked there
 
     def disconnect(self, reason: int = 0) -> bool:
-        """End for good, without waiting. What was published before is sent in the background.
+        """Close the client in the background. What was published before is sent first.
 
         Args:
-            reason: MQTT 5: reason code for the broker; 4 has it publish the will.
+            reason: MQTT 5: the reason code for the broker. With 4 the broker publishes the will.
 
         Returns:
             Whether the client was connected.
 
         Raises:
-            ArgumentError: a reason that is no number from 0 to 255.
+            ArgumentError: not a number from 0 to 255.
         """
         return self._client.disconnect(reason)
 
     def close(self) -> None:
-        """End for good, and wait at most 5 seconds until what was published before is delivered. Messages that can't be
-        delivered are counted in the log. Called in a callback of `run` it is `disconnect`."""
+        """Close the client, and wait at most 5 seconds until what was published before is delivered.
+
+        A warning in the log has the number of messages that were not delivered. In a callback of `run` it is
+        `disconnect`.
+        """
         inbox = self._inbox
         if inbox is not None and inbox.is_current:
             self._client.disconnect()
@@ -444,25 +449,24 @@ class Mqtt:
         self.close()
 
     def status(self) -> tuple[int, bool, bool]:
-        """Return how many messages and subscriptions wait, whether the client is connected, and whether it has ended
-        for good."""
+        """Return how many messages and subscriptions are queued, whether connected, and whether closed or ended."""
         return self._client.status()
 
     def run(self) -> tuple[None, str]:
-        """Receive until the connection ends, and call the callbacks here. For clients of `connect`.
+        """Receive until the connection ends, and run the callbacks in this greenlet. For clients of `connect`.
 
         Returns:
-            None, and why it ended: "disconnect" (own), "pingresp" (no answer to a ping), "overflow" (packet of more
-            than 65535 bytes), "unknowncp", "invalidresp", or a socket error such as "socketreadfailed". "socketclosed"
-            when `run` has returned before.
+            None and the close reason: "disconnect" (of this client), "pingresp" (no answer to a ping), "overflow" (a
+            packet of more than 65535 bytes), "unknowncp", "invalidresp", or a socket error such as "socketreadfailed".
+            "socketclosed" when `run` has returned before.
 
         Raises:
             ArgumentError: the client was made by `create`, or another `run` of it is active.
-            What a callback raises; the connection is closed then.
+            An exception of a callback; the connection is closed then.
         """
         inbox = self._inbox
         if inbox is None:
-            raise ArgumentError("run: only a client of connect is run; the callbacks of create are called without it")
+            raise ArgumentError("run: only for clients of connect; clients of create run their callbacks themselves")
         if inbox.is_running:
             raise ArgumentError("run: another run of this client is active; a client has one run at a time")
         if self.sock is None:
@@ -490,7 +494,7 @@ class Mqtt3(Mqtt):
         return lambda *_: callback()
 
 
-# ---- making them
+# ---- connecting
 
 
 M = TypeVar("M", bound=Mqtt)
@@ -499,26 +503,26 @@ M = TypeVar("M", bound=Mqtt)
 def create(
     mqtt: M, addr: object, onstatus: object, onpub: object, given: Options, prop: Props | None = None
 ) -> tuple[M, None]:
-    """Give `mqtt` a client that connects by itself. An `addr` that is none is told to onstatus, as in Lua.
+    """Start the client of `mqtt`, which connects in the background. `onstatus` receives an invalid `addr`, as in Lua.
 
     Args:
         given: options, see `merged`.
-        prop: MQTT 5: of CONNECT.
+        prop: MQTT 5: the properties of CONNECT.
     """
     status = function().check("onstatus", onstatus)
-    handler = optional(function()).check("onpub", onpub) or _trace_message
+    handler = optional(function()).check("onpub", onpub) or _log_message
     mqtt._client = MqttClient(
         _source(mqtt, addr, given), status, mqtt._on_message(handler), prop, **engine_options(given, mqtt.version)
     )
     return mqtt, None
 
 
-def _trace_message(topic: str, *_: object) -> None:
+def _log_message(topic: str, *_: object) -> None:
     log.info("MQTT message without a callback: %s", topic)
 
 
 def _source(mqtt: Mqtt, addr: object, given: Options) -> str | Stream | Callable[[], Stream]:
-    """Return the address of `MqttClient`: one that fails to connect for what is no address."""
+    """Return the address for `MqttClient`; an invalid one becomes a connect function that fails."""
     try:
         if isinstance(addr, str):
             parse_address(addr)
@@ -541,7 +545,7 @@ def _source(mqtt: Mqtt, addr: object, given: Options) -> str | Stream | Callable
 
 
 def _stream_from(connect: Connect, mqtt: Mqtt, given: Options) -> Stream:
-    """Have the application's function make a connection."""
+    """Make a connection with the function of the application."""
     try:
         answer = connect(mqtt, dict(given))
         sock, word = answer if isinstance(answer, tuple) else (answer, None)
@@ -560,7 +564,7 @@ def _stream_from(connect: Connect, mqtt: Mqtt, given: Options) -> Stream:
 
 
 def connect(addr: object, onpub: object, given: Options) -> tuple[Mqtt3, None] | tuple[None, str | int]:
-    """Connect a client that the application runs; see `smqrt.mqtt3c.connect`.
+    """Connect a client whose application calls `run`; see `smqrt.mqtt3c.connect`.
 
     Args:
         given: options, see `merged`.
@@ -570,41 +574,38 @@ def connect(addr: object, onpub: object, given: Options) -> tuple[Mqtt3, None] |
         raise ArgumentError(f"addr must be {ADDRESS_KINDS}, not {addr!r:.80}")
     chosen = engine_options({"keepalive": DEFAULT_KEEPALIVE_S, **given}, Mqtt3.version)
     settings = make(MqttOptions, chosen)
+    if isinstance(addr, str):
+        try:
+            parse_address(addr)
+        except ArgumentError:
+            return None, "cannotresolve"
     try:
-        stream = open_unless_untrusted(_parsed(addr) if isinstance(addr, str) else addr, settings)
+        stream = open_unless_untrusted(addr, settings)
     except StreamError as error:
         return None, error.word
-    chosen |= {"username": settings.username, "password": settings.password}  # they may be in the address
-    chosen["keepalive"] = max(settings.keepalive, LEAST_KEEPALIVE_S)
+    chosen |= {"username": settings.username, "password": settings.password}  # the address may have them
+    chosen["keepalive"] = max(settings.keepalive, MIN_KEEPALIVE_S)
     inbox = PythonInbox()
     mqtt = Mqtt3(inbox)
     mqtt.sock = stream
-    mqtt._client, is_accepted = start(stream, mqtt._held(mqtt._on_message(handler), True), inbox, chosen)
+    mqtt._client, is_accepted = start(stream, mqtt._for_inbox(mqtt._on_message(handler), True), inbox, chosen)
     return (mqtt, None) if is_accepted else (None, connect_error(mqtt._client.end)[0])
-
-
-def _parsed(name: str) -> str:
-    try:
-        parse_address(name)
-    except ArgumentError as error:
-        raise StreamError("cannotresolve", str(error)) from None
-    return name
 
 
 def start(
     stream: Stream, onpub: Callable[..., object], inbox: Inbox, options: Mapping[str, Any]
 ) -> tuple[MqttClient, bool]:
-    """Speak MQTT over a connected stream, for `run`, and wait until the broker has accepted or the connection ended.
+    """Start a client for `run` over a connected stream, and wait until the broker has accepted or it ended.
 
     Args:
-        inbox: gets the callbacks, and the word of the end.
+        inbox: receives the callbacks, and the close reason.
         options: of `MqttClient`.
 
     Returns:
-        The client, and whether the broker has accepted; if not, `connect_error(client.end)` says why.
+        The client, and whether the broker has accepted; if not, `connect_error(client.end)` has the error.
     """
     properties = {"maximumpacketsize": MAX_PACKET_BYTES}
-    client = MqttClient(stream, _never_again, onpub, properties, inbox, **options)
+    client = MqttClient(stream, _keep_one_connection, onpub, properties, inbox, **options)
 
     def end() -> None:
         inbox.end(run_word(client.end))
@@ -614,11 +615,11 @@ def start(
     except BaseException:
         client.disconnect()
         raise
-    client.on_ended(end)
-    if client.closed:  # meanwhile
+    client.on_end(end)
+    if client.closed:  # it ended before `on_end`
         end()
     return client, is_accepted
 
 
-def _never_again(kind: str, code: str, status: Mapping[str, Any]) -> bool:
+def _keep_one_connection(kind: str, code: str, status: Mapping[str, Any]) -> bool:
     return (kind, code) == ("mqtt", "connect") and status["reasoncode"] == 0

@@ -1,4 +1,4 @@
-"""The options of a client, with their defaults (spec: smq §8)."""
+"""Options of MQTT clients (spec: smq §8)."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ from smqrt.settings.options import (
     whole,
 )
 from smqrt.transport.tls_contexts import ClientTls
-from smqrt.wire.mqtt.packets import WillMessage
+from smqrt.wire.mqtt.packets import MAX_PACKET_BYTES, WillMessage
 from smqrt.wire.mqtt.properties import PacketType, Props, encode_properties
 from smqrt.wire.mqtt.topics import check_topic
 
 _MAX_TEXT_BYTES = 0xFFFF
 _MAX_S = 86_400.0
-_LARGEST_PACKET_BYTES = 268_435_460
 QUEUE_POLICIES = ("wait", "raise", "drop")
 
 
 @dataclass(frozen=True)
 class Will:
-    """What the broker publishes when the connection is lost without a word.
+    """Message that the broker publishes when the connection is lost without DISCONNECT.
 
     Attributes:
-        topic: where.
-        payload: what; str is sent as UTF-8.
-        properties: with MQTT 5, for instance `{"willdelayinterval": 30}` (seconds).
+        topic: without wildcards.
+        payload: str is sent as UTF-8.
+        properties: with MQTT 5, such as `{"willdelayinterval": 30}` (seconds).
     """
 
     topic: str
@@ -55,12 +54,12 @@ class Will:
             raise ArgumentError(f"the payload of a will has at most {_MAX_TEXT_BYTES} bytes")
 
     def message(self) -> WillMessage:
-        """The will as it goes into CONNECT."""
+        """Return the will for CONNECT."""
         return WillMessage(self.topic, to_bytes(self.payload), self.qos, self.retain, self.properties or {})
 
     @classmethod
     def make(cls, value: object) -> Will:
-        """A will from a mapping with the names of the attributes; a `Will` as it is.
+        """Return a will from a mapping with the names of the attributes; a `Will` as it is.
 
         Raises:
             NotThisError: an unknown name.
@@ -86,10 +85,6 @@ def _alpn(value: object) -> list[str]:
     return list(value)
 
 
-def _identifier() -> str:
-    return f"smqrt-{secrets.token_hex(8)}"
-
-
 _TEXT = optional(text())
 _FILE = optional(path())
 WILL = optional(Rule("a mapping with topic, and payload, qos, retain, properties if wanted", Will.make))
@@ -101,69 +96,79 @@ _WHOLE = 1 << 53
 
 @dataclass(kw_only=True)
 class MqttOptions:
-    """What a client can be told. Times are seconds."""
+    """Options of a client. Times are seconds."""
 
     version: int = option(5, choice(5, 4), "4 is MQTT 3.1.1")
     port: int | None = option(None, optional(whole(1, 0xFFFF)), "", shown="1883, with TLS 8883")
     secure: bool | ClientTls = option(
-        False, _SECURE, "true: TLS with the authorities of this machine; or a `smqrt.transport.tls_contexts.ClientTls`"
+        False,
+        _SECURE,
+        "true: TLS with the system's certificate authorities; or a `smqrt.transport.tls_contexts.ClientTls`",
     )
     nocheck: bool = option(False, switch(), "with TLS, accept any certificate")
-    cafile: str | None = option(None, _FILE, "PEM file with certificates to trust instead of those of this machine")
-    certfile: str | None = option(None, _FILE, "PEM file with one's own certificate")
+    cafile: str | None = option(None, _FILE, "PEM file with certificates to trust instead of the system's")
+    certfile: str | None = option(None, _FILE, "PEM file with the certificate of the client")
     keyfile: str | None = option(None, _FILE, "PEM file with its key")
-    alpn: list[str] = option(list, Rule("a list of texts", _alpn), "protocols to offer in TLS, the best first")
+    alpn: list[str] = option(list, Rule("a list of texts", _alpn), "protocols to offer in TLS, the preferred one first")
     timeout: float = option(
         5.0,
         number(0, _MAX_S, "seconds", above=True),
-        "seconds until the broker has to have accepted; also how long `publish` waits for room",
+        "time limit of connecting, in seconds; also how long `publish` waits for room",
         shown="`5`",
     )
-    source: str | None = option(None, _TEXT, "local address to connect from")
+    source: str | None = option(None, _TEXT, "local address of the connection")
     ipv6: bool = option(False, switch(), "use IPv6 only")
-    clientidentifier: str = option(_identifier, text(), "kept over reconnects", shown="random")
+    clientidentifier: str = option(
+        lambda: f"smqrt-{secrets.token_hex(8)}", text(), "the same for all connections of the client", shown="random"
+    )
     keepalive: int = option(
         60,
         whole(0, 0xFFFF, "seconds"),
-        "seconds; after half of it in silence the broker is asked, after the other half without an answer it is lost; "
-        "0: never. The broker may say another value",
+        "seconds; the broker is pinged after half of it without a packet, and the connection is lost after the other "
+        "half without an answer; 0: never. The broker may set another value",
     )
-    username: str | None = option(None, _TEXT, "sent only after the broker's certificate was found trustworthy")
+    username: str | None = option(None, _TEXT, "sent only to a broker with a trusted certificate")
     password: str | bytes | None = option(None, _PASSWORD, "the same")
     will: Will | None = option(
-        None, WILL, 'what the broker publishes for this client: `{"topic", "payload", "qos", "retain", "properties"}`'
+        None,
+        WILL,
+        'message that the broker publishes when the connection is lost: `{"topic", "payload", "qos", '
+        '"retain", "properties"}`',
     )
-    cleanstart: bool | None = option(None, optional(switch()), "forget the session of before", shown="as below")
+    cleanstart: bool | None = option(
+        None, optional(switch()), "drop the session of earlier connections", shown="as below"
+    )
     queuesize: int = option(
         10_000,
         whole(1, _WHOLE, "messages"),
-        "how many messages and subscriptions may wait to be sent, with and without a connection",
+        "the most messages and subscriptions that wait to be sent, with and without a connection",
     )
     queuebytes: int = option(
         16 << 20,
         whole(1, _WHOLE, "bytes"),
-        "how many bytes of messages may wait, those included that wait for their acknowledgement",
+        "the most bytes of messages that wait to be sent or acknowledged",
         shown="16 MiB",
     )
     queuefull: str = option(
         "wait",
         choice(*QUEUE_POLICIES),
-        'what `publish` does there: `"wait"` for room, and raise `QueueFullError` after `timeout`; `"raise"` it at '
-        'once; `"drop"` the oldest message that waits',
+        'what `publish` does with a full queue: `"wait"` for room, and raise `QueueFullError` after `timeout`; '
+        '`"raise"` it at once; `"drop"` the oldest queued message',
     )
     inflight: int | None = option(
         None,
         optional(whole(1, 0x7FFF)),
-        "how many QoS 1 and 2 messages may wait for their acknowledgement; less when the broker wants less",
-        shown="MQTT 5: what the broker says; 3.1.1: 20",  # brokers of 3.1.1 drop what is beyond, and can't say so
+        "the most QoS 1 and 2 messages without an acknowledgement; the broker may allow fewer",
+        shown="MQTT 5: the broker's limit; 3.1.1: 20",  # brokers of 3.1.1 drop what is beyond, without an error
     )
     maxpacketsize: int = option(
         1 << 20,
-        whole(64, _LARGEST_PACKET_BYTES, "bytes"),
-        "bytes of the largest packet, both ways; the broker is told (MQTT 5), and left before a larger one has arrived",
+        whole(64, MAX_PACKET_BYTES, "bytes"),
+        "the largest packet in both directions, in bytes; sent to the broker (MQTT 5). A larger one closes "
+        "the connection",
         shown="1 MiB",
     )
-    topicalias: bool = option(False, switch(), "send short numbers for topics to brokers that accept them (MQTT 5)")
+    topicalias: bool = option(False, switch(), "send topic aliases to brokers that accept them (MQTT 5)")
     resubscribe: bool = option(True, switch(), "subscribe again when the broker has lost the session")
 
     def __post_init__(self) -> None:
@@ -174,10 +179,10 @@ class MqttOptions:
 
 
 def check_qos(qos: object) -> int:
-    """A quality of service.
+    """Return a quality of service.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: not 0, 1 or 2.
     """
     if qos not in (0, 1, 2) or isinstance(qos, bool):
         raise ArgumentError(f"qos must be 0, 1 or 2, not {qos!r}")
@@ -185,10 +190,10 @@ def check_qos(qos: object) -> int:
 
 
 def to_bytes(data: object) -> bytes:
-    """A payload as bytes: str as UTF-8.
+    """Return a payload as bytes: str as UTF-8.
 
     Raises:
-        ArgumentError: it is neither bytes nor str.
+        ArgumentError: neither bytes nor str.
     """
     if isinstance(data, bytes):
         return data

@@ -1,4 +1,4 @@
-"""Send queue: messages and subscriptions in the order in which the application handed them in, bounded."""
+"""Send queue of an MQTT client: messages and subscriptions, in the order of the calls."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from smqrt.wire.mqtt.reasons import FIRST_FAILURE
 from smqrt.wire.mqtt.session import OutgoingMessage
 from smqrt.wire.mqtt.topics import Routes
 
-HEADER_BYTES = 10  # of PUBLISH besides topic, properties and payload, at most
+HEADER_BYTES = 10  # the most that PUBLISH has beside topic, properties and payload
 
 
 class Delivery(OutgoingMessage):
-    """What became of a published message.
+    """Delivery of a published message.
 
     Attributes:
-        done: QoS 0: it is with the system's network; QoS 1 and 2: the broker has acknowledged it; or it failed.
+        done: QoS 0: the message was handed to the operating system; QoS 1 and 2: the broker has acknowledged it; or it
+            failed.
         error: why it failed: "dropped" (the queue was full, and a newer message took its place), "closed" (the client
-            ended first), "toolarge" (for this client or for the broker), or the broker's reason code as an int; None
-            when it did not.
+            ended first), "toolarge" (for this client or for the broker), or the reason code of the broker as an int;
+            else None.
         size_bytes: topic, payload and properties.
     """
 
@@ -40,7 +41,7 @@ class Delivery(OutgoingMessage):
         self._event: Event | None = None
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is done, at most `timeout` seconds.
+        """Wait until the message is done, at most `timeout` seconds.
 
         Returns:
             True when it was delivered, False when it failed or time ran out.
@@ -52,18 +53,18 @@ class Delivery(OutgoingMessage):
         return self.done and self.error is None
 
     def finish(self, error: str | int | None = None) -> None:
-        """Settle it; called by the session."""
+        """Set the outcome; called by the session."""
         self.done, self.error = True, error
         if self._event is not None:
             self._event.set()
 
 
 OnSuback = Callable[[str, int, Props], object]
-"""`f(topic, reason, properties)`; the reason is the granted QoS, or at least 128: refused."""
+"""`f(topic, reason, properties)`; the reason is the granted QoS, or a failure from 128 on."""
 
 
 class SubscribeRequest(NamedTuple):
-    """SUBSCRIBE (options is an int) or UNSUBSCRIBE (options is None), and who waits for the answer."""
+    """SUBSCRIBE (options is an int) or UNSUBSCRIBE (options is None), and the callback for the answer."""
 
     topic: str
     options: int | None
@@ -72,11 +73,12 @@ class SubscribeRequest(NamedTuple):
 
 
 class MqttSubscriptions:
-    """What is wanted of the broker, what it has been asked, and what it has granted. What it is still to be asked waits
-    among the messages, in the order in which the application called.
+    """Subscriptions that the application wants, and the requests that the broker has not answered.
+
+    Requests that are not sent yet are in the send queue, in the order of the calls.
 
     Args:
-        keeps: ask again on the next connection what was not answered, and what was granted when the session is lost.
+        keeps: send unanswered requests again on the next connection, and all subscriptions when the session is lost.
 
     Attributes:
         routes: the callbacks of single subscriptions.
@@ -89,18 +91,20 @@ class MqttSubscriptions:
         self.routes = Routes()
 
     def add(self, request: SubscribeRequest) -> None:
-        """The application asks for it."""
+        """Add a request of the application."""
         self._wanted.pop(request.topic, None)
         if request.options is not None:
             self._wanted[request.topic] = request
 
     def sent(self, packet_identifier: int, request: SubscribeRequest) -> None:
-        """The broker has been asked."""
+        """Note that a request was sent."""
         self._asked[packet_identifier] = request
 
     def answered(self, packet_identifier: int, reason: int) -> SubscribeRequest | None:
-        """The broker answered; what that was the answer to. A subscription that it refused or ended is forgotten,
-        unless the application has asked for it anew."""
+        """Return the request that the broker answered.
+
+        A subscription that the broker refused or ended is removed, unless the application has requested it again.
+        """
         request = self._asked.pop(packet_identifier, None)
         if request is None or request.options is not None and reason < FIRST_FAILURE:
             return request
@@ -111,22 +115,21 @@ class MqttSubscriptions:
         return request
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether the broker has answered all that it was asked."""
+    def is_answered(self) -> bool:
+        """Whether the broker has answered every request."""
         return not self._asked
 
     def lost(self) -> list[SubscribeRequest]:
-        """The connection is gone; returns what is to be asked again, before all that waits."""
+        """Handle a lost connection; return the requests to send again, before everything queued."""
         again = list(self._asked.values()) if self._keeps else []
         self._asked.clear()
         return again
 
     def session_lost(self, waiting: Iterable[object]) -> list[SubscribeRequest]:
-        """A connection stands, and the broker knows nothing of earlier ones; returns what is to be asked again, before
-        all that waits.
+        """Handle a connection without a session; return the requests to send before everything queued.
 
         Args:
-            waiting: what is to be sent anyway; requests among it are not repeated.
+            waiting: the queue; requests in it are not repeated.
         """
         if not self._keeps:
             return []
@@ -135,18 +138,18 @@ class MqttSubscriptions:
 
 
 class SendQueue:
-    """The queue of one client, over all its connections.
+    """Send queue of one client, over all its connections.
 
     Args:
-        options: `queuesize`, `queuebytes`, `queuefull`, and `timeout` for who waits. Bytes that are sent and not
-            acknowledged count as well.
-        endpoint: where it all goes.
-        subscriptions: told what the broker is asked.
+        options: `queuesize`, `queuebytes`, `queuefull`, and `timeout` for publishers that wait. Bytes that are sent and
+            not acknowledged count as well.
+        endpoint: sends the items.
+        subscriptions: notes the requests that were sent.
 
     Attributes:
-        is_sending: whether messages may go out: the application has accepted the connection.
-        items: what waits, the next one first.
-        dropped: how many messages were given up for newer ones.
+        is_sending: whether messages may be sent: the application has accepted the connection.
+        items: the queue, the next one first.
+        dropped: how many messages were dropped for newer ones.
         refused: how many times there was no room.
     """
 
@@ -167,27 +170,26 @@ class SendQueue:
         return self._endpoint.session.in_flight_bytes
 
     def make_room(self, size_bytes: int) -> None:
-        """See to it that there is room for a message; may wait.
+        """Make room for a message by the policy `queuefull`; may wait.
 
         Args:
             size_bytes: of the message; 0 for a subscription.
 
         Raises:
-            QueueFullError: there is none, and the queue is not closed.
+            QueueFullError: no room, and the queue is not closed.
         """
         if self._has_room(size_bytes):
             return
         if self._options.queuefull == "drop":
             self._drop(size_bytes)
-        elif self._options.queuefull == "wait" and gevent.getcurrent() is not gevent.get_hub():
+        elif self._options.queuefull == "wait" and gevent.getcurrent() is not gevent.get_hub():  # the loop can't wait
             self._wait(size_bytes)
         if not self._has_room(size_bytes) and not self._is_closed:
             self.refused += 1
             raise QueueFullError(
-                f"{len(self.items)} messages with {self._size_bytes} bytes wait for the broker, and "
-                f"{self._in_flight_bytes} bytes for its acknowledgement: no room within "
-                f"queuesize={self._options.queuesize} and queuebytes={self._options.queuebytes}; "
-                "publish more slowly, or choose larger ones"
+                f"{len(self.items)} messages with {self._size_bytes} bytes are queued, and {self._in_flight_bytes} "
+                f"bytes are not acknowledged: no room within queuesize={self._options.queuesize} and "
+                f"queuebytes={self._options.queuebytes}; publish more slowly, or raise these options"
             )
 
     def _has_room(self, size_bytes: int) -> bool:
@@ -214,18 +216,18 @@ class SendQueue:
         finally:
             self._waiters -= 1
 
-    def tell_waiters(self) -> None:
-        """There may be room now."""
+    def wake_waiters(self) -> None:
+        """Wake the publishers that wait: there may be room now."""
         if self._waiters:
             self._room.set()
 
     def close(self) -> None:
-        """Nobody shall wait any more: nothing more is taken in."""
+        """Take no more items, and wake the publishers that wait."""
         self._is_closed = True
-        self.tell_waiters()
+        self.wake_waiters()
 
     def send_at_once(self, item: Delivery) -> bool:
-        """Send a message now, if nothing waits before it and the broker may get it; whether it was sent."""
+        """Send a message if nothing is queued before it and the broker may receive it; return whether it was sent."""
         if self.items or not self.is_sending or not self._endpoint.can_send(item.qos):
             return False
         if item.qos and self._in_flight_bytes + item.size_bytes > self._options.queuebytes:
@@ -234,7 +236,7 @@ class SendQueue:
         return True
 
     def put(self, item: Delivery | SubscribeRequest) -> None:
-        """Add what there is room for, and send what may be sent."""
+        """Append an item that there is room for, and send what may be sent."""
         self.items.append(item)
         if isinstance(item, Delivery):
             self._size_bytes += item.size_bytes
@@ -256,7 +258,7 @@ class SendQueue:
                 endpoint.send(item)
             else:
                 break
-        self.tell_waiters()
+        self.wake_waiters()
         if not items:
             self._progress.set()
 
@@ -272,36 +274,36 @@ class SendQueue:
 
     @property
     def is_drained(self) -> bool:
-        """Whether everything is sent, acknowledged if it has to be, and every subscription answered."""
+        """Whether every message is sent, and acknowledged with QoS 1 and 2, and every subscription is answered."""
         endpoint = self._endpoint
         return (
-            self._subscriptions.is_quiet
+            self._subscriptions.is_answered
             and not (self.items or endpoint.session.in_flight)
             and not (endpoint.is_open and endpoint.has_output)
         )
 
     def wait_progress(self) -> None:
-        """Wait until something has changed that `is_drained` and the like may depend on."""
+        """Wait until `is_drained`, or another condition of a caller, may have changed."""
         self._progress.clear()
         self._progress.wait()
 
-    def tell_progress(self) -> None:
-        """End `wait_progress`."""
+    def notify_progress(self) -> None:
+        """Wake the callers of `wait_progress`."""
         self._progress.set()
 
     def put_back(self, requests: list[SubscribeRequest]) -> None:
-        """Put subscriptions before all that waits."""
+        """Put requests before everything queued."""
         self.items.extendleft(reversed(requests))
 
     def take(self) -> Delivery | SubscribeRequest:
-        """Take the next one."""
+        """Remove and return the next item."""
         item = self.items.popleft()
         if isinstance(item, Delivery):
             self._size_bytes -= item.size_bytes
         return item
 
-    def give_up(self) -> int:
-        """Fail all that waits with "closed"; returns how many messages and subscriptions that were."""
+    def abandon(self) -> int:
+        """Fail everything queued with "closed"; return the number of messages and subscriptions."""
         lost = len(self.items)
         while self.items:
             item = self.take()

@@ -1,20 +1,22 @@
-"""The greenlet that keeps a client's connection: it connects, comes back when the connection is lost, and ends."""
+"""Reconnecting MQTT client: the MQTT part of `smqrt.clients.reconnect`.
+
+It starts connections with CONNECT, asks `onstatus`, and delivers what is queued before DISCONNECT.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
 from time import monotonic
-from typing import Self
 
 import gevent
-from gevent.event import Event
 
 from smqrt.clients.mqtt.connect import DEFAULT_DELAY_S, MqttCloseReason, OnStatus, delay_of, disconnected, refused
 from smqrt.clients.mqtt.connection import LINGER_S, MqttConnection
 from smqrt.clients.mqtt.options import MqttOptions
 from smqrt.clients.mqtt.queue import MqttSubscriptions, SendQueue
-from smqrt.errors import ArgumentError, DeliveryError, StreamError
+from smqrt.clients.reconnect import ReconnectingClient
+from smqrt.errors import ArgumentError, StreamError
 from smqrt.loop.callback_queue import Callbacks
 from smqrt.transport.stream import Stream
 from smqrt.wire.mqtt.client import MqttClientEndpoint
@@ -22,25 +24,30 @@ from smqrt.wire.mqtt.properties import PacketType, Props, encode_properties
 
 log = logging.getLogger("smqrt.mqtt")
 
-SHORT_DELAY_S = 0.1
+SHORT_DELAY_S = 0.1  # a closing client whose connection broke connects again after this
 
 
-class ReconnectingConnection:
-    """The greenlet that makes the connections of one client, makes them again, and ends them.
+class _Stopped(gevent.GreenletExit):
+    """Ends a connection attempt; a connect function of the application must not catch it as an error."""
+
+
+class ReconnectingMqttClient(ReconnectingClient[MqttCloseReason]):
+    """A client of an MQTT broker, without the methods of `MqttClient`. Implements `ClientEvents`, all but messages.
 
     Args:
         connect: makes a stream.
-        endpoint: the protocol.
-        options: those of the client.
-        properties: of CONNECT.
+        endpoint: the protocol state.
+        options: the options of the client.
+        properties: the properties of CONNECT.
         onstatus: see `OnStatus`.
-        callbacks: runs what the application gave.
+        callbacks: runs the callbacks of the application.
 
     Attributes:
-        end: why the last connection ended; None before.
-        last_reason: of DISCONNECT when the client is closed with its application or the process (MQTT 5); 4 has the
-            broker publish the will.
+        last_reason: the reason code of DISCONNECT when the application or the process ends (MQTT 5). With 4 the broker
+            publishes the will.
     """
+
+    _items = ("message or subscription", "messages or subscriptions")
 
     def __init__(
         self,
@@ -51,44 +58,33 @@ class ReconnectingConnection:
         onstatus: OnStatus | None,
         callbacks: Callbacks,
     ) -> None:
-        encode_properties(properties, PacketType.CONNECT)  # raises now what would fail later
+        encode_properties(properties, PacketType.CONNECT)  # raises ArgumentError here, not in the greenlet
         endpoint.connect_packet(True, options.keepalive, properties)
         self._connect, self._endpoint, self._options, self._properties = connect, endpoint, options, properties
-        self.onstatus, self._callbacks = onstatus, callbacks
-        self.end: MqttCloseReason | None = None
+        self.onstatus = onstatus
         self.last_reason = 0
         self._subscriptions = MqttSubscriptions(options.resubscribe)
         self._queue = SendQueue(options, endpoint, self._subscriptions)
         self._connection: MqttConnection | None = None
-        self._ended_callback: Callable[[], object] | None = None
-        self._is_connecting = self._has_session = self._has_ended = self._is_closing = self._was_accepted = False
-        self._stopping, self._retry_now, self._settled = Event(), Event(), Event()
+        self._is_connecting = self._has_session = self._was_accepted = self._has_ended_by_itself = False
         self._shutdown_reason: MqttCloseReason | None = None
-        self._undelivered = 0
-        self._greenlet = gevent.spawn(self._run)
+        super().__init__(callbacks, log)
 
     @property
     def connected(self) -> bool:
-        """Whether the broker has accepted and the connection stands."""
+        """Whether the broker has accepted the connection, and it is open."""
         return self._endpoint.is_open
-
-    @property
-    def closed(self) -> bool:
-        """Whether the client has ended for good."""
-        return self._has_ended
-
-    def wait_connected(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds until connected, or ended for good (`end` tells why). True when connected."""
-        self._settled.wait(timeout)
-        return self.connected
 
     # ---- the end
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until all that was published is sent, acknowledged if it has to be, and every subscription answered.
+        """Wait until every message is sent, and acknowledged with QoS 1 and 2, and every subscription is answered.
 
         Args:
-            timeout: seconds; None waits as long as the client lives.
+            timeout: seconds; None waits until the client has ended.
+
+        Returns:
+            Whether all of that is done.
         """
         with gevent.Timeout(timeout, False):  # type: ignore[arg-type]  # False: leave the block quietly
             while not self._queue.is_drained and not self.closed:
@@ -96,101 +92,80 @@ class ReconnectingConnection:
         return self._queue.is_drained
 
     def disconnect(self, reason: int = 0) -> bool:
-        """End for good, without waiting. What was handed in is delivered before, in the background and at most within
-        the option `timeout`, if need be over a connection that is made for it; what can't be fails with "closed". When
-        there is nothing, DISCONNECT goes out at once. `onstatus` is not called.
+        """Close the client in the background. Returns at once; `onstatus` is not called.
+
+        What is queued is delivered first, over a new connection when there is none, within the option `timeout`. What
+        is not delivered by then fails with "closed". With an empty queue DISCONNECT is sent at once.
 
         Args:
-            reason: for the broker (MQTT 5); 4 has it publish the will.
+            reason: the reason code for the broker (MQTT 5). With 4 the broker publishes the will.
 
         Returns:
-            Whether connected before.
+            Whether the client was connected.
 
         Raises:
-            ArgumentError: the reason is none.
+            ArgumentError: not a reason code.
         """
         if not isinstance(reason, int) or not 0 <= reason <= 0xFF:
             raise ArgumentError(f"reason must be a reason code from 0 to 255, not {reason!r}")
         was_connected = self.connected
-        if self._begin_to_close():
+        if self._stop_intake():
             if self._queue.is_drained:
-                self._disconnect_now(reason)
+                self._stop(reason)
             else:
-                gevent.spawn(self._deliver_and_disconnect, reason, self._options.timeout)
+                gevent.spawn(self._deliver, reason, self._options.timeout)
         return was_connected
 
     def discard(self) -> int:
-        """Forget what waits to be sent, messages and subscriptions; how many there were. They fail with "closed"."""
-        return self._queue.give_up()
+        """Drop the queued messages and subscriptions, which fail with "closed", and return how many there were."""
+        return self._queue.abandon()
 
     def shutdown(self) -> None:
-        """The process ends: as `disconnect`; `onstatus` is told ("sock", "sysshutdown") if there is a connection."""
-        if self.connected and not self._is_closing:
+        """Close the client because the process ends: a connected one calls `onstatus("sock", "sysshutdown", {})`."""
+        if self.connected and not self._closing.is_set():
             self._shutdown_reason = MqttCloseReason("sock", "sysshutdown", detail="the process ends")
         self.disconnect(self.last_reason)
 
-    def close(self, timeout: float | None = 5.0) -> None:
-        """End for good, and wait for it: what was handed in is delivered before, if need be over a connection that is
-        made for it. DISCONNECT is sent. A second call does nothing but wait. A callback that calls it does not wait for
-        the end, which comes behind all callbacks.
+    def _begin_close(self, timeout_s: float | None) -> None:
+        if self._stop_intake():
+            self._deliver(self.last_reason, timeout_s)
 
-        Args:
-            timeout: seconds for the delivery; then it is over. None waits as long as it takes.
-
-        Raises:
-            DeliveryError: something was not delivered, or nobody knows whether it was; it says why.
-        """
-        end_s = None if timeout is None else monotonic() + timeout
-        if self._begin_to_close():
-            self._deliver_and_disconnect(self.last_reason, timeout)
-        if not self._callbacks.is_current:
-            self._greenlet.join(None if end_s is None else max(end_s - monotonic(), 0.0))
-            self._disconnect_now()
-            self._greenlet.join(2 * LINGER_S)
-        lost, self._undelivered = self._undelivered, 0
-        if lost:
-            why = self.end or "there was no time left"
-            raise DeliveryError(f"close: {lost} messages or subscriptions were not delivered: {why}")
-
-    def _begin_to_close(self) -> bool:
-        """Take in nothing more, and hurry to send what is there; false when that is under way, or done."""
-        if self._is_closing or self._has_ended:
+    def _stop_intake(self) -> bool:
+        """Take no more messages, and send the queued ones as soon as possible; false when that was done before."""
+        if self.closing:
             return False
-        self._is_closing = True
-        self._retry_now.set()
+        self._closing.set()
         self._queue.close()
         if self._connection is not None and self.connected:
-            self._start_sending()  # onstatus may still think about it
+            self._start_sending()  # without waiting for the decision of onstatus
             self._connection.write_now()
         else:
-            self._endpoint.forget_unconfirmed()  # of a connection that broke: QoS 0 promises no more
+            self._endpoint.forget_unconfirmed()  # QoS 0 promises nothing for a connection that broke
         return True
 
-    def _deliver_and_disconnect(self, reason: int, timeout_s: float | None) -> None:
+    def _deliver(self, reason: int, timeout_s: float | None) -> None:
+        """Wait until everything is delivered, at most `timeout_s`, and stop."""
+        endpoint = self._endpoint
         end_s = None if timeout_s is None else monotonic() + timeout_s
         if self.flush(timeout_s):
-            self._confirm_delivery(None if end_s is None else end_s - monotonic())
-        self._disconnect_now(reason)
+            # QoS 0 has no acknowledgement, but a broker answers a ping after everything that it received before
+            if endpoint.unconfirmed and self.connected:
+                endpoint.ping(monotonic())
+            left_s = None if end_s is None else end_s - monotonic()
+            with gevent.Timeout(left_s, False):  # type: ignore[arg-type]
+                while endpoint.unconfirmed and self.connected:
+                    self._queue.wait_progress()
+            if endpoint.unconfirmed:
+                self._undelivered += endpoint.unconfirmed
+                self.end = self.end or MqttCloseReason("sock", "timeout", detail="no answer to a ping")
+        self._stop(reason)
 
-    def _confirm_delivery(self, timeout_s: float | None) -> None:
-        """QoS 0 is acknowledged by nobody; but a broker answers a ping after what it got before."""
-        endpoint = self._endpoint
-        if endpoint.unconfirmed and self.connected:
-            endpoint.ping(monotonic())
-        with gevent.Timeout(timeout_s, False):  # type: ignore[arg-type]
-            while endpoint.unconfirmed and self.connected:
-                self._queue.wait_progress()
-        if endpoint.unconfirmed:
-            self._undelivered += endpoint.unconfirmed
-            self.end = self.end or MqttCloseReason("sock", "timeout", detail="the broker doesn't say that it got them")
-
-    def _disconnect_now(self, reason: int = 0) -> None:
-        """End now."""
+    def _stop(self, reason: int = 0) -> None:
+        """Send DISCONNECT if connected, and end the connection, or the attempt to make one."""
         if self._stopping.is_set():
             return
-        self._is_closing = True
+        self._closing.set()
         self._stopping.set()
-        self._retry_now.set()
         self._queue.is_sending = False
         if self._connection is not None and self.connected:
             self._endpoint.disconnect(reason)
@@ -201,55 +176,49 @@ class ReconnectingConnection:
         elif self._is_connecting:
             self._greenlet.kill(_Stopped, block=False)
 
-    def wait_ended(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds until it has ended for good; whether it has."""
-        self._greenlet.join(timeout)
-        return self.closed
+    def _abandon(self) -> int:
+        self._has_ended_by_itself = not self._closing.is_set()
+        if self._shutdown_reason is not None:
+            self.end = self._shutdown_reason
+            if self.onstatus is not None:
+                self._callbacks.post(self.onstatus, self.end.type, self.end.code, self.end.status)
+        in_flight = list(self._endpoint.session.in_flight.values())
+        for item in in_flight:
+            item.finish("closed")
+        lost = self._queue.abandon() + len(in_flight)
+        self._queue.close()
+        self._queue.notify_progress()
+        return lost
 
-    def __enter__(self) -> Self:
-        return self
+    # ---- connections
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            self.close()
-        except DeliveryError as error:
-            if kind is None:
-                raise
-            log.warning("%s", error)  # what the block raised goes first
+    @property
+    def _needs_connection(self) -> bool:
+        return not self._stopping.is_set()
 
-    def on_ended(self, fn: Callable[[], object]) -> None:
-        """Have `fn()` called when the client has ended for good, after every other callback."""
-        self._ended_callback = fn
-
-    # ---- the greenlet behind it
-
-    def _run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                end = self._one_connection()
-                if end is None or self._stopping.is_set():
-                    break
-                self.end = end
-                delay_s = self._delay_after(end)
-                if delay_s is None:
-                    break
-                (self._stopping if self._is_closing else self._retry_now).wait(delay_s)
-        finally:
-            self._finish()
-
-    def _one_connection(self) -> MqttCloseReason | None:
-        opts = self._options
+    def _run_connection(self) -> MqttCloseReason | None:
+        options, has_session = self._options, bool(self._properties.get("sessionexpiryinterval")) and self._has_session
         try:
             stream = self._open()
+            connection = self._connection = MqttConnection(self._endpoint, stream, self._callbacks, self._queue.pump)
+            is_clean = options.cleanstart
+            if is_clean is None:  # MQTT 3.1.1 has no expiry: its sessions are kept only when the application asks
+                is_clean = options.version == 4 or not has_session
+            try:
+                end = connection.run(is_clean, options.keepalive, self._properties, options.timeout)
+            finally:
+                self._connection, self._queue.is_sending = None, False
+                self._endpoint.abort()
+                self._settled.clear()
+                self._queue.put_back(self._subscriptions.lost())
         except StreamError as error:
-            return MqttCloseReason("sock", error.word, detail=str(error))
+            end = MqttCloseReason("sock", error.word, detail=str(error))
         except _Stopped:
             return None
-        self._connection = MqttConnection(self._endpoint, stream, self._callbacks, self._queue.pump)
-        try:
-            return self._connection.run(self._is_clean(), opts.keepalive, self._properties, opts.timeout)
-        finally:
-            self._lost()
+        if end is None or self._stopping.is_set():
+            return None
+        self.end = end
+        return end
 
     def _open(self) -> Stream:
         self._is_connecting, self._was_accepted = True, False
@@ -258,62 +227,28 @@ class ReconnectingConnection:
         finally:
             self._is_connecting = False
 
-    def _is_clean(self) -> bool:
-        opts = self._options
-        if opts.cleanstart is not None:
-            return opts.cleanstart
-        return opts.version == 4 or not self._properties.get("sessionexpiryinterval") or not self._has_session
-
-    def _lost(self) -> None:
-        self._connection, self._queue.is_sending = None, False
-        self._endpoint.abort()
-        self._settled.clear()
-        self._queue.put_back(self._subscriptions.lost())
-
-    def _delay_after(self, end: MqttCloseReason) -> float | None:
-        """Seconds until the next attempt, None to stay away."""
-        log.info("%s", end)
-        if self._is_closing:  # once more, if that connection was a good one; onstatus has no say any more
+    def _delay_after(self, reason: MqttCloseReason) -> float | None:
+        log.info("%s", reason)
+        if self._closing.is_set():  # one more attempt if the last one was accepted; onstatus does not decide any more
             return SHORT_DELAY_S if self._was_accepted else None
-        default = DEFAULT_DELAY_S if end.can_reconnect else None
-        if self.onstatus is None:
-            return default
-        decision: list[object] = []
-        self._callbacks.ask(lambda: decision.append(self.onstatus(end.type, end.code, end.status)))  # type: ignore[misc]
-        if not decision:
-            return default  # it raised, and the log tells
-        return None if end.code == "sysshutdown" else delay_of(decision[0], default)
+        default_s = DEFAULT_DELAY_S if reason.can_reconnect else None
+        onstatus = self.onstatus
+        if onstatus is None:
+            return default_s
+        answer = self._ask(lambda: (onstatus(reason.type, reason.code, reason.status),))  # a tuple: None is an answer
+        if answer is None:
+            return default_s  # it raised an exception, which is in the log
+        return None if reason.code == "sysshutdown" else delay_of(answer[0], default_s)
 
-    def _finish(self) -> None:
-        if self._shutdown_reason is not None:
-            self.end = self._shutdown_reason
-            if self.onstatus is not None:
-                self._callbacks.post(self.onstatus, self.end.type, self.end.code, self.end.status)
-        self._has_ended = True
-        self._stopping.set()
-        in_flight = list(self._endpoint.session.in_flight.values())
-        for item in in_flight:
-            item.finish("closed")
-        self._undelivered += self._queue.give_up() + len(in_flight)
-        if self._undelivered and self._is_closing:
-            why = self.end or "no time was left"
-            log.warning("%s messages or subscriptions were not delivered: %s", self._undelivered, why)
-        self._queue.close()
-        self._settled.set()
-        self._queue.tell_progress()
-        if self._ended_callback is not None:
-            self._callbacks.post(self._ended_callback)
-        self._callbacks.finish()
-
-    # ---- what the endpoint tells: see `smqrt.wire.mqtt.client.ClientEvents`
+    # ---- events of the endpoint: see `smqrt.wire.mqtt.client.ClientEvents`
 
     def on_wake(self) -> None:
-        """Something is to be written."""
+        """Write what the endpoint has queued."""
         if self._connection is not None:
             self._connection.wake()
 
     def on_connack(self, code: int, is_session_present: bool, properties: Props) -> None:
-        """The broker answered CONNECT."""
+        """Handle the broker's answer to CONNECT."""
         status = {"sessionpresent": is_session_present, "reasoncode": code, "properties": properties}
         connection = self._connection
         assert connection is not None
@@ -328,22 +263,23 @@ class ReconnectingConnection:
             self._queue.put_back(self._subscriptions.session_lost(self._queue.items))
         self._queue.pump()
         self._settled.set()
-        if self.onstatus is None or self._is_closing:
+        if self.onstatus is None or self._closing.is_set():
             self._start_sending()
         else:
             self._callbacks.post(self._decide, connection, status)
 
     def _decide(self, connection: MqttConnection, status: Mapping[str, object]) -> None:
-        keep = True  # as without an onstatus, when it raises
+        """Ask onstatus whether to keep an accepted connection; sending waits for the answer."""
+        is_kept = True  # as without onstatus, also when it raises an exception
         try:
             answer = True if self.onstatus is None else self.onstatus("mqtt", "connect", status)
-            keep = answer is NotImplemented or bool(answer)
+            is_kept = answer is NotImplemented or bool(answer)
         finally:
-            if connection is self._connection and not self._is_closing:
-                if keep:
+            if connection is self._connection and not self._closing.is_set():
+                if is_kept:
                     self._start_sending()
                 else:
-                    self._disconnect_now()
+                    self._stop()
 
     def _start_sending(self) -> None:
         if not self._queue.is_sending:
@@ -351,14 +287,10 @@ class ReconnectingConnection:
             self._queue.pump()
 
     def on_room(self) -> None:
-        """More messages may be sent."""
+        """Send what was waiting for room."""
         self._queue.pump()
 
     def on_disconnect(self, code: int, properties: Props) -> None:
-        """The broker ended the connection."""
+        """End the connection: the broker sent DISCONNECT."""
         if self._connection is not None:
             self._connection.end(disconnected(code, properties))
-
-
-class _Stopped(gevent.GreenletExit):
-    """Ends the making of a connection; a connect function of the application must not catch it as an error."""

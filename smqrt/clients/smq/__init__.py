@@ -1,1 +1,1 @@
-"""The SMQ client behind `smqrt.client`."""
+"""SMQ client of `smqrt.client`."""

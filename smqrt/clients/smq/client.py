@@ -1,4 +1,4 @@
-"""`SmqClient`: what applications call (spec: smq §7)."""
+"""`SmqClient`: the SMQ client for applications (spec: smq §7)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TypeVar, overload
 
 from smqrt.clients.smq.connection import SmqConnector, broker_url
 from smqrt.clients.smq.options import SmqClientOptions, SubscriptionOptions, message_handler, to_bytes
-from smqrt.clients.smq.reconnect import ReconnectingConnection
+from smqrt.clients.smq.reconnect import ReconnectingSmqClient
 from smqrt.clients.smq.session import subtopic_key, to_text, topic_key
 from smqrt.errors import ArgumentError, NoAnswer
 from smqrt.settings.options import make
@@ -17,13 +17,13 @@ from smqrt.transport.stream import Stream
 F = TypeVar("F", bound=Callable[[Message], object])
 
 Name = str | bytes | int
-"""A topic: a name, or an id as `int`. `"self"` means one's own ETID."""
+"""A topic: a name, or an id as `int`. `"self"` means the client's own ETID."""
 OnAck = Callable[..., object]
-"""Gets `(accepted, name, number)`: whether the broker agreed, the name as it was given, and its number."""
+"""Receives `(accepted, name, number)`: whether the broker accepted, the name as it was given, and its number."""
 
 
 class _Create:
-    """`create` with its two meanings: on the class it makes a client, on a client it has a topic numbered."""
+    """`create`: on the class it makes a client, on a client it requests the number of a topic."""
 
     @overload
     def __get__(self, instance: None, owner: type[SmqClient]) -> type[SmqClient]: ...
@@ -33,25 +33,26 @@ class _Create:
         return owner if instance is None else instance._create
 
 
-class SmqClient(ReconnectingConnection):
-    """A client of an SMQ broker that connects at once, in the background, and comes back when the connection is lost.
+class SmqClient(ReconnectingSmqClient):
+    """A client of an SMQ broker that connects in the background, and again when the connection is lost.
 
-    Everything may be called at any time: what needs a connection waits for one. After a reconnect topics are numbered
-    and subscribed again before `onreconnect` comes (unless `cleanstart`). The callbacks `onauth`, `onconnect`,
-    `onreconnect`, `onclose` and `onmsg` may be given as options or assigned later; they may block and call back, and
-    run one after the other in a greenlet of their own, but for `onauth`, which has to answer within the `timeout`.
+    Every method may be called at any time: what needs a connection waits for one. After a reconnect topics are numbered
+    and subscribed again before `onreconnect` is called (unless `cleanstart`).
 
-    A callback that raises is logged, and the client goes on. After `close`, or when it has ended by itself, whatever
-    would send raises ClosedError.
+    The callbacks `onauth`, `onconnect`, `onreconnect`, `onclose` and `onmsg` are options, and may be assigned later.
+    They may block and call the client. They run one after the other in one greenlet, except `onauth`, which has to
+    return within the `timeout`. An exception in a callback is logged, and the client continues.
+
+    Methods that send raise ClosedError after `close`, or when the client has ended.
 
     Args:
-        url: `http(s)://` for raw SMQ, `ws(s)://` for WebSocket. Or a function that gives, each time a connection is
-            needed, a `Stream` over which the broker speaks SMQ already, or raises StreamError.
+        url: `http(s)://` for raw SMQ, `ws(s)://` for WebSocket. Or a function that returns a `Stream` each time a
+            connection is needed, on which SMQ begins without an HTTP request, or raises StreamError.
         options: a mapping of options; see `smqrt.clients.smq.options.SmqClientOptions`.
         more: the same as keyword arguments.
 
     Raises:
-        ArgumentError: a bad URL or option.
+        ArgumentError: an invalid URL or option.
 
     Attributes:
         end: the `ConnectionEnd` of the last connection that ended or failed, None before.
@@ -70,7 +71,7 @@ class SmqClient(ReconnectingConnection):
     # ---- names
 
     def _create(self, topic: Name, onack: OnAck | None = None) -> None:
-        """Have the broker number `topic`; `onack(accepted, topic, tid)` tells."""
+        """Request the number of `topic`; `onack(accepted, topic, tid)` receives it."""
         self._check_alive()
         key = topic_key(topic)
         done = self._onack(onack, topic)
@@ -80,10 +81,10 @@ class SmqClient(ReconnectingConnection):
             self._session.create(key, done)
 
     create = _Create()
-    """On the class: `SmqClient.create(url, options)` makes a client. On a client: `create(topic, onack)`."""
+    """On the class, `SmqClient.create(url, options)` makes a client. On a client, see `create(topic, onack)`."""
 
     def createsub(self, subtopic: str | bytes, onack: OnAck | None = None) -> None:
-        """Have the broker number `subtopic`; `onack(accepted, subtopic, stid)` tells."""
+        """Request the number of `subtopic`; `onack(accepted, subtopic, stid)` receives it."""
         self._check_alive()
         key = subtopic_key(subtopic)
         if not isinstance(key, bytes):
@@ -98,23 +99,23 @@ class SmqClient(ReconnectingConnection):
         return done
 
     def gettid(self) -> int | None:
-        """One's own ETID, None while not connected."""
+        """Return the client's own ETID, None while not connected."""
         return self._session.etid or None
 
     def topic2tid(self, topic: str | bytes) -> int | None:
-        """The id of a topic, None when this client does not know it."""
+        """Return the id of a topic, None when this client does not know it."""
         return self._session.topics.number(to_bytes(topic))
 
     def tid2topic(self, tid: int) -> str | bytes | None:
-        """The name of a topic this client knows (bytes when it is not UTF-8), else None."""
+        """Return the name of a topic (bytes when it is not UTF-8), None when this client does not know it."""
         return to_text(self._session.topics.name(tid))
 
     def subtopic2tid(self, subtopic: str | bytes) -> int | None:
-        """The id of a sub-topic, None when this client does not know it."""
+        """Return the id of a sub-topic, None when this client does not know it."""
         return self._session.subtopics.number(to_bytes(subtopic))
 
     def tid2subtopic(self, stid: int) -> str | bytes | None:
-        """The name of a sub-topic this client knows, else None."""
+        """Return the name of a sub-topic, None when this client does not know it."""
         return to_text(self._session.subtopics.name(stid))
 
     # ---- messages
@@ -123,7 +124,7 @@ class SmqClient(ReconnectingConnection):
         """Send a message.
 
         Args:
-            data: see `smqrt.smq.messages.payload`: bytes, text, or what becomes JSON. At most 65520 bytes.
+            data: bytes, text, or a value that is sent as JSON; see `smqrt.smq.messages.payload`. At most 65520 bytes.
             topic: a name, an id, an ETID, or `"self"`.
             subtopic: a name or id.
 
@@ -131,7 +132,7 @@ class SmqClient(ReconnectingConnection):
             False when the send queue is full: the message is dropped and counted in `dropped`.
 
         Raises:
-            ArgumentError: the message is too large, or a name is none.
+            ArgumentError: the message is too large, or a name is not valid.
             ClosedError: the client was closed, or has ended.
         """
         self._check_alive()
@@ -142,13 +143,13 @@ class SmqClient(ReconnectingConnection):
         return self.publish(json_bytes(value), topic, subtopic)
 
     def request(self, etid: int, data: Payload, timeout_s: float = 10.0) -> Message:
-        """Send `data` to the client `etid` (1: the server) and wait for the answer, which it gives with `reply`.
+        """Send `data` to the client `etid` (1: the server) and wait for its answer, sent with `reply`.
 
         Returns:
             The answer.
 
         Raises:
-            NoAnswer: none came within `timeout_s` seconds, or the connection was lost meanwhile.
+            NoAnswer: no answer within `timeout_s` seconds, or the connection was lost.
             ArgumentError, ClosedError: as `publish`.
         """
 
@@ -156,20 +157,20 @@ class SmqClient(ReconnectingConnection):
             if not self.publish(data, etid, number):
                 raise NoAnswer(f"the request to {etid} was not sent: the send queue is full")
 
-        if self._delays_onclose:
-            raise NoAnswer("the connection is lost, and onclose waits for this callback")
+        if self._decision_waits_for_caller:
+            raise NoAnswer("the connection is lost, and onclose runs after this callback")
         with self._waiting_inside():
             answer, number = self._answers.ask(etid, send, timeout_s)
         return Message(answer, etid, self._session.etid, number, etid, self.publish)
 
     @property
     def backlog_bytes(self) -> int:
-        """How much waits to be sent."""
+        """The size of all that waits to be sent."""
         return self._session.waiting_bytes
 
     @property
     def dropped(self) -> int:
-        """Messages that were not sent: queue full, topic refused, or the connection lost before they left."""
+        """The number of messages that were not sent: queue full, topic denied, or connection lost before."""
         return self._session.dropped
 
     # ---- subscriptions
@@ -181,14 +182,14 @@ class SmqClient(ReconnectingConnection):
         settings: Mapping[str, object] | None = None,
         **more: object,
     ) -> None:
-        """Subscribe; the broker is always told.
+        """Send Subscribe, also for a topic that is subscribed already.
 
         Args:
-            topic: a name, or `"self"` for messages to one's own ETID.
-            subtopic: handle only messages with this sub-topic; several may coexist, the last registration wins.
+            topic: a name, or `"self"` for messages to the client's own ETID.
+            subtopic: handle only messages with this sub-topic. A topic may have a handler for each; the last one wins.
             settings: a mapping with `onmsg(data, ptid, tid, subtid)` (default: the client's onmsg), `onack(accepted,
                 topic, tid)` (with a subtopic also `subtopic, stid`), `datatype`: None for bytes, `"text"`, `"json"`.
-                What can't be decoded goes to the client's onmsg as bytes.
+                Messages that can't be decoded go to the client's onmsg as bytes.
             more: the same as keyword arguments.
         """
         if isinstance(subtopic, Mapping):
@@ -202,10 +203,10 @@ class SmqClient(ReconnectingConnection):
                 numbered = (topic, tid) if subtopic is None else (topic, tid, subtopic, stid)
                 self._callbacks.post(chosen.onack, bool(tid), *numbered)
 
-        self._session.subscribe(key, subkey, message_handler(chosen, self._general), done)
+        self._session.subscribe(key, subkey, message_handler(chosen, self._call_onmsg), done)
 
     def on(self, topic: Name, subtopic: Name | None = None) -> Callable[[F], F]:
-        """Decorator: subscribe the function, which gets each message as a `Message`. See `subscribe`."""
+        """Decorate a function that receives each message of a topic as a `Message`. See `subscribe`."""
 
         def subscribed(fn: F) -> F:
             def onmsg(data: bytes, ptid: int, tid: int, subtid: int) -> None:
@@ -217,18 +218,18 @@ class SmqClient(ReconnectingConnection):
         return subscribed
 
     def unsubscribe(self, topic: Name) -> None:
-        """End a subscription and forget its handlers; an unknown topic is let be."""
+        """End a subscription with all its handlers; unknown topics are ignored."""
         self._session.unsubscribe(topic_key(topic))
 
     def observe(self, topic: Name, onchange: Callable[..., object]) -> None:
-        """Watch how many subscribers a topic has, or whether an ETID is there.
+        """Observe the subscriber count of a topic, or the end of an ETID.
 
         Args:
-            onchange: `f(subscribers, topic)`; for an ETID once, with 0, when its client goes away.
+            onchange: `f(subscribers, topic)`; for an ETID called once, with 0, when its client disconnects.
         """
         self._check_alive()
         self._session.observe(topic_key(topic), lambda count: self._callbacks.post(onchange, count, topic))
 
     def unobserve(self, topic: Name) -> None:
-        """Stop watching."""
+        """Stop observing."""
         self._session.unobserve(topic_key(topic))

@@ -1,10 +1,12 @@
-"""One connection's socket: opened, read, written and watched with greenlets around a `ClientProtocol`."""
+"""One connection of an SMQ client: a `Stream` around a `ClientProtocol`.
+
+The greenlet of the client reads, a second one writes. A silent connection is pinged after `ping` seconds, and lost when
+no answer comes within `pong` seconds.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import random
-import time
 from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
@@ -22,39 +24,37 @@ from smqrt.transport.tls_contexts import ClientTls, Trust
 from smqrt.wire import smq
 from smqrt.wire.url import Url, parse_url
 
-_REASONS = {
-    Trust.CERTCN: "the certificate is out of date",
+_TRUST_FAULTS = {
+    Trust.CERTCN: "the certificate is not valid at this time",
     Trust.CERT: "the certificate is for another name",
-    Trust.CN: "nobody trusted vouches for the certificate",
-    Trust.NONE: "the certificate is for another name, and nobody trusted vouches for it",
+    Trust.CN: "no trusted authority has signed the certificate",
+    Trust.NONE: "the certificate is for another name, and no trusted authority has signed it",
 }
-_READ_BYTES = 16384
-"""What is worked off at once; a broker can put 5,000 packets into it."""
-_DISCONNECT_S = 2.0
-"""How long the broker may take to close after our Disconnect."""
+_READ_BYTES = 16384  # handled without a pause: up to 5,000 packets
+_DISCONNECT_S = 2.0  # the broker closes the connection within this time after Disconnect
 
 
 def broker_url(text: str) -> Url:
-    """Where a broker is: `http(s)://` for raw SMQ over the morphed HTTP socket, `ws(s)://` for WebSocket.
+    """Parse the URL of a broker: `http(s)://` for raw SMQ after an HTTP request, `ws(s)://` for WebSocket.
 
     Raises:
-        ArgumentError: it is no such URL.
+        ArgumentError: not such a URL.
     """
     try:
         return parse_url(text)
     except ValueError as error:
-        raise ArgumentError(f"url {text!r} can't be read: {error}") from None
+        raise ArgumentError(f"url {text!r} is not valid: {error}") from None
 
 
 class SmqConnector:
-    """Makes the connections of one client.
+    """Makes the TCP and TLS connections of one client.
 
     Args:
-        url: where the broker is.
-        options: TLS, the proxy and the time it may take.
+        url: the broker.
+        options: TLS, the proxy and the time limit.
 
     Raises:
-        ArgumentError: a file with certificates can't be read or is wrong.
+        ArgumentError: a file with certificates can't be read or is not valid.
     """
 
     def __init__(self, url: Url, options: SmqClientOptions) -> None:
@@ -63,44 +63,44 @@ class SmqConnector:
         self._tls = (options.tls or ClientTls.from_files(*files)) if url.secure else None
 
     def __call__(self) -> Stream:
-        """A new connection.
+        """Return a new connection.
 
         Raises:
-            StreamError: it could not be made.
+            StreamError: the connection failed, or the certificate is not trusted.
         """
-        end_s = monotonic() + self._options.timeout
-        stream = self._connected()
-        if self._tls is not None:
-            stream.starttls(self._tls.context(), self._url.host, timeout_s=end_s - monotonic())
-            if self._options.verify:
-                self._check_trust(stream, self._tls)
-        return stream
-
-    def _connected(self) -> Stream:
         host, port, timeout_s = self._url.host, self._url.port, self._options.timeout
+        end_s = monotonic() + timeout_s
         if self._options.proxy is None:
-            return Stream.connect(host, port, timeout_s)
-        return open_through(self._options.proxy, host, port, timeout_s)
-
-    def _check_trust(self, stream: Stream, tls: ClientTls) -> None:
-        assert stream.tls is not None
-        trust = tls.store.judge(stream.tls.peer_chain(), self._url.host)
-        if trust is not Trust.TRUSTED:
-            stream.close()
-            raise StreamError("sslnottrusted", _REASONS[trust])
+            stream = Stream.connect(host, port, timeout_s)
+        else:
+            stream = open_through(self._options.proxy, host, port, timeout_s)
+        if self._tls is None:
+            return stream
+        stream.starttls(self._tls.context(), host, timeout_s=end_s - monotonic())
+        if self._options.verify:
+            assert stream.tls is not None
+            trust = self._tls.store.judge(stream.tls.peer_chain(), host)
+            if trust is not Trust.TRUSTED:
+                stream.close()
+                raise StreamError("sslnottrusted", _TRUST_FAULTS[trust])
+        return stream
 
 
 class ClientConnection:
     """A connection to a broker.
 
     Args:
-        url: the broker; None when `connect` gives a connection over which it speaks SMQ already.
-        options: times.
+        url: the broker; None when `connect` returns a connection that needs no HTTP request.
+        options: the time limits.
         connect: makes the connection; may raise StreamError.
+
+    Attributes:
+        accepted: whether the broker has accepted; set by the client.
+        protocol: the protocol state.
     """
 
     def __init__(self, url: Url | None, options: SmqClientOptions, connect: Callable[[], Stream]) -> None:
-        self._name = str(url or "the application's connection")
+        self._name = str(url or "the connection of the application")
         self._options = options
         self._connect = connect
         self._stream: Stream | None = None
@@ -109,7 +109,7 @@ class ClientConnection:
         self._closed = False
         self._write_failed: StreamError | None = None
         self._abort_timer: gevent.Greenlet[..., Any] | None = None
-        self._accepted_by_s = time.monotonic() + options.timeout
+        self._accepted_by_s = monotonic() + options.timeout
         self.accepted = False
         self.protocol = ClientProtocol(url, options.headers.items(), self._wake.set)
 
@@ -119,38 +119,38 @@ class ClientConnection:
         """Make the TCP (and TLS) connection.
 
         Raises:
-            ConnectionEnd: it could not be made in time.
+            ConnectionEnd: the connection failed.
         """
         with self._as_connection_end():
             stream = self._connect()
         if not isinstance(stream, Stream):
-            raise ConnectionEnd("failed", f"{self._name}: its function gave {type(stream).__name__}, not a Stream")
+            raise ConnectionEnd("failed", f"{self._name}: its function returned {type(stream).__name__}, not a Stream")
         self._stream = stream
         if self._closed:
             stream.close()
 
     @property
     def local_address(self) -> str:
-        """The IP address of this end."""
+        """The local IP address."""
         with self._as_connection_end():
-            return self._live().sockname()[0]
+            return self._open_stream().sockname()[0]
 
     # ---- run
 
     def run(self, handle: Callable[[Event], None], wait_for_room: Callable[[], None]) -> ConnectionEnd:
-        """Read until the end, giving each event to `handle`; what is queued meanwhile is written by a second greenlet.
+        """Read until the end and pass each event to `handle`, while a second greenlet writes.
 
         Args:
             wait_for_room: blocks while the application is too far behind.
 
         Returns:
-            Why the connection ended.
+            The close reason.
         """
         writer, turn = gevent.spawn(self._write), Turn()
         try:
             while True:
                 data = self._receive()
-                turn.yield_if_due()  # there may always be more to read: the writer, and the others, have their turn
+                turn.yield_if_due()  # reading may never block: the writer and other greenlets need their turn
                 for event in self.protocol.receive(data):
                     if isinstance(event, Ended):
                         return event.end
@@ -160,38 +160,35 @@ class ClientConnection:
             return end
         finally:
             writer.kill()
-            self._write_rest()
+            with contextlib.suppress(StreamError):  # the answer to a WebSocket close is due after the last event
+                if not self._closed and (data := self.protocol.take()):
+                    self._open_stream().try_write(data)
             self.abort()
             if self._abort_timer is not None:
                 self._abort_timer.kill()
 
     def _receive(self) -> bytes:
-        pinged = False
+        is_pinged = False
         while True:
+            if self.accepted:
+                timeout_s = self._options.pong if is_pinged else self._options.ping
+            else:
+                timeout_s = max(0.001, self._accepted_by_s - monotonic())
             try:
                 with self._as_connection_end():
-                    data = self._live().read(_READ_BYTES, self._read_timeout_s(pinged))
+                    data = self._open_stream().read(_READ_BYTES, timeout_s)
             except ConnectionEnd as end:
-                if end.word != "timeout":
+                if end.word != "timeout" or not self.accepted:
                     raise
-                self._timed_out(end, pinged)
-                pinged = True
+                if is_pinged:
+                    text = f"{self._name}: no answer to a ping within {self._options.pong:g} s"
+                    raise ConnectionEnd("pong", text) from None
+                self.protocol.ping()
+                is_pinged = True
                 continue
             if not data or self._closed:
-                raise self._lost()
+                raise self._closed_end()
             return data
-
-    def _read_timeout_s(self, pinged: bool) -> float:
-        if not self.accepted:
-            return max(0.001, self._accepted_by_s - time.monotonic())
-        return self._options.pong if pinged else self._options.ping
-
-    def _timed_out(self, end: ConnectionEnd, pinged: bool) -> None:
-        if not self.accepted:
-            raise end
-        if pinged:
-            raise ConnectionEnd("pong", f"{self._name}: no answer to a ping within {self._options.pong:g} s")
-        self.protocol.ping()
 
     # ---- write
 
@@ -201,27 +198,21 @@ class ClientConnection:
                 self._wake.wait()
                 self._wake.clear()
                 while data := self.protocol.take():
-                    self._live().write(data)
+                    self._open_stream().write(data)
         except StreamError as error:
             self._write_failed = error
             self.abort()
 
-    def _write_rest(self) -> None:
-        """The answer to a WebSocket close, for one, is due after the last event."""
-        with contextlib.suppress(StreamError):
-            if not self._closed and (data := self.protocol.take()):
-                self._live().try_write(data)
-
     # ---- end
 
     def abort_after(self, seconds: float) -> None:
-        """End the connection at the latest then."""
+        """End the connection after `seconds` at the latest."""
         if self._abort_timer is not None:
             self._abort_timer.kill(block=False)
         self._abort_timer = gevent.spawn_later(seconds, self.abort)
 
     def disconnect(self, text: bytes) -> None:
-        """Send Disconnect behind everything queued and let the broker close."""
+        """Send Disconnect after everything queued, and let the broker close the connection."""
         self.protocol.send_packet(smq.disconnect(text))
         self.abort_after(_DISCONNECT_S)
 
@@ -231,12 +222,12 @@ class ClientConnection:
         if self._stream is not None:
             self._stream.close()
 
-    def _live(self) -> Stream:
+    def _open_stream(self) -> Stream:
         if self._stream is None:
             raise StreamError("socketclosed")
         return self._stream
 
-    def _lost(self) -> ConnectionEnd:
+    def _closed_end(self) -> ConnectionEnd:
         if self._write_failed is not None:
             return ConnectionEnd("socketwritefailed", f"{self._name}: sending failed: {self._write_failed}")
         return ConnectionEnd("socketclosed", f"{self._name}: the connection was closed")
@@ -246,29 +237,4 @@ class ClientConnection:
         try:
             yield
         except StreamError as error:
-            raise self._lost() if self._closed else from_stream_error(error, self._name) from None
-
-
-class Backoff:
-    """Delays that double from `first_s` to `longest_s`, each shortened by up to a half at random.
-
-    The jitter spreads the clients of a restarted broker over time instead of letting them all come at once.
-    """
-
-    __slots__ = ("_ceiling_s", "_first_s", "_longest_s", "_random")
-
-    def __init__(self, first_s: float, longest_s: float, rnd: Callable[[], float] = random.random) -> None:
-        self._first_s = first_s
-        self._longest_s = max(first_s, longest_s)
-        self._ceiling_s = first_s
-        self._random = rnd
-
-    def next_s(self) -> float:
-        """The delay before the next attempt, in seconds."""
-        ceiling_s = self._ceiling_s
-        self._ceiling_s = min(2 * ceiling_s, self._longest_s)
-        return ceiling_s * (1 - 0.5 * self._random())
-
-    def reset(self) -> None:
-        """An attempt succeeded: start from the shortest delay again."""
-        self._ceiling_s = self._first_s
+            raise self._closed_end() if self._closed else from_stream_error(error, self._name) from None

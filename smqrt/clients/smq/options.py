@@ -1,4 +1,4 @@
-"""The options of a client and of its subscriptions, with their defaults."""
+"""Options of SMQ clients and of their subscriptions."""
 
 from __future__ import annotations
 
@@ -51,20 +51,16 @@ def _headers(value: object) -> dict[str, str]:
     return dict(value)
 
 
-def _random_uid() -> str:
-    return secrets.token_hex(8)
-
-
 @dataclass(kw_only=True)
 class SmqClientOptions:
-    """What a client can be told (spec: smq §7). Times are seconds."""
+    """Options of a client (spec: smq §7). Times are seconds."""
 
     uid: str | bytes = option(
-        _random_uid,
+        lambda: secrets.token_hex(8),
         Rule(f"{MIN_UID_BYTES} to {_MAX_UID_BYTES} bytes", _uid),
-        "at least 6 bytes that name this client; the same uid takes over the older connection and, at the same "
+        "id of this client, at least 6 bytes; the same uid takes over the older connection and, in the same "
         "[worker](workers.md) or node, its ETID",
-        shown="random, kept over reconnects",
+        shown="random, the same for all connections",
     )
     info: str | bytes | None = option(
         None,
@@ -83,32 +79,33 @@ class SmqClientOptions:
     onmsg: Callback = option(
         None, _FUNCTION, "`f(data, ptid, tid, subtid)` for messages without a handler of their own", shown="none"
     )
-    timeout: float = option(5.0, _SECONDS, "for making a connection, handshake included", shown="5 s")
-    ping: float = option(120.0, _SECONDS, "after this silence the broker is asked whether it is there", shown="120 s")
-    pong: float = option(10.0, _SECONDS, "after this one, without an answer, the connection is dead", shown="10 s")
-    reconnect: bool = option(
-        True, switch(), "whether to come back after a lost connection, and after a first one that could not be made"
-    )
+    timeout: float = option(5.0, _SECONDS, "time limit of connecting, with the handshake", shown="5 s")
+    ping: float = option(120.0, _SECONDS, "time without a packet after which the broker is pinged", shown="120 s")
+    pong: float = option(10.0, _SECONDS, "time limit of the answer; then the connection is lost", shown="10 s")
+    reconnect: bool = option(True, switch(), "whether to connect again after a lost connection or a failed attempt")
     reconnect_delay: float = option(
         5.0,
         _SECONDS,
-        "first waiting time; it doubles with every failure, less a random part of up to a half",
+        "first delay; it doubles with every failure, less a random part of up to a half",
         shown="5 s",
     )
-    reconnect_delay_max: float = option(60.0, _SECONDS, "longest waiting time", shown="60 s")
+    reconnect_delay_max: float = option(60.0, _SECONDS, "longest delay", shown="60 s")
     cleanstart: bool = option(
-        False, switch(), "forget subscriptions, names and waiting messages when the connection is lost"
+        False, switch(), "drop subscriptions, names and queued messages when the connection is lost"
     )
     headers: Mapping[str, str] = option(
         dict, Rule("a mapping of texts", _headers), "more fields for the HTTP request", shown="none"
     )
     queue_bytes: int = option(
-        1 << 20, whole(1), "what may wait to be sent; what does not fit is dropped and counted", shown="1 MiB"
+        1 << 20, whole(1), "size of the send queue; messages that do not fit are dropped and counted", shown="1 MiB"
     )
     cafile: str | None = option(
-        None, _FILE, "with https and wss, PEM file with certificates to trust", shown="the system's authorities"
+        None,
+        _FILE,
+        "with https and wss, PEM file with certificates to trust",
+        shown="the system's certificate authorities",
     )
-    certfile: str | None = option(None, _FILE, "PEM file with one's own certificate")
+    certfile: str | None = option(None, _FILE, "PEM file with the certificate of the client")
     keyfile: str | None = option(None, _FILE, "PEM file with its key")
     verify: bool = option(True, switch(), "False accepts any certificate")
     tls: ClientTls | None = option(
@@ -126,21 +123,21 @@ class SmqClientOptions:
 
 
 def to_bytes(text: str | bytes) -> bytes:
-    """`text` as bytes, UTF-8 when it is str."""
+    """Return bytes as they are, and str as UTF-8."""
     return text.encode() if isinstance(text, str) else bytes(text)
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionOptions:
-    """The settings of one subscription; see `SmqClient.subscribe`."""
+    """Options of one subscription; see `SmqClient.subscribe`."""
 
-    onmsg: Callback = option(None, _FUNCTION, "Gets messages.")
-    onack: Callback = option(None, _FUNCTION, "Gets the broker's answer.")
+    onmsg: Callback = option(None, _FUNCTION, "Receives messages.")
+    onack: Callback = option(None, _FUNCTION, "Receives the broker's answer.")
     datatype: str | None = option(None, optional(choice(*_DECODERS)), "How messages are decoded; bytes when not given.")
 
 
 def message_handler(settings: SubscriptionOptions, general: Handler) -> Handler | None:
-    """The handler of a subscription; None leaves messages to `general`, which also gets what can't be decoded."""
+    """Return the handler of a subscription, None for `general`, which also receives what can't be decoded."""
     onmsg = settings.onmsg
     if onmsg is None or settings.datatype is None:
         return onmsg
@@ -149,7 +146,7 @@ def message_handler(settings: SubscriptionOptions, general: Handler) -> Handler 
     def handle(data: bytes, ptid: int, tid: int, subtid: int) -> None:
         try:
             value = decode(data)
-        except (ValueError, RecursionError) as error:  # the latter: nested without end
+        except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
             log.warning("a message for topic %d is not %s: %s", tid, settings.datatype, error)
             general(data, ptid, tid, subtid)
         else:

@@ -1,11 +1,10 @@
-"""One connection of a client as a state machine: bytes in, events out, no socket and no clock.
+"""State machine of a client's connection: bytes in, events out, without I/O.
 
     HTTP ──head──▶ INIT ──Init──▶ GREETED ──connect()──▶ CONNACK ──Connack 0──▶ OPEN ──Disconnect, error──▶ CLOSED
 
-Each state takes one kind of packet, except OPEN, whose packets are in the table `_HANDLERS`. Whatever arrives,
-`receive` never raises: a broken rule is the event `Ended`. In HTTP the client sends its request and waits for the head
-of the answer (spec: smq §1.1). Behind it everything to send is a *frame* (see `smqrt.wire.smq`), everything
-received a *packet*, whatever the framing.
+`_GREETINGS` has the packets of the first states, `_HANDLERS` those of OPEN. `receive` never raises: a protocol error is
+the event `Ended`. In HTTP the client sends its request and waits for the head of the response (spec: smq §1.1). After
+it everything that is sent is a *frame* (see `smqrt.wire.smq`), everything received a *packet*, with each framing.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from smqrt.wire import smq, websocket
 from smqrt.wire.smq import ConnackCode, Type
 from smqrt.wire.url import Url, basic_authorization
 
-# ---- The end of a client's connection: one object with a word for programs and a sentence for people.
+# ---- Close reasons: a word for programs and a sentence for people.
 
 REFUSALS = {
     ConnackCode.PROTOCOL_VERSION: "protocol version not supported",
@@ -33,34 +32,34 @@ REFUSALS = {
     ConnackCode.CERTIFICATE_REJECTED: "client certificate not accepted",
     ConnackCode.ACCESS_DENIED: "access denied",
 }
-"""What each Connack code says in words (spec: smq §1.2)."""
+"""Connack codes in words (spec: smq §1.2)."""
 _SENTENCES = {
     "sslnottrusted": "certificate not trusted",
     "sslhandshake": "TLS handshake failed",
     "cannotresolve": "host name not found",
     "cannotconnect": "no connection",
     "timeout": "no answer in time",
-    "proxyauth": "the proxy wants other credentials",
+    "proxyauth": "the proxy did not accept the credentials",
 }
-_FINAL = frozenset(("sslnottrusted", "proxyauth"))
+_FINAL = frozenset(("sslnottrusted", "proxyauth"))  # another attempt would fail as well
 
 
 class ConnectionEnd(SmqrtError):
-    """A connection ended, or could not be made.
+    """Close reason of a connection, or of an attempt to connect.
 
     Attributes:
         word: what `onclose` receives: an error word (spec: bas-api §15), `nonsmq`, `protocolerror`, `pong`, `onauth`,
-            `failed` (a function of the application), the words of a refusal, the text of the broker's Disconnect, or
+            `failed` (a function of the application), the words of a rejection, the text of the broker's Disconnect, or
             None for a Disconnect without text.
-        code: the Connack code of a refusal, else 0.
-        can_reconnect: whether trying again may help.
-        by_broker: whether the broker asked for it with a Disconnect packet.
+        code: the Connack code of a rejection, else 0.
+        can_reconnect: whether another attempt may succeed.
+        by_broker: whether the broker sent a Disconnect packet.
     """
 
     def __init__(
         self, word: str | None, message: str, *, code: int = 0, can_reconnect: bool = True, by_broker: bool = False
     ) -> None:
-        super().__init__(printable(message))  # what the broker says may be in it
+        super().__init__(printable(message))  # it may contain a text of the broker
         self.word = word
         self.code = code
         self.can_reconnect = can_reconnect
@@ -68,31 +67,31 @@ class ConnectionEnd(SmqrtError):
 
 
 def refused(code: int, text: str) -> ConnectionEnd:
-    """The end of a connection whose Connect the broker refused with `code` and `text`."""
+    """Return the close reason for a Connack with `code` and `text`."""
     words = REFUSALS.get(ConnackCode(code), "") if code in REFUSALS else f"refused with code {code}"
     message = f"the broker refused the connection: {words}" + (f" ({text})" if text else "")
     return ConnectionEnd(words, message, code=code, can_reconnect=code == ConnackCode.SERVER_UNAVAILABLE)
 
 
 def disconnected(text: str) -> ConnectionEnd:
-    """The end that a Disconnect packet asks for. Only a server that goes down for a restart is worth coming back to."""
-    message = "the broker ended the connection" + (f": {text}" if text else "")
+    """Return the close reason for a Disconnect packet. Another attempt helps only when the server shuts down."""
+    message = "the broker closed the connection" + (f": {text}" if text else "")
     restart = text == CloseReason.SHUTDOWN.value
     return ConnectionEnd(text or None, message, can_reconnect=restart, by_broker=True)
 
 
 def not_smq(detail: str, can_reconnect: bool = False) -> ConnectionEnd:
-    """The end of a connection to something that is not an SMQ broker."""
+    """Return the close reason for a server that is not an SMQ broker."""
     return ConnectionEnd("nonsmq", detail, can_reconnect=can_reconnect)
 
 
 def protocol_error(error: ProtocolError) -> ConnectionEnd:
-    """The end of a connection whose broker broke the protocol."""
-    return ConnectionEnd("protocolerror", f"the broker broke the protocol: {error}")
+    """Return the close reason for a protocol error of the broker."""
+    return ConnectionEnd("protocolerror", f"protocol error of the broker: {error}")
 
 
 def from_stream_error(error: StreamError, what: str) -> ConnectionEnd:
-    """The end that a socket error means; `what` is the address it was about."""
+    """Return the close reason for a socket error; `what` names the broker."""
     word = error.word
     if word == "cannotconnect" and "refused" in error.detail:
         message = "connection refused; is the server running there?"
@@ -107,12 +106,12 @@ def from_stream_error(error: StreamError, what: str) -> ConnectionEnd:
 _MAX_HEAD_BYTES = 16384
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] (\d{3})(?: ([^\r\n]*))?\Z")
 _MAX_MESSAGE_BYTES = 0xFFFF
-"""The largest SMQ packet is smaller; a server that announces more is not an SMQ broker."""
+"""The largest SMQ packet is smaller."""
 _FIELD_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 
 
 class Handshake:
-    """One HTTP exchange with a broker. Bytes in, the bytes behind the head out.
+    """The HTTP request and response at the start of a connection, without I/O.
 
     Attributes:
         request: the bytes to send first.
@@ -122,41 +121,34 @@ class Handshake:
         self._url = url
         self._key = websocket.new_key() if url.websocket else None
         self._received = bytearray()
-        self.request = self._build(headers)
-
-    def _build(self, headers: Iterable[tuple[str, str]]) -> bytes:
-        fields = [("Host", self._url.authority)]
+        fields = [("Host", url.authority)]
         if self._key:
             fields += websocket.request_headers(self._key)
         else:
             fields += [("SimpleMQ", "1"), ("SendSmqHttpResponse", "true")]
-        if self._url.user is not None:
-            fields.append(("Authorization", basic_authorization(self._url.user, self._url.password)))
+        if url.user is not None:
+            fields.append(("Authorization", basic_authorization(url.user, url.password)))
         fields += [check_header(name, value) for name, value in headers]
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields)
-        return f"GET {self._url.target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
+        self.request = f"GET {url.target} HTTP/1.1\r\n{lines}\r\n".encode("latin-1")
 
     def receive(self, data: bytes) -> bytes | None:
         """Take bytes from the socket.
 
         Returns:
-            What came behind the head when the broker accepted, None while the head is incomplete.
+            The bytes after the head when the broker accepted, None while the head is incomplete.
 
         Raises:
-            ConnectionEnd: the answer is not that of an SMQ broker.
+            ConnectionEnd: the response is not that of an SMQ broker.
         """
         self._received += data
         head, separator, rest = self._received.partition(b"\r\n\r\n")
-        if not separator:
-            self._refuse_strangers()
-            return None
-        self._check(bytes(head))
-        return bytes(rest)
-
-    def _refuse_strangers(self) -> None:
-        start = bytes(self._received[:5])
-        if not b"HTTP/".startswith(start) or len(self._received) > _MAX_HEAD_BYTES:
+        if separator:
+            self._check(bytes(head))
+            return bytes(rest)
+        if not b"HTTP/".startswith(bytes(self._received[:5])) or len(self._received) > _MAX_HEAD_BYTES:
             raise self._not_smq("does not speak HTTP")
+        return None
 
     def _check(self, head: bytes) -> None:
         first, *lines = head.split(b"\r\n")
@@ -167,7 +159,7 @@ class Handshake:
         fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
         if status != (101 if self._key else 200):
             reason = (match[2] or b"").decode("latin-1")
-            hint = f" and points to {fields[b'location'].decode('latin-1')}" if b"location" in fields else ""
+            hint = f" and redirects to {fields[b'location'].decode('latin-1')}" if b"location" in fields else ""
             raise self._not_smq(f"answered {status} {reason}".rstrip() + hint, can_reconnect=status >= 500)
         if self._key is None and fields.get(b"smqbroker", b"").lower() != b"true":
             raise self._not_smq("answered like a web page")
@@ -179,41 +171,37 @@ class Handshake:
 
 
 def check_header(name: str, value: str) -> tuple[str, str]:
-    """The header field, when it may be sent.
+    """Check a header field and return it.
 
     Raises:
-        ArgumentError: the name is no token, or the value holds a line break, NUL or a character outside latin-1.
+        ArgumentError: the name is not a token, or the value has a line break, NUL or a character outside latin-1.
     """
     if not _FIELD_NAME.match(name):
         raise ArgumentError(f"headers: {name!r} is not a header name")
-    if any(c in value for c in "\r\n\0") or not _is_latin1(value):
+    if any(char in "\r\n\0" or ord(char) > 0xFF for char in value):
         raise ArgumentError(f"headers: the value of {name} must be latin-1 text without line breaks")
     return name, value
 
 
-def _is_latin1(text: str) -> bool:
-    return all(ord(c) < 256 for c in text)
-
-
 class Framing(Protocol):
-    """The framing of packets: unchanged on a raw socket, as masked binary messages on a WebSocket."""
+    """Framing of packets: on a raw socket, or as masked binary messages on a WebSocket."""
 
     @property
     def closed(self) -> bool:
-        """Whether the broker ended the conversation below SMQ."""
+        """Whether the broker has closed the transport below SMQ."""
 
     def encode(self, frames: Iterable[bytes]) -> bytes:
-        """The bytes on the wire of `frames`."""
+        """Return the bytes of `frames` on the wire."""
 
     def receive(self, data: bytes) -> list[bytes]:
-        """The packets that `data` completes."""
+        """Return the packets that `data` completes."""
 
     def take_replies(self) -> bytes:
-        """Bytes that the transport itself wants to send."""
+        """Return the bytes that the transport itself has to send."""
 
 
 class RawFraming:
-    """`u16 length` before each packet."""
+    """A length before each packet: two bytes that count themselves."""
 
     closed = False
 
@@ -229,7 +217,7 @@ class RawFraming:
         packets, start, end = [], 0, len(data)
         while end - start >= 2:
             size = data[start] << 8 | data[start + 1]
-            if size < 3:
+            if size < 3:  # the length and the packet type
                 raise ProtocolError(CloseReason.SHORT_PACKET, f"a frame of length {size}")
             if start + size > end:
                 break
@@ -243,7 +231,7 @@ class RawFraming:
 
 
 class WebSocketFraming:
-    """One binary message for each packet."""
+    """One binary message for each packet, without its length."""
 
     def __init__(self) -> None:
         self._codec = websocket.WebSocketCodec(is_client=True, max_message_bytes=_MAX_MESSAGE_BYTES)
@@ -268,31 +256,35 @@ class WebSocketFraming:
 
 
 _TAKE_BYTES = 256 * 1024
-"""One system call's worth; what stays queued can still be counted when the connection is lost."""
+"""For one system call. Messages that stay queued can still be counted when the connection is lost."""
 _MAX_REPLIES_BYTES = 16 * 1024
-"""Of Pongs, as packets or as WebSocket frames, that wait to be taken. A broker that asks on without reading gets no
-more, which it can't tell from those that it does not read."""
-_ACK = struct.Struct(">BI")
-_PUBLISH = struct.Struct(">III")
-_CHANGE = struct.Struct(">II")
+"""The Pongs that wait to be taken, as packets or as WebSocket frames. A broker that pings without reading gets no
+more."""
+# the fields after the packet type
+_ACK = struct.Struct(">BI")  # status or version, number
+_PUBLISH = struct.Struct(">III")  # tid, ptid, subtid
+_CHANGE = struct.Struct(">II")  # tid, subscribers
+_ACK_TEXT_AT = 1 + _ACK.size
 
 
 class Init(NamedTuple):
-    """The broker said hello: answer with `ClientProtocol.connect`. `address` is this client's IP as the broker sees
-    it."""
+    """First packet of the broker, to be answered with `ClientProtocol.connect`.
+
+    `address` is the IP address of this client as the broker sees it.
+    """
 
     seed: int
     address: str
 
 
 class Accepted(NamedTuple):
-    """The broker accepted; `etid` is this connection's private return address."""
+    """The broker accepted; `etid` is the client's own topic id."""
 
     etid: int
 
 
 class Ack(NamedTuple):
-    """Answer to Subscribe, Create or Createsub (`kind` is the packet type of the answer); `number` 0 says denied."""
+    """Answer to Subscribe, Create or Createsub. `kind` is its packet type, `number` 0 means denied."""
 
     kind: int
     number: int
@@ -309,7 +301,7 @@ class Published(NamedTuple):
 
 
 class Change(NamedTuple):
-    """`tid` has `subscribers` subscribers now."""
+    """The number of `subscribers` of topic `tid` has changed."""
 
     tid: int
     subscribers: int
@@ -322,7 +314,7 @@ class Pong(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Nothing comes after this."""
+    """The connection has ended; the last event."""
 
     end: ConnectionEnd
 
@@ -331,7 +323,7 @@ Event = Init | Accepted | Ack | Published | Change | Pong | Ended
 
 
 class ClientState(Enum):
-    """Where the connection stands."""
+    """State of a connection."""
 
     HTTP = auto()
     INIT = auto()
@@ -345,9 +337,9 @@ class ClientProtocol:
     """The state of one connection.
 
     Args:
-        url: the broker; None when the connection is the broker's already, without HTTP.
+        url: the broker; None for a connection without an HTTP request.
         headers: more fields for the HTTP request.
-        on_output: called when something to send was added; must not block.
+        on_output: called when there is something to send; must not block.
 
     Attributes:
         unsent_bytes: size of the frames that wait to be taken.
@@ -370,12 +362,12 @@ class ClientProtocol:
         self._pings: deque[object] = deque()
 
     def connect(self, uid: bytes, credentials: bytes, info: bytes) -> None:
-        """Answer Init with who we are: `uid` of 6 to 255 bytes, `credentials` of at most 255."""
+        """Answer Init with Connect: `uid` of 6 to 255 bytes, `credentials` of at most 255."""
         self.state = ClientState.CONNACK
         self.send_packet(smq.connect(uid, credentials, info))
 
     def ping(self, token: object = None) -> None:
-        """Ask for a Pong, whose event carries `token`; the broker has handled all that was sent before."""
+        """Send Ping. The event `Pong` has its `token`; the broker has handled then all that was sent before."""
         self._pings.append(token)
         self.send_packet(smq.PING)
 
@@ -390,7 +382,7 @@ class ClientProtocol:
         self._on_output()
 
     def take(self) -> bytes:
-        """The next bytes for the socket, about 256 KB at most; empty when there is nothing to send."""
+        """Return the next bytes for the socket, about 256 KiB at most; empty when there is nothing to send."""
         out, frames, size = self._out, self._frames, 0
         batch = []
         while frames and size < _TAKE_BYTES:
@@ -402,46 +394,40 @@ class ClientProtocol:
         return bytes(out + self._framing.encode(batch))
 
     def unsent_publishes(self) -> int:
-        """How many messages wait to be taken; they are lost when the connection is."""
+        """Return how many messages wait to be taken; they are lost with the connection."""
+        # a frame has its packet type after the two bytes of its length
         return sum(1 for frame in self._frames if frame[2] == Type.PUBLISH)
 
     def receive(self, data: bytes) -> list[Event]:
-        """Take bytes from the socket and tell what they mean."""
-        try:
-            return self._receive(data)
-        except ConnectionEnd as end:
-            return [self._close(end)]
-        except ProtocolError as error:
-            return [self._close(protocol_error(error))]
-
-    def _receive(self, data: bytes) -> list[Event]:
+        """Take bytes from the socket and return their events."""
         if self.state is ClientState.CLOSED:
             return []
-        if self.state is ClientState.HTTP and self._handshake:
-            rest = self._handshake.receive(data)
-            if rest is None:
-                return []
-            self.state, data = ClientState.INIT, rest
-        return self._packets(data)
-
-    def _packets(self, data: bytes) -> list[Event]:
-        events: list[Event] = []
         try:
-            for packet in self._framing.receive(data):
+            if self.state is ClientState.HTTP and self._handshake:
+                rest = self._handshake.receive(data)
+                if rest is None:
+                    return []
+                self.state, data = ClientState.INIT, rest
+            return self._receive_packets(data)
+        except ConnectionEnd as end:
+            return [self._close(end)]
+
+    def _receive_packets(self, data: bytes) -> list[Event]:
+        events: list[Event] = []
+        framing = self._framing
+        try:
+            for packet in framing.receive(data):
                 if (event := self._packet(packet)) is not None:
                     events.append(event)
         except ProtocolError as error:
             events.append(self._close(protocol_error(error)))
-        self._transport_replies(events)
-        return events
-
-    def _transport_replies(self, events: list[Event]) -> None:
-        replies = self._framing.take_replies()
-        if replies and (self._framing.closed or len(self._out) < _MAX_REPLIES_BYTES):
+        replies = framing.take_replies()
+        if replies and (framing.closed or len(self._out) < _MAX_REPLIES_BYTES):
             self._out += replies
             self._on_output()
-        if self._framing.closed and self.state is not ClientState.CLOSED:
+        if framing.closed and self.state is not ClientState.CLOSED:
             events.append(self._close(ConnectionEnd("socketclosed", "the broker closed the WebSocket")))
+        return events
 
     def _packet(self, packet: bytes) -> Event | None:
         if self.state is ClientState.OPEN:
@@ -467,20 +453,20 @@ class ClientProtocol:
         if version != smq.VERSION:
             raise ConnectionEnd("protocolerror", f"the broker speaks SMQ version {version}, not 1", can_reconnect=False)
         self.state = ClientState.GREETED
-        return Init(seed, packet[6:].decode("latin-1"))
+        return Init(seed, packet[_ACK_TEXT_AT:].decode("latin-1"))
 
     def _connack(self, packet: bytes) -> Event:
         code, etid = _ACK.unpack_from(packet, 1)
         if code:
-            raise refused(code, packet[6:].decode("utf-8", "replace"))
+            raise refused(code, packet[_ACK_TEXT_AT:].decode("utf-8", "replace"))
         if not etid:
-            raise ProtocolError(CloseReason.SHORT_PACKET, "the broker accepted without giving an ETID")
+            raise ProtocolError(CloseReason.SHORT_PACKET, "Connack without an ETID")
         self.state = ClientState.OPEN
         return Accepted(etid)
 
     def _ack(self, packet: bytes) -> Event:
         status, number = _ACK.unpack_from(packet, 1)
-        return Ack(packet[0], 0 if status else number, packet[6:])
+        return Ack(packet[0], 0 if status else number, packet[_ACK_TEXT_AT:])
 
     def _publish(self, packet: bytes) -> Event:
         tid, ptid, stid = _PUBLISH.unpack_from(packet, 1)
@@ -512,7 +498,7 @@ _GREETINGS: dict[tuple[ClientState, int], _Handler] = {
     (ClientState.GREETED, Type.DISCONNECT): ClientProtocol._disconnect,
     (ClientState.CONNACK, Type.DISCONNECT): ClientProtocol._disconnect,
 }
-"""A broker may refuse (out of patience, or going down) before it was told who we are."""
+"""A broker may reject a client before its Connect, after a timeout or at shutdown."""
 
 _HANDLERS: dict[int, _Handler] = {
     Type.SUBACK: ClientProtocol._ack,

@@ -1,5 +1,6 @@
-"""The greenlet that keeps a client's connection: it connects, hands on what the broker sends, comes back when the
-connection is lost, and ends (spec: smq §7). What `onauth` and `onclose` answer is checked here.
+"""Reconnecting SMQ client: the SMQ part of `smqrt.clients.reconnect` (spec: smq §7).
+
+It answers the handshake with `onauth`, hands messages to the callbacks, and checks what `onauth` and `onclose` return.
 """
 
 from __future__ import annotations
@@ -8,17 +9,18 @@ import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 
 import gevent
 from gevent.event import AsyncResult
 from gevent.event import Event as Signal
 
-from smqrt.clients.smq.connection import Backoff, ClientConnection
+from smqrt.clients.reconnect import Backoff, ReconnectingClient
+from smqrt.clients.smq.connection import ClientConnection
 from smqrt.clients.smq.options import Callback, SmqClientOptions, to_bytes
 from smqrt.clients.smq.protocol import Accepted, Ack, Change, ConnectionEnd, Event, Init, Pong, Published
 from smqrt.clients.smq.session import ClientSession, Handler
-from smqrt.errors import ClosedError, DeliveryError
+from smqrt.errors import ClosedError
 from smqrt.loop.callback_queue import ROOM_JOBS, Callbacks
 from smqrt.smq.messages import Requests
 from smqrt.transport.stream import Stream
@@ -27,131 +29,70 @@ from smqrt.wire.url import Url
 log = logging.getLogger("smqrt.client")
 
 MAX_CREDENTIALS_BYTES = 255
-_MAX_JOBS, _MAX_READS = 10 * ROOM_JOBS, 1000
-"""So far the broker is read on, 16 KiB a time, while a callback itself waits for it, or while the client ends."""
+# Reading goes on beyond the limit of callbacks while a callback itself waits for the broker, or the client closes.
+_MAX_JOBS = 10 * ROOM_JOBS
+_MAX_READS = 1000  # of 16 KiB each
 
 
-class ReconnectingConnection:
-    """The greenlet that makes the connections of one client, makes them again, and ends them.
+class ReconnectingSmqClient(ReconnectingClient[ConnectionEnd]):
+    """A client of an SMQ broker, without the methods of `SmqClient`.
 
     Args:
-        url: the broker; None when `connect` gives a connection over which it speaks SMQ already.
+        url: the broker; None when `connect` returns a connection that needs no HTTP request.
         connect: makes the TCP (and TLS) connection; may raise StreamError.
-        options: those of the client.
-
-    Attributes:
-        end: the `ConnectionEnd` of the last connection that ended or failed, None before.
+        options: the options of the client.
     """
 
     def __init__(self, url: Url | None, connect: Callable[[], Stream], options: SmqClientOptions) -> None:
         self._url, self._connect, self._options = url, connect, options
         self.onauth, self.onconnect, self.onreconnect = options.onauth, options.onconnect, options.onreconnect
         self.onclose, self.onmsg = options.onclose, options.onmsg
-        self.end: ConnectionEnd | None = None
         self._session = ClientSession(options.queue_bytes, options.cleanstart)
-        self._callbacks = Callbacks(log)
         self._backoff = Backoff(options.reconnect_delay, options.reconnect_delay_max)
         self._connection: ClientConnection | None = None
-        self._hello: tuple[int, str] = (0, "")
+        self._hello: tuple[int, str] = (0, "")  # seed and address of Init, for onconnect
         self._connections = self._reads_ahead = 0
         self._flushes: set[AsyncResult[bool]] = set()
         self._answers = Requests()
-        self._on_end: Callable[[], object] | None = None
-        self._undelivered = 0
         self._disconnect_text = b""
         self._deadline: gevent.Greenlet[..., Any] | None = None
-        self._closing, self._settled, self._closed = Signal(), Signal(), Signal()
-        self._asks_onclose = Signal()  # onclose is asked: it comes after the callback that runs now
-        self._reads_on = Signal()  # a callback waits for the broker, or the client ends: reading must go on
-        self._greenlet = gevent.Greenlet(self._run)
-        self._greenlet.rawlink(self._finish)  # not at the end of _run: who is killed early never runs
-        self._greenlet.start()
+        self._reads_on = Signal()  # a callback waits for the broker, or the client closes: reading must go on
+        super().__init__(Callbacks(log), log)
 
     @property
     def connected(self) -> bool:
-        """Whether the broker has accepted and the connection stands."""
+        """Whether the broker has accepted the connection, and it is open."""
         return self._session.etid != 0
 
-    @property
-    def closed(self) -> bool:
-        """Whether the client has ended for good."""
-        return bool(self._closed.is_set())
-
-    @property
-    def closing(self) -> bool:
-        """Whether it was closed, or has ended by itself: nothing can be sent any more."""
-        return bool(self._closing.is_set())
-
-    def wait_closed(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds until the client has ended for good. True when it has."""
-        return bool(self._closed.wait(timeout))
-
-    def wait_connected(self, timeout: float | None = None) -> bool:
-        """Wait at most `timeout` seconds until connected, or ended for good (`end` tells why). True when connected.
-
-        Called from a callback it does not wait for an `onclose` that is due: that comes after this callback.
-        """
-        settled = [self._settled, self._asks_onclose] if self._callbacks.is_current else [self._settled]
-        gevent.wait(settled, timeout, count=1)
-        return self.connected
+    # ---- the end
 
     def disconnect(self, text: str | bytes = "") -> None:
-        """End after what was published, and do not come back. Returns at once; `onclose` is not called.
+        """Close the client in the background. Returns at once; `onclose` is not called.
 
-        What waits is sent first, if need be over a connection that is made for it, within the option `timeout`. What
-        the broker does not have by then is lost, and logged; `close` tells.
+        What is queued is sent first, over a new connection when there is none, within the option `timeout`. Messages
+        that the broker has not confirmed by then are lost and logged; `close` raises an error for them.
 
         Args:
-            text: for the broker, why.
+            text: the reason, for the broker.
         """
-        if self._closing.is_set():
+        if self.closing:
             return
         self._disconnect_text = to_bytes(text)
-        self._deadline = gevent.spawn_later(self._options.timeout, self._greenlet.kill, block=False)
-        self._begin_close()
+        self._deadline = gevent.spawn_later(self._options.timeout, self._stop)
+        self._begin_close(None)
 
-    def close(self, timeout: float | None = 5.0) -> None:
-        """`disconnect`, and wait until the broker has everything and the connection has ended.
-
-        Called from a callback of this client, which could not end meanwhile, it does not wait.
-
-        Args:
-            timeout: seconds for all of it, connecting included; None waits as long as it takes.
-
-        Raises:
-            DeliveryError: the client has ended, and messages did not reach the broker, or nobody knows whether they
-                did. Only the first call tells.
-        """
-        self._begin_close()
-        if self._callbacks.is_current:
-            return
-        if not self._closed.wait(timeout):
-            self._greenlet.kill(block=False)
-            self._closed.wait()
-        count, self._undelivered = self._undelivered, 0
-        if count:
-            raise DeliveryError(self._undelivered_text(count))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            self.close()
-        except DeliveryError:
-            if kind is None:  # otherwise what the block raised is the news; this is in the log
-                raise
-
-    def _begin_close(self) -> None:
-        """Begin to end: with a connection after what waits, without one when there is nothing to send."""
-        if self._closing.is_set():
+    def _begin_close(self, _timeout_s: float | None) -> None:
+        if self.closing:
             return
         self._closing.set()
         self._reads_on.set()
         if self.connected:
             self._session.when_drained(self._send_disconnect)
         elif self._connection is not None and not self._session.has_held:
-            self._greenlet.kill(block=False)
+            self._stop()
+
+    def _stop(self) -> None:
+        self._greenlet.kill(block=False)
 
     def _send_disconnect(self) -> None:
         connection, session = self._connection, self._session
@@ -161,14 +102,16 @@ class ReconnectingConnection:
         else:
             connection.disconnect(self._disconnect_text)
 
-    def _undelivered_text(self, count: int) -> str:
-        messages = "a message" if count == 1 else f"{count} messages"
-        why = f": {self.end}" if self.end else ""
-        return f"the client ended before the broker confirmed {messages}{why}"
+    def _abandon(self) -> int:
+        self._session.abandon()
+        self._fail_waiting("the client has ended")
+        if self._deadline is not None:
+            self._deadline.kill(block=False)
+        return self._session.in_doubt
 
-    def on_end(self, fn: Callable[[], object]) -> None:
-        """Have `fn()` called when the client has ended for good, after every other callback."""
-        self._on_end = fn
+    def _check_alive(self) -> None:
+        if self._closing.is_set():
+            raise ClosedError(f"the client has ended{f': {self.end}' if self.end else ''}; make a new one")
 
     # ---- waiting
 
@@ -176,12 +119,12 @@ class ReconnectingConnection:
         """Wait until the broker has handled everything sent so far.
 
         Args:
-            timeout: seconds; None waits as long as the client lives.
+            timeout: seconds; None waits until the client has ended.
 
         Returns:
             False when time ran out, the connection was lost meanwhile, or the client has ended.
         """
-        if self.closed or self._delays_onclose:
+        if self.closed or self._decision_waits_for_caller:
             return False
         answer: AsyncResult[bool] = AsyncResult()
 
@@ -212,14 +155,9 @@ class ReconnectingConnection:
         while self._flushes:
             self._flushes.pop().set(False)
 
-    @property
-    def _delays_onclose(self) -> bool:
-        """Whether onclose, which decides about the next connection, waits for the callback that asks."""
-        return self._asks_onclose.is_set() and self._callbacks.is_current
-
     @contextmanager
     def _waiting_inside(self) -> Iterator[None]:
-        """Around the waiting of a callback: reading goes on, though callbacks behind it pile up."""
+        """Keep reading while a callback waits for the broker, though the callbacks after it queue up."""
         if not self._callbacks.is_current:
             yield
             return
@@ -227,53 +165,27 @@ class ReconnectingConnection:
         try:
             yield
         finally:
-            if not self._closing.is_set():
+            if not self.closing:
                 self._reads_on.clear()
 
-    def _check_alive(self) -> None:
-        if self._closing.is_set():
-            raise ClosedError(f"the client has ended{f': {self.end}' if self.end else ''}; make a new one")
+    # ---- connections
 
-    # ---- the greenlet
-
-    def _run(self) -> None:
-        while not self._closing.is_set() or self._session.has_held:
-            try:
-                delay_s = self._delay_after(self._run_connection())
-                if delay_s is None:
-                    return
-                self._wait_before_the_next(delay_s)
-            except gevent.Timeout:
-                log.exception("a Timeout that a function of the application left behind")
-
-    def _finish(self, _: object) -> None:
-        """The greenlet is over, whatever ended it."""
-        self._closing.set()
-        self._session.abandon()
-        self._settled.set()
-        self._fail_waiting("the client has ended")
-        self._undelivered = self._session.in_doubt
-        if self._undelivered:
-            log.warning("%s", self._undelivered_text(self._undelivered))
-        if self._deadline is not None:
-            self._deadline.kill(block=False)
-        if self._on_end is not None:
-            self._callbacks.post(self._on_end)
-        self._callbacks.finish()
-        self._closed.set()
+    @property
+    def _needs_connection(self) -> bool:
+        return not self._closing.is_set() or self._session.has_held
 
     def _run_connection(self) -> ConnectionEnd:
         connection = self._connection = ClientConnection(self._url, self._options, self._connect)
-        end = ConnectionEnd("closed", "there was no time for more")
+        end = ConnectionEnd("closed", "the time limit was reached")
         try:
             connection.connect()
             end = connection.run(self._handle, self._wait_for_room)
         except ConnectionEnd as failure:
             end = failure
-        except (Exception, gevent.Timeout) as error:  # a Timeout that a function of the application left behind
+        except (Exception, gevent.Timeout) as error:  # a Timeout that a function of the application left running
             log.exception("the connection failed")
             end = ConnectionEnd("failed", f"{type(error).__name__}: {error}")
-        finally:
+        finally:  # also when `_stop` kills the greenlet
             self._connection, self.end = None, end
             if self._session.etid:
                 self._session.lost()
@@ -281,38 +193,23 @@ class ReconnectingConnection:
                 self._fail_waiting(f"the connection is lost: {end}")
         return end
 
-    def _delay_after(self, end: ConnectionEnd) -> float | None:
-        """Seconds until the next attempt, None to stay away. The application decides if it wants to."""
-        log.info("%s", end)
-        answer = self._ask_onclose(end)
-        if self._closing.is_set() and not self._session.has_held:
+    def _delay_after(self, reason: ConnectionEnd) -> float | None:
+        log.info("%s", reason)
+        answer: bool | float | None = None
+        if self.onclose is not None and not self._closing.is_set():
+            self._fail_waiting(f"the connection is lost: {reason}")
+            asked = self._ask(self.onclose, reason.word, reason.can_reconnect, until=self._closing)
+            answer = checked_decision(asked)
+        if not self._needs_connection:
             return None
         if answer is None or self._closing.is_set():
-            answer = self._options.reconnect and end.can_reconnect
+            answer = self._options.reconnect and reason.can_reconnect
         if isinstance(answer, bool):
             return self._backoff.next_s() if answer else None
         return answer
 
-    def _ask_onclose(self, end: ConnectionEnd) -> bool | float | None:
-        if self.onclose is None or self._closing.is_set():
-            return None
-        self._asks_onclose.set()
-        self._fail_waiting(f"the connection is lost: {end}")
-        answer = self._callbacks.ask_later(self.onclose, end.word, end.can_reconnect)
-        try:
-            gevent.wait([answer, self._closing], count=1)
-        finally:
-            self._asks_onclose.clear()
-        return delay_of(answer.value)
-
-    def _wait_before_the_next(self, delay_s: float) -> None:
-        if self._closing.is_set():
-            gevent.sleep(delay_s)  # what waits has no better chance at once; `close` sets an end to it
-        else:
-            self._closing.wait(delay_s)
-
     def _wait_for_room(self) -> None:
-        """Let the application catch up, unless it waits for what comes next itself."""
+        """Let the application catch up, unless it waits itself for what the broker sends next."""
         if self._callbacks.has_room:
             self._reads_ahead = 0
             return
@@ -321,6 +218,8 @@ class ReconnectingConnection:
         if self._callbacks.waiting >= _MAX_JOBS or self._reads_ahead >= _MAX_READS:
             self._fail_waiting("the application is too far behind")
             self._callbacks.wait_for_room()
+
+    # ---- events of the connection
 
     def _handle(self, event: Event) -> None:
         _HANDLERS[type(event)](self, event)
@@ -338,12 +237,12 @@ class ReconnectingConnection:
         self._connection.accepted = True
         self._backoff.reset()
         self._connections += 1
-        self._session.open(self._connection.protocol, event.etid, self._announce)
+        self._session.open(self._connection.protocol, event.etid, self._call_onconnect)
         self._settled.set()
         if self._closing.is_set():
             self._session.when_drained(self._send_disconnect)
 
-    def _announce(self) -> None:
+    def _call_onconnect(self) -> None:
         callback = self.onconnect
         if self._connections > 1:
             callback = self.onreconnect or (self.onconnect if self._options.cleanstart else None)
@@ -357,10 +256,10 @@ class ReconnectingConnection:
         data, ptid, tid, subtid = event
         if subtid and tid == self._session.etid and self._answers.take(data, ptid, subtid):
             return
-        handler: Handler = self._session.route(tid, subtid) or self._general
+        handler: Handler = self._session.route(tid, subtid) or self._call_onmsg
         self._callbacks.post(handler, data, ptid, tid, subtid)
 
-    def _general(self, data: bytes, ptid: int, tid: int, subtid: int) -> None:
+    def _call_onmsg(self, data: bytes, ptid: int, tid: int, subtid: int) -> None:
         if self.onmsg is not None:
             self.onmsg(data, ptid, tid, subtid)
 
@@ -373,28 +272,29 @@ class ReconnectingConnection:
             event.token()
 
 
-_HANDLERS: dict[type[Event], Callable[[ReconnectingConnection, Any], None]] = {
-    Init: ReconnectingConnection._on_init,
-    Accepted: ReconnectingConnection._on_accepted,
-    Ack: ReconnectingConnection._on_ack,
-    Published: ReconnectingConnection._on_message,
-    Change: ReconnectingConnection._on_change,
-    Pong: ReconnectingConnection._on_pong,
+_HANDLERS: dict[type[Event], Callable[[ReconnectingSmqClient, Any], None]] = {
+    Init: ReconnectingSmqClient._on_init,
+    Accepted: ReconnectingSmqClient._on_accepted,
+    Ack: ReconnectingSmqClient._on_ack,
+    Published: ReconnectingSmqClient._on_message,
+    Change: ReconnectingSmqClient._on_change,
+    Pong: ReconnectingSmqClient._on_pong,
 }
 
 
 def credentials_of(onauth: Callback, hello: Init, timeout_s: float) -> bytes:
-    """What `onauth(seed, address)` returns. It runs in a greenlet of its own, since one of the other callbacks may wait
-    for this connection.
+    """Return the credentials from `onauth(seed, address)`.
+
+    It runs in a greenlet of its own, since one of the other callbacks may wait for this connection.
 
     Raises:
-        ConnectionEnd: it failed, took too long, or returned what can't be sent.
+        ConnectionEnd: `onauth` failed, took too long, or returned what can't be sent.
     """
     if onauth is None:
         return b""
     failures: list[Exception] = []
 
-    def asked() -> object:
+    def call() -> object:
         try:
             return onauth(hello.seed, hello.address)
         except Exception as error:
@@ -402,31 +302,26 @@ def credentials_of(onauth: Callback, hello: Init, timeout_s: float) -> bytes:
             failures.append(error)
             return None
 
-    greenlet = gevent.spawn(asked)
+    greenlet = gevent.spawn(call)
     greenlet.join(timeout_s)
-    if failures:
-        raise _final(f"onauth failed: {failures[0]}")
     if not greenlet.ready():
-        raise ConnectionEnd("timeout", f"onauth gave no answer within {timeout_s:g} s")
-    return _sendable(greenlet.value or b"")
-
-
-def _sendable(credentials: object) -> bytes:
+        raise ConnectionEnd("timeout", f"onauth did not return within {timeout_s:g} s")
+    credentials: object = greenlet.value or b""
     if isinstance(credentials, str):
         credentials = credentials.encode()
-    if not isinstance(credentials, bytes | bytearray):
-        raise _final(f"onauth returned {type(credentials).__name__}; credentials are str or bytes")
-    if len(credentials) > MAX_CREDENTIALS_BYTES:
-        raise _final(f"onauth returned {len(credentials)} bytes; at most {MAX_CREDENTIALS_BYTES} can be sent")
-    return bytes(credentials)
+    if failures:
+        fault = f"failed: {failures[0]}"
+    elif not isinstance(credentials, bytes | bytearray):
+        fault = f"returned {type(credentials).__name__}; credentials are str or bytes"
+    elif len(credentials) > MAX_CREDENTIALS_BYTES:
+        fault = f"returned {len(credentials)} bytes; at most {MAX_CREDENTIALS_BYTES} can be sent"
+    else:
+        return bytes(credentials)
+    raise ConnectionEnd("onauth", f"onauth {fault}", can_reconnect=False)
 
 
-def _final(message: str) -> ConnectionEnd:
-    return ConnectionEnd("onauth", message, can_reconnect=False)
-
-
-def delay_of(decision: object) -> bool | float | None:
-    """What `onclose` decided: a bool, None, or seconds, at least 0; anything else is logged and taken as None."""
+def checked_decision(decision: object) -> bool | float | None:
+    """Return what `onclose` decided: a bool, None, or seconds, at least 0. Anything else is logged, and None."""
     if decision is None or isinstance(decision, bool):
         return decision
     if isinstance(decision, int | float) and not math.isnan(decision):

@@ -1,14 +1,16 @@
-"""The state of a client that outlives its connections: subscriptions, observers, known names, and messages that wait
-for a number. It does no I/O.
+"""State of an SMQ client over all its connections, without I/O.
 
-A topic is `bytes` (a name), an `int` (an id) or `SELF`. The broker answers one client's requests strictly in order.
-After a lost connection they are rebuilt: first what had been reached (Create, Createsub, Subscribe), then what was
-still open, so every acknowledgement comes exactly once, in order; with 0 when the client ends before it. An answer that
-nobody asked for is let be.
+It holds the subscriptions, the observers, the known names, and the messages that wait for the number of a name.
 
-Messages leave in the order of the publish calls, also when the first of them waits for its topic's number.
+A topic is `bytes` (a name), an `int` (an id) or `SELF`. The broker answers the requests of a client strictly in order.
+After a lost connection the requests are sent again: first those that were answered (Create, Createsub, Subscribe), then
+the open ones. So every acknowledgement comes exactly once and in order; it is 0 when the client ends before it. Answers
+without a request are ignored.
 
-No packet costs more than its own size, however much is open or held: the broker decides which packets come.
+Messages leave in the order of the publish calls, also when the first of them waits for the number of its topic.
+
+The work for a packet depends on its size alone, not on the number of open requests or held messages: the broker decides
+which packets come.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from smqrt.errors import ArgumentError
 from smqrt.wire import smq
 from smqrt.wire.smq import MAX_PACKET_BYTES, Type
 
-# ---- Topics and sub-topics of a client: their names and ids, and the handlers of its subscriptions, which are
-# registered by name and found by id (spec: smq §2.4, delivery rules).
+# ---- Topics and sub-topics: names and ids, and the handlers of subscriptions (spec: smq §2.4, delivery rules).
 #
-# Topics and sub-topics are two separate spaces of names; ids are those of one connection.
+# Handlers are registered by name and found by id. Topics and sub-topics are separate name spaces. Ids are valid for one
+# connection.
 
 SELF = b"self"
-"""The topic name that means one's own ETID (spec: smq §3)."""
+"""The topic name of the client's own ETID (spec: smq §3)."""
 
 Topic = bytes | int
 """A name, `SELF`, or an id."""
@@ -36,45 +38,45 @@ Subtopic = bytes | int | None
 Handler = Callable[[bytes, int, int, int], object]
 """Receives `(data, ptid, tid, subtid)`."""
 Done = Callable[[int], None]
-"""Receives the number the broker gave, 0 when it denied."""
+"""Receives the number that the broker assigned, 0 when it denied the request."""
 
 _MAX_NAME_BYTES = MAX_PACKET_BYTES - 1
 _MAX_ID = 0xFFFFFFFF
-_CATCH_ALL = 0
+_CATCH_ALL = 0  # the sub-topic id of handlers for the whole topic
 _MISSING = object()
 
 
 def topic_key(topic: object) -> Topic:
-    """`topic` as bytes or int.
+    """Return a topic as bytes or int.
 
     Raises:
-        ArgumentError: it is neither a name nor an id.
+        ArgumentError: neither a name nor an id.
     """
     if isinstance(topic, int) and not isinstance(topic, bool):
-        return _id(topic, "topic")
-    return _name(topic, "topic")
+        return _checked_id(topic, "topic")
+    return _checked_name(topic, "topic")
 
 
 def subtopic_key(subtopic: object) -> Subtopic:
-    """`subtopic` as bytes, int or None.
+    """Return a sub-topic as bytes, int or None.
 
     Raises:
-        ArgumentError: it is neither a name, nor an id, nor None.
+        ArgumentError: neither a name, nor an id, nor None.
     """
     if subtopic is None or subtopic == 0:
         return None
     if isinstance(subtopic, int) and not isinstance(subtopic, bool):
-        return _id(subtopic, "subtopic")
-    return _name(subtopic, "subtopic")
+        return _checked_id(subtopic, "subtopic")
+    return _checked_name(subtopic, "subtopic")
 
 
-def _id(number: int, what: str) -> int:
+def _checked_id(number: int, what: str) -> int:
     if not 0 < number <= _MAX_ID:
         raise ArgumentError(f"{what} id {number} must be from 1 to {_MAX_ID}")
     return number
 
 
-def _name(name: object, what: str) -> bytes:
+def _checked_name(name: object, what: str) -> bytes:
     if not isinstance(name, str | bytes | bytearray):
         raise ArgumentError(f"{what} must be a name (str or bytes) or an id (int), not {type(name).__name__}")
     key = name.encode() if isinstance(name, str) else bytes(name)
@@ -84,7 +86,7 @@ def _name(name: object, what: str) -> bytes:
 
 
 def to_text(name: bytes | None) -> str | bytes | None:
-    """A name as applications see it: str, or bytes when it is not UTF-8."""
+    """Return a name for the application: str, or bytes when it is not UTF-8."""
     if name is None:
         return None
     try:
@@ -94,7 +96,7 @@ def to_text(name: bytes | None) -> str | bytes | None:
 
 
 class NameTable:
-    """A two-way table of names and the numbers the broker gave them."""
+    """Two-way table of names and the numbers that the broker assigned."""
 
     __slots__ = ("_ids", "_names")
 
@@ -103,15 +105,15 @@ class NameTable:
         self._names: dict[int, bytes] = {}
 
     def number(self, name: bytes) -> int | None:
-        """The number of `name`, None when the broker has not told it yet."""
+        """Return the number of `name`, None before the broker has sent it."""
         return self._ids.get(name)
 
     def name(self, number: int) -> bytes | None:
-        """The name behind `number`, None when it is not known."""
+        """Return the name with `number`, None when it is unknown."""
         return self._names.get(number)
 
     def add(self, name: bytes, number: int) -> bool:
-        """Remember what the broker said; tells whether it is news."""
+        """Store the number that the broker assigned; return whether it is new."""
         if self._ids.get(name) == number:
             return False
         self._ids[name] = number
@@ -127,10 +129,10 @@ class NameTable:
 
 
 class SubscriptionTable:
-    """Handlers of subscriptions. Names stay; numbers are bound anew on every connection.
+    """Handlers of subscriptions. Names are kept; numbers are bound again on every connection.
 
     Args:
-        number: gives a topic's number, None while it is not known.
+        number: returns the number of a topic, None while it is unknown.
         subnumber: the same for a sub-topic.
     """
 
@@ -145,25 +147,25 @@ class SubscriptionTable:
         return topic in self._handlers
 
     def names(self) -> list[bytes]:
-        """The topics that the broker must know to be subscribed."""
+        """Return the topic names that need a Subscribe request."""
         return [topic for topic in self._handlers if isinstance(topic, bytes) and topic != SELF]
 
     def find(self, tid: int, subtid: int) -> Handler | None:
-        """The sub-topic's handler, else the topic's catch-all, else None."""
+        """Return the handler of the sub-topic, else that of the whole topic, else None."""
         handlers = self._bound.get(tid)
         if handlers is None:
             return None
         return handlers.get(subtid) or handlers.get(_CATCH_ALL)
 
     def add(self, topic: Topic, subtopic: Subtopic, handler: Handler | None) -> None:
-        """Register a handler; None leaves the messages to the client's general one. The last registration wins."""
+        """Register a handler; None leaves the messages to the client's `onmsg`. The last registration wins."""
         self._handlers.setdefault(topic, {})[subtopic or None] = handler
         if isinstance(subtopic, bytes):
             self._topics_of.setdefault(subtopic, {})[topic] = None
         self._bind_one(topic, subtopic or None, handler)
 
     def remove(self, topic: Topic, subtopic: Subtopic) -> None:
-        """Take back one handler; the topic goes with its last."""
+        """Remove one handler, and the topic with its last handler."""
         handlers = self._handlers.get(topic, {})
         if handlers.pop(subtopic or None, _MISSING) is not _MISSING:
             self._bind_one(topic, subtopic, None)
@@ -172,7 +174,7 @@ class SubscriptionTable:
             self._handlers.pop(topic, None)
 
     def remove_all(self, topic: Topic, tid: int | None) -> None:
-        """Take back every handler of a topic."""
+        """Remove every handler of a topic."""
         for subtopic in self._handlers.pop(topic, {}):
             self._forget_use(topic, subtopic)
         if tid is not None:
@@ -185,7 +187,7 @@ class SubscriptionTable:
                 del self._topics_of[subtopic]
 
     def bind(self, topic: Topic) -> None:
-        """Use the numbers known by now for the handlers of `topic`."""
+        """Bind the handlers of `topic` to the numbers that are known."""
         tid = self._number(topic)
         if tid is None or topic not in self._handlers:
             return
@@ -195,7 +197,7 @@ class SubscriptionTable:
         }
 
     def bind_subtopic(self, name: bytes) -> None:
-        """A sub-topic got its number: bind the handlers that use it."""
+        """Bind the handlers of a sub-topic whose number is known now."""
         for topic in self._topics_of.get(name, ()):
             handlers = self._handlers.get(topic, {})
             if name in handlers:
@@ -212,7 +214,7 @@ class SubscriptionTable:
             bound[stid] = handler
 
     def bind_local(self) -> None:
-        """Bind what needs no answer of the broker: ids, and one's own ETID."""
+        """Bind the topics that need no answer of the broker: ids, and the client's own ETID."""
         for topic in self._handlers:
             if isinstance(topic, int) or topic == SELF:
                 self.bind(topic)
@@ -229,16 +231,16 @@ _REQUEST_OF_ACK: dict[int, Type] = {
 }
 _NUMBERING = (Type.CREATE, Type.CREATESUB)
 _LOCAL = 0
-"""A request about one's own ETID: done as soon as there is one."""
+"""The kind of a request about the client's own ETID: done as soon as there is a connection."""
 
 
 class PendingRequest(NamedTuple):
-    """What is asked of the broker.
+    """A request to the broker.
 
     Attributes:
         kind: packet type; 0 concerns only this client, and is done as soon as there is a connection.
-        done: gets the number.
-        restores: whether it was answered on an earlier connection already.
+        done: receives the number.
+        restores: whether it was answered on an earlier connection.
     """
 
     kind: int
@@ -248,10 +250,10 @@ class PendingRequest(NamedTuple):
 
 
 class PendingRequests:
-    """Requests in their order, found by what they ask for: an answer costs the same however many are open.
+    """Open requests in their order, with an index by kind and name.
 
     Attributes:
-        restoring: how many of them restore what was on an earlier connection.
+        restoring: how many of them were answered on an earlier connection.
     """
 
     def __init__(self) -> None:
@@ -267,14 +269,14 @@ class PendingRequests:
         return iter(self._requests.values())
 
     def add(self, request: PendingRequest) -> None:
-        """Put a request at the end."""
+        """Append a request."""
         self._last += 1
         self._requests[self._last] = request
         self._numbers.setdefault((request.kind, request.name), deque()).append(self._last)
         self.restoring += request.restores
 
     def take(self, kind: int, name: bytes) -> PendingRequest | None:
-        """Take out the oldest of that kind and name, None when there is none."""
+        """Remove and return the oldest request of that kind and name, None when there is none."""
         numbers = self._numbers.get((kind, name))
         if numbers is None:
             return None
@@ -285,30 +287,30 @@ class PendingRequests:
         return request
 
 
-class _Held(NamedTuple):
+class _HeldMessage(NamedTuple):
     payload: bytes
     topic: Topic
     subtopic: Subtopic
 
     @property
     def size_bytes(self) -> int:
-        """What it takes of the queue: an empty message is not for nothing."""
+        """Its share of the queue; the header counts, so that empty messages are limited as well."""
         return len(self.payload) + smq.PUBLISH_HEADER_BYTES
 
 
 class ClientSession:
-    """The state of one client over all its connections.
+    """State of one client over all its connections.
 
     Args:
         queue_bytes: how much may wait to be sent; more is dropped and counted.
-        clean_start: forget everything when the connection is lost.
+        clean_start: drop everything when the connection is lost.
 
     Attributes:
-        etid: one's own ETID, 0 while not connected.
-        dropped: messages that were not sent: no room, topic refused by the broker, or connection lost.
+        etid: the client's own ETID, 0 while not connected.
+        dropped: messages that were not sent: no room, topic denied by the broker, or connection lost.
         sent: messages sent on this connection.
-        confirmed: how many of them the broker has for certain.
-        in_doubt: messages of the last connection that were not sent, or not confirmed; 0 while one stands.
+        confirmed: how many of them the broker has confirmed.
+        in_doubt: messages of the last connection that were not sent or not confirmed; 0 while connected.
     """
 
     def __init__(self, queue_bytes: int, clean_start: bool = False) -> None:
@@ -321,20 +323,24 @@ class ClientSession:
         self._clean_start = clean_start
         self._protocol: ClientProtocol | None = None
         self._requests = PendingRequests()
-        self._asked: set[tuple[int, bytes]] = set()
-        self._restored: Callable[[], None] | None = None
+        self._asked: set[tuple[int, bytes]] = set()  # requests for the numbers of names, so that none is sent twice
+        self._on_restored: Callable[[], None] | None = None
         self._subscriptions = SubscriptionTable(self._number, self._subnumber)
         self._observers: dict[Topic, Callable[[int], None]] = {}
-        self._held: deque[_Held] = deque()
+        self._held: deque[_HeldMessage] = deque()
         self._held_bytes = 0
-        self._refused: set[tuple[int, bytes]] = set()
-        self._drained: deque[Callable[[], object]] = deque()
+        self._denied: set[tuple[int, bytes]] = set()  # requests whose held messages are to be dropped
+        self._when_drained: deque[Callable[[], object]] = deque()
 
-    # ---- connections come and go
+    # ---- connections
 
-    def open(self, protocol: ClientProtocol, etid: int, restored: Callable[[], None]) -> None:
-        """A connection stands: ask again for everything; `restored` comes when all is as it was."""
-        self._protocol, self.etid, self._restored = protocol, etid, restored
+    def open(self, protocol: ClientProtocol, etid: int, on_restored: Callable[[], None]) -> None:
+        """Use a new connection and send all requests again.
+
+        Args:
+            on_restored: called when the requests of earlier connections are answered.
+        """
+        self._protocol, self.etid, self._on_restored = protocol, etid, on_restored
         self.sent = self.confirmed = self.in_doubt = 0
         self._subscriptions.bind_local()
         waiting, self._requests = self._requests, PendingRequests()
@@ -346,31 +352,37 @@ class ClientSession:
         self._progress()
 
     def lost(self) -> None:
-        """The connection is gone: numbers are forgotten, wishes are kept (unless this is a clean start)."""
+        """Drop the numbers of a connection that ended, and plan to send its requests again; a clean start drops all."""
         if self._protocol is not None:
             self.dropped += self._protocol.unsent_publishes()
-        self._protocol, self.etid, self._restored = None, 0, None
+        self._protocol, self.etid, self._on_restored = None, 0, None
         self.in_doubt = self.sent - self.confirmed
         self._subscriptions.unbind()
-        if self._clean_start:
-            self._forget_everything()
-        else:
+        if not self._clean_start:
             self._plan_to_restore()
+            return
+        self._drop_held()
+        self.topics.take_all()
+        self.subtopics.take_all()
+        self._subscriptions = SubscriptionTable(self._number, self._subnumber)
+        self._requests = PendingRequests()
+        self._asked.clear()
+        self._observers.clear()
 
     def abandon(self) -> None:
-        """No connection will come any more: what still waits is dropped, and counted; what is asked is denied."""
-        self._drop_all_held()
+        """Drop and count the held messages, and deny the open requests: there will be no other connection."""
+        self._drop_held()
         unanswered, self._requests = self._requests, PendingRequests()
         for request in unanswered:
             if request.done:
                 request.done(0)
 
-    def _drop_all_held(self) -> None:
+    def _drop_held(self) -> None:
         self.dropped += len(self._held)
         self.in_doubt += len(self._held)
         self._held.clear()
         self._held_bytes = 0
-        self._refused.clear()
+        self._denied.clear()
 
     def _plan_to_restore(self) -> None:
         still_open = [request for request in self._requests if not request.restores]
@@ -392,30 +404,21 @@ class ClientSession:
             self._requests.add(request)
         self._asked = {(request.kind, request.name) for request in self._requests if request.kind in _NUMBERING}
 
-    def _forget_everything(self) -> None:
-        self._drop_all_held()
-        self.topics.take_all()
-        self.subtopics.take_all()
-        self._subscriptions = SubscriptionTable(self._number, self._subnumber)
-        self._requests = PendingRequests()
-        self._asked.clear()
-        self._observers.clear()
-
     # ---- names
 
     def create(self, name: bytes, done: Done) -> None:
-        """Have the broker number a topic; `done` comes at once when the number is known."""
-        self._resolve(Type.CREATE, name, self.topics.number(name), done)
+        """Have the broker number a topic; `done` is called at once when the number is known."""
+        if (number := self.topics.number(name)) is not None:
+            done(number)
+        else:
+            self._request(Type.CREATE, name, done)
 
     def createsub(self, name: bytes, done: Done) -> None:
-        """Have the broker number a sub-topic."""
-        self._resolve(Type.CREATESUB, name, self.subtopics.number(name), done)
-
-    def _resolve(self, kind: Type, name: bytes, known: int | None, done: Done) -> None:
-        if known is None:
-            self._request(kind, name, done)
+        """Have the broker number a sub-topic; `done` is called at once when the number is known."""
+        if (number := self.subtopics.number(name)) is not None:
+            done(number)
         else:
-            done(known)
+            self._request(Type.CREATESUB, name, done)
 
     def _number(self, topic: Topic) -> int | None:
         if isinstance(topic, int):
@@ -430,47 +433,48 @@ class ClientSession:
     def subscribe(
         self, topic: Topic, subtopic: Subtopic, handler: Handler | None, done: Callable[[int, int], None]
     ) -> None:
-        """Subscribe, messages go to `handler`. `done(tid, stid)` tells the numbers, tid 0 when the broker denied."""
+        """Subscribe; messages go to `handler`.
+
+        Args:
+            done: called with the ids of topic and sub-topic, 0 for the topic when the broker denied the request.
+        """
         self._subscriptions.add(topic, subtopic, handler)
 
         def finish(tid: int) -> None:
             stid = self._subnumber(subtopic)
             if tid and stid is not None:
                 done(tid, stid)
-            else:
-                self._withdraw(topic, subtopic)
-                done(0, stid or 0)
+                return
+            self._subscriptions.remove(topic, subtopic)
+            if topic not in self._subscriptions:
+                self.unsubscribe(topic)
+            done(0, stid or 0)
 
-        new_subtopic = isinstance(subtopic, bytes) and self.subtopics.number(subtopic) is None
+        is_new = isinstance(subtopic, bytes) and self.subtopics.number(subtopic) is None
         if isinstance(topic, bytes) and topic != SELF:
-            if isinstance(subtopic, bytes) and new_subtopic:
+            if isinstance(subtopic, bytes) and is_new:
                 self._request(Type.CREATESUB, subtopic, None)
             self._request(Type.SUBSCRIBE, topic, finish)
-        elif isinstance(subtopic, bytes) and new_subtopic:
+        elif isinstance(subtopic, bytes) and is_new:
             self._request(Type.CREATESUB, subtopic, lambda stid: finish(self._number(topic) or 0))
         else:
             self._request(_LOCAL, b"", lambda _: finish(self._number(topic) or 0))
 
-    def _withdraw(self, topic: Topic, subtopic: Subtopic) -> None:
-        self._subscriptions.remove(topic, subtopic)
-        if topic not in self._subscriptions:
-            self.unsubscribe(topic)
-
     def unsubscribe(self, topic: Topic) -> None:
-        """End a subscription with all its handlers; unknown topics are let be."""
+        """Remove a subscription with all its handlers; unknown topics are ignored."""
         tid = self._number(topic)
         self._subscriptions.remove_all(topic, tid)
         if tid and tid != self.etid and isinstance(topic, bytes):
             self._send_number(Type.UNSUBSCRIBE, tid)
 
     def route(self, tid: int, subtid: int) -> Handler | None:
-        """The handler for a message: that of the sub-topic, else the topic's, else None."""
+        """Return the handler for a message: that of the sub-topic, else that of the topic, else None."""
         return self._subscriptions.find(tid, subtid)
 
     # ---- observers
 
     def observe(self, topic: Topic, on_change: Callable[[int], None]) -> None:
-        """Have `on_change(subscribers)` called when the count of `topic` changes, or an ETID goes away."""
+        """Have `on_change(subscribers)` called when the subscriber count of a topic changes, or an ETID ends."""
         number = self._number(topic)
         if topic == SELF or (number is not None and number == self.etid):
             return
@@ -481,12 +485,12 @@ class ClientSession:
             self._ask(Type.CREATE, topic)
 
     def unobserve(self, topic: Topic) -> None:
-        """Stop observing; a topic that is not observed is let be."""
+        """Stop observing; topics that are not observed are ignored."""
         if self._observers.pop(topic, None) and (number := self._number(topic)):
             self._send_number(Type.UNOBSERVE, number)
 
     def changed(self, change: Change) -> Callable[[int], None] | None:
-        """The observer that a Change packet is for. An ETID that went away is observed no longer."""
+        """Return the observer of a Change packet, and remove it when its ETID has ended."""
         name = self.topics.name(change.tid)
         if name in self._observers:
             return self._observers[name]
@@ -507,7 +511,7 @@ class ClientSession:
             self._ask(Type.CREATE, topic)
         if isinstance(subtopic, bytes) and self.subtopics.number(subtopic) is None:
             self._ask(Type.CREATESUB, subtopic)
-        held = _Held(payload, topic, subtopic)
+        held = _HeldMessage(payload, topic, subtopic)
         self._held.append(held)
         self._held_bytes += held.size_bytes
         return True
@@ -519,18 +523,18 @@ class ClientSession:
 
     @property
     def waiting_bytes(self) -> int:
-        """How much waits to be sent."""
+        """The size of all that waits to be sent."""
         return self._held_bytes + (self._protocol.unsent_bytes if self._protocol else 0)
 
     def when_drained(self, fn: Callable[[], object]) -> None:
-        """Call `fn` as soon as a connection stands, every request is answered and no message waits for a number."""
-        self._drained.append(fn)
+        """Call `fn` as soon as the client is connected, every request is answered and no message is held."""
+        self._when_drained.append(fn)
         self._progress()
 
     def forget_drained(self, fn: Callable[[], object]) -> None:
-        """Nobody waits for `fn` any more."""
-        if fn in self._drained:
-            self._drained.remove(fn)
+        """Undo `when_drained`."""
+        if fn in self._when_drained:
+            self._when_drained.remove(fn)
 
     def _send_publish(self, payload: bytes, topic: Topic, subtopic: Subtopic) -> bool:
         tid, stid = self._number(topic), self._subnumber(subtopic)
@@ -541,20 +545,21 @@ class ClientSession:
         return True
 
     def _progress(self) -> None:
-        while self._held and (self._is_refused(self._held[0]) or self._send_publish(*self._held[0])):
+        """Send the held messages whose numbers are known, and call what waits for that."""
+        while self._held and (self._is_denied(self._held[0]) or self._send_publish(*self._held[0])):
             self._held_bytes -= self._held.popleft().size_bytes
         if not self._held:
-            self._refused.clear()
-        while self._drained and self.etid and not self._held and not self._requests:
-            self._drained.popleft()()
-        if (restored := self._restored) and not self._requests.restoring:
-            self._restored = None
-            restored()
+            self._denied.clear()
+        while self._when_drained and self.etid and not self._held and not self._requests:
+            self._when_drained.popleft()()
+        if (on_restored := self._on_restored) and not self._requests.restoring:
+            self._on_restored = None
+            on_restored()
 
-    def _is_refused(self, held: _Held) -> bool:
-        """Whether the broker does not want this message, which is dropped, then."""
-        refused = self._refused
-        if not refused or ((Type.CREATE, held.topic) not in refused and (Type.CREATESUB, held.subtopic) not in refused):
+    def _is_denied(self, held: _HeldMessage) -> bool:
+        """Whether the broker denied a name of this message, which is dropped and counted then."""
+        denied = self._denied
+        if not denied or ((Type.CREATE, held.topic) not in denied and (Type.CREATESUB, held.subtopic) not in denied):
             return False
         self.dropped += 1
         return True
@@ -562,27 +567,29 @@ class ClientSession:
     # ---- requests and answers
 
     def acked(self, ack: Ack) -> None:
-        """Take the broker's answer to Subscribe, Create or Createsub."""
-        kind = _REQUEST_OF_ACK[ack.kind]
-        request = self._requests.take(kind, ack.name)
+        """Handle the broker's answer to Subscribe, Create or Createsub."""
+        kind, name = _REQUEST_OF_ACK[ack.kind], ack.name
+        request = self._requests.take(kind, name)
         if request is None:
             return
-        self._asked.discard((kind, ack.name))
+        self._asked.discard((kind, name))
         if ack.number:
-            self._learn(kind, ack.name, ack.number)
-        else:
-            self._denied(kind, ack.name)
+            self._learn(kind, name, ack.number)
+        elif self._held and kind == Type.SUBSCRIBE:  # a message may wait for the number that it would have brought
+            self._ask(Type.CREATE, name)
+        elif self._held:
+            self._denied.add((kind, name))
         if request.done:
             request.done(ack.number)
         self._progress()
 
     def _learn(self, kind: Type, name: bytes, number: int) -> None:
         if kind == Type.CREATESUB:
-            self._refused.discard((kind, name))
+            self._denied.discard((kind, name))
             self.subtopics.add(name, number)
             self._subscriptions.bind_subtopic(name)
             return
-        self._refused.discard((Type.CREATE, name))
+        self._denied.discard((Type.CREATE, name))
         if self.topics.add(name, number):
             self._subscriptions.bind(name)
             if name in self._observers:
@@ -590,24 +597,18 @@ class ClientSession:
         if kind == Type.SUBSCRIBE and name not in self._subscriptions:
             self._send_number(Type.UNSUBSCRIBE, number)
 
-    def _denied(self, kind: Type, name: bytes) -> None:
-        if not self._held:
-            return
-        if kind == Type.SUBSCRIBE:  # a message may wait for the number that this would have brought
-            self._ask(Type.CREATE, name)
-        else:
-            self._refused.add((kind, name))
-
     def _ask(self, kind: Type, name: bytes) -> None:
+        """Request the number of a name, once."""
         if (kind, name) not in self._asked:
             self._asked.add((kind, name))
-            self._refused.discard((kind, name))
+            self._denied.discard((kind, name))
             self._request(kind, name, None)
 
     def _request(self, kind: int, name: bytes, done: Done | None) -> None:
         self._issue(PendingRequest(kind, name, done))
 
     def _issue(self, request: PendingRequest) -> None:
+        """Send a request when connected; otherwise it waits for `open`."""
         if request.kind == _LOCAL and self._protocol is not None and request.done:
             request.done(0)
             return

@@ -1,4 +1,4 @@
-"""The client's side of MQTT connections: CONNECT, subscriptions, pings, and which messages a server surely has."""
+"""Client side of MQTT connections: CONNECT, subscriptions, pings, confirmation of QoS 0."""
 
 from __future__ import annotations
 
@@ -31,41 +31,42 @@ from smqrt.wire.mqtt.properties import PacketType, Props, TooManyPropertiesError
 from smqrt.wire.mqtt.reasons import Reason
 from smqrt.wire.mqtt.session import MAX_INFLIGHT, MqttSession, OutgoingMessage
 
-MAX_REQUESTS = 100  # subscriptions that wait for their answer; packet identifiers are few
-INFLIGHT_3 = 20  # ordinary servers of MQTT 3.1.1 drop what goes beyond, and can't say so
+MAX_REQUESTS = 100  # subscriptions without an answer; each one uses a packet identifier
+INFLIGHT_3 = 20  # MQTT 3.1.1 has no receive maximum, and common servers drop further messages
 PINGS_PER_KEEPALIVE = 2
-_CONNACK = 0x20
+_CONNACK = 0x20  # the first byte
 
 
 class ClientEvents(EndpointEvents, Protocol):
-    """What a client is told."""
+    """Events of a client."""
 
     def on_connack(self, code: int, is_session_present: bool, properties: Props) -> None:
         """The server answered CONNECT."""
 
     def on_answer(self, packet_identifier: int, code: int, properties: Props) -> None:
-        """SUBACK or UNSUBACK came; code 0 with MQTT 3.1.1's UNSUBACK."""
+        """SUBACK or UNSUBACK was received; UNSUBACK of MQTT 3.1.1 has code 0."""
 
     def on_left_out(self) -> None:
         """A message was refused: it has too many properties."""
 
 
 class MqttClientEndpoint(MqttEndpoint):
-    """A client, over all its connections.
+    """Protocol state of a client, over all its connections.
 
     Args:
-        events: who is told.
+        events: receives the events.
         version: 5 or 4 (MQTT 3.1.1).
-        client_identifier: an empty one is replaced by what the server assigns.
-        inflight: how many QoS 1 and 2 messages may wait for their acknowledgement; the server may want less. None: as
-            many as the server wants, and 20 with MQTT 3.1.1.
+        client_identifier: an empty one is replaced by the one that the server assigns.
+        inflight: how many QoS 1 and 2 messages may wait for their acknowledgement; the receive maximum of the server
+            may be less. None: the receive maximum, and 20 with MQTT 3.1.1.
         use_aliases: send topic aliases to servers that accept them.
-        limit_bytes: the largest packet, both ways; `maximumpacketsize` among CONNECT's properties is for what comes in.
+        limit_bytes: the largest packet in both directions; the property `maximumpacketsize` of CONNECT is the limit of
+            received ones.
 
     Attributes:
         will, username, password: of the next connections.
-        ping_s: after so long without a packet the server is pinged, after as long again without an answer it is lost;
-            0 never asks.
+        ping_s: the server is pinged after this time without a packet, and lost after another one without an answer; 0
+            for never.
     """
 
     def __init__(
@@ -89,8 +90,8 @@ class MqttClientEndpoint(MqttEndpoint):
         self._is_clean = True
         self._keepalive_s, self._pinged_s, self._unanswered_s = 0, 0.0, 0.0
         self._max_qos, self._retain_available, self._is_limited = 2, True, False
-        self._confirmed_0 = 0
-        self._pings: deque[int] = deque()  # how many QoS 0 messages were sent before each
+        self._confirmed_0 = 0  # QoS 0 messages
+        self._pings: deque[int] = deque()  # the number of QoS 0 messages sent before each
         self._handlers |= {
             PacketType.CONNACK: self._on_connack,
             PacketType.SUBACK: self._on_subscribe_answer,
@@ -106,8 +107,8 @@ class MqttClientEndpoint(MqttEndpoint):
         """Begin a connection with CONNECT.
 
         Args:
-            is_clean: forget the session on both sides.
-            properties: those of CONNECT.
+            is_clean: drop the session on both sides.
+            properties: of CONNECT.
         """
         limit_bytes = number_of(properties, "maximumpacketsize", self._limit_bytes)
         self._reset(limit_bytes)
@@ -121,10 +122,10 @@ class MqttClientEndpoint(MqttEndpoint):
         self._send(self.connect_packet(is_clean, keepalive_s, {"maximumpacketsize": limit_bytes} | dict(properties)))
 
     def connect_packet(self, is_clean: bool, keepalive_s: int, properties: Props) -> bytes:
-        """The CONNECT packet of the next connection.
+        """Return the CONNECT packet of the next connection.
 
         Raises:
-            ArgumentError: identifier, credentials or properties are none that MQTT can carry.
+            ArgumentError: an identifier, credentials or properties that MQTT can't encode.
         """
         names = self._identifier, is_clean, keepalive_s, properties, self.will, self.username, self.password
         return encode(ConnectPacket(self._version, *names), self._version)
@@ -136,14 +137,14 @@ class MqttClientEndpoint(MqttEndpoint):
         packet = decode_connack(first, body, self._version)
         if packet.code == 0:
             if packet.session_present and self._is_clean:
-                raise MqttError(Reason.PROTOCOL_ERROR, "a session is present that was not asked for")
-            self._accepted(packet.session_present, packet.properties)
+                raise MqttError(Reason.PROTOCOL_ERROR, "a session is present after a clean start")
+            self._accept(packet.session_present, packet.properties)
         self._client_events.on_connack(packet.code, packet.session_present, packet.properties)
 
-    def _accepted(self, is_session_present: bool, properties: Props) -> None:
+    def _accept(self, is_session_present: bool, properties: Props) -> None:
         self.state = ConnectionState.OPEN
         self._splitter.only = 0
-        # a ping after half of the time, the end after the other half; the server waits for one and a half times
+        # a ping after half of the keep-alive, the end after the other half; the server waits 1.5 times as long
         self.ping_s = number_of(properties, "serverkeepalive", self._keepalive_s) / PINGS_PER_KEEPALIVE
         self._identifier = str(properties.get("assignedclientidentifier") or self._identifier)
         self._window = min(self._inflight, number_of(properties, "receivemaximum", 0xFFFF))
@@ -153,7 +154,7 @@ class MqttClientEndpoint(MqttEndpoint):
         self._alias_limit_out = number_of(properties, "topicaliasmaximum", 0) if self._use_aliases else 0
         self._resume(is_session_present)
         self._is_limited = self._max_qos < 2 or not self._retain_available
-        if self._is_limited and not is_session_present:  # what is sent as new is sent as well as this server can
+        if self._is_limited and not is_session_present:  # they are sent as new messages
             for message in self.session.unsent.values():
                 self._lower(message)
 
@@ -168,13 +169,13 @@ class MqttClientEndpoint(MqttEndpoint):
     # ---- keep-alive
 
     def check_alive(self, now_s: float, is_reading: bool = True) -> None:
-        """Ping the server when nothing was heard or said for `ping_s`.
+        """Ping the server when nothing was received or sent for `ping_s`.
 
         Args:
-            is_reading: false while the application is too busy to read: then answers are not waited for.
+            is_reading: false while the application is too far behind to read: then no answer is expected.
 
         Raises:
-            MqttError: KEEP_ALIVE_TIMEOUT; it did not answer, and sent nothing else.
+            MqttError: KEEP_ALIVE_TIMEOUT; the server did not answer, and sent nothing else.
         """
         if not is_reading:
             self._heard_s = now_s
@@ -184,10 +185,10 @@ class MqttClientEndpoint(MqttEndpoint):
         if self._pings and is_silent and now_s - self._unanswered_s >= self.ping_s:
             raise MqttError(Reason.KEEP_ALIVE_TIMEOUT, "the broker did not answer a ping")
         if is_silent and not self._pings or now_s - max(self._wrote_s, self._pinged_s) >= self.ping_s:
-            self.ping(now_s)  # also while the answer to an earlier one is late: the server counts what it gets
+            self.ping(now_s)  # also without an answer to the last one: the server needs packets
 
     def ping(self, now_s: float) -> None:
-        """Send PINGREQ. Its answer comes behind all that was sent before."""
+        """Send PINGREQ. The server answers it after everything sent before."""
         if not self._pings:
             self._unanswered_s = now_s
         self._pings.append(self._sent_0)
@@ -203,17 +204,17 @@ class MqttClientEndpoint(MqttEndpoint):
 
     @property
     def unconfirmed(self) -> int:
-        """How many QoS 0 messages were sent without a sign of the server that it got them."""
+        """The number of QoS 0 messages that were sent after the last answered ping."""
         return self._sent_0 - self._confirmed_0
 
     def forget_unconfirmed(self) -> None:
-        """Count from now on."""
+        """Count `unconfirmed` from now on."""
         self._confirmed_0 = self._sent_0
 
     # ---- messages and subscriptions
 
     def send(self, message: OutgoingMessage) -> None:
-        """Send a message for the first time, as well as this server can; `can_send` was true."""
+        """Send a message for the first time, with a QoS that this server supports; `can_send` was true."""
         if self._is_limited:
             self._lower(message)
         super().send(message)
@@ -224,8 +225,7 @@ class MqttClientEndpoint(MqttEndpoint):
         return self.is_open and self._has_space and len(self.session.requests) < MAX_REQUESTS
 
     def subscribe(self, topic: str, options: int, properties: Props) -> int:
-        """Send SUBSCRIBE; returns the packet identifier that the answer will have, 0 when the server takes no packet
-        that large [MQTT-3.2.2-15]."""
+        """Send SUBSCRIBE; return its packet identifier, 0 for a packet too large for this server [MQTT-3.2.2-15]."""
         number = self.session.new_identifier()
         return self._ask(SubscribePacket(number, [Subscription(topic, options)], properties))
 
@@ -242,22 +242,24 @@ class MqttClientEndpoint(MqttEndpoint):
         return packet.packet_identifier
 
     def answer_too_large(self) -> None:
-        """Answer what was not sent, packet identifier 0, as the server would have done."""
+        """Fail a request that was not sent (packet identifier 0) with PACKET_TOO_LARGE."""
         self._client_events.on_answer(0, Reason.PACKET_TOO_LARGE, {})
 
     def _on_subscribe_answer(self, first: int, body: bytes) -> None:
         check_flags(first)
         packet = decode_subscribe_answer(first, body, self._version)
         if len(packet.codes) > 1:
-            raise MqttError(Reason.MALFORMED_PACKET, "an answer to more topic filters than were asked for")
+            raise MqttError(Reason.MALFORMED_PACKET, "an answer with more codes than the request has topic filters")
         self.session.requests.discard(packet.packet_identifier)
         code = packet.codes[0] if packet.codes else 0
         self._client_events.on_answer(packet.packet_identifier, code, packet.properties)
         self._events.on_room()
 
     def _on_excess(self, first: int, body: bytes, error: TooManyPropertiesError) -> None:
-        """A third party sent the message: the connection stays, and the message is refused. Its alias counts: messages
-        behind it may have no other topic."""
+        """Refuse the message and keep the connection: the publisher is another client.
+
+        Its topic alias is stored, since later messages may have no other topic.
+        """
         if self._alias_limit_in:
             message = publish_alias(first, body)
             if not message.topic or message.properties:

@@ -1,8 +1,8 @@
-"""One side of an MQTT connection, what clients and servers share: messages both ways, their limits, aliases, the end.
+"""Protocol state of an MQTT connection that clients and servers share, without I/O.
 
-Bytes come in by `feed`, packets are handled by `next`, bytes to be sent are taken by `take`; what happens is told to an
-object (`EndpointEvents`). The time is passed in. `MqttClientEndpoint` and `MqttServerEndpoint` add what only one side
-does. MqttError means that the other side broke a rule, or keeps silent; `fail` tells it so, where the version can.
+`feed` adds received bytes, `next` handles one packet, `take` returns the bytes to send. An object receives the events
+(`EndpointEvents`). The caller passes the time. `MqttClientEndpoint` and `MqttServerEndpoint` add what only one side
+does. MqttError means that the peer broke a rule or is silent; `fail` sends the reason where the version has one.
 """
 
 from __future__ import annotations
@@ -30,47 +30,48 @@ from smqrt.wire.mqtt.reasons import FIRST_FAILURE, Reason
 from smqrt.wire.mqtt.session import MqttSession, OutgoingMessage
 
 MAX_WAITING_PACKETS, MAX_WAITING_BYTES = 500, 256 << 10
-"""So much waits to be written at most, before the rest is left in the application's queue, which has its own bounds."""
+"""The most that waits to be written. Further messages stay in the queue of the application."""
 MAX_ANSWERS = 2 * MAX_WAITING_PACKETS
-"""With more packets waiting the other side is not read: it would have us acknowledge for ever what it doesn't take."""
-_PUBLISH = 0x30
-_PUBLISH_ALIAS = b"\x23"
+"""With more packets waiting the peer is not read: it does not read the acknowledgements of what it sends."""
+_TOPIC_ALIAS = b"\x23"  # the property
 
 
 class ConnectionState(Enum):
-    """Where a connection is."""
+    """State of a connection."""
 
     CONNECTING = "CONNACK has not been sent or received"
     OPEN = "accepted"
-    CLOSING = "this side's DISCONNECT waits to be written"
-    CLOSED = "over"
+    CLOSING = "DISCONNECT waits to be written"
+    CLOSED = "closed"
 
 
 class EndpointEvents(Protocol):
-    """What both sides are told."""
+    """Events of clients and servers."""
 
     def on_wake(self) -> None:
-        """Something is to be written."""
+        """`take` has bytes to send."""
 
     def on_message(self, message: PublishPacket) -> int:
-        """A message came, its alias resolved; with QoS 2 it comes once. Answers the reason code of its
-        acknowledgement: 0, or a failure."""
+        """A message was received, with its topic, and once with QoS 2.
+
+        Returns the reason code for its acknowledgement: 0, or a failure.
+        """
 
     def on_room(self) -> None:
         """More messages may be sent."""
 
     def on_disconnect(self, code: int, properties: Props) -> None:
-        """DISCONNECT came: the connection is over."""
+        """DISCONNECT was received: the connection is closed."""
 
 
 class MqttEndpoint:
     """One side of a connection.
 
     Args:
-        events: who is told.
-        session: what outlives the connection.
+        events: receives the events.
+        session: the state that outlives the connection.
         version: 5 or 4 (MQTT 3.1.1).
-        limit_bytes: the largest packet that may come.
+        limit_bytes: the largest packet that is accepted.
 
     Attributes:
         state: see `ConnectionState`.
@@ -80,7 +81,7 @@ class MqttEndpoint:
     def __init__(self, events: EndpointEvents, session: MqttSession, version: int, limit_bytes: int) -> None:
         self._events, self.session, self._version = events, session, version
         self.state = ConnectionState.CLOSED
-        self._sent_0 = 0
+        self._sent_0 = 0  # QoS 0 messages
         self._handlers: dict[int, Callable[[int, bytes], None]] = {
             PacketType.PUBLISH: self._on_publish,
             PacketType.PUBACK: self._on_puback,
@@ -91,7 +92,7 @@ class MqttEndpoint:
         self._reset(limit_bytes)
 
     def _reset(self, limit_bytes: int) -> None:
-        """Begin a connection; nothing of an earlier one is left but the session."""
+        """Begin a connection; only the session of an earlier one is kept."""
         self._splitter = PacketSplitter(limit_bytes)
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -105,42 +106,42 @@ class MqttEndpoint:
 
     @property
     def is_open(self) -> bool:
-        """Whether the connection stands and was accepted."""
+        """Whether the connection was accepted and is not closed."""
         return self.state is ConnectionState.OPEN
 
     def _resume(self, is_kept: bool) -> None:
-        """The connection was accepted; see `MqttSession.resume`."""
+        """Begin to use the session of an accepted connection; see `MqttSession.resume`."""
         self.session.resume(is_kept)
-        # the receive maximum is for one connection (§3.1.2.11.3)
+        # the receive maximum counts the messages of one connection (§3.1.2.11.3)
         self._unreleased_before = len(self.session.unreleased)
 
     # ---- bytes
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Take what was received."""
+        """Add received bytes."""
         self._splitter.feed(data)
         self._fed_s = now_s
 
     def next(self) -> bool:
-        """Handle the next packet; false when none is there as a whole.
+        """Handle the next packet; false while it is incomplete.
 
         Raises:
-            MqttError: the other side broke a rule; see `fail`.
+            MqttError: the peer broke a rule; see `fail`.
         """
         packet = self._splitter.next()
         if packet is None:
             return False
-        self._heard_s = self._fed_s  # a packet is a sign of life, half of one is not [MQTT-3.1.2-22]
+        self._heard_s = self._fed_s  # only a complete packet counts for the keep-alive [MQTT-3.1.2-22]
         if self.state is ConnectionState.CONNECTING or self.state is ConnectionState.OPEN:
             first, body = packet
             handler = self._handlers.get(first >> 4)
             if handler is None:
-                raise MqttError(Reason.PROTOCOL_ERROR, f"packet {first:#x} is none of this side, or in the wrong place")
+                raise MqttError(Reason.PROTOCOL_ERROR, f"unexpected packet {first:#x}")
             handler(first, body)
-        return True  # behind a DISCONNECT nothing counts: it is not to be kept from going out
+        return True  # packets after DISCONNECT are ignored, so that they don't keep ours from being sent
 
     def take(self, now_s: float) -> bytes:
-        """What is to be sent; behind DISCONNECT the connection is over."""
+        """Return the bytes to send; after DISCONNECT the connection is closed."""
         if not self._out:
             return b""
         data = b"".join(self._out)
@@ -167,25 +168,25 @@ class MqttEndpoint:
 
     @property
     def is_congested(self) -> bool:
-        """Whether so much waits to be written that the other side should not be read."""
+        """Whether so much waits to be written that the peer should not be read."""
         return len(self._out) > MAX_ANSWERS
 
     # ---- the end
 
     def disconnect(self, code: int = 0, properties: Props | None = None) -> None:
-        """Send DISCONNECT behind what waits to be written, if the connection stands; nothing is handled any more."""
+        """Send DISCONNECT after what waits to be written, if the connection is open. Further packets are ignored."""
         if self.state is ConnectionState.OPEN:
             self._send(encode(DisconnectPacket(code, properties or {}), self._version))
             self.state = ConnectionState.CLOSING
 
     def fail(self, error: MqttError) -> None:
-        """The other side broke a rule: the connection is over, and with MQTT 5 it is told why."""
+        """Close the connection because the peer broke a rule; MQTT 5 sends the reason."""
         if self.state is ConnectionState.OPEN and self._version == 5:
             self._send(encode(DisconnectPacket(error.code), 5))
         self.state = ConnectionState.CLOSED
 
     def abort(self) -> None:
-        """The connection is gone; what waited to be written is forgotten."""
+        """Handle a lost connection: drop what waits to be written."""
         self._out.clear()
         self._out_bytes = 0
         self.state = ConnectionState.CLOSED
@@ -197,8 +198,11 @@ class MqttEndpoint:
     # ---- messages out
 
     def can_send(self, qos: int) -> bool:
-        """Whether a message may be sent now: on an open connection, within the other side's receive maximum
-        [MQTT-3.3.4-7], [MQTT-3.3.4-9], and behind what is to be sent again."""
+        """Return whether a message may be sent now.
+
+        It needs an open connection, room in the receive maximum of the peer [MQTT-3.3.4-7], [MQTT-3.3.4-9], and no
+        message that is to be sent again.
+        """
         session = self.session
         if self.state is not ConnectionState.OPEN:
             return False
@@ -213,7 +217,7 @@ class MqttEndpoint:
         self._transmit(message)
 
     def send_again(self) -> None:
-        """Send again what was in flight on an earlier connection, as far as there is room [MQTT-4.4.0-1]."""
+        """Send the messages in flight of an earlier connection, as far as there is room [MQTT-4.4.0-1]."""
         session = self.session
         while session.unsent and self._has_space and len(session.in_flight) - len(session.unsent) < self._window:
             number, message = session.unsent.popitem(last=False)
@@ -233,7 +237,7 @@ class MqttEndpoint:
             properties = varint(len(properties)) + properties
         packet = encode_publish(flags, topic, message.packet_identifier, properties, message.payload)
         if len(packet) > self._peer_limit_bytes:
-            self._aliases_out.pop(topic, None)  # a new one, which the other side does not learn now
+            self._aliases_out.pop(topic, None)  # a new alias that the peer does not receive
             self.session.settle(message, "toolarge")
             return
         self._send(packet)
@@ -245,7 +249,7 @@ class MqttEndpoint:
                 message.finish()
 
     def _aliased(self, message: OutgoingMessage) -> tuple[bytes, bytes]:
-        """Topic and properties, a topic that was sent with an alias before as that."""
+        """Return topic and properties; a topic that was sent with an alias before is empty."""
         aliases, topic = self._aliases_out, message.topic
         number = aliases.get(topic)
         is_known = number is not None
@@ -253,7 +257,7 @@ class MqttEndpoint:
             aliases[topic] = number = len(aliases) + 1
         if number is None:
             return topic, message.properties
-        return b"" if is_known else topic, message.properties + _PUBLISH_ALIAS + number.to_bytes(2)
+        return b"" if is_known else topic, message.properties + _TOPIC_ALIAS + number.to_bytes(2)
 
     def _on_puback(self, first: int, body: bytes) -> None:
         packet = decode_acknowledgement(first, body, self._version)
@@ -298,7 +302,7 @@ class MqttEndpoint:
             self._receive_once(message)
 
     def _on_excess(self, first: int, body: bytes, error: TooManyPropertiesError) -> None:
-        """A message has too many properties."""
+        """Handle a message with too many properties."""
         raise error
 
     def _receive_once(self, message: PublishPacket) -> None:
@@ -321,7 +325,7 @@ class MqttEndpoint:
         if topic:
             self._aliases_in[alias] = topic
         elif alias not in self._aliases_in:
-            raise MqttError(Reason.PROTOCOL_ERROR, f"topic alias {alias} means nothing")
+            raise MqttError(Reason.PROTOCOL_ERROR, f"topic alias {alias} is unknown")
         return self._aliases_in[alias]
 
     def _on_pubrel(self, first: int, body: bytes) -> None:

@@ -1,4 +1,4 @@
-"""MQTT packets as tuples, and their bytes, for MQTT 3.1.1 and 5 and for both sides.
+"""MQTT packets as tuples, and their encoding, for MQTT 3.1.1 and 5.
 
 Sections and statements, here and in `smqrt.wire.mqtt.decode`, are those of MQTT 5; version 4 stands for MQTT 3.1.1.
 """
@@ -24,11 +24,11 @@ DUP, RETAIN = 0x08, 0x01
 _U16 = Struct(">H")
 _NO_PROPERTIES: Properties = {}
 FLAGS: dict[int, int] = {PacketType.PUBREL: 2, PacketType.SUBSCRIBE: 2, PacketType.UNSUBSCRIBE: 2}
-"""The lower half of the first byte of a packet, where it is not 0 (table 2-2); PUBLISH has flags of its own."""
+"""The lower half of the first byte where it is not 0 (table 2-2), except PUBLISH."""
 
 
 class WillMessage(NamedTuple):
-    """What the server publishes when the connection ends without DISCONNECT (§3.1.2.5)."""
+    """Message that the server publishes when the connection ends without DISCONNECT (§3.1.2.5)."""
 
     topic: str
     payload: bytes
@@ -36,11 +36,11 @@ class WillMessage(NamedTuple):
     retain: bool = False
     properties: Props = _NO_PROPERTIES
     property_bytes: bytes = b""
-    """As they came, with their length; to be forwarded in their order [MQTT-3.1.3-10]."""
+    """The received bytes with their length, to forward properties in their order [MQTT-3.1.3-10]."""
 
 
 class ConnectPacket(NamedTuple):
-    """CONNECT (§3.1); `keepalive_s` 0 asks for none."""
+    """CONNECT (§3.1); `keepalive_s` 0 is no keep-alive."""
 
     version: int
     client_identifier: str
@@ -53,7 +53,7 @@ class ConnectPacket(NamedTuple):
 
 
 class ConnackPacket(NamedTuple):
-    """CONNACK (§3.2); the code of MQTT 3.1.1 is its return code."""
+    """CONNACK (§3.2); with MQTT 3.1.1 the code is the return code."""
 
     session_present: bool
     code: int
@@ -70,7 +70,7 @@ class PublishPacket(NamedTuple):
     packet_identifier: int = 0
     properties: Props = _NO_PROPERTIES
     property_bytes: bytes = b""
-    """As they came, with their length; to be forwarded without being packed again."""
+    """The received bytes with their length, to forward properties without encoding them."""
 
     @property
     def qos(self) -> int:
@@ -79,7 +79,7 @@ class PublishPacket(NamedTuple):
 
     @property
     def retain(self) -> bool:
-        """Whether the message is to be retained, or was."""
+        """The retain flag."""
         return bool(self.flags & RETAIN)
 
 
@@ -93,8 +93,10 @@ class Acknowledgement(NamedTuple):
 
 
 class Subscription(NamedTuple):
-    """One topic filter of SUBSCRIBE, with its options (§3.8.3.1): QoS 3, no local 4, retain as published 8, retain
-    handling 0x30."""
+    """One topic filter of SUBSCRIBE with its options (§3.8.3.1).
+
+    Their bits: QoS 3, no local 4, retain as published 8, retain handling 0x30.
+    """
 
     topic: str
     options: int = 0
@@ -117,7 +119,7 @@ class UnsubscribePacket(NamedTuple):
 
 
 class SubscribeAnswer(NamedTuple):
-    """SUBACK or UNSUBACK (§3.9, §3.11): a code for each topic filter. UNSUBACK of MQTT 3.1.1 has none."""
+    """SUBACK or UNSUBACK (§3.9, §3.11) with a code for each topic filter, without codes in UNSUBACK of MQTT 3.1.1."""
 
     type: PacketType
     packet_identifier: int
@@ -132,14 +134,14 @@ class PingPacket(NamedTuple):
 
 
 class DisconnectPacket(NamedTuple):
-    """DISCONNECT (§3.14); MQTT 3.1.1 has it from clients only, without a code."""
+    """DISCONNECT (§3.14); in MQTT 3.1.1 only clients send it, without a code."""
 
     code: int = 0
     properties: Props = _NO_PROPERTIES
 
 
 class AuthPacket(NamedTuple):
-    """AUTH (§3.15), which MQTT 3.1.1 has not."""
+    """AUTH (§3.15), of MQTT 5 only."""
 
     code: int = 0
     properties: Props = _NO_PROPERTIES
@@ -158,19 +160,19 @@ Packet = (
     | AuthPacket
 )
 
-# ---- tuples to bytes
+# ---- encoding
 
 PINGREQ, PINGRESP = b"\xc0\0", b"\xd0\0"
 
 
 def encode(packet: Packet, version: int) -> bytes:
-    """The bytes of a packet.
+    """Return the bytes of a packet.
 
     Args:
-        version: 5 or 4; of no meaning for CONNECT, which has it. What MQTT 3.1.1 has not is left out.
+        version: 5 or 4; CONNECT has its own. Fields that MQTT 3.1.1 does not have are omitted.
 
     Raises:
-        ArgumentError: a text, a value or a property that MQTT can't carry.
+        ArgumentError: a text, a value or a property that MQTT can't encode.
     """
     if isinstance(packet, PublishPacket):
         properties = encode_properties(packet.properties, PacketType.PUBLISH) if version == 5 else b""
@@ -180,11 +182,11 @@ def encode(packet: Packet, version: int) -> bytes:
 
 
 def encode_publish(flags: int, topic: bytes, packet_identifier: int, properties: bytes, payload: bytes) -> bytes:
-    """A PUBLISH packet.
+    """Return a PUBLISH packet.
 
     Args:
-        flags: the lower half of the first byte: dup, QoS, retain.
-        packet_identifier: left out with QoS 0.
+        flags: the lower half of the first byte: DUP, QoS, retain.
+        packet_identifier: omitted with QoS 0.
         properties: packed, with their length; empty for MQTT 3.1.1.
     """
     number = packet_identifier.to_bytes(2) if flags & 6 else b""
@@ -194,7 +196,7 @@ def encode_publish(flags: int, topic: bytes, packet_identifier: int, properties:
 
 
 def encode_acknowledgement(kind: int, packet_identifier: int, version: int, code: int = 0) -> bytes:
-    """PUBACK, PUBREC, PUBREL or PUBCOMP without properties; MQTT 3.1.1 has no code."""
+    """Return PUBACK, PUBREC, PUBREL or PUBCOMP without properties; MQTT 3.1.1 has no code."""
     first = kind << 4 | FLAGS.get(kind, 0)
     number = packet_identifier.to_bytes(2)
     if code and version == 5:
@@ -212,7 +214,7 @@ def _sized(data: bytes | str, what: str) -> bytes:
     except UnicodeEncodeError:
         raise ArgumentError(f"{what} must be UTF-8, not {data!r}") from None
     if len(raw) > MAX_TEXT_BYTES:
-        raise ArgumentError(f"{what} has {len(raw)} bytes; MQTT carries at most {MAX_TEXT_BYTES}")
+        raise ArgumentError(f"{what} has {len(raw)} bytes; at most {MAX_TEXT_BYTES} are possible")
     return _U16.pack(len(raw)) + raw
 
 
@@ -262,7 +264,7 @@ def _encode_unsubscribe(packet: UnsubscribePacket, version: int) -> tuple[bytes,
 
 def _encode_subscribe_answer(packet: SubscribeAnswer, version: int) -> tuple[bytes, bytes]:
     kind, codes = packet.type, packet.codes
-    if version < 5:  # SUBACK knows but one refusal, UNSUBACK none
+    if version < 5:  # SUBACK has one failure code, UNSUBACK no codes
         codes = bytes(min(code, 0x80) for code in codes) if kind is PacketType.SUBACK else b""
     head = _U16.pack(packet.packet_identifier)
     return bytes((kind << 4,)), head + _block(packet.properties, kind, version) + codes

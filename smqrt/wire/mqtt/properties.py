@@ -1,7 +1,7 @@
-"""Properties of MQTT 5 (§2.2.2): bytes to a dict and back, in one pass.
+"""Properties of MQTT 5 (§2.2.2), decoded to a dict and encoded.
 
-Applications see them as one dict, with the names of the standard in lower case and without spaces:
-`{"contenttype": "text/plain", "messageexpiryinterval": 60, "colour": "red"}`. Any other name is a user property.
+Applications use one dict, with the names of the standard in lower case and without spaces:
+`{"contenttype": "text/plain", "messageexpiryinterval": 60, "colour": "red"}`. Other names are user properties.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from smqrt.errors import ArgumentError, MqttError
 from smqrt.wire.mqtt.reasons import Reason
 
 Props = Mapping[str, object]
-"""Properties as an application gives them. Values of user properties may be of any kind: they are sent as `str`."""
+"""Properties from an application. Values of user properties may have any type: they are sent as `str`."""
 PropertyValue = int | str | bytes | list[int] | list[str]
 Properties = dict[str, PropertyValue]
-"""Properties as they came."""
+"""Received properties."""
 
 MAX_PROPERTIES = 1000
-"""In one packet. A property may have five bytes, and costs a microsecond: a packet of 1 MiB would hold the loop."""
+"""Of one packet. A property may have five bytes and takes a microsecond, so a packet of 1 MiB would block the loop."""
 MAX_TEXT_BYTES = 0xFFFF
 MAX_VARINT = 268_435_455
-_REASON = "$reason"  # the name of a reason string in the older documentation
+_REASON = "$reason"  # the former documented name of the reason string
 _USER = 0x26
 
 
 def number_of(properties: Props, name: str, default: int) -> int:
-    """The number of a property, the default where it is not there or no number."""
+    """Return the number of a property, `default` when it is missing or not a number."""
     value = properties.get(name, default)
     return value if isinstance(value, int) else int(value) if isinstance(value, float) else default
 
 
 class PacketType(IntEnum):
-    """The types of packets (§2.1.2), and the will, which has properties of its own inside CONNECT."""
+    """Packet types (§2.1.2), and the will, which has its own properties in CONNECT."""
 
     WILL = 0
     CONNECT = 1
@@ -55,13 +55,13 @@ class PacketType(IntEnum):
 
 
 class TooManyPropertiesError(MqttError):
-    """A packet has more than MAX_PROPERTIES of them."""
+    """A packet has more than MAX_PROPERTIES properties."""
 
     def __init__(self) -> None:
         super().__init__(Reason.QUOTA_EXCEEDED, f"a packet with more than {MAX_PROPERTIES} properties")
 
 
-# ---- the types of values (§1.5): readers answer the value and the position behind it; none reads beyond `end`
+# ---- types of values (§1.5): readers return the value and the position after it, and never read beyond `end`
 
 
 def _number(size: int) -> Callable[[bytes, int, int], tuple[int, int]]:
@@ -74,11 +74,11 @@ def _number(size: int) -> Callable[[bytes, int, int], tuple[int, int]]:
 
 
 def read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
-    """The variable byte integer at a position, and the position behind it.
+    """Return the variable byte integer at a position, and the position after it.
 
     Raises:
-        MqttError: it ends beyond `end`, has more than four bytes, or more than it needs [MQTT-1.5.5-1]: properties are
-            forwarded as they came.
+        MqttError: it ends after `end`, has more than four bytes, or more than it needs [MQTT-1.5.5-1]. The last one
+            counts since properties are forwarded as they were received.
     """
     value = shift = 0
     for index in range(at, min(at + 4, end)):
@@ -96,7 +96,7 @@ def read_varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def read_binary(data: bytes, at: int, end: int) -> tuple[bytes, int]:
-    """The bytes behind a length of two bytes at a position, and the position behind them; raises as `read_varint`."""
+    """Return the bytes after a two-byte length at a position, and the position after them; raises as `read_varint`."""
     start = at + 2
     if start > end:
         raise cut_off()
@@ -107,10 +107,10 @@ def read_binary(data: bytes, at: int, end: int) -> tuple[bytes, int]:
 
 
 def read_text(data: bytes, at: int, end: int) -> tuple[str, int]:
-    """The text behind a length of two bytes at a position, and the position behind it.
+    """Return the text after a two-byte length at a position, and the position after it.
 
     Raises:
-        MqttError: it ends beyond `end`, is not UTF-8, or has the character NUL (§1.5.4).
+        MqttError: it ends after `end`, is not UTF-8, or has the character NUL (§1.5.4).
     """
     raw, at = read_binary(data, at, end)
     try:
@@ -123,15 +123,15 @@ def read_text(data: bytes, at: int, end: int) -> tuple[str, int]:
 
 
 def cut_off() -> MqttError:
-    """The error of a packet that is shorter than what it says."""
+    """Return the error for a packet that ends inside a field."""
     return MqttError(Reason.MALFORMED_PACKET, "a packet that ends inside a field")
 
 
 def varint(number: int) -> bytes:
-    """The variable byte integer of a number.
+    """Return the variable byte integer of a number.
 
     Raises:
-        ValueError: it has more than 28 bits.
+        ValueError: the number has more than 28 bits.
     """
     if number < 128:
         return bytes((number,))
@@ -157,38 +157,37 @@ def _write_text(value: Any) -> bytes:
     if not isinstance(text, str):
         raise TypeError(f"a text, not {type(value).__name__}")
     if "\0" in text:
-        raise ValueError("a text has no character NUL")
+        raise ValueError("a text must not have the character NUL")
     return _write_binary(text)
 
 
 class _Kind(NamedTuple):
-    """How values of one type are read and written, and from where to where numbers go."""
+    """Reader, writer and number range of one type of values."""
 
     read: Callable[[bytes, int, int], tuple[Any, int]]
     write: Callable[[Any], bytes]
-    least: int = 0
-    most: int = -1  # of numbers
+    lowest: int = 0
+    highest: int = -1  # -1: not a number
 
 
 _FLAG = _Kind(_number(1), lambda value: value.to_bytes(1), 0, 1)
 _TWO = _Kind(_number(2), lambda value: value.to_bytes(2), 0, 0xFFFF)
-_TWO_POSITIVE = _TWO._replace(least=1)
+_TWO_POSITIVE = _TWO._replace(lowest=1)
 _FOUR = _Kind(_number(4), lambda value: value.to_bytes(4), 0, 0xFFFFFFFF)
-_FOUR_POSITIVE = _FOUR._replace(least=1)
+_FOUR_POSITIVE = _FOUR._replace(lowest=1)
 _VARINT = _Kind(read_varint, varint, 1, MAX_VARINT)
 _TEXT = _Kind(read_text, _write_text)
 _BINARY = _Kind(read_binary, _write_binary)
 
 
-class _Property(NamedTuple):
-    number: int
-    name: str
-    kind: _Kind
-    packets: frozenset[int]
+class _Property:
+    """One property of the standard, and the packets that may have it."""
 
+    __slots__ = ("kind", "name", "number", "packets")
 
-def _property(number: int, name: str, kind: _Kind, *packets: PacketType) -> _Property:
-    return _Property(number, name, kind, frozenset(packets))
+    def __init__(self, number: int, name: str, kind: _Kind, *packets: PacketType) -> None:
+        self.number, self.name, self.kind = number, name, kind
+        self.packets: frozenset[int] = frozenset(packets)
 
 
 _MESSAGE = (PacketType.PUBLISH, PacketType.WILL)
@@ -202,59 +201,59 @@ _ANSWERS = (
 )
 
 _TABLE = (  # §2.2.2.2, table 2-4
-    _property(0x01, "payloadformatindicator", _FLAG, *_MESSAGE),
-    _property(0x02, "messageexpiryinterval", _FOUR, *_MESSAGE),
-    _property(0x03, "contenttype", _TEXT, *_MESSAGE),
-    _property(0x08, "responsetopic", _TEXT, *_MESSAGE),
-    _property(0x09, "correlationdata", _BINARY, *_MESSAGE),
-    _property(0x0B, "subscriptionidentifier", _VARINT, PacketType.PUBLISH, PacketType.SUBSCRIBE),
-    _property(0x11, "sessionexpiryinterval", _FOUR, PacketType.CONNECT, PacketType.CONNACK, PacketType.DISCONNECT),
-    _property(0x12, "assignedclientidentifier", _TEXT, PacketType.CONNACK),
-    _property(0x13, "serverkeepalive", _TWO, PacketType.CONNACK),
-    _property(0x15, "authenticationmethod", _TEXT, PacketType.CONNECT, PacketType.CONNACK, PacketType.AUTH),
-    _property(0x16, "authenticationdata", _BINARY, PacketType.CONNECT, PacketType.CONNACK, PacketType.AUTH),
-    _property(0x17, "requestprobleminformation", _FLAG, PacketType.CONNECT),
-    _property(0x18, "willdelayinterval", _FOUR, PacketType.WILL),
-    _property(0x19, "requestresponseinformation", _FLAG, PacketType.CONNECT),
-    _property(0x1A, "responseinformation", _TEXT, PacketType.CONNACK),
-    _property(0x1C, "serverreference", _TEXT, PacketType.CONNACK, PacketType.DISCONNECT),
-    _property(0x1F, "reasonstring", _TEXT, PacketType.CONNACK, *_ANSWERS, PacketType.DISCONNECT, PacketType.AUTH),
-    _property(0x21, "receivemaximum", _TWO_POSITIVE, PacketType.CONNECT, PacketType.CONNACK),
-    _property(0x22, "topicaliasmaximum", _TWO, PacketType.CONNECT, PacketType.CONNACK),
-    _property(0x23, "topicalias", _TWO_POSITIVE, PacketType.PUBLISH),
-    _property(0x24, "maximumqos", _FLAG, PacketType.CONNACK),
-    _property(0x25, "retainavailable", _FLAG, PacketType.CONNACK),
-    _property(0x27, "maximumpacketsize", _FOUR_POSITIVE, PacketType.CONNECT, PacketType.CONNACK),
-    _property(0x28, "wildcardsubscriptionavailable", _FLAG, PacketType.CONNACK),
-    _property(0x29, "subscriptionidentifieravailable", _FLAG, PacketType.CONNACK),
-    _property(0x2A, "sharedsubscriptionavailable", _FLAG, PacketType.CONNACK),
+    _Property(0x01, "payloadformatindicator", _FLAG, *_MESSAGE),
+    _Property(0x02, "messageexpiryinterval", _FOUR, *_MESSAGE),
+    _Property(0x03, "contenttype", _TEXT, *_MESSAGE),
+    _Property(0x08, "responsetopic", _TEXT, *_MESSAGE),
+    _Property(0x09, "correlationdata", _BINARY, *_MESSAGE),
+    _Property(0x0B, "subscriptionidentifier", _VARINT, PacketType.PUBLISH, PacketType.SUBSCRIBE),
+    _Property(0x11, "sessionexpiryinterval", _FOUR, PacketType.CONNECT, PacketType.CONNACK, PacketType.DISCONNECT),
+    _Property(0x12, "assignedclientidentifier", _TEXT, PacketType.CONNACK),
+    _Property(0x13, "serverkeepalive", _TWO, PacketType.CONNACK),
+    _Property(0x15, "authenticationmethod", _TEXT, PacketType.CONNECT, PacketType.CONNACK, PacketType.AUTH),
+    _Property(0x16, "authenticationdata", _BINARY, PacketType.CONNECT, PacketType.CONNACK, PacketType.AUTH),
+    _Property(0x17, "requestprobleminformation", _FLAG, PacketType.CONNECT),
+    _Property(0x18, "willdelayinterval", _FOUR, PacketType.WILL),
+    _Property(0x19, "requestresponseinformation", _FLAG, PacketType.CONNECT),
+    _Property(0x1A, "responseinformation", _TEXT, PacketType.CONNACK),
+    _Property(0x1C, "serverreference", _TEXT, PacketType.CONNACK, PacketType.DISCONNECT),
+    _Property(0x1F, "reasonstring", _TEXT, PacketType.CONNACK, *_ANSWERS, PacketType.DISCONNECT, PacketType.AUTH),
+    _Property(0x21, "receivemaximum", _TWO_POSITIVE, PacketType.CONNECT, PacketType.CONNACK),
+    _Property(0x22, "topicaliasmaximum", _TWO, PacketType.CONNECT, PacketType.CONNACK),
+    _Property(0x23, "topicalias", _TWO_POSITIVE, PacketType.PUBLISH),
+    _Property(0x24, "maximumqos", _FLAG, PacketType.CONNACK),
+    _Property(0x25, "retainavailable", _FLAG, PacketType.CONNACK),
+    _Property(0x27, "maximumpacketsize", _FOUR_POSITIVE, PacketType.CONNECT, PacketType.CONNACK),
+    _Property(0x28, "wildcardsubscriptionavailable", _FLAG, PacketType.CONNACK),
+    _Property(0x29, "subscriptionidentifieravailable", _FLAG, PacketType.CONNACK),
+    _Property(0x2A, "sharedsubscriptionavailable", _FLAG, PacketType.CONNACK),
 )
 _BY_NUMBER = {item.number: item for item in _TABLE}
 _BY_NAME = {item.name: item for item in _TABLE}
 NAMES = tuple(item.name for item in _TABLE)
-"""Of all properties of the standard, in the order of their numbers."""
-NUMBERS = frozenset(item.name for item in _TABLE if item.kind.most >= 0)
-"""Those whose values are numbers."""
+"""Names of the properties of the standard, in the order of their numbers."""
+NUMBERS = frozenset(item.name for item in _TABLE if item.kind.highest >= 0)
+"""Names of the properties whose values are numbers."""
 TEXTS = frozenset(item.name for item in _TABLE if item.kind in (_TEXT, _BINARY))
-"""Those whose values are texts or bytes."""
+"""Names of the properties whose values are texts or bytes."""
 _SUBSCRIPTION, _ALIAS = _BY_NAME["subscriptionidentifier"], _BY_NAME["topicalias"]
 
-# ---- bytes to a dict
+# ---- decoding
 
 
 def decode_properties(data: bytes, at: int, packet: PacketType) -> tuple[Properties, int]:
-    """The properties at a position of a packet's body, their length first, and the position behind them.
+    """Return the properties at a position of a packet's body, with their length first, and the position after them.
 
-    Of several user properties with one name all values are in a list; so are several subscription identifiers. A user
-    property that has the name of one of the standard is left out: nobody fakes those.
+    The values of user properties with the same name are a list, as are several subscription identifiers. User
+    properties with the name of a standard property are ignored, so that they can't imitate it.
 
     Args:
         data: the body.
-        packet: whose properties they are.
+        packet: the packet type.
 
     Raises:
         TooManyPropertiesError: more than MAX_PROPERTIES.
-        MqttError: they break a rule.
+        MqttError: a malformed or forbidden property.
     """
     size, at = read_varint(data, at, len(data))
     if at + size > len(data):
@@ -263,7 +262,7 @@ def decode_properties(data: bytes, at: int, packet: PacketType) -> tuple[Propert
 
 
 def unpack_properties(data: bytes, at: int, end: int, packet: PacketType) -> Properties:
-    """The properties from a position to another; as `decode_properties`, without their length in front."""
+    """Return the properties between two positions; as `decode_properties`, without the length."""
     found: Properties = {}
     for _ in range(MAX_PROPERTIES):
         if at == end:
@@ -281,41 +280,44 @@ def unpack_properties(data: bytes, at: int, end: int, packet: PacketType) -> Pro
 
 
 def find_alias(data: bytes, at: int) -> int:
-    """The topic alias among the properties of PUBLISH at a position, their length first; 0 when there is none. There
-    may be any number of user properties, which are not looked at.
+    """Return the topic alias of PUBLISH, 0 without one. The number of user properties is not limited.
+
+    Args:
+        data: the body.
+        at: the position of the properties, their length first.
 
     Raises:
-        TooManyPropertiesError: more than MAX_PROPERTIES others.
-        MqttError: they break a rule.
+        TooManyPropertiesError: more than MAX_PROPERTIES other properties.
+        MqttError: a malformed or forbidden property.
     """
     size, at = read_varint(data, at, len(data))
+    end, user, others = at + size, _USER, 0
     try:
-        return _alias_between(data, at, at + size)
+        while at < end:
+            if data[at] == user:  # skipped by its two lengths: 1 MiB has 200,000 of them
+                at += 3 + (data[at + 1] << 8 | data[at + 2])
+                at += 2 + (data[at] << 8 | data[at + 1])
+                continue
+            found: Properties = {}
+            at = _read_one(found, data, at, end, PacketType.PUBLISH)
+            if _ALIAS.name in found:
+                return number_of(found, _ALIAS.name, 0)
+            others += 1
+            if others > MAX_PROPERTIES:
+                raise TooManyPropertiesError
     except IndexError:
         raise cut_off() from None
-
-
-def _alias_between(data: bytes, at: int, end: int) -> int:
-    user, others = _USER, 0  # a mebibyte has 200,000 user properties: this takes nothing but their lengths
-    while at < end:
-        if data[at] == user:
-            at += 3 + (data[at + 1] << 8 | data[at + 2])
-            at += 2 + (data[at] << 8 | data[at + 1])
-            continue
-        found: Properties = {}
-        at = _read_one(found, data, at, end, PacketType.PUBLISH)
-        if _ALIAS.name in found:
-            return number_of(found, _ALIAS.name, 0)
-        others += 1
-        if others > MAX_PROPERTIES:
-            raise TooManyPropertiesError
     if at != end:
         raise cut_off()
     return 0
 
 
 def cut_property(block: bytes, name: str) -> bytes:
-    """Properties that were decoded before, their length in front: the rest without the one of this name."""
+    """Return packed properties without their length and without one of them.
+
+    Args:
+        block: properties that were decoded before, their length first.
+    """
     size, at = read_varint(block, 0, len(block))
     number, end, kept = _BY_NAME[name].number, at + size, bytearray()
     while at < end:
@@ -331,16 +333,16 @@ def cut_property(block: bytes, name: str) -> bytes:
 
 
 def _read_one(found: Properties, data: bytes, at: int, end: int, packet: PacketType) -> int:
-    item = _BY_NUMBER.get(data[at])  # a variable byte integer, but all there are have one byte
+    item = _BY_NUMBER.get(data[at])  # a variable byte integer, but all of the standard have one byte
     if item is None:
         raise MqttError(Reason.MALFORMED_PACKET, f"an unknown property {data[at]:#x}")
     if packet not in item.packets:
-        raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} in a packet that can't have it")
+        raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} is not allowed in this packet")
     value, at = item.kind.read(data, at + 1, end)
-    if item.kind.most >= 0 and not item.kind.least <= value <= item.kind.most:
-        raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} is {value}")
+    if item.kind.highest >= 0 and not item.kind.lowest <= value <= item.kind.highest:
+        raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} can't be {value}")
     if item.name in found and (item is not _SUBSCRIPTION or packet is not PacketType.PUBLISH):
-        raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} is there twice")
+        raise MqttError(Reason.PROTOCOL_ERROR, f"the property {item.name} occurs twice")
     _add(found, item.name, value)
     return at
 
@@ -355,29 +357,29 @@ def _add(found: Properties, name: str, value: Any) -> None:
         found[name] = [known, value]  # both are numbers, or both texts
 
 
-# ---- a dict to bytes
+# ---- encoding
 
 
 def encode_properties(properties: Props | None, packet: PacketType) -> bytes:
-    """The properties of a packet, their length first.
+    """Return the encoded properties of a packet, their length first.
 
     Args:
-        properties: what this packet does not know goes as a user property; a list as several with one name.
+        properties: names that this packet does not have become user properties; a list becomes several with one name.
 
     Raises:
-        ArgumentError: a value is out of its range or of a wrong type; it names the property.
+        ArgumentError: a value is out of range or has a wrong type; the message names the property.
     """
     body = pack_properties(properties, packet)
     return varint(len(body)) + body
 
 
 def pack_properties(properties: Props | None, packet: PacketType) -> bytes:
-    """The same without the length in front."""
+    """Return the encoded properties of a packet without their length; see `encode_properties`."""
     if not properties:
         return b""
     body = b"".join([_encode_one(name, value, packet) for name, value in properties.items()])
     if len(body) > MAX_VARINT:
-        raise ArgumentError(f"properties: they have {len(body)} bytes together; a packet holds at most {MAX_VARINT}")
+        raise ArgumentError(f"properties: {len(body)} bytes; a packet has at most {MAX_VARINT}")
     return body
 
 
@@ -385,25 +387,17 @@ def _encode_one(name: str, value: Any, packet: PacketType) -> bytes:
     item = _BY_NAME.get("reasonstring" if name == _REASON else name)
     try:
         if item is None or packet not in item.packets:
-            return _encode_user(name, value)
+            head = bytes((_USER,)) + _write_text(name)
+            values = value if isinstance(value, list | tuple) else [value]
+            return b"".join([head + _write_text(one if isinstance(one, bytes) else str(one)) for one in values])
         if item is _SUBSCRIPTION and packet is PacketType.PUBLISH and isinstance(value, list | tuple):
             return b"".join([_encode_one(name, one, packet) for one in value])  # of each that matched (§3.3.2.3.8)
-        if item.kind.most >= 0:
-            value = _checked_number(value, item.kind)
+        if item.kind.highest >= 0:
+            if isinstance(value, float) and not value.is_integer() or not isinstance(value, int | float):
+                raise TypeError("a whole number is expected")
+            if not item.kind.lowest <= value <= item.kind.highest:
+                raise ValueError(f"it must be from {item.kind.lowest} to {item.kind.highest}")
+            value = int(value)
         return bytes((item.number,)) + item.kind.write(value)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"property {name!r} can't be {value!r}: {error}") from None
-
-
-def _checked_number(value: Any, kind: _Kind) -> int:
-    if isinstance(value, float) and not value.is_integer() or not isinstance(value, int | float):
-        raise TypeError("a whole number is expected")
-    if not kind.least <= value <= kind.most:
-        raise ValueError(f"it must be from {kind.least} to {kind.most}")
-    return int(value)
-
-
-def _encode_user(name: str, value: Any) -> bytes:
-    head = bytes((_USER,)) + _write_text(name)
-    values = value if isinstance(value, list | tuple) else [value]
-    return b"".join([head + _write_text(item if isinstance(item, bytes) else str(item)) for item in values])

@@ -1,4 +1,4 @@
-"""Reason codes of MQTT 5 (§2.4), and the return codes that MQTT 3.1.1 has in CONNACK (§3.2.2.3)."""
+"""Reason codes of MQTT 5 (§2.4), and return codes of MQTT 3.1.1 (§3.2.2.3)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Reason(IntEnum):
-    """A reason code; those from 0x80 on are failures. Where several packets share a number, it has the first name."""
+    """A reason code; failures begin at 0x80. A number with several names in the standard has the first one."""
 
     SUCCESS = 0x00
     GRANTED_QOS_1 = 0x01
@@ -61,12 +61,12 @@ RETURN_CODES: dict[int, int] = {
     Reason.BAD_USER_NAME_OR_PASSWORD: 4,
     Reason.NOT_AUTHORIZED: 5,
 }
-"""What MQTT 3.1.1 says in CONNACK; a client that is refused for another reason is closed without a word."""
+"""Return codes of MQTT 3.1.1 in CONNACK. For other reasons the connection is closed without CONNACK."""
 
 _WORDS = {reason.value: reason.name.replace("_", " ").lower() for reason in Reason}
 _RETURN_CODE_WORDS = {code: _WORDS[reason] for reason, code in RETURN_CODES.items()}
 
 
 def reason_words(code: int, version: int) -> str:
-    """What a code of CONNACK or DISCONNECT says, such as "not authorized"; version 4 stands for MQTT 3.1.1."""
+    """Return the words for a code of CONNACK or DISCONNECT, such as "not authorized"; version 4 is MQTT 3.1.1."""
     return (_WORDS if version == 5 else _RETURN_CODE_WORDS).get(code, f"reason {code}")

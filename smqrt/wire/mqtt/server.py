@@ -1,6 +1,6 @@
-"""The server's side of an MQTT connection: CONNECT and its answer, subscriptions, keep-alive.
+"""Server side of an MQTT connection: CONNECT and its answer, subscriptions, keep-alive.
 
-The broker behind it decides: it answers `on_connect` by `accept` or `refuse`, `on_subscribe` by `answer`, now or later.
+The broker decides: it answers `on_connect` with `accept` or `refuse`, and `on_subscribe` with `answer`, now or later.
 """
 
 from __future__ import annotations
@@ -38,48 +38,48 @@ from smqrt.wire.mqtt.session import MAX_INFLIGHT, MqttSession
 from smqrt.wire.mqtt.topics import is_topic_name
 
 KEEPALIVE_FACTOR = 1.5
-"""Silence for one and a half times the keep-alive ends a connection [MQTT-3.1.2-22]."""
-_CONNECT = 0x10
-_NONE: Props = MappingProxyType({})
+"""A connection is closed after 1.5 times the keep-alive without a packet [MQTT-3.1.2-22]."""
+_CONNECT = 0x10  # the first byte
+_NO_PROPERTIES: Props = MappingProxyType({})
 
 
 class ServerEvents(EndpointEvents, Protocol):
-    """What a server is told."""
+    """Events of a server."""
 
     def on_connect(self, packet: ConnectPacket) -> None:
-        """CONNECT came; to be answered by `accept` or `refuse`."""
+        """CONNECT was received; to be answered with `accept` or `refuse`."""
 
     def on_subscribe(self, packet: SubscribePacket) -> None:
-        """SUBSCRIBE came; to be answered by `answer`."""
+        """SUBSCRIBE was received; to be answered with `answer`."""
 
     def on_unsubscribe(self, packet: UnsubscribePacket) -> None:
-        """UNSUBSCRIBE came; to be answered by `answer`."""
+        """UNSUBSCRIBE was received; to be answered with `answer`."""
 
 
 def check_message_properties(properties: Props) -> None:
-    """Check the properties of a message or a will that a client sent, beyond what `decode` does.
+    """Check the properties of a message or a will from a client, beyond what `decode` checks.
 
     Raises:
-        MqttError: a subscription identifier [MQTT-3.3.4-6], or a response topic that is none [MQTT-3.3.2-14].
+        MqttError: a subscription identifier [MQTT-3.3.4-6], or an invalid response topic [MQTT-3.3.2-14].
     """
     if "subscriptionidentifier" in properties:
-        raise MqttError(Reason.PROTOCOL_ERROR, "a client that names a subscription")
+        raise MqttError(Reason.PROTOCOL_ERROR, "a message of a client with a subscription identifier")
     topic = properties.get("responsetopic")
     if topic is not None and not is_topic_name(str(topic)):
         raise MqttError(Reason.PROTOCOL_ERROR, "the response topic has a wildcard, or is empty")
 
 
 class MqttServerEndpoint(MqttEndpoint):
-    """A server, for one connection.
+    """Protocol state of a server, for one connection.
 
     Args:
-        events: who is told.
-        limit_bytes: the largest packet that may come.
+        events: receives the events.
+        limit_bytes: the largest packet that is accepted.
 
     Attributes:
         version: of the client; 0 before CONNECT.
-        will: what is to be published when the connection ends; None without one, before the client is let in, and after
-            a DISCONNECT that says so [MQTT-3.1.2-8], [MQTT-3.1.2-10].
+        will: the message to publish when the connection ends. None without one, before the client is accepted, and
+            after a normal DISCONNECT [MQTT-3.1.2-8], [MQTT-3.1.2-10].
     """
 
     def __init__(self, events: ServerEvents, limit_bytes: int = MAX_PACKET_BYTES) -> None:
@@ -114,7 +114,7 @@ class MqttServerEndpoint(MqttEndpoint):
         self._version = connect_version(body)
         packet = decode_connect(first, body)
         if not packet.client_identifier and packet.version == 4 and not packet.clean_start:  # 3.1.1 [MQTT-3.1.3-8]
-            raise MqttError(Reason.CLIENT_IDENTIFIER_NOT_VALID, "a client without identifier that resumes a session")
+            raise MqttError(Reason.CLIENT_IDENTIFIER_NOT_VALID, "a session without a client identifier")
         self._splitter.only = 0
         if packet.will is not None:
             check_message_properties(packet.will.properties)
@@ -127,12 +127,14 @@ class MqttServerEndpoint(MqttEndpoint):
         self._alias_limit_out = number_of(properties, "topicaliasmaximum", 0)
         self._server_events.on_connect(packet)
 
-    def accept(self, session: MqttSession, is_session_present: bool, properties: Mapping[str, object] = _NONE) -> None:
-        """Let the client in, if it is still there; what its session has in flight may be sent again with `send_again`.
+    def accept(
+        self, session: MqttSession, is_session_present: bool, properties: Mapping[str, object] = _NO_PROPERTIES
+    ) -> None:
+        """Accept the client if it is still connected. `send_again` sends the messages in flight of its session.
 
         Args:
-            session: the one that is kept, or a new one.
-            properties: of CONNACK: what this server can't do, and its limits, which it keeps from now on.
+            session: the kept one, or a new one.
+            properties: of CONNACK: missing features and limits of this server, which this connection enforces.
         """
         if self.state is not ConnectionState.CONNECTING:
             return
@@ -146,49 +148,49 @@ class MqttServerEndpoint(MqttEndpoint):
         self._send(encode(ConnackPacket(is_session_present, 0, properties), self._version))
         self._resume(is_session_present)
 
-    def refuse(self, code: int, properties: Props = _NONE) -> None:
-        """Refuse the client: CONNACK with the reason, as far as its version has one, and the end."""
+    def refuse(self, code: int, properties: Props = _NO_PROPERTIES) -> None:
+        """Refuse the client: send CONNACK with the reason, if its version has one, and close."""
         return_code = RETURN_CODES.get(code) if self._version == 4 else code
         if self.state is ConnectionState.CONNECTING and self._version and return_code:
             self._send(encode(ConnackPacket(False, return_code, properties), self._version))
         self.state = ConnectionState.CLOSED
 
     def fail(self, error: MqttError) -> None:
-        """See `MqttEndpoint`; before CONNECT is accepted it is refused."""
+        """See `MqttEndpoint`; a CONNECT without an answer is refused."""
         if self.state is ConnectionState.CONNECTING:
             self.refuse(error.code)
         super().fail(error)
 
     def check_alive(self, now_s: float) -> None:
-        """See whether the client is still there.
+        """Check the keep-alive of the client.
 
         Raises:
-            MqttError: KEEP_ALIVE_TIMEOUT; nothing was heard of it for too long.
+            MqttError: KEEP_ALIVE_TIMEOUT; no packet for too long.
         """
         if not self._keepalive_s or self.state is not ConnectionState.OPEN:
             return
         if now_s - self._heard_s > self._keepalive_s * KEEPALIVE_FACTOR:
-            raise MqttError(Reason.KEEP_ALIVE_TIMEOUT, "nothing was heard for longer than the keep-alive allows")
+            raise MqttError(Reason.KEEP_ALIVE_TIMEOUT, "no packet within 1.5 times the keep-alive")
 
-    # ---- what a client may send
+    # ---- packets of the client
 
     @property
     def is_congested(self) -> bool:
-        """See `MqttEndpoint`. Nor is the client read while CONNECT is not answered: what comes behind it only waits."""
+        """See `MqttEndpoint`. While CONNECT has no answer the client is not read either."""
         return super().is_congested or bool(self._version) and self.state is ConnectionState.CONNECTING
 
     def next(self) -> bool:
-        """See `MqttEndpoint`. Until CONNECT is answered, what comes behind it waits."""
+        """See `MqttEndpoint`. Packets after CONNECT wait until it is answered."""
         if self._version and self.state is ConnectionState.CONNECTING:
             return False
         return super().next()
 
     def _receive(self, message: PublishPacket) -> None:
-        """Refuse what this server said that it can't do, and what only a server has to look at."""
+        """Check the features that CONNACK excluded, and the rules for clients."""
         if message.qos > self._max_qos:
-            raise MqttError(Reason.QOS_NOT_SUPPORTED, "a QoS that this server has not")  # [MQTT-3.2.2-11]
+            raise MqttError(Reason.QOS_NOT_SUPPORTED, "a QoS that this server does not support")  # [MQTT-3.2.2-11]
         if message.retain and not self._retain_available and self._version == 5:
-            raise MqttError(Reason.RETAIN_NOT_SUPPORTED, "this server retains no messages")  # [MQTT-3.2.2-14]
+            raise MqttError(Reason.RETAIN_NOT_SUPPORTED, "this server does not retain messages")  # [MQTT-3.2.2-14]
         if message.properties:
             check_message_properties(message.properties)
         super()._receive(message)
@@ -201,8 +203,10 @@ class MqttServerEndpoint(MqttEndpoint):
         check_flags(first)
         self._server_events.on_unsubscribe(decode_unsubscribe(first, body, self._version))
 
-    def answer(self, packet: SubscribePacket | UnsubscribePacket, codes: bytes, properties: Props = _NONE) -> None:
-        """SUBACK or UNSUBACK: a reason code for each topic filter, in their order [MQTT-3.8.4-6], [MQTT-3.9.3-1]."""
+    def answer(
+        self, packet: SubscribePacket | UnsubscribePacket, codes: bytes, properties: Props = _NO_PROPERTIES
+    ) -> None:
+        """Send SUBACK or UNSUBACK: a reason code for each filter, in their order [MQTT-3.8.4-6], [MQTT-3.9.3-1]."""
         kind = PacketType.SUBACK if isinstance(packet, SubscribePacket) else PacketType.UNSUBACK
         self._send(encode(SubscribeAnswer(kind, packet.packet_identifier, codes, properties), self._version))
 
@@ -215,7 +219,7 @@ class MqttServerEndpoint(MqttEndpoint):
         check_flags(first)
         packet = decode_disconnect(first, body, self._version)
         if not self._session_expiry_s and number_of(packet.properties, "sessionexpiryinterval", 0):
-            raise MqttError(Reason.PROTOCOL_ERROR, "DISCONNECT keeps a session that CONNECT did not ask for")
+            raise MqttError(Reason.PROTOCOL_ERROR, "DISCONNECT sets a session expiry, but CONNECT did not")
         if packet.code == Reason.SUCCESS:
             self.will = None
         self._closed_by_peer(packet)

@@ -1,9 +1,8 @@
-"""The state of an MQTT session that outlives connections (MQTT 5 §4.1): QoS 1 and 2 in both directions (§4.3, §4.4).
+"""State of an MQTT session (MQTT 5 §4.1): QoS 1 and 2 in both directions (§4.3, §4.4).
 
-Both sides have the same: messages in flight towards the other side, in the order in which they were sent, and the
-packet identifiers of the QoS 2 messages that came and are not released yet. After a reconnect what is in flight is
-sent again: with DUP when the other side kept its part of the session, as new when it did not, and only PUBREL once
-PUBREC came.
+Client and server have the same state: the messages in flight to the peer, in the order of sending, and the packet
+identifiers of received QoS 2 messages that are not released yet. After a reconnect the messages in flight are sent
+again: with DUP when the peer kept its part of the session, as new ones when it did not, and only PUBREL after PUBREC.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from collections import OrderedDict
 from smqrt.wire.mqtt.reasons import FIRST_FAILURE
 
 _IDENTIFIERS = 0xFFFF
-MAX_INFLIGHT = 0x7FFF  # half of the packet identifiers: a free one is found soon
+MAX_INFLIGHT = 0x7FFF  # half of the packet identifiers, so that a free one is found soon
 
 
 class OutgoingMessage:
-    """A message on its way to the other side.
+    """A message to the peer.
 
     Args:
         properties: packed, without their length.
@@ -25,7 +24,7 @@ class OutgoingMessage:
     Attributes:
         packet_identifier: 0 before it is sent, and with QoS 0.
         is_dup: whether it may have been sent before, in this session.
-        is_released: whether PUBREC came, and PUBREL is due.
+        is_released: whether PUBREC was received, and PUBREL is due.
         size_bytes: topic, payload and properties.
     """
 
@@ -49,17 +48,17 @@ class OutgoingMessage:
         self.is_dup = self.is_released = False
 
     def finish(self, error: str | int | None = None) -> None:
-        """Called when it is sent (QoS 0) or acknowledged (QoS 1 and 2), or can't be: then with the reason."""
+        """Called when the message is sent (QoS 0) or acknowledged (QoS 1 and 2), or failed with `error`."""
 
 
 class MqttSession:
-    """One side's part of a session.
+    """The part of a session that one peer keeps.
 
     Attributes:
         in_flight: QoS 1 and 2 messages that are sent and not acknowledged, by packet identifier.
         in_flight_bytes: their size.
         unsent: those of them that are to be sent again on this connection.
-        unreleased: packet identifiers of QoS 2 messages that came and whose PUBREL did not.
+        unreleased: packet identifiers of received QoS 2 messages without PUBREL.
         requests: packet identifiers of SUBSCRIBE and UNSUBSCRIBE that wait for their answer.
     """
 
@@ -72,8 +71,7 @@ class MqttSession:
         self._last_identifier = 0
 
     def new_identifier(self) -> int:
-        """A packet identifier that nothing uses; at most 65,535 are in use at once, what `MAX_INFLIGHT` and
-        `MAX_REQUESTS` see to."""
+        """Return a free packet identifier. `MAX_INFLIGHT` and `MAX_REQUESTS` make sure that there is one."""
         number = self._last_identifier
         while True:
             number = number % _IDENTIFIERS + 1
@@ -82,11 +80,11 @@ class MqttSession:
                 return number
 
     def resume(self, is_kept: bool) -> None:
-        """A connection stands. All that is in flight is to be sent again.
+        """Begin a connection: all messages in flight are to be sent again.
 
         Args:
-            is_kept: whether the other side kept its part of the session. If not, what it took over (PUBREC) is over,
-                and so is what it would release.
+            is_kept: whether the peer kept its part of the session. If not, messages that it confirmed with PUBREC are
+                done, and so are those that it would release.
         """
         self.requests.clear()
         if not is_kept:
@@ -98,13 +96,13 @@ class MqttSession:
         self.unsent = OrderedDict(self.in_flight)
 
     def begin(self, message: OutgoingMessage) -> None:
-        """A message with QoS 1 or 2 is about to be sent for the first time: it gets its packet identifier."""
+        """Assign a packet identifier to a message with QoS 1 or 2 before it is sent the first time."""
         message.packet_identifier = number = self.new_identifier()
         self.in_flight[number] = message
         self.in_flight_bytes += message.size_bytes
 
     def settle(self, message: OutgoingMessage, error: str | int | None = None) -> None:
-        """A message is acknowledged, or can't be sent."""
+        """Remove a message that is acknowledged, or failed with `error`."""
         number = message.packet_identifier
         if self.in_flight.pop(number, None):
             self.in_flight_bytes -= message.size_bytes
@@ -114,13 +112,13 @@ class MqttSession:
     # ---- acknowledgements of what was sent
 
     def acknowledged(self, number: int, code: int) -> None:
-        """PUBACK came. One that belongs to nothing in flight is ignored."""
+        """Handle PUBACK; ignored without its message in flight."""
         message = self.in_flight.get(number)
         if message is not None and message.qos == 1:
             self.settle(message, code if code >= FIRST_FAILURE else None)
 
     def received(self, number: int, code: int) -> bool | None:
-        """PUBREC came. Whether PUBREL is to be sent: None when there is no such message, False when it is refused."""
+        """Handle PUBREC; return whether to send PUBREL: None for an unknown message, False when it was refused."""
         message = self.in_flight.get(number)
         if message is None or message.qos != 2:
             return None
@@ -132,7 +130,7 @@ class MqttSession:
         return True
 
     def completed(self, number: int) -> None:
-        """PUBCOMP came."""
+        """Handle PUBCOMP."""
         message = self.in_flight.get(number)
         if message is not None and message.qos == 2 and message.is_released:
             self.settle(message)

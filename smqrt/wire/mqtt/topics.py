@@ -1,4 +1,4 @@
-"""MQTT topic names and topic filters (MQTT 5 §4.7), which filters match a name, and callbacks of subscriptions."""
+"""MQTT topic names, topic filters and their matching (MQTT 5 §4.7)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ OnPub = Callable[[str, bytes, Props, int], object]
 
 
 def is_topic_name(topic: str) -> bool:
-    """Whether messages may be published to a topic: it is not empty and has no wildcards [MQTT-4.7.0-1]."""
+    """Return whether a topic is a valid name: not empty, and without wildcards [MQTT-4.7.0-1]."""
     return topic != "" and "+" not in topic and "#" not in topic
 
 
 def is_topic_filter(topic: str) -> bool:
-    """Whether the wildcards of a filter stand for whole levels, "#" at the end [MQTT-4.7.1-1], [MQTT-4.7.1-2]."""
+    """Return whether wildcards are whole levels, and "#" is the last one [MQTT-4.7.1-1], [MQTT-4.7.1-2]."""
     levels = topic.split("/")
     if "#" in levels[:-1] or not topic:
         return False
@@ -29,10 +29,10 @@ def is_topic_filter(topic: str) -> bool:
 
 
 def check_topic(topic: object) -> str:
-    """A topic to publish to.
+    """Return a topic to publish to.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: not a topic name.
     """
     name = _checked_text(topic)
     if not is_topic_name(name):
@@ -41,14 +41,14 @@ def check_topic(topic: object) -> str:
 
 
 def check_filter(topic: object) -> str:
-    """A topic to subscribe to, which may have wildcards.
+    """Return a topic to subscribe to, which may have wildcards.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: not a topic filter.
     """
     name = _checked_text(topic)
     if not is_topic_filter(name):
-        raise ArgumentError(f"topic {name!r}: '+' stands for a whole level, '#' for all levels at the end")
+        raise ArgumentError(f"topic {name!r}: '+' must be a whole level, '#' the whole last level")
     return name
 
 
@@ -67,7 +67,7 @@ def _checked_text(topic: object) -> str:
 
 
 def unshared(topic: str) -> str:
-    """The filter inside a shared subscription, `$share/group/filter` (§4.8.2)."""
+    """Return the filter of a shared subscription, `$share/group/filter`; others as they are (§4.8.2)."""
     return topic.split("/", 2)[2] if topic.startswith("$share/") and topic.count("/") >= 2 else topic
 
 
@@ -80,20 +80,20 @@ class _Node(Generic[Value]):
 
 
 class FilterTree(Generic[Value]):
-    """Values by topic filter; one filter has one value."""
+    """Values by topic filter, one for each filter."""
 
     def __init__(self) -> None:
         self._root: _Node[Value] = _Node()
 
     def set(self, topic_filter: str, value: Value) -> None:
-        """Have a value for a filter, in place of the one it had."""
+        """Set the value of a filter."""
         node = self._root
         for level in topic_filter.split("/"):
             node = node.children.setdefault(level, _Node())
         node.values = [value]
 
     def remove(self, topic_filter: str) -> None:
-        """Forget a filter, if it is there."""
+        """Remove a filter, if it is there."""
         path = [self._root]
         levels = topic_filter.split("/")
         for level in levels:
@@ -109,8 +109,10 @@ class FilterTree(Generic[Value]):
             del parent.children[level]
 
     def match(self, topic: str) -> Iterator[Value]:
-        """The values of the filters that match a topic name. A wildcard at the first level matches no name that begins
-        with "$" [MQTT-4.7.2-1]."""
+        """Yield the values of the filters that match a topic name.
+
+        A wildcard at the first level matches no name that begins with "$" [MQTT-4.7.2-1].
+        """
         levels = topic.split("/")
         nodes = [self._root]
         for depth, level in enumerate(levels):
@@ -124,15 +126,17 @@ class FilterTree(Generic[Value]):
             nodes = following
         for node in nodes:
             yield from node.values
-            if "#" in node.children:  # "a/#" is for "a" as well
+            if "#" in node.children:  # "a/#" matches "a" as well
                 yield from node.children["#"].values
 
 
 class Routes:
-    """The callbacks of single subscriptions.
+    """Callbacks of single subscriptions.
 
-    With MQTT 5 the broker tells by an identifier which subscription a message is for. Where it doesn't, topics are
-    compared.
+    A broker of MQTT 5 adds the subscription identifiers to a message. Without them the topic is matched.
+
+    Attributes:
+        uses_identifiers: whether the broker adds subscription identifiers.
     """
 
     def __init__(self) -> None:
@@ -143,7 +147,7 @@ class Routes:
         self.uses_identifiers = True
 
     def add(self, topic: str, onpub: OnPub) -> int:
-        """Have `onpub` called for what comes by this subscription; returns its identifier."""
+        """Set the callback of a subscription; return its identifier."""
         number = self._numbers.get(topic)
         if number is None:
             self._last = number = self._last + 1
@@ -153,14 +157,14 @@ class Routes:
         return number
 
     def remove(self, topic: str) -> None:
-        """Forget a subscription's callback, if it has one."""
+        """Remove the callback of a subscription, if it has one."""
         number = self._numbers.pop(topic, None)
         if number is not None:
             del self._callbacks[number]
             self._by_topic.remove(unshared(topic))
 
     def find(self, topic: str, properties: Props) -> list[OnPub]:
-        """The callbacks for a message."""
+        """Return the callbacks for a message."""
         if not self._callbacks:
             return []
         if not self.uses_identifiers:

@@ -166,7 +166,7 @@ class MqttBinding:
 
     def _keep(self, number: int, client: MqttClient) -> None:
         self._clients[number] = client
-        client.on_ended(lambda: self._forget(number))
+        client.on_end(lambda: self._forget(number))
 
     def _forget(self, number: int) -> None:
         self._clients.pop(number, None)
@@ -366,7 +366,7 @@ class MqttBinding:
         """Wait until all have said what they had to say, at most so long."""
         with suppress(gevent.Timeout), gevent.Timeout(timeout_s):
             for client in list(self._clients.values()):
-                client.wait_ended()
+                client.wait_closed()
 
 
 def _decision(answer: Any) -> Any:

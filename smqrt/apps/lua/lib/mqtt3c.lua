@@ -19,7 +19,7 @@ local function check_trust(sock, host, op, has_credentials)
   if op.nocheck or not sock:cipher() then return true end
   local ok, status = sock:trusted(host)
   if ok or has_credentials then return ok, status end
-  tracep(false, 0, format("%sthe certificate of %s is not to be trusted (%s); connected all the same, because no credentials are sent",
+  tracep(false, 0, format("%sthe certificate of %s is not trusted (%s); connected anyway, because no credentials are sent",
     core.where(), host or "the MQTT broker", status))
   return true
 end
