@@ -65,7 +65,7 @@ class Pipe(Outbox):
             try:
                 link.receive(frame)
             except ProtocolError as error:
-                link.fail(error)
+                link.lose(str(error))
                 return
             self.worked_off_bytes += len(frame)
         link.heard(link.node.clock_s())

@@ -172,8 +172,8 @@ OTHERS_TURN_S = 0.001
 PAUSE_S = 1.0
 """How long the other nodes of a cluster may take to say that they keep what is for a hub; its clients are served on."""
 LINK_S = 5.0
-"""The maximum time that what clients publish waits for links to the other nodes: after so long (`cluster.node.SILENCE_S`)
-a node counts as lost in any case. Usually it takes 30 ms; on a busy machine more than a second was measured.
+"""The maximum time that what clients publish waits for links to the other nodes. A node that is silent for so long
+counts as lost in any case. Usually it takes 30 ms; on a busy machine more than a second was measured.
 """
 _new_poll = monkey.get_original("select", "poll")  # gevent's own makes a watcher for each
 NO_ONE: Mapping[Session, SentAhead] = {}

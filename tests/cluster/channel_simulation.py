@@ -15,7 +15,7 @@ from itertools import permutations
 from random import Random
 
 from smqrt.broker.deferred import Deferred
-from smqrt.cluster import link
+from smqrt.cluster import link_channels
 from smqrt.cluster.memory_links import MemoryNetwork
 from smqrt.cluster.node import Node
 from smqrt.wire.smq import frames
@@ -297,8 +297,8 @@ def schedule(seed: int) -> list[Action]:
 
 def run(seed: int, actions: Iterable[Action] | None = None) -> World:
     """Work off a schedule; raises Fault, or whatever the code under test raises."""
-    numbers = link.MAX_CHANNEL
-    link.MAX_CHANNEL = len(NAMES) + seed % 3  # so few that numbers come again at once
+    numbers = link_channels.MAX_CHANNEL
+    link_channels.MAX_CHANNEL = len(NAMES) + seed % 3  # so few that numbers come again at once
     try:
         world = World(seed)
         for action in schedule(seed) if actions is None else actions:
@@ -306,4 +306,4 @@ def run(seed: int, actions: Iterable[Action] | None = None) -> World:
         world.judge()
         return world
     finally:
-        link.MAX_CHANNEL = numbers
+        link_channels.MAX_CHANNEL = numbers

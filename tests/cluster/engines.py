@@ -160,7 +160,7 @@ class Engine:
 
     def wait_acknowledged(self, place: Place) -> None:
         """Wait until others have acknowledged all messages that a node has sent."""
-        self.until(lambda: not any(link._unacked for link in self.node_of(place).links.values()), "acknowledgements")
+        self.until(lambda: not any(link.unacked for link in self.node_of(place).links.values()), "acknowledgements")
 
     def is_settled(self, place: Place) -> bool:
         """Whether a node has no links but those that are up."""

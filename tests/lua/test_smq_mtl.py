@@ -224,7 +224,7 @@ WRONG = {
     "sides[1]:send(('x'):rep(65521))": "data: 65521 bytes; a message carries at most 65520, split it",
     "sides[1]:send('x', 'y')": "bad argument #2 to 'send' (number expected, got string)",
     "sides[1].send('x')": "bad self (a channel made by mtl:open is expected; call its methods with ':')",
-    "sides[1]:close(('x'):rep(1001))": "msg: 1001 bytes; what is said at the end has at most 1000",
+    "sides[1]:close(('x'):rep(1001))": "msg: 1001 bytes; the text of close has at most 1000",
     "mtls[1]:close()": "bad argument #1 to 'close' (string expected, got no value)",
     "mtls[1]:isopen()": "bad argument #1 to 'isopen' (string expected, got no value)",
     "mtls[1]:hascon()": "bad argument #1 to 'hascon' (string expected, got no value)",
@@ -256,7 +256,7 @@ WRONG = {
     CREATE_CLUSTER + "(hub.create(), mtls[1], {name = ('x'):rep(1001)})": "name: 1001 bytes; "
     "the name of a cluster has 1 to 1000",
     CREATE_CLUSTER + "(hub.create(), mtls[1], {name = 'n'}):close(('x'):rep(1001))": "msg: 1001 bytes; "
-    "what is said at the end has at most 1000",
+    "the text of close has at most 1000",
 }
 PINGS = [
     "timeout = 1.9",

@@ -65,7 +65,7 @@ class LinkSession:
 
     def fail(self, error: ProtocolError) -> None:
         """The other side broke a rule."""
-        self.link.fail(error)
+        self.link.lose(str(error))
 
 
 class LinkConnection(RawConnection):
@@ -177,7 +177,7 @@ class LinkConnection(RawConnection):
         try:
             return self._work_off(size)
         except ProtocolError as error:
-            self.link.fail(error)
+            self.link.lose(str(error))
         except (Exception, Timeout):
             log.exception("error while a message of another node was delivered; the link is closed")
             self.lost(CloseReason.HOOK_FAILED)

@@ -358,7 +358,7 @@ class Cluster:
         check_size(data)
         stid = subtopic if isinstance(subtopic, int) else self._broker.createsub(subtopic)
         sender = self._broker.server.etid if ptid is None else ptid
-        return self._member.to_servers(data, sender, stid)
+        return self._member.routing.to_servers(data, sender, stid)
 
     def pubon(self, data: bytes, ptid: int, topic: Name, subtopic: Name | None = None) -> bool:
         """Publish on behalf of a client of any node; false when there is no such client."""

@@ -101,7 +101,7 @@ class ProcessCluster:
             self._meet_through(servers)
         member = self.opened().join(broker, name)
         if succession.names_for(broker.key) is not None:
-            member.expect_clients()
+            member.migration.expect()
         if (options.observe or self.observes()) == "cluster":
             member.counts.count_all()
 
