@@ -26,9 +26,11 @@ from smqrt.wire.link_packets import Hello, Packet, Refusal, Siblings
 
 __all__ = ["MAX_NAME_BYTES", "Carried", "Link", "LinkState", "Transport", "UnauthenticatedLinks"]
 
-MAX_STRANGERS = 100
-STRANGERS = Limit(
-    "cluster_strangers", "", f"{MAX_STRANGERS} connections that have not proved the password; the oldest makes room"
+MAX_UNAUTHENTICATED = 100
+UNAUTHENTICATED = Limit(
+    "cluster_strangers",
+    "",
+    f"{MAX_UNAUTHENTICATED} connections that have not proved the password; the oldest makes room",
 )
 LEFT_OUT = 2
 """A node is lost when this many times `queue_bytes` was dropped since its last acknowledgement."""
@@ -98,7 +100,7 @@ class LinkNode(Protocol):
     @property
     def links(self) -> Mapping[bytes, Link]: ...
     @property
-    def strangers(self) -> UnauthenticatedLinks: ...
+    def unauthenticated(self) -> UnauthenticatedLinks: ...
     @property
     def server(self) -> OwnSiblings: ...
 
@@ -138,8 +140,8 @@ class LinkNode(Protocol):
 class UnauthenticatedLinks:
     """The accepted links whose other side has not proved the password, the oldest first.
 
-    Above `MAX_STRANGERS` the oldest link of the address with the most of them is closed. So idle connections keep no
-    node out: a node proves the password within milliseconds. A client at one address only loses connections of its own.
+    Above `MAX_UNAUTHENTICATED` the oldest link of the address with the most of them is closed. So idle connections keep
+    no node out: a node proves the password within milliseconds. A client at one address only loses its own connections.
     When all addresses have as many, the oldest of all is closed.
     """
 
@@ -151,11 +153,11 @@ class UnauthenticatedLinks:
 
     def add(self, link: Link, address: str) -> None:
         """Add a link; another one may be closed for it."""
-        if len(self._addresses) >= MAX_STRANGERS:
+        if len(self._addresses) >= MAX_UNAUTHENTICATED:
             counts = Counter(self._addresses.values())
             most = max(counts.values())
             oldest = next(link for link, address in self._addresses.items() if counts[address] == most)
-            STRANGERS.refused(f"a link from {self._addresses[oldest]}")
+            UNAUTHENTICATED.refused(f"a link from {self._addresses[oldest]}")
             oldest.lose("closed for newer connections that have not proved the password either")
         self._addresses[link] = address
 
@@ -206,7 +208,7 @@ class Link:
         self.on_end: Callable[[Link, str], object] = lambda link, why: None
         self.sending = 0
         self.sent_bytes = self.unhandled_bytes = 0
-        self._acked_bytes = self._said_bytes = self._left_out_bytes = 0
+        self._acked_bytes = self._reported_bytes = self._left_out_bytes = 0
         self.unacked: deque[Unacked] = deque()
         self.knows_pressure = self.knows_stamps = self.knows_succession = False
         self.siblings: Siblings | None = None
@@ -349,21 +351,21 @@ class Link:
         return (self.remote.routes.get(run[3:7]) or self.remote.resolve(run[3:7])).deliver(run)
 
     def stray(self) -> None:
-        """Drop a message for no hub: for one that has left the cluster, or of a stranger. Raises as `control`."""
+        """Drop a message for a hub that has left the cluster. Raises ProtocolError before the handshake is complete."""
         if self.state is not LinkState.UP:
             raise ProtocolError(CloseReason.BAD_CONNECT, "what connects here is no node of smqrt")
 
     def heard(self, now_s: float) -> None:
         """Record that something has come, and acknowledge if enough was processed."""
         self.heard_s = now_s
-        if self.transport.worked_off_bytes - self._said_bytes >= ACK_BYTES:
+        if self.transport.worked_off_bytes - self._reported_bytes >= ACK_BYTES:
             self.acknowledge()
 
     def acknowledge(self) -> None:
         """Acknowledge what was processed."""
         worked_off = self.transport.worked_off_bytes
-        if worked_off != self._said_bytes and self.state is LinkState.UP:
-            self._said_bytes = worked_off
+        if worked_off != self._reported_bytes and self.state is LinkState.UP:
+            self._reported_bytes = worked_off
             self.send(wire.u64(Packet.ACK, worked_off))
 
     def _acked(self, packet: bytes) -> None:
@@ -503,7 +505,7 @@ class Handshake:
         if not wire.is_proof(packet, node.key, not link.connects, self.hellos):
             link.refuse(Refusal.PASSWORD, "the passwords of the two nodes differ")
             return
-        node.strangers.discard(link)
+        node.unauthenticated.discard(link)
         if not link.connects:
             link.send(wire.proof(node.key, False, self.hellos))
         link.state = LinkState.NUMBERING

@@ -317,6 +317,19 @@ class LinkChannels:
         self._last = 0
         self._closes = Bucket(CLOSES_PER_S, CLOSES_AT_ONCE, link.node.clock_s())
 
+    def __len__(self) -> int:
+        return len(self._own)
+
+    @property
+    def joined(self) -> int:
+        """The number of channels that both sides have opened."""
+        return len(self._theirs)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether both sides have the same channels, and no Close is under way."""
+        return not self._closing and not self._unopened
+
     def open(self, carried: Carried) -> None:
         """Carry a hub or a channel, once the other side has answered the Close of its former channel."""
         if carried.wire_name in self._closing.values():

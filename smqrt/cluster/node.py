@@ -140,7 +140,7 @@ class Node:
         channels: its application channels, by name.
         links: those that are up, by the id of the other node.
         all_links: also those whose handshake is under way.
-        strangers: accepted links whose other side has not proved the password.
+        unauthenticated: accepted links whose other side has not proved the password.
         queue_bytes, unacked_bytes: what may be queued for a node; what may be queued or not acknowledged.
         links_lost: how many that were up have ended.
         refused: how many links each kind of refusal has ended, on this side or the other.
@@ -175,7 +175,7 @@ class Node:
         self.channels: dict[bytes, AppChannel] = {}
         self.links: dict[bytes, Link] = {}
         self.all_links: set[Link] = set()
-        self.strangers = UnauthenticatedLinks()
+        self.unauthenticated = UnauthenticatedLinks()
         self.queue_bytes, self.unacked_bytes = queue_bytes, queue_bytes + max(queue_bytes, IN_FLIGHT_BYTES)
         self._renumberings = Bucket(RENUMBERINGS_PER_S, RENUMBERINGS_AT_ONCE, clock_s())
         self.refused: Counter[int] = Counter()
@@ -280,23 +280,23 @@ class Node:
 
     # ---- links
 
-    def connected(self, transport: Transport, connects: bool, stranger: str | None = None) -> Link:
+    def connected(self, transport: Transport, connects: bool, address: str | None = None) -> Link:
         """Make a link of a connection to another node.
 
         Args:
             connects: whether this node has made the connection.
-            stranger: the address of the remote side, see `UnauthenticatedLinks`; None for a node that was dialled here.
+            address: the address of the other side, see `UnauthenticatedLinks`; None for a node that was dialled here.
         """
         link = Link(self, transport, connects, self.clock_s())
         self.all_links.add(link)
-        if stranger is not None:
-            self.strangers.add(link, stranger)
+        if address is not None:
+            self.unauthenticated.add(link, address)
         return link
 
     def ended(self, link: Link, code: int) -> None:
         """Remove a link that has ended, and log it."""
         self.all_links.discard(link)
-        self.strangers.discard(link)
+        self.unauthenticated.discard(link)
         self.refused[code] += bool(code)
         if link.peer is not None and self.links.get(link.peer.id) is link:
             del self.links[link.peer.id]
@@ -306,11 +306,11 @@ class Node:
             self._via.pop(link.peer.id, None)
             self.heard_of_siblings(link)
         if code not in (0, Refusal.DUPLICATE, Refusal.SELF, Refusal.CLOSING):
-            if (suffix := self._complaints.others()) is not None:  # strangers can cause it, too
+            if (suffix := self._complaints.others()) is not None:  # limited, since any client can cause it
                 text = f"a link to another node: {link.why}{suffix}"
                 log.warning("%s", text)
                 self.on_log(text, True)
-        elif link.number:  # strangers never have one
+        elif link.number:  # unauthenticated peers have none
             self.on_log(f"a link to another node has ended: {link.why}", False)
 
     def heard_of_siblings(self, link: Link) -> None:

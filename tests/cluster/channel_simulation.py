@@ -267,8 +267,8 @@ class World:
         for machine in self.machines:
             for one in machine.node.links.values():
                 must(not one.unhandled_bytes, f"{one.unhandled_bytes} bytes of a link are held")
-                must(not one._closing and not one._unopened, f"{one._closing} {one._unopened}")
-                must(len(one._channels) == len(one._theirs) == len(NAMES), f"channels: {list(one._channels)}")
+                must(one.channels.is_settled, "channels are half open")
+                must(len(one.channels) == one.channels.joined == len(NAMES), f"{len(one.channels)} channels")
             for side in machine.open.values():
                 for peer in side.channel._peers.values():
                     held = peer._unhandled_bytes, peer._waiting_bytes, peer._handled_bytes

@@ -463,7 +463,7 @@ class NatsEngine(MeshEngine):
 
     def _connect(self, place: Place, mesh: Mesh) -> None:
         cable = self._cables[frozenset((place,))] = Cable(self._server.port)
-        self._backplanes[place] = mesh.meet_through_nats(
+        self._backplanes[place] = mesh.link_through_nats(
             f"nats://127.0.0.1:{cable.port}", hello_s=0.2, longest_reconnect_s=0.3
         )
 
@@ -479,7 +479,7 @@ class NatsEngine(MeshEngine):
     def meet(self, one: Place, other: Place) -> None:
         """Each says at the same moment that it is there, and again."""
         for place in (one, other, one, other):
-            self._backplanes[place]._say_hello()
+            self._backplanes[place].send_hello()
 
     def meet_itself(self, place: Place) -> None:
         """Its own words come back to it."""

@@ -136,7 +136,7 @@ def _end(link: Link, node: Node, member: ClusteredBroker, ear: Ear) -> None:
 def _check_clean(node: Node, member: ClusteredBroker) -> None:
     left = {
         "links": node.all_links | set(node.links),
-        "strangers": node.strangers,
+        "strangers": node.unauthenticated,
         "nodes": member.remotes,
         "phantoms": member.phantoms,
         "holders": member.clients.holders,
