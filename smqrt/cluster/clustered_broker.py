@@ -543,26 +543,10 @@ def _stamp_of(packet: bytes) -> int:
     return stamp
 
 
-def _pause(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
-    cluster.migration.pauses(node)
-
-
-def _paused(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
-    cluster.migration.paused(node)
-
-
 def _successor(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
     if len(packet) != 3:
         raise ProtocolError(CloseReason.SHORT_PACKET, "the number of the predecessor is missing")
     cluster.migration.succeeds(node, int.from_bytes(packet[1:], "big"))
-
-
-def _succeed(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
-    cluster.migration.succeeded(node)
-
-
-def _succeeded(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None:
-    node.hold(False)
 
 
 HANDLERS: dict[int, Callable[[ClusteredBroker, RemoteNode, bytes], None]] = {
@@ -584,9 +568,9 @@ HANDLERS: dict[int, Callable[[ClusteredBroker, RemoteNode, bytes], None]] = {
     LinkType.ONCE: _once,
     LinkType.VALUE_AT: _value_at,
     LinkType.CLOCK: _clock,
-    LinkType.PAUSE: _pause,
-    LinkType.PAUSED: _paused,
+    LinkType.PAUSE: lambda cluster, node, packet: cluster.migration.pauses(node),
+    LinkType.PAUSED: lambda cluster, node, packet: cluster.migration.paused(node),
     LinkType.SUCCESSOR: _successor,
-    LinkType.SUCCEED: _succeed,
-    LinkType.SUCCEEDED: _succeeded,
+    LinkType.SUCCEED: lambda cluster, node, packet: cluster.migration.succeeded(node),
+    LinkType.SUCCEEDED: lambda cluster, node, packet: node.hold(False),
 }

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Protocol
 
 from smqrt.broker.outbox import Drop, Outbox, run_in_background
-from smqrt.cluster.link_channels import MAX_NAME_BYTES, Carried, Channel, LinkChannels, Receiver
+from smqrt.cluster.link_channels import Carried, Channel, LinkChannels, Receiver
 from smqrt.cluster.node_send_queue import count_messages
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.printable import printable
@@ -23,8 +23,6 @@ from smqrt.settings.limit_register import Limit
 from smqrt.wire import link_packets as wire
 from smqrt.wire import smq
 from smqrt.wire.link_packets import Hello, Packet, Refusal, Siblings
-
-__all__ = ["MAX_NAME_BYTES", "Carried", "Link", "LinkState", "Transport", "UnauthenticatedLinks"]
 
 MAX_UNAUTHENTICATED = 100
 UNAUTHENTICATED = Limit(

@@ -93,42 +93,38 @@ class Expected:
                 self._logged.add(one.to)
                 log.warning("no link to %s for %.0f s: %s", one.to, now_s - one.since_s, one.why)
         for to in self._logged - self._missing.keys():
-            log.info("the link to %s that was missing is not missing any more", to)
+            log.info("the link to %s is no longer missing", to)
         self._logged &= self._missing.keys()
 
     # ---- what is missing
 
     def _compare(self) -> None:
-        now_s = self._mesh.node.clock_s()
-        found = dict(self._without_link())
-        self._missing = {
-            to: Missing(to, why, self._missing[to].since_s if to in self._missing else now_s)
-            for to, why in found.items()
-        }
-
-    def _without_link(self) -> list[tuple[str, str]]:
         node = self._mesh.node
-        found = [(one.address, one.why) for one in self._mesh.dialers if not one.up and not one.is_self]
+        found = {one.address: one.why for one in self._mesh.dialers if not one.up and not one.is_self}
         known = {node.id, *node.links, *(one.expects for one in self._mesh.dialers)}
         for link in sorted(node.links.values(), key=lambda one: one.number):
             for index, (node_id, _) in enumerate(link.siblings.places if link.siblings is not None else ()):
                 if node_id != NOBODY and node_id not in known:
                     known.add(node_id)
-                    found.append((f"process {index} of the server of node {link.number}", "no node has made it"))
-        return found
+                    found[f"process {index} of the server of node {link.number}"] = "no node has made it"
+        now_s = node.clock_s()
+        self._missing = {
+            to: Missing(to, why, self._missing[to].since_s if to in self._missing else now_s)
+            for to, why in found.items()
+        }
 
     # ---- other processes of the servers found
 
     def _dial_siblings(self) -> None:
         node = self._mesh.node
-        told: dict[Dialer, list[Link]] = {}
+        found: dict[Dialer, list[Link]] = {}
         by_id = {one.leads_to_id: one.origin or one for one in self._mesh.dialers if one.place is not None}
         for link in node.links.values():
             assert link.peer is not None
             origin = by_id.get(link.peer.id)
             if origin is not None and link.siblings is not None and not node.server.has(link):
-                told.setdefault(origin, []).append(link)
-        for origin, links in told.items():
+                found.setdefault(origin, []).append(link)
+        for origin, links in found.items():
             newest = max(links, key=lambda one: one.peer.epoch if one.peer is not None else 0)
             assert newest.siblings is not None
             server = newest.siblings.server
@@ -356,11 +352,8 @@ class Mesh:
 
     def link_through_nats(self, servers: str, site: str = "smqrt", **options: Any) -> NatsBackplane:
         """Link to all nodes of a site that use the same NATS; see `NatsBackplane`."""
-        options.setdefault(
-            "queue_bytes",
-            max(self.node.unacked_bytes, 8 << 20),
-            # Links have limits of their own; the client must not refuse before these are reached.
-        )
+        # Links have limits of their own; the client must not refuse before these are reached.
+        options.setdefault("queue_bytes", max(self.node.unacked_bytes, 8 << 20))
         backplane = NatsBackplane(self.node, servers, site, **options)
         self._when_begun(backplane.begin)
         self._last_closers.append(backplane.close)
