@@ -1,7 +1,7 @@
 """Lost nodes that may come back: count what they miss.
 
-Without it, only messages under way when a partition begins would count as lost. The clients of a lost node are gone for
-all queries, and nothing is queued for it.
+Without it, only messages under way when a partition begins would count as lost. The clients of a lost node are gone
+for all queries, and nothing is queued for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One hub's membership in a cluster.
 
-An engine (`smqrt.cluster.engines`, or `smqrt.cluster.memory_links` for tests) finds the other nodes and makes a link to
-each. The link calls `joined`, passes what arrives to the `RemoteNode` that it gets, and calls `left_node` at its end.
+An engine (see `smqrt.cluster.engines`) finds the other nodes and makes a link to each. The link calls `joined`, passes
+what arrives to the `RemoteNode` that it gets, and calls `left_node` at its end.
 """
 
 from __future__ import annotations

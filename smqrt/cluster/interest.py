@@ -1,7 +1,7 @@
 """Topics that other nodes want.
 
-Nodes exchange no topic names, only the two numbers that every node makes from a name (`smqrt.wire.smq.NameNumbers`). A
-topic takes one dictionary entry, however many nodes want it: about 120 bytes.
+Nodes exchange no topic names, only the two numbers that every node makes from a name (`smqrt.wire.smq.NameNumbers`).
+A topic takes one dictionary entry, however many nodes want it: about 120 bytes.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
         ◀───────────────── SUCCESSOR, clients, interest, …, SUCCEED ──┘
     SUCCEEDED, and the messages it kept ─────────────────────▶ delivers them
 
-Nodes are found by their numbers. A process whose number is fixed, or that is reached through NATS, makes its links only
-after the old process has closed its own. When the migration fails, the old process is its own successor.
+Nodes are found by their numbers. A process whose number is fixed, or that is reached through NATS, makes its links
+only after the old process has closed its own. When the migration fails, the old process is its own successor.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class RemoteNode:
         stamped: topics, by their keys here, of whose messages it sends the time.
         valued: topics whose names it was sent, so that it can keep their last values.
         heard_us, sent_us: the newest time of messages that it has sent, and that it was sent.
-        predecessor: the node whose successor it is, while messages for that are kept; see `smqrt.cluster.migration`.
+        predecessor: the node whose successor it is, while messages for that are kept; see `HubMigration`.
         is_held: whether its messages only become last values: they are for the process whose successor this one is.
     """
 

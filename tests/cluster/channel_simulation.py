@@ -16,10 +16,10 @@ from random import Random
 
 from smqrt.broker.deferred import Deferred
 from smqrt.cluster import link_channels
-from smqrt.cluster.memory_links import MemoryNetwork
 from smqrt.cluster.node import Node
 from smqrt.wire.smq import frames
 from tests.cluster.engines import KEY
+from tests.cluster.memory_links import MemoryNetwork
 from tests.cluster.simulation import SETTLE_ROUNDS, Action, few_numbers, must, pick
 
 NAMES = [b"a", b"b"]

@@ -24,7 +24,6 @@ from smqrt.broker.state import Hooks
 from smqrt.cluster.clustered_broker import ClusteredBroker
 from smqrt.cluster.engines.mesh import Mesh
 from smqrt.cluster.engines.nats import NatsBackplane
-from smqrt.cluster.memory_links import MemoryNetwork
 from smqrt.cluster.node import QUEUE_BYTES
 from smqrt.cluster.node import Node as ClusterNode
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
@@ -32,6 +31,7 @@ from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from tests.broker.crowd import Ear
 from tests.cluster.cut import Cable
+from tests.cluster.memory_links import MemoryNetwork
 from tests.nats.server import NatsServer
 from tests.waiting import PATIENCE_S, wait_until
 

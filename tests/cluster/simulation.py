@@ -21,11 +21,11 @@ from smqrt.broker.broker import Broker
 from smqrt.broker.outbox import Drop
 from smqrt.broker.state import Hooks
 from smqrt.cluster.link import Link
-from smqrt.cluster.memory_links import MemoryNetwork
 from smqrt.cluster.node import Node
 from smqrt.errors import CloseReason
 from smqrt.wire.smq import unpack_publish
 from tests.cluster.engines import KEY, Client
+from tests.cluster.memory_links import MemoryNetwork
 
 Action = tuple[Any, ...]
 TOPICS = [b"a", b"b", b"c", b"d"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from smqrt.cluster.link import Link, LinkState
-from smqrt.cluster.memory_links import MemoryNetwork
 from smqrt.cluster.node import PING_S, SILENCE_S
+from tests.cluster.memory_links import MemoryNetwork
 
 ANSWER_S = SILENCE_S - PING_S
 

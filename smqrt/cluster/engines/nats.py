@@ -3,25 +3,27 @@
     smqrt.<site>.hello     each node publishes a hello every second: its id, its start time, a sequence number
     smqrt.<site>.n.<id>    messages for one node: the sender's id, the link, a sequence number, then bytes
 
-NATS keeps the order of what one connection publishes to a subject, and drops silently what it cannot deliver. A gap in
-the sequence numbers shows that, and the link is made again. The password is proved on each link as everywhere else.
+NATS keeps the order of what one connection publishes to a subject, and drops silently what it cannot deliver. A gap
+in the sequence numbers shows that, and the link is made again. The password is proved on each link as everywhere
+else.
 
-Any client with rights to the subjects can publish there in the name of any node. So each message has a signature of 16
-bytes. On a link it is GMAC with a key that only the two sides have, over the side, the sequence number and all bytes. A
-hello, and the notice that a link is gone, have BLAKE2b with a key that all nodes have. GMAC takes 3 us for 64 KiB,
-BLAKE2b 49. A message with a wrong signature ends no link and keeps none alive. Before the password is proved it is
-processed, so that a node with another password gets an answer. Until then the link is one of `MAX_UNAUTHENTICATED`.
+Any client with rights to the subjects can publish there in the name of any node. So each message has a signature of
+16 bytes. On a link it is GMAC with a key that only the two sides have, over the side, the sequence number and all
+bytes. A hello, and the notice that a link is gone, have BLAKE2b with a key that all nodes have. GMAC takes 3 us for
+64 KiB, BLAKE2b 49. A message with a wrong signature ends no link and keeps none alive. Before the password is proved
+it is processed, so that a node with another password gets an answer. Until then the link is one of
+`MAX_UNAUTHENTICATED`.
 """
 
 from __future__ import annotations
 
 import logging
 import struct
-import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from hmac import compare_digest
+from time import monotonic
 from typing import Any
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -312,7 +314,7 @@ class NatsBackplane:
         """Publish a hello, if there is a connection."""
         self._told_gone.clear()
         if self.client.connected and self._timer.active:
-            self._answered_s = time.monotonic()
+            self._answered_s = monotonic()
             self.client.publish(f"smqrt.{self._site}.hello", self.hello())
 
     def hello(self) -> bytes:
@@ -349,7 +351,7 @@ class NatsBackplane:
         is_signed = compare_digest(payload[_HELLO.size :], signature(self._key, payload[: _HELLO.size]))
         link = self.node.links.get(node_id)
         if link is None:
-            is_left_alone = self._left_alone.get(node_id, 0.0) > time.monotonic()
+            is_left_alone = self._left_alone.get(node_id, 0.0) > monotonic()
             if node_id != self.node.id and (is_signed or not is_left_alone):
                 self._meet(node_id)
         elif is_signed and (epoch, count) > self._heard.get(node_id, (0, 0)):  # else it is a replay
@@ -374,7 +376,7 @@ class NatsBackplane:
             return
         if self.node.id < node_id:
             self._begin(node_id, self.node.random(8), connects=True)
-        elif time.monotonic() - self._answered_s > self._hello_s / 10:
+        elif monotonic() - self._answered_s > self._hello_s / 10:
             self.send_hello()
 
     def _begin(self, node_id: bytes, link_id: bytes, connects: bool) -> NatsConnection:
@@ -423,7 +425,7 @@ class NatsBackplane:
             del self._connections[connection.key]
         if connection.link.state is LinkState.CLOSED and connection.link.is_refused:
             self._left_alone.pop(connection.to, None)
-            self._left_alone[connection.to] = time.monotonic() + RETRY_S
+            self._left_alone[connection.to] = monotonic() + RETRY_S
             if len(self._left_alone) > MAX_NODE:  # a client can pretend to be any number of nodes
                 self._left_alone.popitem(last=False)
 
