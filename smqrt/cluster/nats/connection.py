@@ -165,7 +165,7 @@ class _Greeter:
     # ---- events
 
     def on_message(self, sid: bytes, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-        raise NatsError("the server sent a message before any subscription")
+        raise NatsError("the server sent a message before a subscription")
 
     def on_info(self, info: ServerInfo) -> None:
         self._info = info

@@ -62,7 +62,7 @@ def _decoded(text: str) -> bytes:
     except (binascii.Error, ValueError):
         raw = b""
     if len(raw) < 4 or binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") != raw[-2:]:
-        raise ArgumentError("this is no valid nkey: its checksum is wrong")
+        raise ArgumentError("this is no nkey: it is damaged, or another text")
     return raw[:-2]
 
 
