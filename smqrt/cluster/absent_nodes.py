@@ -1,4 +1,4 @@
-"""Lost nodes that may come back: count what they miss.
+"""Lost nodes that may return, and the messages that they miss.
 
 Without it, only messages under way when a partition begins would count as lost. The clients of a lost node are gone
 for all queries, and nothing is queued for it.
@@ -65,7 +65,7 @@ class AbsentNodes:
         """Whether no lost node uses memory any more, background work included."""
         return not (self.nodes or self._bits or len(self._interest))
 
-    # ---- nodes are lost and come back
+    # ---- nodes are lost and return
 
     def lost(self, node: RemoteNode) -> AbsentNode | None:
         """Count for a lost node from now on.
@@ -74,7 +74,7 @@ class AbsentNodes:
             None when another node is there in its place already.
         """
         until_s = self._state.broker.clock() + ABSENT_S
-        if found := self.at(node.send_queue):  # it came back, and was lost before it had sent all that it wants
+        if found := self.at(node.send_queue):  # it returned, and was lost again before it had sent its snapshot
             before = found[0]
             before.number, before.until_s = node.number, until_s
             self.nodes.remove(before)
@@ -92,7 +92,7 @@ class AbsentNodes:
         return absent
 
     def takes(self, absent: AbsentNode, keys: list[Key]) -> None:
-        """Record topics that a lost node wanted, except those that it has requested again since it came back."""
+        """Record topics that a lost node wanted, except those that it has requested again since its return."""
         if not absent.bit & self._counted:
             return
         bits = sum(one.bit for one in self._state.remotes if absent in self.at(one.send_queue))
@@ -108,7 +108,7 @@ class AbsentNodes:
         return [one for one in self.nodes if one.is_at(queue)] or [one for one in self.nodes if one.is_followed(queue)]
 
     def gets(self, absent: AbsentNode, key: Key) -> None:
-        """Stop counting a topic that a node has requested after it came back."""
+        """Stop counting a topic that a node has requested after its return."""
         self._interest.discard(key, absent.bit)
 
     def back(self, node: RemoteNode) -> None:
@@ -162,5 +162,6 @@ class AbsentNodes:
         number = node_of(etid)
         if not number or not any(one.number == number for one in self.nodes):
             return False
+        # Another node may have drawn the number since, and the ETID belongs to one of its former clients then.
         is_taken = number == self._state.number or any(one.number == number for one in self._state.remotes)
         return not is_taken

@@ -155,7 +155,7 @@ class AppChannel:
     Args:
         name: 1 to 1000 bytes. A hub may have the same name.
         on_status: called when another node has opened the channel, and when it has closed it or is unreachable.
-        on_data: called with each message; those of one node come in order.
+        on_data: called with each message, in order for each node.
         on_close: removes the channel from the links; it gets the text for the other nodes.
 
     Attributes:

@@ -64,7 +64,7 @@ class ClusteredBroker:
         waits: the publishers that wait.
         counts: the numbers of subscribers of all nodes, for observers.
         routing: finds routes to other nodes.
-        former_numbers: numbers of nodes whose clients have come here with their ETIDs. No node may get them.
+        former_numbers: numbers of nodes whose clients have migrated here with their ETIDs. No other node may have them.
         changed: called with a node and what happened: it has joined, has sent its snapshot, or is gone.
         leave: takes the hub out of the cluster; the engine sets it, as `suspend` and `resume`.
     """
@@ -121,7 +121,7 @@ class ClusteredBroker:
     def renumber(self, number: int) -> None:
         """Set another node number, while there is no other node.
 
-        Clients with an ETID of the old number keep it here. Other nodes know them by another one until they are gone.
+        Clients with an ETID of the old number keep it here. Other nodes use another ETID for them.
         """
         assert not self.remotes
         self.broker.topic_table.node = number
@@ -142,7 +142,7 @@ class ClusteredBroker:
     def _new_subtopic(self, number: int, name: bytes) -> None:
         self.state.send_all(wire.names(LinkType.SUBTOPICS, [(number, name)]))
 
-    # ---- this hub migrates to another process, or comes from one
+    # ---- this hub migrates to or from another process
 
     @property
     def is_paused(self) -> bool:
@@ -213,6 +213,7 @@ class ClusteredBroker:
         """See `ClusterHooks`."""
         if not self.remotes or topic.name is None:
             return
+        # Only the first subscriber of a node matters to other nodes; all count for observers.
         if topic.subscribers == 1 and not self.migration.awaits:
             self.state.send_all(wire.keys(LinkType.INTEREST, [self.state.key_of(topic)]))
         self.counts.changed(topic)
@@ -289,6 +290,7 @@ class ClusteredBroker:
             queue.send(wire.keys(LinkType.INTEREST, (state.key_of(topic) for topic in topics if topic.subscribers)))
             yield
         yield from self.values.snapshot(node)
+        # Last: a node that has it has all of the above.
         queue.send([bytes((LinkType.SYNCED,))])
 
     def left_node(self, node: RemoteNode, why: str, reason: Drop = Drop.LINK_LOST) -> None:
@@ -302,7 +304,7 @@ class ClusteredBroker:
             self.remotes.remove(node)
         if self.migration.has_left(node):
             return
-        node.gone = True
+        node.gone = True  # queries skip its clients from now on; they are removed in portions
         node.send_queue.end(reason, self.broker.stats.drop)
         if self.broker.slow is not None:
             self.broker.slow.pressure.forget(node.send_queue)
@@ -339,7 +341,7 @@ class ClusteredBroker:
             yield
         node.forget_routes()
         yield from self.counts.forget(node)
-        state.bits &= ~node.bit
+        state.bits &= ~node.bit  # only now another node may get the bit: no topic has it any more
 
     def detach(self) -> None:
         """Leave the cluster: the hub continues alone, with its clients."""
@@ -505,6 +507,7 @@ def _value_at(cluster: ClusteredBroker, node: RemoteNode, packet: bytes) -> None
 
 def _restore_value(cluster: ClusteredBroker, node: RemoteNode, frame: bytes, stamp: int | None) -> None:
     frame = wire.with_subtopics(frame, node.subtopics) if node.subtopics else frame
+    # The node may have sent the value before it had the topic's number here.
     topic = node.renumbered.get(frame[3:7])
     if topic is not None and frame[3:7] not in cluster.broker.topic_table.by_key:
         frame = wire.rewritten(frame, topic.id, int.from_bytes(frame[7:11], "big"))

@@ -126,8 +126,8 @@ def plan(load: Load, costs: Costs) -> NodePlan:
         + came_and_went * others * PHANTOM_BYTES_SENT
         + published * copies * (load.payload_bytes + FRAME_BYTES)
     )
-    told = wanted_elsewhere * load.nodes_per_topic
-    join_s = (phantoms * costs.phantom_joining_us + told * costs.topic_joining_us) / 1e6
+    announced = wanted_elsewhere * load.nodes_per_topic
+    join_s = (phantoms * costs.phantom_joining_us + announced * costs.topic_joining_us) / 1e6
     return NodePlan(memory_bytes, cpu, sent_bytes_per_s, join_s, _remarks(load, own, sum(cpu.values())))
 
 

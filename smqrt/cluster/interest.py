@@ -33,7 +33,7 @@ class Interest:
 
     def add(self, key: Key, node: int) -> bool:
         """Add a topic for the node with this bit; return whether that is new."""
-        number, check = key
+        number, check = key  # the check distinguishes names with the same number
         entry = self._entries.get(number)
         if entry is None:
             self._entries[number] = node << _CHECK_BITS | check

@@ -174,11 +174,11 @@ class Link:
         now_s: monotonic seconds.
 
     Attributes:
-        peer: the other side's Hello; None before it has come.
+        peer: the other side's Hello; None before it has arrived.
         number: the other node's number.
         remote: takes received messages at the moment.
         channels, handshake, pings: parts of the link.
-        since_s, heard_s: when the link was made, and when anything came last.
+        since_s, heard_s: when the link was made, and when data arrived last.
         round_trip_s: of the newest ping; None before.
         on_up, on_end: called when the handshake is complete, and with the reason when the link ends.
         via: the other end, as the transport named it when the link came up.
@@ -254,6 +254,7 @@ class Link:
                 channel.carried.count_lost(Drop.LINK_LOST, messages)
             return True
         takes_all = True
+        # Hub messages may not use the last quarter of the queue.
         room_bytes = self.node.unacked_bytes - self.node.queue_bytes // 4 - self.unacked_bytes
         if sum(map(len, runs)) > room_bytes and not channel.carried.wire_name.startswith(wire.APP):
             runs, left_out = _fitting(runs, room_bytes)
@@ -354,7 +355,7 @@ class Link:
             raise ProtocolError(CloseReason.BAD_CONNECT, "what connects here is no node of smqrt")
 
     def heard(self, now_s: float) -> None:
-        """Record that something has come, and acknowledge if enough was processed."""
+        """Record that data has arrived, and acknowledge if enough was processed."""
         self.heard_s = now_s
         if self.transport.worked_off_bytes - self._reported_bytes >= ACK_BYTES:
             self.acknowledge()
@@ -374,7 +375,7 @@ class Link:
             self._acked_bytes, self._left_out_bytes = acked_bytes, 0
         while self.unacked and self.unacked[0][0] <= self._acked_bytes:
             self.unacked.popleft()
-        if not self.is_behind:
+        if not self.is_behind:  # snapshots and publishers that wait continue
             waiting, self._waiting = self._waiting, []
             for then in waiting:
                 then()
@@ -438,6 +439,7 @@ class Link:
             return
         self.state, self.why, self.code = LinkState.CLOSED, why, code
         unacked, self.unacked = self.unacked, deque()
+        # In the background: counting a full queue takes longer than one turn may.
         run_in_background(_count_lost(unacked, self._acked_bytes, reason))
         self._waiting.clear()
         self.channels.lose_all(why, reason)
@@ -574,7 +576,7 @@ class LinkPings:
     """The pings of a link.
 
     Attributes:
-        sent_us: when those pings were sent whose answer may still come in time, in µs.
+        sent_us: when the pings were sent whose answer may still arrive in time, in µs.
     """
 
     def __init__(self, link: Link, now_s: float) -> None:
@@ -583,7 +585,7 @@ class LinkPings:
         self.sent_us: deque[int] = deque()
 
     def check(self, now_s: float, ping_s: float, silence_s: float) -> None:
-        """Send a ping if one is due, or end a link on which nothing has come for too long."""
+        """Send a ping if one is due, or end a link on which nothing has arrived for too long."""
         link = self._link
         if link.state is not LinkState.UP:
             if now_s - link.since_s >= min(silence_s, HANDSHAKE_S):

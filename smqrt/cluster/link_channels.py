@@ -228,7 +228,7 @@ class ChannelQueue(NodeSendQueue):
             if not self.link.transmit(self._channel, waiting[portion:at]):
                 self.missed = True
             if self.link.is_full:
-                self.on_full()
+                self.on_full()  # sets `holds` again
         for run in waiting[at:]:
             self.queue.append(run)  # the queue of a lost node counts it
 
@@ -313,7 +313,7 @@ class LinkChannels:
         self._closing: dict[int, bytes] = {}
         """By number, the names of channels whose Close the other side has not answered."""
         self._uncounted: set[int] = set()
-        """Numbers there of joined channels whose Close has not come from the other side."""
+        """Numbers there of joined channels that the other side has not closed."""
         self._last = 0
         self._closes = Bucket(CLOSES_PER_S, CLOSES_AT_ONCE, link.node.clock_s())
 
@@ -335,6 +335,7 @@ class LinkChannels:
         if carried.wire_name in self._closing.values():
             return
         number = self._last % MAX_CHANNEL + 1
+        # A number is free again when Closed has come: until then packets of the old channel may be under way.
         while number in self._own or number in self._closing:
             number = number % MAX_CHANNEL + 1
         self._last = number
@@ -348,7 +349,7 @@ class LinkChannels:
         channel.theirs = theirs
         self._theirs[theirs] = channel
         self._uncounted.add(theirs)
-        self._link.sending = 0  # a Channel packet that came before Open was ignored there
+        self._link.sending = 0  # a Channel packet before Open was ignored there
         channel.remote = channel.carried.joined(self._link.number, ChannelQueue(self._link, channel))
 
     def close(self, carried: Carried, text: bytes) -> None:
@@ -404,6 +405,7 @@ class LinkChannels:
             raise ProtocolError(CloseReason.UNKNOWN_PACKET, "a node closes channels too often")
         self._closes.tokens -= 1
         channel = self._theirs.get(number)
+        # What was sent and is not acknowledged yet did not reach the hub there.
         if number in self._uncounted:
             self._uncounted.discard(number)
             self._link.count_lost_of(number)

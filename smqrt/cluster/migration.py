@@ -119,13 +119,13 @@ class HubMigration:
         while at < len(kept) and not node.gone and not before.gone:  # also what is added meanwhile
             for run in kept[at : at + RUNS_PER_STEP]:
                 if run[2] in _KEPT:
-                    node.send_queue.put(run)
+                    node.send_queue.put(run)  # in order, with the times and the ends of clients between them
             at += RUNS_PER_STEP
             if at < len(kept):
                 yield
-        if before.gone:
+        if before.gone:  # given up meanwhile, and counted as lost
             return
-        if node.gone:
+        if node.gone:  # another process may still succeed
             before.send_queue.queue = kept[at:]
             return
         before.send_queue.queue, before.send_queue.keeps = ForwardingQueue(node.send_queue), False
@@ -173,7 +173,7 @@ class HubMigration:
             self.greet(node)
 
     def begin(self, number: int) -> None:
-        """Begin to serve the clients of the hub that the node `number` had; 0 for one that other nodes do not know."""
+        """Begin to serve the clients of the hub that the node `number` had; 0 for one that was in no cluster."""
         self.awaits, self._predecessor = False, number
         self._succeeds_until_s = self._now_s() + MOVE_S if number else 0.0
         for node in self._state.remotes:

@@ -30,7 +30,7 @@ from smqrt.wire.smq import MAX_NODE
 
 # ---- The processes of one server. Links announce them to other nodes, so that a node that finds one finds all.
 
-NOBODY = bytes(ID_BYTES)
+NO_NODE_ID = bytes(ID_BYTES)
 """The id of a process that is not linked at the moment."""
 
 
@@ -73,7 +73,7 @@ class OwnServer:
 
     def siblings(self, links: Iterable[Link]) -> Siblings:
         """Return what other nodes are sent of this server; `links` are those that are up."""
-        places = [(NOBODY, port) for port in self.ports]
+        places = [(NO_NODE_ID, port) for port in self.ports]
         places[self.own] = self._node_id, self.port
         for index, place in merged([one for one in links if self.has(one)]).items():
             if index < len(places) and index != self.own:
@@ -90,7 +90,7 @@ def merged(links: Iterable[Link]) -> dict[int, tuple[bytes, int]]:
     known = [one.siblings for one in by_age if one.siblings is not None]
     found: dict[int, tuple[bytes, int]] = {}
     for siblings in known:
-        found.update((index, place) for index, place in enumerate(siblings.places) if place[0] != NOBODY)
+        found.update((index, place) for index, place in enumerate(siblings.places) if place[0] != NO_NODE_ID)
     for siblings in known:
         found[siblings.own] = siblings.places[siblings.own]
         for index, place in enumerate(siblings.places):
@@ -113,7 +113,7 @@ MAX_CHANNELS, OPENS_PER_S = 400, 4.0
 closed (`link_channels.CLOSES_PER_S`).
 """
 MAX_LOST = 1024
-"""Lost nodes that are remembered, so that the log says when they are back."""
+"""Lost nodes that are remembered, so that the log can report their return."""
 
 
 class Node:
@@ -128,8 +128,8 @@ class Node:
         versions: the oldest and the newest version of the link protocol that it speaks.
         queue_bytes: what may be queued for one other node; as much again, and `IN_FLIGHT_BYTES` at least, may be sent
             and not acknowledged.
-        predecessors: ids and epochs of nodes whose clients will come here with their ETIDs. Links to them are refused,
-            since they would announce these clients too.
+        predecessors: ids and epochs of nodes whose clients will migrate here with their ETIDs. Links to them are
+            refused, since they would announce these clients too.
 
     Attributes:
         abilities: what it announces beyond what every node supports.
@@ -146,7 +146,7 @@ class Node:
         links_lost: how many that were up have ended.
         refused: how many links each kind of refusal has ended, on this side or the other.
         on_round_trip: called for each ping of a link with the seconds until its answer. They are None when that has not
-            come in time, or the link has ended before.
+            arrived in time, or the link has ended before.
         on_log: called with what happens to links, and whether that needs attention.
     """
 
@@ -170,6 +170,7 @@ class Node:
         self.is_fixed = bool(number)
         self.number = number or self._draw(())
         fixed_id = blake2b(number.to_bytes(2, "big"), key=key, digest_size=ID_BYTES).digest()
+        # A fixed number gives a fixed id, so that other nodes recognize the node after a restart.
         self.id = fixed_id if number else random(ID_BYTES)
         self.server, self.has_heard = OwnServer(self.id, self.epoch), False
         self.members: dict[str, ClusteredBroker] = {}
@@ -334,7 +335,7 @@ class Node:
         """Log what happened to a node, at most one line of a kind in a second for each node."""
         key = text.partition(":")[0], link.number
         if key not in self._lines and len(self._lines) >= MAX_LOST:
-            self._lines.clear()
+            self._lines.clear()  # rare, and at worst a line too many
         if (suffix := self._lines.setdefault(key, LineLimit()).others()) is not None:
             log.log(level, "node %d at %s %s%s", link.number, self._via[node_id], text, suffix)
 

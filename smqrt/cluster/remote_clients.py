@@ -42,6 +42,7 @@ class RemoteClients:
         """See `ClusterHooks`."""
         holder = self.holder(client.uid)
         now_ms = self._state.clock_ms()
+        # Newer than the client that it takes over from, even if this node's clock is behind.
         self.stamps[client.etid] = max(now_ms, holder.stamp + 1) if holder else now_ms
         self._state.send_all(wire.peers([self.announced(client)]))
 
@@ -89,7 +90,7 @@ class RemoteClients:
     def topic_at(self, number: int) -> Topic | None:
         """Return the topic of an ETID that the hub's table does not have.
 
-        It belongs to a client of another node, or to one of this hub that other nodes know by this number.
+        It belongs to a client of another node, or to one of this hub for which other nodes use this number.
         """
         table = self._state.broker.topic_table
         local = self._state.local.get(number)
@@ -120,6 +121,7 @@ class RemoteClients:
             self.holders[phantom.uid] = phantom
         else:
             newer.older = phantom
+        # All nodes compare the same ages, so they agree which client stays.
         here = self._state.broker.uids.get(phantom.uid)
         if here is not None and phantom.age > (self._stamp(here.etid), self._state.number):
             here.disconnect(CloseReason.TAKEN_OVER, CloseReason.TAKEN_OVER.value.encode())

@@ -94,8 +94,8 @@ class RemoteNode:
         pressing: topics whose publishers have to wait for its clients, and since when.
         timed: those of them that a timer checks later.
         once: topics that its server handles once in the cluster, with the number that takes these messages.
-        renumbered: topics with last values that have another number here, by that number: its values may come before it
-            has received the number here.
+        renumbered: topics with last values that have another number here, by the number there: values may arrive before
+            the node has received the number here.
         stamped: topics, by their keys here, of whose messages it sends the time.
         valued: topics whose names it was sent, so that it can keep their last values.
         heard_us, sent_us: the newest time of messages that it has sent, and that it was sent.
@@ -140,7 +140,7 @@ class RemoteNode:
         table = self._broker.topic_table
         topic = table.at(destination) or self.renumbered.get(destination)
         if topic is not None and topic.id in self._foreign:
-            topic = None  # what came over one link is not forwarded over another
+            topic = None  # what arrives over one link is not forwarded over another
         tid = int.from_bytes(destination, "big")
         if self.is_held:
             return self._held_route(topic, tid)
@@ -209,7 +209,7 @@ class RemoteNode:
         """Count `more` messages of one run, which is delivered next."""
         topic = self._broker.topic_table.by_key.get(destination)
         if topic is not None and (topic.raw or topic.ws):
-            topic.messages += more
+            topic.messages += more  # `ArrivedRoute` counts the first message of a run
             topic.arrived += more
 
     # ---- control packets
@@ -282,6 +282,7 @@ class OnceRoute(ArrivedRoute):
         """Deliver the run."""
         before = len(self._server.queue)
         super().deliver(run)
+        # If the server subscribes, the run is now the last one in its queue.
         if len(self._server.queue) > before:
             self._server.queue[-1] = Arrived(run, self._node)
 

@@ -68,6 +68,7 @@ class ClusterRouting:
         if missing:
             puts.append(self._lost.counts(missing))
         forwarded = self._over(route, topic, puts, [node.send_queue for node in wanting])
+        # Nodes that keep last values need the time of the messages, to compare values.
         stamped = [node for node in wanting if key in node.valued and node.send_queue.knows_stamps]
         return ClockedRoute(forwarded, stamped, self._stamp_now) if stamped else forwarded
 

@@ -1,6 +1,6 @@
 """Shared state of one hub's membership in a cluster.
 
-The parts of `ClusteredBroker` use it: the other nodes, the names of topics, and the ETIDs that other nodes know.
+The parts of `ClusteredBroker` use it: the other nodes, the names of topics, and the ETIDs that other nodes use.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ClusterState:
         bits: the bits of the other nodes in sets of nodes, also of those whose clients are being forgotten.
         numbers: makes the numbers of topics from their names.
         renumbered: topics whose number here differs from the one that their name gives.
-        public: by ETID here, the ETID under which other nodes know the server, or a client whose ETID has another node
+        public: by ETID here, the ETID that other nodes use for the server, or for a client whose ETID has another node
             number.
         local: the same by that ETID.
     """
@@ -54,18 +54,18 @@ class ClusterState:
         return self.broker.topic_table.node
 
     def public_etid(self, etid: int) -> int:
-        """Return the ETID under which other nodes know a client of this hub."""
+        """Return the ETID that other nodes use for a client of this hub."""
         return self.public.get(etid, etid)
 
     def assign_public_etid(self, etid: int) -> None:
-        """Have other nodes know a client by a new ETID with the number of this node."""
+        """Draw an ETID with the number of this node, for other nodes to use for a client."""
         self.public[etid] = public = self.broker.topic_table.draw()
         self.local[public] = etid
 
     # ---- topics
 
     def key_of(self, topic: Topic) -> Key:
-        """Return the key by which other nodes know a topic with a name."""
+        """Return the key that all nodes use for a topic with a name."""
         return self.numbers.topic(topic.name or b"")
 
     def topic_of(self, key: Key) -> Topic | None:
@@ -95,6 +95,7 @@ class ClusterState:
             for frame in [smq.frame(packet) for packet in packets]:
                 for node in self.remotes:
                     node.send_queue.put(frame)
+            # Flushed before clients: a client that has its answer may cause messages that rely on these packets.
             ahead.update(dict.fromkeys(node.send_queue for node in self.remotes))
 
     def nodes_with(self, bits: int, others: Iterable[RemoteNode] = ()) -> Iterator[RemoteNode]:

@@ -30,13 +30,13 @@ class ValueSync:
 
     def _send_values(self, node: RemoteNode, values: TopicValues) -> None:
         knows_stamps = node.send_queue.knows_stamps
-        gone = values.gone_frames() if knows_stamps else []
-        if not values.newest and not gone:
+        removed = values.gone_frames() if knows_stamps else []
+        if not values.newest and not removed:
             return
         key = self._state.key_of(values.topic)
         self.name_topic(node, values.topic, key)
         number = node.numbers.get(key, key[0])
-        for frame in [*(one for one, _ in values.newest.values()), *gone]:
+        for frame in [*(one for one, _ in values.newest.values()), *removed]:
             ptid = int.from_bytes(frame[_PTID], "big")
             value = wire.rewritten(frame, number, self._state.public_etid(ptid))
             if knows_stamps:

@@ -116,7 +116,7 @@ def test_what_is_forged_ends_no_link_and_is_delivered_to_nobody(nodes: tuple[Nod
     wait_until(lambda: any(subject == inbox for subject, _ in stranger.heard))
     recorded = [payload for subject, payload in stranger.heard if subject == inbox]
     node_id, link_id, _ = _HEAD.unpack_from(recorded[-1])
-    here = one.link.transport.came
+    here = one.link.transport.received
     message = smq.publish_frame(1, 5, 0, b"forged")
     signed = recorded[-1][_HEAD.size : _HEAD.size + SIGNATURE_BYTES]
     for place in (0, 1, here - 1, here, here + 1, here + 5, 1 << 40, GONE):

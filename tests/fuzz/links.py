@@ -262,7 +262,11 @@ def through_nats(data: bytes) -> None:
             if flags & 1:
                 found._on_hello(b"", body, b"", b"")
             elif flags & 2:
-                say(_message(connection.came if flags & 4 else body[0] if body else 0, key if flags & 8 else b"", body))
+                say(
+                    _message(
+                        connection.received if flags & 4 else body[0] if body else 0, key if flags & 8 else b"", body
+                    )
+                )
             else:
                 say(body)
             assert flags & 8 or link.state is before, "a link is ended by what is not signed"

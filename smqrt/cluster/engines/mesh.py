@@ -25,7 +25,7 @@ from smqrt.cluster.clustered_broker import ClusteredBroker
 from smqrt.cluster.engines.link_connection import connection_of
 from smqrt.cluster.engines.nats import NatsBackplane
 from smqrt.cluster.link import MAX_UNAUTHENTICATED, Link
-from smqrt.cluster.node import NOBODY, PING_S, QUEUE_BYTES, SILENCE_S, Node, merged
+from smqrt.cluster.node import NO_NODE_ID, PING_S, QUEUE_BYTES, SILENCE_S, Node, merged
 from smqrt.errors import StreamError
 from smqrt.loop.greenlet_pool import in_thread
 from smqrt.smq import data_path
@@ -104,7 +104,7 @@ class Expected:
         known = {node.id, *node.links, *(one.expects for one in self._mesh.dialers)}
         for link in sorted(node.links.values(), key=lambda one: one.number):
             for index, (node_id, _) in enumerate(link.siblings.places if link.siblings is not None else ()):
-                if node_id != NOBODY and node_id not in known:
+                if node_id != NO_NODE_ID and node_id not in known:
                     known.add(node_id)
                     found[f"process {index} of the server of node {link.number}"] = "no node has made it"
         now_s = node.clock_s()
@@ -145,7 +145,7 @@ class Expected:
             if dialer is None and not is_found and len(self._mesh.dialers) < MAX_DIALERS:
                 dialer = self._mesh.dial(host, port, tls, any_name, origin)
             if dialer is not None:
-                dialer.expects = node_id if node_id != NOBODY else b""
+                dialer.expects = node_id if node_id != NO_NODE_ID else b""
 
     def _forget_siblings(self) -> None:
         """Stop dialling processes found at an address that was removed, or that has an older release now."""
@@ -260,7 +260,7 @@ class Mesh:
         self._ping_s, self._silence_s, self._queue_bytes = ping_s, silence_s, queue_bytes
         loop: Any = get_hub().loop
         self._timer = loop.timer(CHECK_S, CHECK_S)
-        self._timer.ref = False
+        self._timer.ref = False  # the timer alone does not keep the event loop running
         self._timer.start(self._check)
         self._closers: list[Callable[[], object]] = []
         self._last_closers: list[Callable[[], object]] = []
@@ -324,7 +324,7 @@ class Mesh:
             address: the address of the other side.
         """
         connection = connection_of(sock)
-        connection.budget_bytes = self.node.unacked_bytes  # the link's own limits come before it
+        connection.budget_bytes = self.node.unacked_bytes  # larger than the link's own limits
         link = self.node.connected(connection, connects, None if connects else address)
         connection.serve(link, data)
         return link
@@ -464,6 +464,7 @@ class Dialer:
         link = self._link = self._mesh.commence(sock, data, connects=True)
         link.on_end = lambda link, why: self._ended.set()
         end_s = time.monotonic() + self._mesh._silence_s + 1
+        # Polled: a link that the other side has made in the meantime sets no event here.
         while not self._has_link(link) and not self._ended.is_set() and time.monotonic() < end_s:
             self._ended.wait(0.02)
         node = self._mesh.node
@@ -623,5 +624,5 @@ class SharedDirectory:
 
 
 def _shown(node_id: bytes) -> str:
-    """Return the part of a socket's name that stands for its node."""
+    """Return the part of a socket's name that identifies its node."""
     return node_id.hex()[:8]

@@ -129,7 +129,7 @@ class Mtl(Links):
 
     def __init__(self, password: bytes, options: MtlOptions | None = None) -> None:
         if not password:
-            raise ArgumentError("password: it is empty; without one, whoever finds the port is a node")
+            raise ArgumentError("password: it is empty; without one, any client of the port could join")
         options = options or MtlOptions()
         # Not in a thread: an application may be waiting inside Lua. It is done once for each password.
         key = wire.key_of(password)
@@ -222,7 +222,7 @@ def own(links: Links) -> Mtl:
         ArgumentError: they are the server's.
     """
     if not isinstance(links, Mtl):
-        raise ArgumentError("these are the server's links, whose settings say where they go; smq.mtl makes others")
+        raise ArgumentError("these links belong to the server and follow its settings; make others with smq.mtl")
     return links
 
 

@@ -67,7 +67,7 @@ _UNSIGNED = bytes(SIGNATURE_BYTES)
 _NONCE = struct.Struct(">?xxxQ")
 """The sending side and the sequence number: no two messages have the same with one key."""
 
-FORGED = Limit("cluster_forged", "", "a message through NATS is not signed by the node in whose name it comes")
+FORGED = Limit("cluster_forged", "", "a message through NATS has no valid signature of its node")
 
 
 def signature(key: bytes, notice: bytes) -> bytes:
@@ -101,16 +101,26 @@ class NatsConnection(LinkConnection):
         link_id: eight bytes, the same on both sides.
 
     Attributes:
-        came, sent: the next sequence numbers of received and of sent messages.
+        received, sent: the next sequence numbers of received and of sent messages.
     """
 
-    __slots__ = ("_backplane", "_cipher", "_link_id", "_subject", "_waiting", "_waiting_bytes", "came", "sent", "to")
+    __slots__ = (
+        "_backplane",
+        "_cipher",
+        "_link_id",
+        "_subject",
+        "_waiting",
+        "_waiting_bytes",
+        "received",
+        "sent",
+        "to",
+    )
 
     def __init__(self, backplane: NatsBackplane, to: bytes, link_id: bytes) -> None:
-        Outbox.__init__(self)
+        Outbox.__init__(self)  # not that of LinkConnection: there is no socket to watch
         self.watcher = self.writer = self.backlog = self.handshake = None
         self.carry, self.paused, self.torn, self.life = b"", False, 0, Life.OPEN
-        self.received_bytes = self.sent = self.came = 0
+        self.received_bytes = self.sent = self.received = 0
         self._backplane, self.to, self._link_id = backplane, to, link_id
         self._cipher: AESGCM | None = None
         self._subject = backplane.inbox(to)
@@ -157,8 +167,8 @@ class NatsConnection(LinkConnection):
         """Process a message in the name of the other node."""
         if self.link.is_proven and not self._is_next(place, message):
             return
-        if place != self.came:
-            self.link.lose(f"NATS lost {place - self.came} messages; the link is made again")
+        if place != self.received:
+            self.link.lose(f"NATS lost {place - self.received} messages; the link is made again")
             return
         size = len(message) - _FRAMES_AT
         if size > PORTION_BYTES:
@@ -166,7 +176,7 @@ class NatsConnection(LinkConnection):
             return
         if self.exceeds_unauthenticated_bytes(self.received_bytes + size):
             return
-        self.came += 1
+        self.received += 1
         self.received_bytes += size
         self._waiting.append(message)
         self._waiting_bytes += size
@@ -182,10 +192,11 @@ class NatsConnection(LinkConnection):
     def _is_next(self, place: int, message: bytes) -> bool:
         """Return whether a message is signed by the other node, and is no replay."""
         signed = self.signature(not self.link.connects, place, memoryview(message)[_FRAMES_AT:])
+        # In constant time, so that a forger learns nothing from the duration.
         if not compare_digest(message[_HEAD.size : _FRAMES_AT], signed):
             FORGED.refused(f"a message in the name of node {self.link.number}")
             return False
-        return place >= self.came
+        return place >= self.received
 
     def _work_off_waiting(self) -> None:
         while self._waiting and not self.paused and not self.life.over:
@@ -290,7 +301,7 @@ class NatsBackplane:
         self.client = nats.connect(servers, self._on_state, echo=False, reconnect_queue_bytes=0, **options)
         loop: Any = get_hub().loop
         self._timer = loop.timer(hello_s, hello_s)
-        self._timer.ref = False
+        self._timer.ref = False  # the timer alone does not keep the event loop running
 
     def begin(self) -> None:
         """Subscribe, and publish hellos."""

@@ -251,7 +251,7 @@ def _link_tls(plan: ClusterPlan) -> LinkTls | None:
     if not (plan.cert or plan.ca) or not (plan.listen or any("://" not in one for one in plan.nodes)):
         return None
     if not (plan.cert and plan.ca):
-        raise ArgumentError("cluster: links over TLS need cluster.ca and cluster.cert: both sides show who they are")
+        raise ArgumentError("cluster: links over TLS need cluster.ca and cluster.cert: both sides need a certificate")
     return LinkTls.from_files(plan.ca, plan.cert, plan.key or None)
 
 
@@ -272,7 +272,7 @@ def _secret_of(directory: Path) -> bytes:
     """Return the secret of the processes that share a directory; the first one makes it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_uid != os.geteuid() or directory.stat().st_mode & 0o077:
-        raise ArgumentError(f"{directory} must belong to this user, and nobody else may read it: chmod 700")
+        raise ArgumentError(f"{directory} must belong to this user, and no other may read it: chmod 700")
     path, own = directory / "secret", directory / f"secret.{os.getpid()}"
     own.write_bytes(os.urandom(SECRET_BYTES))
     own.chmod(0o600)

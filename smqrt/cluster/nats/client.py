@@ -468,12 +468,12 @@ class NatsClient:
 
     def complained(self, connection: NatsConnection, text: str) -> None:
         """Handle -ERR."""
-        said = text.lower()
-        self._counters.slow_consumer += "slow consumer" in said
-        if not said.startswith(_STAYS_OPEN):
+        lower = text.lower()
+        self._counters.slow_consumer += "slow consumer" in lower
+        if not lower.startswith(_STAYS_OPEN):
             connection.lose(refusal(text) or f"the server closed the connection: {text}")
             return
-        self._counters.denied += said.startswith("permissions")
+        self._counters.denied += lower.startswith("permissions")
         if self._on_error is not None:
             self._call(self._on_error, text)
         elif (suffix := self._lines.others()) is not None:
@@ -519,6 +519,7 @@ class NatsClient:
         if self._is_closing:
             return False
         self._is_closing = True
+        # First, so that the answer to the ping of `flush` follows the last message.
         if self._connection is not None:
             for subscription in self.subscriptions.all():
                 self.outbox.add(nats.unsub(subscription.sid))

@@ -163,8 +163,8 @@ class NatsOptions:
     )
 
     def __post_init__(self) -> None:
-        ways = ("user", "token", "nkey_file", "credentials_file")
-        given = [name for name in ways if getattr(self, name) is not None]
+        credentials = ("user", "token", "nkey_file", "credentials_file")
+        given = [name for name in credentials if getattr(self, name) is not None]
         if len(given) > 1:
             raise ArgumentError(f"{' and '.join(given)}: give one of them, a server takes one")
         if self.tls is not None and (self.tls_ca or self.tls_cert):

@@ -118,6 +118,7 @@ class ServerPool:
 
     def next(self) -> tuple[NatsAddress, float]:
         """Return the server to try next, and when, by the clock of the times that `failed` gets."""
+        # In the order in which they were given, if several may be tried now.
         soonest = min(self._known.values(), key=lambda one: one.not_before_s)
         return soonest.address, soonest.not_before_s
 
@@ -160,7 +161,7 @@ class ServerPool:
         """
         announced = {address.key: address for address in _announced(source, urls)}
         for key in [key for key, one in self._known.items() if one.is_learned and key not in announced]:
-            if key != source.key:
+            if key != source.key:  # some servers do not announce themselves
                 del self._known[key]
         new = [address for key, address in announced.items() if key not in self._known]
         new = new[: max(MAX_SERVERS - len(self._known), 0)]
