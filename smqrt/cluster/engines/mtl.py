@@ -15,6 +15,7 @@ from smqrt.cluster.clustered_broker import ClusteredBroker
 from smqrt.cluster.engines.mesh import PORT, Dialer, Mesh
 from smqrt.cluster.engines.process_cluster import cluster as process_cluster
 from smqrt.cluster.link import Link
+from smqrt.cluster.node import PING_S, SILENCE_S
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.smq.gevent_broker import GeventBroker
 from smqrt.transport.listener import Listener
@@ -54,8 +55,8 @@ class MtlOptions:
         ArgumentError: a time is out of range.
     """
 
-    ping_s: float = 1.0
-    silence_s: float = 5.0
+    ping_s: float = PING_S
+    silence_s: float = SILENCE_S
     node: int = 0
     onstatus: OnStatus = nobody
     on_round_trip: OnRoundTrip = nobody

@@ -46,8 +46,6 @@ log = logging.getLogger("smqrt")
 PORTION_BYTES = 64 << 10
 """The maximum content of a NATS message: for larger ones its server clears more memory, for each."""
 HELLO_S = 1.0
-SILENCE_S = 3.0
-PING_S = 2.0
 RETRY_S = 10.0
 """How long a node is not contacted after a refusal on either side, unless its hello is signed: a client without the
 password may have caused the refusal."""
