@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Protocol
 
-from smqrt.broker.outbox import Drop, Outbox, run_in_background
-from smqrt.cluster.link_channels import Carried, Channel, LinkChannels, Receiver
+from smqrt.broker.outbox import Drop, run_in_background
+from smqrt.cluster.link_channels import Carried, Channel, LinkChannels, Receiver, Transport
 from smqrt.cluster.node_send_queue import count_messages
 from smqrt.errors import CloseReason, ProtocolError
 from smqrt.printable import printable
@@ -48,27 +48,6 @@ class LinkState(Enum):
     NUMBERING = "node numbers are equal"
     UP = "up"
     CLOSED = "closed"
-
-
-class Transport(Protocol):
-    """What a link sends through.
-
-    Attributes:
-        outbox: takes frames.
-        worked_off_bytes: how many of the received bytes have been processed.
-        via: the other end, for people: an address, `unix` or `nats`.
-    """
-
-    @property
-    def outbox(self) -> Outbox: ...
-    @property
-    def via(self) -> str: ...
-    @property
-    def worked_off_bytes(self) -> int: ...
-
-    def close(self, in_order: bool) -> None:
-        """Close the connection; `in_order` sends what is queued first, as far as that is possible at once."""
-        ...
 
 
 class OwnSiblings(Protocol):

@@ -85,13 +85,25 @@ class ChannelNode(Protocol):
         ...
 
 
-class ChannelTransport(Protocol):
-    """The transport of a link, as channels see it; see `smqrt.cluster.link.Transport`."""
+class Transport(Protocol):
+    """What a link sends through.
+
+    Attributes:
+        outbox: takes frames.
+        worked_off_bytes: how many of the received bytes have been processed.
+        via: the other end, for people: an address, `unix` or `nats`.
+    """
 
     @property
     def outbox(self) -> Outbox: ...
     @property
     def via(self) -> str: ...
+    @property
+    def worked_off_bytes(self) -> int: ...
+
+    def close(self, in_order: bool) -> None:
+        """Close the connection; `in_order` sends what is queued first, as far as that is possible at once."""
+        ...
 
 
 class ChannelLink(Protocol):
@@ -105,7 +117,7 @@ class ChannelLink(Protocol):
     @property
     def node(self) -> ChannelNode: ...
     @property
-    def transport(self) -> ChannelTransport: ...
+    def transport(self) -> Transport: ...
     @property
     def peer(self) -> Hello | None: ...
     @property

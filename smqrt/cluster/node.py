@@ -10,8 +10,8 @@ from hashlib import blake2b
 from smqrt.broker.broker import Broker
 from smqrt.cluster.channel import AppChannel, OnData, OnStatus
 from smqrt.cluster.clustered_broker import ClusteredBroker
-from smqrt.cluster.link import ACK_BYTES, Link, LinkState, Transport, UnauthenticatedLinks
-from smqrt.cluster.link_channels import MAX_NAME_BYTES, Carried
+from smqrt.cluster.link import ACK_BYTES, Link, LinkState, UnauthenticatedLinks
+from smqrt.cluster.link_channels import MAX_NAME_BYTES, Carried, Transport
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.settings.limit_register import Bucket, LineLimit
 from smqrt.wire.link_packets import (
