@@ -1,3 +1,4 @@
-"""A hub in a cluster: what it knows of the other nodes, and where messages go. Without input and output: `backplane`
-has the links.
+"""Hubs of several processes as one: nodes, links and channels, without input and output.
+
+`smqrt.cluster.engines` has the connections.
 """

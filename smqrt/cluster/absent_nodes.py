@@ -1,82 +1,88 @@
-"""Nodes that are lost and may come back: what they would have been sent is counted, for a while.
+"""Lost nodes that may return, and the messages that they miss.
 
-Without that, only what was on its way when a partition begins would be counted. Such a node has no clients any more for
-those who ask, and nothing waits for it.
+Without it, only messages under way when a partition begins would count as lost. The clients of a lost node are gone
+for all queries, and nothing is queued for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.cluster.interest import Interest
 from smqrt.cluster.node_send_queue import NodeSendQueue, count_messages
+from smqrt.cluster.remote_node import RemoteNode
+from smqrt.cluster.state import ClusterState
 from smqrt.wire.cluster_packets import Key
 from smqrt.wire.smq import node_of
 
-if TYPE_CHECKING:
-    from smqrt.cluster.clustered_broker import ClusteredBroker
-    from smqrt.cluster.remote_node import RemoteNode
-
 ABSENT_S = 120.0
-"""So long what a lost node misses is counted. Nobody knows whether it ever comes back: its clients may be elsewhere."""
+"""How long missed messages of a lost node count. It may never come back, and its clients may be at another node."""
 MAX_ABSENT = 64
-"""Nodes for which it is, at one hub: those that were lost last."""
+"""Lost nodes whose missed messages one hub counts; the one that was lost first is forgotten."""
 
 
 class AbsentNode:
     """A lost node.
 
     Attributes:
-        number: its number.
-        bit: stands for it in sets of absent nodes.
-        until_s: when it is forgotten, on the hub's clock.
+        number: its node number.
+        bit: its bit in sets of absent nodes.
+        until_s: when it is forgotten, by the hub's clock.
     """
 
-    def __init__(self, number: int, way: NodeSendQueue, bit: int, until_s: float) -> None:
+    def __init__(self, number: int, queue: NodeSendQueue, bit: int, until_s: float) -> None:
         self.number, self.bit, self.until_s = number, bit, until_s
-        self._id, self._process, self._place, self._epoch = way.node_id, way.process, way.place, way.epoch
+        self._id, self._process, self._place, self._epoch = queue.node_id, queue.process, queue.place, queue.epoch
 
-    def is_at(self, way: NodeSendQueue) -> bool:
-        """Whether a way leads to the same node, or to the worker that was started in its place."""
-        return (bool(self._id) and way.node_id == self._id) or (
-            self._process is not None and way.process == self._process
+    def is_at(self, queue: NodeSendQueue) -> bool:
+        """Return whether a send queue leads to the same node, or to the worker that was started in its place."""
+        return (bool(self._id) and queue.node_id == self._id) or (
+            self._process is not None and queue.process == self._process
         )
 
-    def is_followed(self, way: NodeSendQueue) -> bool:
-        """Whether a way leads to a node that was started later at the same address."""
-        return self._place is not None and way.place == self._place and way.epoch > self._epoch
+    def is_followed(self, queue: NodeSendQueue) -> bool:
+        """Return whether a send queue leads to a node that was started later at the same address."""
+        return self._place is not None and queue.place == self._place and queue.epoch > self._epoch
 
 
-class Absent:
-    """The lost nodes of one hub, with what they wanted.
+class AbsentNodes:
+    """The lost nodes of one hub and the topics that they wanted.
 
     Attributes:
-        nodes: those that are counted for, the oldest loss first.
+        nodes: the lost nodes, the oldest loss first.
     """
 
-    def __init__(self, member: ClusteredBroker) -> None:
-        self._member = member
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
         self.nodes: list[AbsentNode] = []
         self._interest = Interest()
         self._bits = self._counted = 0
-        """Bits in use, and of those the ones of nodes that are not forgotten."""
+        """Bits in use, and those of nodes that still count. Interest is removed in the background, so they differ."""
 
-    # ---- nodes come and go
+    @property
+    def is_empty(self) -> bool:
+        """Whether no lost node uses memory any more, background work included."""
+        return not (self.nodes or self._bits or len(self._interest))
+
+    # ---- nodes are lost and return
 
     def lost(self, node: RemoteNode) -> AbsentNode | None:
-        """A node is lost: count for it from now on. None when another one is there in its place."""
-        until_s = self._member.broker.clock() + ABSENT_S
-        if found := self.at(node.way):  # it was back, and had not said all
+        """Count for a lost node from now on.
+
+        Returns:
+            None when another node is there in its place already.
+        """
+        until_s = self._state.broker.clock() + ABSENT_S
+        if found := self.at(node.send_queue):  # it returned, and was lost again before it had sent its snapshot
             before = found[0]
             before.number, before.until_s = node.number, until_s
             self.nodes.remove(before)
             self.nodes.append(before)
             return before
-        bit = ~self._bits & self._bits + 1  # the lowest that is free
-        absent = AbsentNode(node.number, node.way, bit, until_s)
-        if any(one.synced and absent.is_at(one.way) for one in self._member.remotes):
+        bit = ~self._bits & self._bits + 1  # the lowest free bit
+        absent = AbsentNode(node.number, node.send_queue, bit, until_s)
+        if any(one.synced and absent.is_at(one.send_queue) for one in self._state.remotes):
             return None
         self._bits |= bit
         self._counted |= bit
@@ -86,37 +92,38 @@ class Absent:
         return absent
 
     def takes(self, absent: AbsentNode, keys: list[Key]) -> None:
-        """It wanted these topics; those that it has asked for anew, since it is back, it gets."""
+        """Record topics that a lost node wanted, except those that it has requested again since its return."""
         if not absent.bit & self._counted:
             return
-        bits = sum(one.bit for one in self._member.remotes if absent in self.at(one.way))
+        bits = sum(one.bit for one in self._state.remotes if absent in self.at(one.send_queue))
         for key in keys:
-            if not bits or not self._member.interest.nodes(key) & bits:
+            if not bits or not self._state.interest.nodes(key) & bits:
                 self._interest.add(key, absent.bit)
 
-    def at(self, way: NodeSendQueue) -> list[AbsentNode]:
-        """Those that are back, by this way. Several nodes may seem to have one address, behind a router: one that is
-        known itself is in no other's place.
+    def at(self, queue: NodeSendQueue) -> list[AbsentNode]:
+        """Return the lost nodes that are reachable again by this send queue.
+
+        Several nodes may share one address behind a router, so an exact match comes before one by address.
         """
-        return [one for one in self.nodes if one.is_at(way)] or [one for one in self.nodes if one.is_followed(way)]
+        return [one for one in self.nodes if one.is_at(queue)] or [one for one in self.nodes if one.is_followed(queue)]
 
     def gets(self, absent: AbsentNode, key: Key) -> None:
-        """It is back, and wants a topic: it gets what is published from now on."""
+        """Stop counting a topic that a node has requested after its return."""
         self._interest.discard(key, absent.bit)
 
     def back(self, node: RemoteNode) -> None:
-        """A node has said all that it wants."""
-        for absent in self.at(node.way):
+        """Stop counting for a node that has sent all that it wants."""
+        for absent in self.at(node.send_queue):
             self._forget(absent)
 
-    def look(self) -> None:
-        """Forget those that are gone for too long."""
-        now_s = self._member.broker.clock()
+    def forget_expired(self) -> None:
+        """Forget the nodes that were lost more than `ABSENT_S` ago."""
+        now_s = self._state.broker.clock()
         for absent in [one for one in self.nodes if one.until_s <= now_s]:
             self._forget(absent)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all nodes."""
         for absent in list(self.nodes):
             self._forget(absent)
 
@@ -129,31 +136,32 @@ class Absent:
         for keys in self._interest.keys(bit):
             for key in keys:
                 self._interest.discard(key, bit)
-                self._member.forget(key)
+                self._state.forget_routes(key)
             yield
         self._bits &= ~bit
 
     # ---- what they miss
 
     def wanting(self, key: Key | None, tid: int) -> int:
-        """Those that want a topic; without `key` the one with the number `tid`, whose name is not known here."""
+        """Return the bits of those that want a topic; `key` is None for a number whose name this hub does not have."""
         return self._interest.nodes_of_number(tid) if key is None else self._interest.nodes(key)
 
     def counts(self, nodes: int) -> Callable[[bytes], object]:
-        """What takes the runs of a topic that these nodes want, as ways do."""
+        """Return a function that counts the runs of a topic as missed by these nodes."""
         return lambda run: self.missed(nodes, count_messages(run))
 
     def missed(self, nodes: int, messages: int) -> bool:
-        """Count messages that these nodes do not get; whether there were some of them."""
+        """Count messages that these nodes miss; return whether any node of them still counts."""
         copies = (nodes & self._counted).bit_count() * messages
         if copies:
-            self._member.broker.stats.drop(Drop.LINK_LOST, copies)
+            self._state.broker.stats.drop(Drop.LINK_LOST, copies)
         return bool(copies)
 
     def has_client(self, etid: int) -> bool:
-        """Whether an ETID that nobody has is one of a lost node's clients."""
+        """Return whether an unknown ETID belongs to a client of a lost node."""
         number = node_of(etid)
-        return bool(number) and any(one.number == number for one in self.nodes) and not self._is_taken(number)
-
-    def _is_taken(self, number: int) -> bool:
-        return number == self._member.number or any(one.number == number for one in self._member.remotes)
+        if not number or not any(one.number == number for one in self.nodes):
+            return False
+        # Another node may have drawn the number since, and the ETID belongs to one of its former clients then.
+        is_taken = number == self._state.number or any(one.number == number for one in self._state.remotes)
+        return not is_taken

@@ -1,11 +1,11 @@
-"""A channel of an application's own: its messages go to the same channel at other nodes, over the links of hubs.
+"""Application channels: messages between applications at several nodes, over the links of hubs.
 
-    send ──▶ way ──▶ link … link ──▶ AppPeer.deliver ──▶ events ──▶ on_status, on_data
-      ▲                                                                   │
-      └────────────────────────── Handled ◀───────────────────────────────┘
+    send ──▶ queue ──▶ link … link ──▶ AppPeer.deliver ──▶ events ──▶ on_status, on_data
+      ▲                                                                     │
+      └─────────────────────────── Handled ◀────────────────────────────────┘
 
-What the other side has not handled yet is bounded, so that `send` can say that a node does not keep up. Messages travel
-as Publish frames without a destination: the kernels that find runs know them.
+What the other side has not handled yet is limited, so that `send` can report a node that does not keep up. Messages
+travel as Publish frames without a destination, which the kernels of the data path split into runs.
 """
 
 from __future__ import annotations
@@ -14,181 +14,44 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from smqrt.broker.broker import check_size
 from smqrt.broker.deferred import Deferred
-from smqrt.broker.outbox import Drop, Outbox, dirty, run_in_background
+from smqrt.broker.outbox import Drop, run_in_background
 from smqrt.broker.topics import Route
-from smqrt.cluster.node_send_queue import NodeSendQueue, count_messages
+from smqrt.cluster.link_channels import ChannelQueue
+from smqrt.cluster.node_send_queue import count_messages
 from smqrt.errors import ArgumentError, ClosedError, CloseReason, ProtocolError
 from smqrt.wire import link_packets as wire
 from smqrt.wire import smq
 from smqrt.wire.link_packets import Packet
 
-if TYPE_CHECKING:
-    from smqrt.cluster.link import Channel, Link
-
-
-# ---- The way of one hub, or of an application's channel, over a link.
-
-HANDED_AT_ONCE_BYTES = 256 << 10
-"""So much of one turn is handed to a link at once."""
-KEPT = 2
-"""So many times its queue is kept for a node beside that, of those who wait and of the server, which does not."""
-
-
-class ChannelWay(NodeSendQueue):
-    """The way of one hub, or of an application's channel, to another node.
-
-    Attributes:
-        link: over which it leads.
-    """
-
-    __slots__ = ("_channel", "_put_bytes", "link")
-
-    def __init__(self, link: Link, channel: Channel) -> None:
-        super().__init__()
-        self.link, self._channel = link, channel
-        self._put_bytes = 0
-
-    def put(self, run: bytes) -> None:
-        """See `Outbox`; a turn of many messages is handed over in parts, so that the link's limits hold within it."""
-        queue = self.queue
-        if not queue:
-            dirty.append(self)
-        elif self._is_over() and run[2] == smq.Type.PUBLISH:
-            self.missed = True
-            self.link.leave_out(self._channel, [run])
-            return
-        queue.append(run)
-        self._put_bytes += len(run)
-        if self._put_bytes > HANDED_AT_ONCE_BYTES and not (self.holds or self.keeps):
-            self.flush()
-
-    def _is_over(self) -> bool:
-        return (self.holds or self.keeps) and self._put_bytes > KEPT * self.link.node.queue_bytes
-
-    def flush(self) -> None:
-        """Hand the queue to the link, until that is full."""
-        if self.holds or self.keeps:
-            return
-        self._put_bytes = 0
-        if not self.queue:  # that of a lost node stays
-            return
-        runs, self.queue = self.queue, []
-        if not self.link.transmit(self._channel, runs):
-            self.missed = True
-        if self.link.is_full:
-            self.on_full()
-
-    def go_on(self) -> None:
-        """See `NodeSendQueue`; what waits is handed over in parts, until the link is full again."""
-        self.holds = False
-        if self.keeps:
-            return
-        waiting, portion, size, at = self.queue, 0, 0, 0
-        if not waiting:
-            return
-        self.queue = []
-        while at < len(waiting) and not self.holds:
-            portion, size = at, 0
-            while at < len(waiting) and size < HANDED_AT_ONCE_BYTES:
-                size += len(waiting[at])
-                at += 1
-            self._put_bytes -= size
-            if not self.link.transmit(self._channel, waiting[portion:at]):
-                self.missed = True
-            if self.link.is_full:
-                self.on_full()
-        for run in waiting[at:]:
-            self.queue.append(run)  # that of a lost node counts it
-
-    @property
-    def knows_pressure(self) -> bool:
-        """See `NodeSendQueue`."""
-        return self.link.knows_pressure
-
-    @property
-    def node_id(self) -> bytes:
-        """See `NodeSendQueue`."""
-        return self.link.peer.id if self.link.peer is not None else b""
-
-    @property
-    def process(self) -> tuple[bytes, int] | None:
-        """See `NodeSendQueue`."""
-        siblings = self.link.siblings
-        return None if siblings is None else (siblings.server, siblings.own)
-
-    @property
-    def place(self) -> tuple[str, int] | None:
-        """See `NodeSendQueue`."""
-        return self.link.place
-
-    @property
-    def has_left(self) -> bool:
-        """See `NodeSendQueue`: it is being stopped, or only its hub has ended."""
-        return self.link.has_left
-
-    @property
-    def knows_succession(self) -> bool:
-        """See `NodeSendQueue`."""
-        return self.link.knows_succession
-
-    @property
-    def tells_stamps(self) -> bool:
-        """See `NodeSendQueue`."""
-        return self.link.knows_stamps
-
-    @property
-    def epoch(self) -> int:
-        """See `NodeSendQueue`."""
-        return self.link.peer.epoch if self.link.peer is not None else 0
-
-    @property
-    def carrier(self) -> Outbox:
-        """See `Outbox`."""
-        return self.link.transport.outbox
-
-    def resume(self) -> None:
-        """See `Outbox`."""
-        self.link.transport.outbox.resume()
-
-    @property
-    def is_behind(self) -> bool:
-        """See `NodeSendQueue`."""
-        return self.link.is_behind
-
-    def wait(self, then: Callable[[], object]) -> None:
-        """See `NodeSendQueue`."""
-        self.link.wait(then)
-
-
 log = logging.getLogger("smqrt")
 
 WINDOW_BYTES = 1 << 20
-"""What one channel of another node may not have handled yet, in frames; both sides know it."""
+"""What a node may not have handled of one channel, in frames; both sides know it."""
 LINK_BYTES = 4 << 20
-"""The same of all channels of a link together, at most a quarter of what may wait for a node: hubs have the rest."""
-TOLD_AT_ONCE = 64
-"""So many events are told before other work that was put off has its turn."""
+"""The same for all channels of a link together. It is at most a quarter of what may be queued; hubs get the rest."""
+EVENTS_PER_STEP = 64
+"""Events that are handled before other background work has its turn."""
 MAX_TEXT_BYTES = 1000
-"""Of what `close` says to the other nodes."""
+"""The maximum length of the text that `close` sends to other nodes."""
 
 OnStatus = Callable[[int, bool, str], object]
-"""`f(node, up, why)`. It may answer `Deferred`: what comes later waits."""
+"""`f(node, up, why)`. It may return a `Deferred`: later events wait for it."""
 OnData = Callable[[bytes, int], object]
 """`f(data, node)`. The same."""
 
-_NOWHERE = bytes(4)
+_NO_DESTINATION = bytes(4)
 
 
 class Sent(NamedTuple):
-    """What became of a message.
+    """The result of sending a message.
 
     Attributes:
-        nodes: to how many it is on its way.
-        full: to how many it is not, because they have not handled what was sent before.
+        nodes: the number of nodes that it was sent to.
+        full: the number of nodes that it was not sent to, because they have not handled earlier messages.
     """
 
     nodes: int
@@ -196,7 +59,7 @@ class Sent(NamedTuple):
 
 
 class _Event(NamedTuple):
-    """What is to be told: of a run of messages what begins at `at`, else that the node came, or went and why."""
+    """An event for the application: a run of messages from `at` on, or the status of a node where `run` is empty."""
 
     peer: AppPeer
     run: bytes
@@ -209,24 +72,24 @@ class AppPeer:
     """Another node that has the channel open.
 
     Args:
-        channel: of this node.
-        number: the node's.
-        way: to it.
+        channel: the channel of this node.
+        number: the other node's number.
+        send_queue: leads to it.
 
     Attributes:
         routes: see `Receiver`.
     """
 
-    def __init__(self, channel: AppChannel, number: int, way: ChannelWay) -> None:
-        self.channel, self.number, self.way = channel, number, way
-        self.routes: Mapping[bytes, Route] = {_NOWHERE: self}
+    def __init__(self, channel: AppChannel, number: int, send_queue: ChannelQueue) -> None:
+        self.channel, self.number, self.send_queue = channel, number, send_queue
+        self.routes: Mapping[bytes, Route] = {_NO_DESTINATION: self}
         self._unhandled_bytes = self._waiting_bytes = self._handled_bytes = 0
 
-    # ---- to it
+    # ---- to the node
 
     def send(self, frame: bytes) -> bool:
-        """Send a message; false when the node has not handled enough of what was sent before."""
-        size, link = len(frame), self.way.link
+        """Send a message; return false when the node has not handled enough of the earlier ones."""
+        size, link = len(frame), self.send_queue.link
         room_bytes = min(LINK_BYTES, link.node.queue_bytes // 4)
         if self._unhandled_bytes + size > WINDOW_BYTES:
             return False
@@ -234,75 +97,75 @@ class AppPeer:
             return False
         self._unhandled_bytes += size
         link.unhandled_bytes += size
-        self.way.put(frame)
+        self.send_queue.put(frame)
         return True
 
     def control(self, packet: bytes) -> None:
         """See `Receiver`."""
         if packet[0] != Packet.HANDLED:
-            raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"type {packet[0]:#x} on a channel of applications")
+            raise ProtocolError(CloseReason.UNKNOWN_PACKET, f"type {packet[0]:#x} on an application channel")
         self._release(wire.parse_u64(packet))
 
     def _release(self, size: int) -> None:
         size = min(size, self._unhandled_bytes)
         self._unhandled_bytes -= size
-        self.way.link.unhandled_bytes -= size
+        self.send_queue.link.unhandled_bytes -= size
 
     def left(self, reason: Drop) -> None:
-        """It can't be reached any more."""
+        """Count what is queued for an unreachable node as lost."""
         self._release(self._unhandled_bytes)
-        self.way.end(reason, self.channel.count_lost)
+        self.send_queue.end(reason, self.channel.count_lost)
 
-    # ---- from it
+    # ---- from the node
 
     def resolve(self, destination: bytes) -> Route:
         """See `Receiver`."""
-        raise ProtocolError(CloseReason.UNKNOWN_PACKET, "a message on a channel of applications has a destination")
+        raise ProtocolError(CloseReason.UNKNOWN_PACKET, "a message on an application channel has a destination")
 
     def count_batch(self, destination: bytes, more: int) -> None:
         """See `Receiver`."""
 
     def deliver(self, run: bytes) -> None:
-        """A run of messages has come."""
+        """Queue a run of messages for the application."""
         self._waiting_bytes += len(run)
         if self._waiting_bytes > WINDOW_BYTES:
-            limit = f"more than {WINDOW_BYTES} bytes"
-            raise ProtocolError(CloseReason.MESSAGE_TOO_LARGE, f"{limit} came on a channel before they were handled")
-        self.channel.came(_Event(self, run))
+            text = f"a node sent more than {WINDOW_BYTES} bytes on a channel before they were handled"
+            raise ProtocolError(CloseReason.MESSAGE_TOO_LARGE, text)
+        self.channel.add_event(_Event(self, run))
 
     def deliver_view(self, view: memoryview) -> None:
         """See `deliver`."""
         self.deliver(bytes(view))
 
     def handled(self, size: int) -> None:
-        """So many bytes of it have been handled."""
+        """Record bytes that the application has handled."""
         self._handled_bytes += size
 
-    def say_handled(self) -> None:
-        """Tell it how much has been handled."""
+    def send_handled(self) -> None:
+        """Send the node how much has been handled since the last time."""
         size, self._handled_bytes = self._handled_bytes, 0
         if size:
             self._waiting_bytes -= size
-            self.way.say([wire.u64(Packet.HANDLED, size)])
+            self.send_queue.send([wire.u64(Packet.HANDLED, size)])
 
 
 class AppChannel:
     """A channel that applications at several nodes have opened by the same name.
 
     Args:
-        name: 1 to 1000 bytes. Hubs may have the same.
-        on_status: told when another node has the channel open, and when it has no more or can't be reached.
-        on_data: gets each message, of one node in the order in which they were sent.
-        on_close: takes it from the links, with what is to be said to the other nodes.
+        name: 1 to 1000 bytes. A hub may have the same name.
+        on_status: called when another node has opened the channel, and when it has closed it or is unreachable.
+        on_data: called with each message, in order for each node.
+        on_close: removes the channel from the links; it gets the text for the other nodes.
 
     Attributes:
-        closed: whether this side has closed it: nothing is told any more.
-        sent: messages that went to other nodes, counted for each of them.
-        received: messages that were handed to `on_data`.
-        refused: messages that a node did not get because it does not keep up.
-        lost: of those sent, what may not have arrived because a link broke, or the other side closed the channel.
-        dropped: messages that have come and were told to nobody: the channel was closed here, or `on_data` was so far
-            behind that the node had gone, come and gone again.
+        closed: whether this side has closed it: there are no more events.
+        sent: messages sent, counted for each node.
+        received: messages that were passed to `on_data`.
+        refused: messages that were not sent to a node because it does not keep up.
+        lost: messages sent that may not have arrived, because a link ended or the other side closed the channel.
+        dropped: messages received that `on_data` did not get. The channel was closed here, or `on_data` was so far
+            behind that the node had left, joined and left again.
     """
 
     def __init__(
@@ -312,12 +175,12 @@ class AppChannel:
         self._on_status, self._on_data, self._on_close = on_status, on_data, on_close
         self._peers: dict[int, AppPeer] = {}
         self._events: deque[_Event] = deque()
-        self._is_telling = False
+        self._is_running = False
         self.closed = False
         self.sent = self.received = self.refused = self.lost = self.dropped = 0
 
     def send(self, data: bytes, number: int | None = None) -> Sent:
-        """Send a message to the node `number`, or to all that have the channel open; no other node gets it later.
+        """Send a message to the node `number`, or to all that have the channel open now.
 
         Raises:
             ArgumentError: it has more than 65520 bytes.
@@ -334,11 +197,11 @@ class AppChannel:
         return Sent(taken, len(peers) - taken)
 
     def nodes(self) -> dict[int, str]:
-        """The numbers of the nodes that have the channel open, and where their links go."""
-        return {number: peer.way.link.transport.via for number, peer in self._peers.items()}
+        """Return the numbers of the nodes that have the channel open, with the other ends of their links."""
+        return {number: peer.send_queue.link.transport.via for number, peer in self._peers.items()}
 
     def counts(self) -> dict[str, int]:
-        """The counters by name; see the attributes."""
+        """Return the counters by name; see the attributes."""
         return {
             "sent": self.sent,
             "received": self.received,
@@ -348,11 +211,12 @@ class AppChannel:
         }
 
     def close(self, text: bytes = b"") -> None:
-        """Close this side: what was sent before still arrives, what has come and waits is dropped, and nothing is told
-        here any more. A second call does nothing.
+        """Close this side. A second call does nothing.
+
+        What was sent before still arrives. What was received and not handled is dropped, and there are no more events.
 
         Args:
-            text: why, for the other nodes.
+            text: the reason, for the other nodes.
 
         Raises:
             ArgumentError: `text` has more than 1000 bytes.
@@ -362,87 +226,87 @@ class AppChannel:
             return
         self.closed = True
         for peer in list(self._peers.values()):
-            peer.way.flush()
+            peer.send_queue.flush()
         self._on_close(self, text or b"the channel was closed there")
-        self._forget(lambda event: True)
+        self._drop_events(lambda event: True)
 
-    # ---- what links tell
+    # ---- calls of links
 
-    def joined(self, number: int, way: ChannelWay) -> AppPeer:
+    def joined(self, number: int, send_queue: ChannelQueue) -> AppPeer:
         """See `Carried`."""
-        peer = self._peers[number] = AppPeer(self, number, way)
-        self.came(_Event(peer, b"", up=True))
+        peer = self._peers[number] = AppPeer(self, number, send_queue)
+        self.add_event(_Event(peer, b"", up=True))
         return peer
 
     def left_node(self, peer: AppPeer, why: str, reason: Drop) -> None:
-        """See `Carried`. Of a node that comes and goes faster than `on_status` takes it, its visits between the first
-        and the last are not told.
+        """See `Carried`. Of a node that joins and leaves faster than `on_status` runs, only the first and the last time
+        are events.
         """
         peer.left(reason)
         if self._peers.get(peer.number) is peer:
             del self._peers[peer.number]
         if any(one.peer.number == peer.number and one.peer is not peer and one.why for one in self._events):
-            self._forget(lambda event: event.peer is peer)
+            self._drop_events(lambda event: event.peer is peer)
         else:
-            self.came(_Event(peer, b"", why=why or "the link has ended"))
+            self.add_event(_Event(peer, b"", why=why or "the link has ended"))
 
     def count_lost(self, reason: Drop, messages: int) -> None:
         """See `Carried`."""
         self.lost += messages
 
-    def _forget(self, is_meant: Callable[[_Event], bool]) -> None:
+    def _drop_events(self, is_meant: Callable[[_Event], bool]) -> None:
         self.dropped += sum(count_messages(one.run[one.at :]) for one in self._events if is_meant(one))
         self._events = deque(one for one in self._events if not is_meant(one))
 
-    # ---- telling
+    # ---- events
 
-    def came(self, event: _Event) -> None:
-        """Tell it in the next turn, behind what came before."""
+    def add_event(self, event: _Event) -> None:
+        """Queue an event for the application; it is handled in a later turn."""
         self._events.append(event)
-        if not self._is_telling:
-            self._is_telling = True
-            run_in_background(self._tell_some())
+        if not self._is_running:
+            self._is_running = True
+            run_in_background(self._run())
 
-    def _tell_some(self) -> Iterator[None]:
+    def _run(self) -> Iterator[None]:
         handled: set[AppPeer] = set()
-        for _ in range(TOLD_AT_ONCE):
+        for _ in range(EVENTS_PER_STEP):
             if not self._events:
                 break
-            peer, size, answer = self._tell_next()
+            peer, size, answer = self._handle_next()
             if _waits(answer):
-                _say_handled(handled)
+                _send_handled(handled)
                 answer.then(partial(self._answered, peer, size))
                 return
             peer.handled(size)
             handled.add(peer)
             yield
-        _say_handled(handled)
-        self._go_on()
+        _send_handled(handled)
+        self._run_again()
 
     def _answered(self, peer: AppPeer, size: int, value: object, error: BaseException | None) -> None:
         peer.handled(size)
-        peer.say_handled()
-        self._go_on()
+        peer.send_handled()
+        self._run_again()
 
-    def _go_on(self) -> None:
-        self._is_telling = bool(self._events)
-        if self._is_telling:
-            run_in_background(self._tell_some())
+    def _run_again(self) -> None:
+        self._is_running = bool(self._events)
+        if self._is_running:
+            run_in_background(self._run())
 
-    def _tell_next(self) -> tuple[AppPeer, int, object]:
-        """Tell one thing: whose it was, its bytes, and what the function answered."""
+    def _handle_next(self) -> tuple[AppPeer, int, object]:
+        """Handle one event; return its node, its bytes, and what the application's function returned."""
         event = self._events.popleft()
         peer, run, at = event.peer, event.run, event.at
         if not run:
-            return peer, 0, self._told(self._on_status, peer.number, event.up, event.why)
-        end = at + (run[at] << 8 | run[at + 1])
+            return peer, 0, self._call(self._on_status, peer.number, event.up, event.why)
+        end = at + (run[at] << 8 | run[at + 1])  # each frame begins with its length
         if end < len(run):
             self._events.appendleft(event._replace(at=end))
         self.received += 1
         data = run[at + smq.PUBLISH_HEADER_BYTES : end]
-        return peer, end - at, self._told(self._on_data, data, peer.number)
+        return peer, end - at, self._call(self._on_data, data, peer.number)
 
-    def _told(self, function: Callable[..., object], *arguments: object) -> object:
+    def _call(self, function: Callable[..., object], *arguments: object) -> object:
         try:
             return function(*arguments)
         except Exception:
@@ -450,9 +314,9 @@ class AppChannel:
             return None
 
 
-def _say_handled(peers: Iterable[AppPeer]) -> None:
+def _send_handled(peers: Iterable[AppPeer]) -> None:
     for peer in peers:
-        peer.say_handled()
+        peer.send_handled()
 
 
 def _waits(answer: object) -> TypeGuard[Deferred[object]]:
@@ -460,6 +324,6 @@ def _waits(answer: object) -> TypeGuard[Deferred[object]]:
 
 
 def check_text(text: bytes) -> None:
-    """Raise ArgumentError when `text` is more than `close` says."""
+    """Raise ArgumentError when the text for other nodes is too long."""
     if len(text) > MAX_TEXT_BYTES:
-        raise ArgumentError(f"msg: {len(text)} bytes; what is said at the end has at most {MAX_TEXT_BYTES}")
+        raise ArgumentError(f"msg: {len(text)} bytes; the text of close has at most {MAX_TEXT_BYTES}")

@@ -1,89 +1,88 @@
-"""Hubs that move to another process while other nodes write to them: nothing is lost, comes twice or out of order.
+"""Migration of hubs to other processes: no message is lost, duplicated or reordered.
 
     the other node                 the old process            the new process
         ◀──────────── PAUSE ────────────┘                     is a node, and wants nothing yet
-    keeps what is for it
-        ──────────── PAUSED ──────────▶ the clients stand still,
-        ◀─── its channel is closed ─────┘ and go ────────────▶ all are here
+    keeps messages for it
+        ──────────── PAUSED ──────────▶ freezes its clients,
+        ◀─── its channel is closed ─────┘ and sends them ────▶ has all of them
         ◀───────────────── SUCCESSOR, clients, interest, …, SUCCEED ──┘
-    SUCCEEDED, and what it has kept ─────────────────────────▶ delivers it
+    SUCCEEDED, and the messages it kept ─────────────────────▶ delivers them
 
-Nodes are found by their numbers: a process whose number is fixed, or that is reached through NATS, makes its links only
-when the old one has ended its own. When the move fails, the old process is its own successor.
+Nodes are found by their numbers. A process whose number is fixed, or that is reached through NATS, makes its links
+only after the old process has closed its own. When the migration fails, the old process is its own successor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
-from smqrt.broker.outbox import Drop, run_in_background
+from smqrt.broker.outbox import run_in_background
 from smqrt.cluster.node_send_queue import NodeSendQueue
+from smqrt.cluster.remote_node import RemoteNode
+from smqrt.cluster.state import ClusterState
 from smqrt.wire import smq
 from smqrt.wire.cluster_packets import LinkType
 
-if TYPE_CHECKING:
-    from smqrt.cluster.clustered_broker import ClusteredBroker
-    from smqrt.cluster.remote_node import RemoteNode
-
 MOVE_S = 10.0
-"""So long a node keeps messages for a hub that moves; then they are counted as `LINK_LOST`."""
+"""How long a node keeps messages for a hub that migrates; then they count as `LINK_LOST`."""
 MAX_AWAITED = 64
-"""Nodes whose hubs are awaited at once; the oldest is lost then."""
-FLUSHED_AT_ONCE = 64
+"""Nodes whose hubs are awaited at once; one more, and the oldest is lost."""
+RUNS_PER_STEP = 64
+"""Kept runs that one background step sends."""
 _KEPT = frozenset((smq.Type.PUBLISH, LinkType.CLOCK, LinkType.END))
-"""Of what is put for a hub that moves; all else is told to the new process anyway."""
+"""The types that are kept for a hub that migrates. The new process gets a snapshot, which has all else."""
 
 
-class Passed(list[bytes]):
-    """The queue of a way to a hub that has moved: what comes from routes that do not know it yet goes the new way."""
+class ForwardingQueue(list[bytes]):
+    """The send queue of a hub that has migrated: runs of stale routes go to its new process."""
 
-    def __init__(self, way: NodeSendQueue) -> None:
-        self._way = way
+    def __init__(self, queue: NodeSendQueue) -> None:
+        self._queue = queue
 
     def append(self, run: bytes) -> None:
         """Put the run."""
         if run[2] in _KEPT:
-            self._way.put(run)
+            self._queue.put(run)
 
 
-class Moving:
-    """Hubs that move, as one hub of a cluster sees them: others, and itself.
-
-    Args:
-        member: the hub's part in the cluster.
+class HubMigration:
+    """The migrations that one hub of a cluster takes part in: those of other nodes' hubs, and its own.
 
     Attributes:
-        nodes: those whose hub has left for another process that is awaited.
-        awaits: whether this hub goes on for that of another process, which has the clients still.
+        nodes: unreachable nodes whose hub migrates to a process that is awaited.
+        awaits: whether this hub is the successor of another process's, which still has the clients.
+        on_moved: called with the old and the new node when a hub has migrated.
+        on_lost: called with a node whose hub no process has taken over.
     """
 
-    def __init__(self, member: ClusteredBroker) -> None:
-        self._member = member
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
         self.nodes: list[RemoteNode] = []
         self.awaits = False
+        self.on_moved: Callable[[RemoteNode, RemoteNode], object] = lambda before, node: None
+        self.on_lost: Callable[[RemoteNode], object] = lambda node: None
         self._until_s: dict[RemoteNode, float] = {}
-        """Of nodes that pause, and of those that are awaited."""
+        """Until when messages are kept, of nodes that pause and of those that are awaited."""
         self._unpaused: set[RemoteNode] = set()
         self._predecessor = 0
         self._succeeds_until_s = 0.0
 
     def _now_s(self) -> float:
-        return self._member.broker.clock()
+        return self._state.broker.clock()
 
-    # ---- another node's hub moves
+    # ---- the hub of another node migrates
 
     def pauses(self, node: RemoteNode) -> None:
-        """A node's hub is about to move: keep what is for it. One that does not keep up loses what is published now."""
-        if node.way.holds or node in self._until_s:
+        """Keep messages for a hub that is about to migrate. A node that does not keep up loses them instead."""
+        if node.send_queue.holds or node in self._until_s:
             return
-        node.way.say([bytes((LinkType.PAUSED,))])
-        node.way.keep()
+        node.send_queue.send([bytes((LinkType.PAUSED,))])
+        node.send_queue.keep()
         self._until_s[node] = self._now_s() + MOVE_S
 
     def has_left(self, node: RemoteNode) -> bool:
-        """A node can't be reached any more; whether it moves, and so is not lost."""
-        if not node.way.keeps:
+        """Return whether an unreachable node migrates, and so is not lost."""
+        if not node.send_queue.keeps:
             return False
         if node not in self.nodes:
             self.nodes.append(node)
@@ -92,133 +91,132 @@ class Moving:
         return True
 
     def succeeds(self, node: RemoteNode, number: int) -> None:
-        """`node` goes on for the one of that number: what is for either is kept until it has said what it wants."""
-        found = (one for one in (*self.nodes, *self._member.remotes) if one.number == number and one.way.keeps)
+        """Make `node` the successor of the node `number`; messages for both are kept until it has sent its snapshot."""
+        found = (one for one in (*self.nodes, *self._state.remotes) if one.number == number and one.send_queue.keeps)
         before = next((one for one in found if one is not node), None)
         if before is not None:
             node.predecessor = before
-            self._member.forget_valued()
+            self._state.forget_value_routes()
 
     def succeeded(self, node: RemoteNode) -> None:
-        """It has said all."""
+        """Send a successor the kept messages, since it has sent its snapshot."""
         before = node.predecessor
         if before is None:
-            node.way.say([bytes((LinkType.SUCCEEDED,))])
-            if node.way.keeps:  # the hub stays where it was
+            node.send_queue.send([bytes((LinkType.SUCCEEDED,))])
+            if node.send_queue.keeps:  # the migration failed, and the hub stays in its old process
                 del self._until_s[node]
-                node.way.keeps = False
-                node.way.go_on()
+                node.send_queue.keeps = False
+                node.send_queue.release()
         else:
             if before not in self.nodes:  # its link is slower than that of the new process
                 self.nodes.append(before)
-                self._member.remotes.remove(before)
-            node.way.say([bytes((LinkType.SUCCEEDED,))])
-            run_in_background(self._pass_kept(before, node))
+                self._state.remotes.remove(before)
+            node.send_queue.send([bytes((LinkType.SUCCEEDED,))])
+            run_in_background(self._send_kept(before, node))
 
-    def _pass_kept(self, before: RemoteNode, node: RemoteNode) -> Iterator[None]:
-        kept, at = before.way.queue, 0
-        while at < len(kept) and not node.gone and not before.gone:  # also what comes meanwhile
-            for run in kept[at : at + FLUSHED_AT_ONCE]:
+    def _send_kept(self, before: RemoteNode, node: RemoteNode) -> Iterator[None]:
+        kept, at = before.send_queue.queue, 0
+        while at < len(kept) and not node.gone and not before.gone:  # also what is added meanwhile
+            for run in kept[at : at + RUNS_PER_STEP]:
                 if run[2] in _KEPT:
-                    node.way.put(run)
-            at += FLUSHED_AT_ONCE
+                    node.send_queue.put(run)  # in order, with the times and the ends of clients between them
+            at += RUNS_PER_STEP
             if at < len(kept):
                 yield
-        if before.gone:
+        if before.gone:  # given up meanwhile, and counted as lost
             return
-        if node.gone:
-            before.way.queue = kept[at:]
+        if node.gone:  # another process may still succeed
+            before.send_queue.queue = kept[at:]
             return
-        before.way.queue, before.way.keeps, node.predecessor = Passed(node.way), False, None
+        before.send_queue.queue, before.send_queue.keeps = ForwardingQueue(node.send_queue), False
+        node.predecessor = None
         self.nodes.remove(before)
         del self._until_s[before]
-        self._member.forget_moved(before, node)
+        self.on_moved(before, node)
 
     def present(self, node: RemoteNode) -> RemoteNode:
-        """Where messages for a node go: to the one that it goes on for, as long as these are kept."""
+        """Return where messages for a node go: to its predecessor, as long as messages are kept for that."""
         return node.predecessor or node
 
-    # ---- this hub moves
+    # ---- this hub migrates
 
     def pause(self) -> None:
-        """Have the other nodes keep what is for this hub; see `is_paused`."""
-        self._unpaused = {node for node in self._member.remotes if node.way.knows_succession}
+        """Ask the other nodes to keep messages for this hub; see `is_paused`."""
+        self._unpaused = {node for node in self._state.remotes if node.send_queue.knows_succession}
         for node in self._unpaused:
-            node.way.say([bytes((LinkType.PAUSE,))])
+            node.send_queue.send([bytes((LinkType.PAUSE,))])
 
     @property
     def is_paused(self) -> bool:
-        """Whether nothing comes any more of the nodes that were asked, but what is here."""
-        return not any(node in self._unpaused for node in self._member.remotes)
+        """Whether all nodes that were asked have stopped sending."""
+        return not any(node in self._unpaused for node in self._state.remotes)
 
     def paused(self, node: RemoteNode) -> None:
-        """A node keeps what is for this hub."""
+        """Record that a node keeps messages for this hub."""
         self._unpaused.discard(node)
 
     def stay(self) -> None:
-        """The clients stay here: this node is its own successor."""
-        number = self._member.number
-        if self._member.remotes:
-            for node in [one for one in self._member.remotes if one.way.knows_succession]:
-                node.way.say([bytes((LinkType.SUCCEED,)) + number.to_bytes(2, "big")])
+        """Keep the hub in this process after all: this node is its own successor."""
+        number = self._state.number
+        if self._state.remotes:
+            for node in [one for one in self._state.remotes if one.send_queue.knows_succession]:
+                node.send_queue.send([bytes((LinkType.SUCCEED,)) + number.to_bytes(2, "big")])
         else:
             self.begin(number)
 
-    # ---- this hub goes on for another one
+    # ---- this hub is a successor
 
     def expect(self) -> None:
-        """Another process has the clients still: what other nodes send is for that one."""
+        """Await the clients of another process: what other nodes send is for that one."""
         self.awaits = True
-        for node in self._member.remotes:
+        for node in self._state.remotes:
             self.greet(node)
 
     def begin(self, number: int) -> None:
-        """The clients are here, of the hub that the node of that number had; 0 when there is none that others would
-        know.
-        """
+        """Begin to serve the clients of the hub that the node `number` had; 0 for one that was in no cluster."""
         self.awaits, self._predecessor = False, number
         self._succeeds_until_s = self._now_s() + MOVE_S if number else 0.0
-        for node in self._member.remotes:
+        for node in self._state.remotes:
             node.hold(self._succeeds_at(node))
 
     def greet(self, node: RemoteNode) -> None:
-        """A node has joined."""
-        node.hold(node.way.knows_succession and (self.awaits or self._succeeds_at(node)))
+        """Hold the messages of a node that has joined, as long as they are for the predecessor."""
+        node.hold(node.send_queue.knows_succession and (self.awaits or self._succeeds_at(node)))
 
     def _succeeds_at(self, node: RemoteNode) -> bool:
-        return node.way.knows_succession and self._now_s() < self._succeeds_until_s
+        return node.send_queue.knows_succession and self._now_s() < self._succeeds_until_s
 
     def framed(self, node: RemoteNode, snapshot: Iterator[None]) -> Iterator[None]:
-        """Tell all there is, and whom this hub goes on for."""
+        """Send a snapshot, between the packets that name the predecessor of this hub where it has one."""
         succeeds = node.is_held and not self.awaits
         if succeeds:
-            node.way.say([bytes((LinkType.SUCCESSOR,)) + self._predecessor.to_bytes(2, "big")])
+            node.send_queue.send([bytes((LinkType.SUCCESSOR,)) + self._predecessor.to_bytes(2, "big")])
         yield from snapshot
         if succeeds:
-            node.way.say([bytes((LinkType.SUCCEED,)) + self._predecessor.to_bytes(2, "big")])
+            node.send_queue.send([bytes((LinkType.SUCCEED,)) + self._predecessor.to_bytes(2, "big")])
 
-    # ---- what takes too long
+    # ---- time limits
 
-    def look(self) -> None:
-        """Give up what takes too long."""
+    def give_up_expired(self) -> None:
+        """Give up migrations that take longer than `MOVE_S`."""
         now_s = self._now_s()
         for node in [one for one, until_s in self._until_s.items() if until_s <= now_s]:
             self._give_up(node)
         if 0 < self._succeeds_until_s <= now_s:
             self._succeeds_until_s = 0.0
-            for node in self._member.remotes:
+            for node in self._state.remotes:
                 node.hold(False)
 
     def clear(self) -> None:
-        """Give up all."""
+        """Give up all migrations."""
         for node in list(self._until_s):
             self._give_up(node)
 
     def _give_up(self, node: RemoteNode) -> None:
         del self._until_s[node]
-        node.way.keeps = False
+        node.send_queue.keeps = False
         if node in self.nodes:
             self.nodes.remove(node)
-            self._member.left_node(node, "nobody goes on for its hub", Drop.LINK_LOST)
+            self.on_lost(node)
         else:
-            node.way.go_on()
+            node.send_queue.release()

@@ -1,4 +1,4 @@
-"""A process in clusters: its number, its hubs, and its links to other nodes."""
+"""One process as a node: its number, its hubs in clusters, and its links to other nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hashlib import blake2b
 from smqrt.broker.broker import Broker
 from smqrt.cluster.channel import AppChannel, OnData, OnStatus
 from smqrt.cluster.clustered_broker import ClusteredBroker
-from smqrt.cluster.link import ACK_BYTES, MAX_NAME_BYTES, Carried, Link, LinkState, Transport, UnauthenticatedLinks
+from smqrt.cluster.link import ACK_BYTES, Link, LinkState, UnauthenticatedLinks
+from smqrt.cluster.link_channels import MAX_NAME_BYTES, Carried, Transport
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.settings.limit_register import Bucket, LineLimit
 from smqrt.wire.link_packets import (
@@ -27,23 +28,23 @@ from smqrt.wire.link_packets import (
 )
 from smqrt.wire.smq import MAX_NODE
 
-# ---- The processes of one server, as links tell them to other nodes: who has found one of them knows all.
+# ---- The processes of one server. Links announce them to other nodes, so that a node that finds one finds all.
 
-NOBODY = bytes(ID_BYTES)
-"""Instead of the id of a process that is not linked at the moment."""
+NO_NODE_ID = bytes(ID_BYTES)
+"""The id of a process that is not linked at the moment."""
 
 
 class OwnServer:
     """The server that a node is a process of.
 
     Args:
-        node_id: of the node.
-        epoch: when it started, ns since 1970.
+        node_id: the node's id.
+        epoch: when the node started, ns since 1970.
 
     Attributes:
-        id: 16 bytes that its processes share; a node that was not told has them alone.
-        own: which of them the node is, from 0.
-        ports: at which each takes links; 0 for none, or when that is not known yet.
+        id: 16 bytes that its processes share; until `take_place` only this node has them.
+        own: the number of this process among them, from 0.
+        ports: the port at which each accepts links; 0 for none, or when that is not known yet.
     """
 
     def __init__(self, node_id: bytes, epoch: int) -> None:
@@ -53,13 +54,13 @@ class OwnServer:
         self.ports = [0]
 
     def take_place(self, secret: bytes, own: int, ports: Iterable[int]) -> None:
-        """Be one of several: they share the secret, and each has its number among them."""
+        """Be one of several processes, which share `secret`; see the attributes."""
         self.id = blake2b(secret, digest_size=ID_BYTES, person=b"smqrt server").digest()
         self.own, self.ports = own, list(ports)
 
     @property
     def port(self) -> int:
-        """At which this process takes links; 0 for none."""
+        """The port at which this process accepts links; 0 for none."""
         return self.ports[self.own]
 
     @port.setter
@@ -67,12 +68,12 @@ class OwnServer:
         self.ports[self.own] = port
 
     def has(self, link: Link) -> bool:
-        """Whether a link goes to another process of this server."""
+        """Return whether a link leads to another process of this server."""
         return link.siblings is not None and link.siblings.server == self.id
 
     def siblings(self, links: Iterable[Link]) -> Siblings:
-        """What other nodes are told; `links` are those that are up."""
-        places = [(NOBODY, port) for port in self.ports]
+        """Return what other nodes are sent of this server; `links` are those that are up."""
+        places = [(NO_NODE_ID, port) for port in self.ports]
         places[self.own] = self._node_id, self.port
         for index, place in merged([one for one in links if self.has(one)]).items():
             if index < len(places) and index != self.own:
@@ -81,22 +82,20 @@ class OwnServer:
 
 
 def merged(links: Iterable[Link]) -> dict[int, tuple[bytes, int]]:
-    """Ids and ports of the processes of one server by their numbers, as some of them say it: each knows itself best,
-    and of two with one number the later is there.
+    """Return the ids and ports of the processes of one server by their numbers, as several of them announce them.
+
+    What a process announces of itself wins. Of two processes with one number the one that started later wins.
     """
-    known = [(one, one.siblings) for one in sorted(links, key=_epoch) if one.siblings is not None]
+    by_age = sorted(links, key=lambda one: one.peer.epoch if one.peer is not None else 0)
+    known = [one.siblings for one in by_age if one.siblings is not None]
     found: dict[int, tuple[bytes, int]] = {}
-    for _, siblings in known:
-        found.update((index, place) for index, place in enumerate(siblings.places) if place[0] != NOBODY)
-    for _, siblings in known:
+    for siblings in known:
+        found.update((index, place) for index, place in enumerate(siblings.places) if place[0] != NO_NODE_ID)
+    for siblings in known:
         found[siblings.own] = siblings.places[siblings.own]
         for index, place in enumerate(siblings.places):
             found.setdefault(index, place)
     return found
-
-
-def _epoch(link: Link) -> int:
-    return link.peer.epoch if link.peer is not None else 0
 
 
 log = logging.getLogger("smqrt")
@@ -104,50 +103,51 @@ log = logging.getLogger("smqrt")
 PING_S = 1.0
 SILENCE_S = 5.0
 QUEUE_BYTES = 16 << 20
-"""What may wait for one node."""
+"""What may be queued for one node."""
 IN_FLIGHT_BYTES = 4 * ACK_BYTES
-"""What may be on the way to it besides, at least: an answer comes for each quarter of it."""
+"""What may be on its way to a node besides, at least: an acknowledgement comes for each quarter of it."""
 RENUMBERINGS_PER_S, RENUMBERINGS_AT_ONCE = 0.1, 20
-"""How often others may ask for another number: all links begin anew with it."""
+"""How often other nodes may make this one draw another number: it makes all its links again then."""
 MAX_CHANNELS, OPENS_PER_S = 400, 4.0
-"""Of the applications of a node, and how often they may open more. So they close channels less often than another node
-bears (`link.CLOSES_PER_S`).
+"""Application channels of a node, and how often they may open more: less often than another node accepts that they are
+closed (`link_channels.CLOSES_PER_S`).
 """
 MAX_LOST = 1024
-"""Of so many nodes it is known that they were lost, to say so when they are back."""
+"""Lost nodes that are remembered, so that the log can report their return."""
 
 
 class Node:
     """One node: it agrees with the others on its number, and keeps one link to each.
 
     Args:
-        key: made of the password, see `smqrt.wire.link_packets.key_of`.
-        random: gives random bytes.
+        key: made from the password, see `smqrt.wire.link_packets.key_of`.
+        random: returns random bytes.
         clock_s: monotonic seconds.
         clock_ns: the time, in ns since 1970.
-        number: a fixed number of the node, 0 to draw one.
-        versions: the oldest and the newest version of the link that it speaks.
-        queue_bytes: what may wait for one other node; as much again, and `IN_FLIGHT_BYTES` at least, may be on its way.
-        predecessors: ids and epochs of nodes whose clients will come here with their ETIDs: a link to one of them would
-            say that it has them.
+        number: a fixed number for the node; 0 to draw one.
+        versions: the oldest and the newest version of the link protocol that it speaks.
+        queue_bytes: what may be queued for one other node; as much again, and `IN_FLIGHT_BYTES` at least, may be sent
+            and not acknowledged.
+        predecessors: ids and epochs of nodes whose clients will migrate here with their ETIDs. Links to them are
+            refused, since they would announce these clients too.
 
     Attributes:
-        abilities: what it says it can do beyond what every node can.
-        id: 16 bytes; of a fixed number, the same after each start.
+        abilities: what it announces beyond what every node supports.
+        id: 16 bytes; with a fixed number the same after each start.
         epoch: when it started, ns since 1970.
-        server: of which it is a process.
-        has_heard: whether other nodes have said something of their servers that nobody has looked at.
+        server: the server that it is a process of.
+        has_heard: whether other nodes have announced their servers since this was last reset.
         members: its hubs, by the name of their cluster.
-        channels: those that its applications have opened, by name.
+        channels: its application channels, by name.
         links: those that are up, by the id of the other node.
         all_links: also those whose handshake is under way.
-        strangers: those of them that came from outside, and whose other side has not proved the password.
-        queue_bytes, unacked_bytes: what may wait for a node; and what may wait for it or be on its way to it.
+        unauthenticated: accepted links whose other side has not proved the password.
+        queue_bytes, unacked_bytes: what may be queued for a node; what may be queued or not acknowledged.
         links_lost: how many that were up have ended.
-        refused: how many ended by each kind of refusal, of this side or the other.
-        on_round_trip: called for each ping of a link: with the seconds until its answer; with None when that has not
-            come in time, or the link has ended before.
-        on_log: called with what happens to links, and whether somebody should look after that.
+        refused: how many links each kind of refusal has ended, on this side or the other.
+        on_round_trip: called for each ping of a link with the seconds until its answer. They are None when that has not
+            arrived in time, or the link has ended before.
+        on_log: called with what happens to links, and whether that needs attention.
     """
 
     def __init__(
@@ -170,13 +170,14 @@ class Node:
         self.is_fixed = bool(number)
         self.number = number or self._draw(())
         fixed_id = blake2b(number.to_bytes(2, "big"), key=key, digest_size=ID_BYTES).digest()
+        # A fixed number gives a fixed id, so that other nodes recognize the node after a restart.
         self.id = fixed_id if number else random(ID_BYTES)
         self.server, self.has_heard = OwnServer(self.id, self.epoch), False
         self.members: dict[str, ClusteredBroker] = {}
         self.channels: dict[bytes, AppChannel] = {}
         self.links: dict[bytes, Link] = {}
         self.all_links: set[Link] = set()
-        self.strangers = UnauthenticatedLinks()
+        self.unauthenticated = UnauthenticatedLinks()
         self.queue_bytes, self.unacked_bytes = queue_bytes, queue_bytes + max(queue_bytes, IN_FLIGHT_BYTES)
         self._renumberings = Bucket(RENUMBERINGS_PER_S, RENUMBERINGS_AT_ONCE, clock_s())
         self.refused: Counter[int] = Counter()
@@ -184,25 +185,28 @@ class Node:
         self.closed = False
         self._complaints = LineLimit()
         self._lines: dict[tuple[str, int], LineLimit] = {}
-        self._at: dict[bytes, str] = {}
+        """By kind of line and node number."""
+        self._via: dict[bytes, str] = {}
+        """The other ends of links that are up, by node id: a closed transport does not have it any more."""
         self._lost: dict[bytes, None] = {}
         self._replaced: Link | None = None
+        """A link that is closed for another one to the same node: that is not logged as lost."""
         self._opens = Bucket(OPENS_PER_S, MAX_CHANNELS, clock_s())
         self.on_round_trip: Callable[[Link, float | None], object] = lambda link, seconds: None
         self.on_log: Callable[[str, bool], object] = lambda text, is_urgent: None
 
-    # ---- what links carry
+    # ---- application channels
 
     def carried(self) -> list[Carried]:
-        """Hubs and channels of applications."""
+        """Return what links carry: hubs and application channels."""
         return [*self.members.values(), *self.channels.values()]
 
     def find(self, wire_name: bytes) -> Carried | None:
-        """What has that name on links."""
+        """Return the hub or application channel with this name on links."""
         return next((one for one in self.carried() if one.wire_name == wire_name), None)
 
     def open(self, name: bytes, on_status: OnStatus, on_data: OnData) -> AppChannel:
-        """Open a channel between the applications of nodes; see `AppChannel`.
+        """Open an application channel; see `AppChannel`.
 
         Raises:
             ArgumentError: the name is empty or too long, it is open already, or there are too many.
@@ -222,13 +226,13 @@ class Node:
         channel = AppChannel(name, on_status, on_data, self._close_channel)
         self.channels[name] = channel
         for link in self.links.values():
-            link.open(channel)
+            link.channels.open(channel)
         return channel
 
     def _close_channel(self, channel: AppChannel, text: bytes) -> None:
         del self.channels[channel.name]
         for link in list(self.links.values()):
-            link.close_channel(channel, text)
+            link.channels.close(channel, text)
 
     def must_be_open(self) -> None:
         """Raise ClosedError when the node has ended."""
@@ -238,10 +242,10 @@ class Node:
     # ---- hubs
 
     def join(self, broker: Broker, name: str) -> ClusteredBroker:
-        """Take a hub into the cluster `name`.
+        """Add a hub to the cluster `name`.
 
         Raises:
-            ArgumentError: another hub of this node is in it, or it is no name.
+            ArgumentError: another hub of this node is in it, or the name is invalid.
             ClosedError: the node has ended.
         """
         self.must_be_open()
@@ -249,143 +253,138 @@ class Node:
         if name in self.members:
             raise ArgumentError(f"name: another hub of this node is in the cluster {name!r}; give each hub its own")
         names_key = blake2b(name.encode(), key=self.key, digest_size=32).digest()
-        member = ClusteredBroker(broker, name, names_key, self.number, lambda: self._clock_ns() // 1_000_000)
-        member.epoch = self.epoch
-        member.leave = lambda: self.leave(member)
-        member.suspend = lambda: self._suspend(member)
-        member.resume = lambda: self._resume(member)
-        self._resume(member)
-        return member
+        hub = ClusteredBroker(broker, name, names_key, self.number, lambda: self._clock_ns() // 1_000_000)
+        hub.state.epoch = self.epoch
+        hub.leave = lambda: self.leave(hub)
+        hub.suspend = lambda: self._suspend(hub)
+        hub.resume = lambda: self._resume(hub)
+        self._resume(hub)
+        return hub
 
-    def _resume(self, member: ClusteredBroker) -> None:
-        if self.members.get(member.name) is member:
+    def _resume(self, hub: ClusteredBroker) -> None:
+        if self.members.get(hub.name) is hub:
             return
-        self.members[member.name], member.events.is_off = member, False
+        self.members[hub.name], hub.events.is_off = hub, False
         for link in self.links.values():
-            link.open(member)
+            link.channels.open(hub)
 
-    def _suspend(self, member: ClusteredBroker, text: bytes = b"") -> None:
-        del self.members[member.name]
-        member.events.is_off = True
+    def _suspend(self, hub: ClusteredBroker, text: bytes = b"") -> None:
+        del self.members[hub.name]
+        hub.events.is_off = True
         for link in list(self.links.values()):
-            link.close_channel(member, text)
+            link.channels.close(hub, text)
 
     def leave(self, member: ClusteredBroker, text: bytes = b"") -> None:
-        """Take a hub out of its cluster; it goes on alone."""
+        """Take a hub out of its cluster; it continues alone."""
         if self.members.get(member.name) is member:
             self._suspend(member, text)
             member.detach()
 
     # ---- links
 
-    def connected(self, transport: Transport, connects: bool, stranger: str | None = None) -> Link:
-        """There is a connection to another node, which this one has made or has accepted.
+    def connected(self, transport: Transport, connects: bool, address: str | None = None) -> Link:
+        """Make a link of a connection to another node.
 
         Args:
-            stranger: the address of the remote side, see `UnauthenticatedLinks`; none for a node dialled here.
+            connects: whether this node has made the connection.
+            address: the address of the other side, see `UnauthenticatedLinks`; None for a node that was dialled here.
         """
         link = Link(self, transport, connects, self.clock_s())
         self.all_links.add(link)
-        if stranger is not None:
-            self.strangers.add(link, stranger)
+        if address is not None:
+            self.unauthenticated.add(link, address)
         return link
 
     def ended(self, link: Link, code: int) -> None:
-        """A link has ended."""
+        """Remove a link that has ended, and log it."""
         self.all_links.discard(link)
-        self.strangers.discard(link)
+        self.unauthenticated.discard(link)
         self.refused[code] += bool(code)
         if link.peer is not None and self.links.get(link.peer.id) is link:
             del self.links[link.peer.id]
             self.links_lost += 1
-            self._say_left(link, code)
-            self._at.pop(link.peer.id, None)
+            if not self.closed and link is not self._replaced:
+                self._log_left(link, link.peer.id, code)
+            self._via.pop(link.peer.id, None)
             self.heard_of_siblings(link)
         if code not in (0, Refusal.DUPLICATE, Refusal.SELF, Refusal.CLOSING):
-            self._complain(f"a link to another node: {link.why}")
-        elif link.number:  # strangers don't get so far
+            if (suffix := self._complaints.others()) is not None:  # limited, since any client can cause it
+                text = f"a link to another node: {link.why}{suffix}"
+                log.warning("%s", text)
+                self.on_log(text, True)
+        elif link.number:  # unauthenticated peers have none
             self.on_log(f"a link to another node has ended: {link.why}", False)
 
     def heard_of_siblings(self, link: Link) -> None:
-        """Another node has said something of its server, or is lost: those of this one are told to all."""
+        """Send all nodes the processes of this server, when one of them has changed or is lost."""
         self.has_heard = True
         if self.server.has(link):
             for one in list(self.links.values()):
-                one.say_siblings()
+                one.handshake.send_siblings()
 
-    def _say_left(self, link: Link, code: int) -> None:
-        if self.closed or link is self._replaced:
-            return
+    def _log_left(self, link: Link, node_id: bytes, code: int) -> None:
         if code == Refusal.CLOSING:
-            self._say(logging.INFO, link, f"has left: {link.why}")
+            self._log(logging.INFO, link, node_id, f"has left: {link.why}")
             return
-        assert link.peer is not None
-        self._lost[link.peer.id] = None
+        self._lost[node_id] = None
         if len(self._lost) > MAX_LOST:
             del self._lost[next(iter(self._lost))]
-        self._say(logging.WARNING, link, f"is lost: {link.why}")
+        self._log(logging.WARNING, link, node_id, f"is lost: {link.why}")
 
-    def _say(self, level: int, link: Link, text: str) -> None:
-        """Log what became of a node: for each node one line of a kind in a second."""
+    def _log(self, level: int, link: Link, node_id: bytes, text: str) -> None:
+        """Log what happened to a node, at most one line of a kind in a second for each node."""
         key = text.partition(":")[0], link.number
-        assert link.peer is not None
         if key not in self._lines and len(self._lines) >= MAX_LOST:
-            self._lines.clear()
-        if (others := self._lines.setdefault(key, LineLimit()).others()) is not None:
-            log.log(level, "node %d at %s %s%s", link.number, self._at[link.peer.id], text, others)
-
-    def _complain(self, text: str) -> None:
-        """Strangers can cause it, too."""
-        if (others := self._complaints.others()) is not None:
-            log.warning("%s%s", text, others)
-            self.on_log(text + others, True)
+            self._lines.clear()  # rare, and at worst a line too many
+        if (suffix := self._lines.setdefault(key, LineLimit()).others()) is not None:
+            log.log(level, "node %d at %s %s%s", link.number, self._via[node_id], text, suffix)
 
     def look(self, ping_s: float = PING_S, silence_s: float = SILENCE_S) -> None:
-        """Ping, give up what is silent, and forget nodes that are lost for long."""
+        """Ping other nodes, end links that are silent for too long, and forget nodes that are lost for too long."""
         now_s = self.clock_s()
         for link in list(self.all_links):
-            link.look(now_s, ping_s, silence_s)
-        for member in self.members.values():
-            member.lost.look()
-            member.moving.look()
+            link.pings.check(now_s, ping_s, silence_s)
+        for hub in self.members.values():
+            hub.lost.forget_expired()
+            hub.migration.give_up_expired()
 
     def close(self) -> None:
         """Leave all clusters, close all channels and end all links."""
         self.closed = True
         for channel in list(self.channels.values()):
             channel.close()
-        for member in list(self.members.values()):
-            self.leave(member)
+        for hub in list(self.members.values()):
+            self.leave(hub)
         for link in list(self.all_links):
             link.refuse(Refusal.CLOSING, "that node is being stopped")
 
     # ---- numbers
 
     def numbers(self, but: Link) -> Iterable[int]:
-        """The numbers of the nodes that this one has links to."""
+        """Return the numbers of the nodes that this one has links to, without `but`."""
         return [link.number for link in self.links.values() if link is not but]
 
     def compare_numbers(self, link: Link, known: Iterable[int]) -> None:
-        """The number of the other side of a link has come: go on when it is nobody else's."""
+        """Complete the handshake if no other node has the number of the other side; `known` are those that it sees."""
         assert link.peer is not None
         before = self.links.get(link.peer.id)
         others = {one.number for one in self.links.values() if one is not before}
-        if link.number in others.union(*(member.former_numbers for member in self.members.values())) - {self.number}:
-            link.say_taken()
+        if link.number in others.union(*(hub.former_numbers for hub in self.members.values())) - {self.number}:
+            link.handshake.send_taken()
         elif link.number != self.number:
             self._settle(link, before)
-        elif (self.epoch, self.id) > (link.peer.epoch, link.peer.id):
+        elif (self.epoch, self.id) > (link.peer.epoch, link.peer.id):  # the newer node picks another number
             self.number_taken(link, [link.number, *known])
 
     def number_taken(self, link: Link, taken: Iterable[int]) -> None:
-        """This node's number is another one's: draw a new one, and begin all links anew with it."""
+        """Draw a new number, since another node has this one's, and make all links again with it."""
         if self.is_fixed:
             link.refuse(Refusal.NUMBER, f"another node has the number {self.number}, which is fixed here")
             return
         before = self.number
         refused = {*taken, *self.numbers(link), before}
         if len(refused) >= MAX_NODE or self._renumberings.fill(self.clock_s()) < 1:
-            link.refuse(Refusal.NUMBER, "that node says again and again, or of all numbers, that they are taken")
+            link.refuse(Refusal.NUMBER, "that node reports numbers as taken too often, or reports all of them")
             return
         self._renumberings.tokens -= 1
         self.number = self._draw(refused)
@@ -393,12 +392,12 @@ class Node:
         log.info(text)
         self.on_log(text, False)
         for other in [one for one in self.all_links if one.state is LinkState.UP]:
-            other.say_number()
+            other.handshake.send_number()
             other.lose("this node has another number now")
-        for member in self.members.values():
-            member.renumber(self.number)
+        for hub in self.members.values():
+            hub.renumber(self.number)
         for other in [one for one in self.all_links if one.state is LinkState.NUMBERING]:
-            other.say_number()
+            other.handshake.send_number()
             if other.number and other.number != self.number:
                 self.compare_numbers(other, ())
 
@@ -412,27 +411,27 @@ class Node:
     # ---- one link to each node
 
     def is_linked(self, peer: Hello) -> bool:
-        """Whether there is a link to that process."""
+        """Return whether there is a link to that process."""
         link = self.links.get(peer.id)
         return link is not None and link.peer is not None and link.peer.epoch == peer.epoch
 
     def _settle(self, link: Link, before: Link | None) -> None:
-        """Keep one of two links to the same node: both sides choose the same."""
+        """Keep one of two links to the same node; both sides choose the same."""
         assert link.peer is not None
         if before is not None and before is not link:
-            assert before.peer is not None
             if not self._is_better(link, before):
                 link.refuse(Refusal.DUPLICATE, "there is a link already")
                 return
             self._replaced = before
             before.lose("another link to that node took its place")
             self._replaced = None
-        self.links[link.peer.id] = link
-        self._at[link.peer.id] = link.transport.via  # a transport that is closed does not know it any more
+        node_id = link.peer.id
+        self.links[node_id] = link
+        self._via[node_id] = link.transport.via
         link.complete_handshake()
-        if before is None and link.peer.id in self.links:
-            was_lost = self._lost.pop(link.peer.id, self) is None
-            self._say(logging.INFO, link, "is linked again" if was_lost else "is linked")
+        if before is None and node_id in self.links:
+            was_lost = self._lost.pop(node_id, self) is None
+            self._log(logging.INFO, link, node_id, "is linked again" if was_lost else "is linked")
         self.on_log(f"a link to node {link.number} at {link.transport.via} is up", False)
 
     def _is_better(self, link: Link, before: Link) -> bool:
@@ -441,12 +440,12 @@ class Node:
         if link.peer.epoch != before.peer.epoch:
             return link.peer.epoch > before.peer.epoch
         if link.connects == before.connects:
-            return True  # who connects again has lost the other one
+            return True  # a node that connects again has lost its other link
         return link.connects == (self.id < link.peer.id)
 
 
 def _check_cluster(name: str) -> None:
-    """A name that is no text might be that of a channel on a link; see `wire.link.APP`."""
+    """Raise ArgumentError for an invalid cluster name. Any bytes might be the name of a channel; see `wire.APP`."""
     try:
         size = len(name.encode())
     except UnicodeEncodeError:

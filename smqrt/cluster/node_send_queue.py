@@ -1,4 +1,4 @@
-"""The way from a hub to another node, and where messages go that would have taken a lost one."""
+"""Send queue to another node, and the routes that forward messages to it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from smqrt.wire.cluster_packets import rewritten
 
 
 class NodeSendQueue(Outbox):
-    """The outbox of another node; each engine has its own kind. It keeps the order of what is put.
+    """The send queue to another node; each engine has a kind of its own. It keeps the order of what is put.
 
-    It never refuses a hub: an engine whose queue is over its limit leaves messages out, and in the end loses the node.
+    It accepts everything from the hub: an engine whose queue is over its limit drops messages, and in the end the link.
 
     Attributes:
-        on_full: called when so much waits that publishers should wait.
-        holds: whether what is put waits here, since the engine's queue is full; see `go_on`.
-        keeps: whether what is put waits here, since the node's hub moves to another process; see `keep`.
-        missed: whether messages were left out since that was looked at.
+        on_full: called when so much is queued that publishers should wait.
+        holds: whether runs stay here because the link is full; see `release`.
+        keeps: whether runs stay here because the node's hub migrates to another process; see `keep`.
+        missed: whether messages were dropped since this was last reset.
     """
 
     __slots__ = ("holds", "keeps", "missed", "on_full")
@@ -32,13 +32,18 @@ class NodeSendQueue(Outbox):
 
     @property
     def knows_pressure(self) -> bool:
-        """Whether the node knows the packets from `LinkType.PRESSED` on."""
+        """Whether the node supports the packets from `LinkType.PRESSED` on."""
         return False
 
     @property
     def knows_succession(self) -> bool:
-        """Whether the node knows the packets from `LinkType.PAUSE` on."""
+        """Whether the node supports the packets from `LinkType.PAUSE` on."""
         return False
+
+    @property
+    def knows_stamps(self) -> bool:
+        """Whether the node supports `LinkType.VALUE_AT` and `LinkType.CLOCK`."""
+        return True
 
     @property
     def epoch(self) -> int:
@@ -47,60 +52,55 @@ class NodeSendQueue(Outbox):
 
     @property
     def node_id(self) -> bytes:
-        """Of the node; empty where nodes have none."""
+        """The node's id; empty where nodes have none."""
         return b""
 
     @property
     def process(self) -> tuple[bytes, int] | None:
-        """The node's server, and which of its processes it is, as far as it has said so: the same after its restart."""
+        """The id of the node's server and its process number there, once known: the same after a restart."""
         return None
 
     @property
     def place(self) -> tuple[str, int] | None:
-        """Host and port at which the node takes links, as far as that is known: often the same after its restart."""
+        """Host and port at which the node accepts links, once known: often the same after a restart."""
         return None
 
     @property
     def has_left(self) -> bool:
-        """Whether the node has said that it goes; else it is lost."""
+        """Whether the node has announced that it leaves; otherwise it is lost."""
         return False
-
-    @property
-    def tells_stamps(self) -> bool:
-        """Whether the other node knows `LinkType.VALUE_AT` and `LinkType.CLOCK`."""
-        return True
 
     @property
     def is_behind(self) -> bool:
-        """Whether what can wait should; see `wait`."""
+        """Whether the node is so far behind that snapshots should pause; see `wait`."""
         return False
 
     def wait(self, then: Callable[[], object]) -> None:
-        """Call `then` when the node has worked off more; not when it is lost before."""
+        """Call `then` when the node has processed more; never when it is lost before."""
 
-    def go_on(self) -> None:
-        """Hold back no more."""
+    def release(self) -> None:
+        """Pass on what `holds` has kept here."""
         self.holds = False
 
     def keep(self) -> None:
-        """Let what is put from now on wait here."""
+        """Keep what is put from now on here."""
         self.flush()
         self.keeps = True
 
-    def say(self, packets: Iterable[bytes]) -> None:
-        """Send control packets."""
+    def send(self, packets: Iterable[bytes]) -> None:
+        """Put control packets."""
         for packet in packets:
             self.put(smq.frame(packet))
 
     def end(self, reason: Drop, count: Callable[[Drop, int], None]) -> None:
-        """The node is lost: what waits, and what comes from routes that do not know it yet, is counted."""
-        waiting, self.queue = self.queue, Lost(reason, count)
+        """Count what is queued as lost, and what stale routes put later."""
+        waiting, self.queue = self.queue, DiscardingQueue(reason, count)
         for run in waiting:
             self.queue.append(run)
 
 
-class Lost(list[bytes]):
-    """The queue of a lost node: it keeps nothing and counts the messages that come."""
+class DiscardingQueue(list[bytes]):
+    """The queue of a lost node: it counts messages and keeps nothing."""
 
     def __init__(self, reason: Drop, count: Callable[[Drop, int], None]) -> None:
         self._reason, self._count = reason, count
@@ -112,7 +112,7 @@ class Lost(list[bytes]):
 
 
 def count_messages(frames: bytes) -> int:
-    """How many Publish frames there are among whole frames."""
+    """Return the number of Publish frames among whole frames."""
     start, end, count = 0, len(frames), 0
     while start < end:
         count += frames[start + 2] == smq.Type.PUBLISH
@@ -121,30 +121,31 @@ def count_messages(frames: bytes) -> int:
 
 
 class PacedRoute:
-    """A route over links: its publisher waits while one of them is full. What it has sent by then is delivered, so that
-    nobody else waits for that link.
+    """A route over links on which the publisher waits while one of them is full.
+
+    What the publisher has sent by then is delivered, so that no other publisher waits for that link.
 
     Args:
-        route: with what lies over the links.
-        ways: over which it leads.
-        peer: who publishes.
-        full: the ways that are full, with those who wait for them.
+        route: delivers, also over the links.
+        queues: to the nodes that the route leads to.
+        peer: the publisher.
+        full: the full send queues, with the publishers that wait for them.
     """
 
-    __slots__ = ("_deliver", "_deliver_view", "_full", "_peer", "_ways")
+    __slots__ = ("_deliver", "_deliver_view", "_full", "_peer", "_queues")
 
     def __init__(
         self,
         route: Route,
-        ways: tuple[NodeSendQueue, ...],
+        queues: tuple[NodeSendQueue, ...],
         peer: BrokerPeer,
         full: dict[NodeSendQueue, list[BrokerPeer]],
     ) -> None:
         self._deliver, self._deliver_view = route.deliver, route.deliver_view
-        self._ways, self._peer, self._full = ways, peer, full
+        self._queues, self._peer, self._full = queues, peer, full
 
     def deliver(self, run: bytes) -> bool | None:
-        """Deliver the run; true when the publisher has to wait."""
+        """Deliver the run; return true when the publisher has to wait."""
         return self._deliver(run) or (bool(self._full) and self._waits())
 
     def deliver_view(self, view: memoryview) -> bool | None:
@@ -152,8 +153,8 @@ class PacedRoute:
         return self._deliver_view(view) or (bool(self._full) and self._waits())
 
     def _waits(self) -> bool:
-        for way in self._ways:
-            waiting = self._full.get(way)
+        for queue in self._queues:
+            waiting = self._full.get(queue)
             if waiting is not None:
                 waiting.append(self._peer)
                 return True
@@ -164,23 +165,23 @@ class ForwardedRoute:
     """A route to subscribers here, if there are any, and to other nodes.
 
     Args:
-        route: to those here.
-        puts: takes a run, one for each node.
-        ways: to these nodes.
-        topic: of the messages, where no route counts them; None when its name is not known here.
+        route: to the subscribers here; None for none.
+        puts: one function for each node, which takes a run.
+        queues: the send queues to these nodes.
+        topic: of the messages, to count them when `route` is None; None when this hub does not have its name.
     """
 
-    __slots__ = ("_puts", "_route", "ways")
+    __slots__ = ("_puts", "_route", "queues")
 
     def __init__(
         self,
         route: Route | None,
         puts: Iterable[Callable[[bytes], object]],
-        ways: Iterable[NodeSendQueue],
+        queues: Iterable[NodeSendQueue],
         topic: Topic | None,
         traffic: Traffic,
     ) -> None:
-        self._puts, self.ways = tuple(puts), tuple(ways)
+        self._puts, self.queues = tuple(puts), tuple(queues)
         self._route = route or CountingRoute(topic, traffic)
 
     def deliver(self, run: bytes) -> bool | None:
@@ -191,7 +192,7 @@ class ForwardedRoute:
         return waits
 
     def deliver_view(self, view: memoryview) -> bool | None:
-        """See `deliver`; the links keep what they send until it has arrived, so that one copy is made."""
+        """See `deliver`. Links keep what they send until it is acknowledged, so they need a copy: one for all."""
         run = bytes(view)
         waits = self._route.deliver_view(view)
         for put in self._puts:
@@ -200,7 +201,7 @@ class ForwardedRoute:
 
 
 class CountingRoute:
-    """A route to nobody here, of messages that other nodes get."""
+    """Counts messages that only other nodes receive."""
 
     __slots__ = ("_topic", "_traffic")
 
@@ -208,7 +209,7 @@ class CountingRoute:
         self._topic, self._traffic = topic, traffic
 
     def deliver(self, run: bytes | memoryview) -> None:
-        """Count the run: its first message, since the publisher's session has counted the others of a known topic."""
+        """Count the run; of a known topic only the first message, since the session has counted the others."""
         topic = self._topic
         if topic is None:
             self._traffic.add(smq.count_frames(run), len(run), 0)
@@ -222,11 +223,11 @@ class CountingRoute:
 
 
 class RenumberedRoute:
-    """A route whose messages get another destination.
+    """A route that gives messages another destination.
 
     Args:
-        route: where they go.
-        tid: their new destination.
+        route: delivers them.
+        tid: the new destination.
     """
 
     __slots__ = ("_route", "_tid")
@@ -235,7 +236,7 @@ class RenumberedRoute:
         self._route, self._tid = route, tid
 
     def deliver(self, run: bytes) -> bool | None:
-        """Deliver the run under its other number."""
+        """Deliver the run to the other number."""
         return self._route.deliver(rewritten(run, self._tid, int.from_bytes(run[7:11], "big")))
 
     def deliver_view(self, view: memoryview) -> bool | None:

@@ -15,11 +15,11 @@ from itertools import permutations
 from random import Random
 
 from smqrt.broker.deferred import Deferred
-from smqrt.cluster import link
-from smqrt.cluster.memory_links import MemoryNetwork
+from smqrt.cluster import link_channels
 from smqrt.cluster.node import Node
 from smqrt.wire.smq import frames
 from tests.cluster.engines import KEY
+from tests.cluster.memory_links import MemoryNetwork
 from tests.cluster.simulation import SETTLE_ROUNDS, Action, few_numbers, must, pick
 
 NAMES = [b"a", b"b"]
@@ -267,8 +267,8 @@ class World:
         for machine in self.machines:
             for one in machine.node.links.values():
                 must(not one.unhandled_bytes, f"{one.unhandled_bytes} bytes of a link are held")
-                must(not one._closing and not one._unopened, f"{one._closing} {one._unopened}")
-                must(len(one._channels) == len(one._theirs) == len(NAMES), f"channels: {list(one._channels)}")
+                must(one.channels.is_settled, "channels are half open")
+                must(len(one.channels) == one.channels.joined == len(NAMES), f"{len(one.channels)} channels")
             for side in machine.open.values():
                 for peer in side.channel._peers.values():
                     held = peer._unhandled_bytes, peer._waiting_bytes, peer._handled_bytes
@@ -297,8 +297,8 @@ def schedule(seed: int) -> list[Action]:
 
 def run(seed: int, actions: Iterable[Action] | None = None) -> World:
     """Work off a schedule; raises Fault, or whatever the code under test raises."""
-    numbers = link.MAX_CHANNEL
-    link.MAX_CHANNEL = len(NAMES) + seed % 3  # so few that numbers come again at once
+    numbers = link_channels.MAX_CHANNEL
+    link_channels.MAX_CHANNEL = len(NAMES) + seed % 3  # so few that numbers come again at once
     try:
         world = World(seed)
         for action in schedule(seed) if actions is None else actions:
@@ -306,4 +306,4 @@ def run(seed: int, actions: Iterable[Action] | None = None) -> World:
         world.judge()
         return world
     finally:
-        link.MAX_CHANNEL = numbers
+        link_channels.MAX_CHANNEL = numbers

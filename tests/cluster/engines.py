@@ -24,7 +24,6 @@ from smqrt.broker.state import Hooks
 from smqrt.cluster.clustered_broker import ClusteredBroker
 from smqrt.cluster.engines.mesh import Mesh
 from smqrt.cluster.engines.nats import NatsBackplane
-from smqrt.cluster.memory_links import MemoryNetwork
 from smqrt.cluster.node import QUEUE_BYTES
 from smqrt.cluster.node import Node as ClusterNode
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
@@ -32,6 +31,7 @@ from smqrt.wire import smq
 from smqrt.wire.smq import Type
 from tests.broker.crowd import Ear
 from tests.cluster.cut import Cable
+from tests.cluster.memory_links import MemoryNetwork
 from tests.nats.server import NatsServer
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -160,7 +160,7 @@ class Engine:
 
     def wait_acknowledged(self, place: Place) -> None:
         """Wait until others have acknowledged all messages that a node has sent."""
-        self.until(lambda: not any(link._unacked for link in self.node_of(place).links.values()), "acknowledgements")
+        self.until(lambda: not any(link.unacked for link in self.node_of(place).links.values()), "acknowledgements")
 
     def is_settled(self, place: Place) -> bool:
         """Whether a node has no links but those that are up."""
@@ -463,7 +463,7 @@ class NatsEngine(MeshEngine):
 
     def _connect(self, place: Place, mesh: Mesh) -> None:
         cable = self._cables[frozenset((place,))] = Cable(self._server.port)
-        self._backplanes[place] = mesh.meet_through_nats(
+        self._backplanes[place] = mesh.link_through_nats(
             f"nats://127.0.0.1:{cable.port}", hello_s=0.2, longest_reconnect_s=0.3
         )
 
@@ -479,7 +479,7 @@ class NatsEngine(MeshEngine):
     def meet(self, one: Place, other: Place) -> None:
         """Each says at the same moment that it is there, and again."""
         for place in (one, other, one, other):
-            self._backplanes[place]._say_hello()
+            self._backplanes[place].send_hello()
 
     def meet_itself(self, place: Place) -> None:
         """Its own words come back to it."""

@@ -21,11 +21,11 @@ from smqrt.broker.broker import Broker
 from smqrt.broker.outbox import Drop
 from smqrt.broker.state import Hooks
 from smqrt.cluster.link import Link
-from smqrt.cluster.memory_links import MemoryNetwork
 from smqrt.cluster.node import Node
 from smqrt.errors import CloseReason
 from smqrt.wire.smq import unpack_publish
 from tests.cluster.engines import KEY, Client
+from tests.cluster.memory_links import MemoryNetwork
 
 Action = tuple[Any, ...]
 TOPICS = [b"a", b"b", b"c", b"d"]
@@ -182,7 +182,7 @@ class World:
         if client.machine is other.machine:
             return other.etid
         found = client.machine.member.phantoms.values() if client.machine.joined else ()
-        stamp = other.machine.member._stamps.get(other.etid)
+        stamp = other.machine.member.clients.stamps.get(other.etid)
         there = other.machine.node.number  # clocks differ: two clients of a uid seem to have come at the same time
         of_it = (one for one in found if one.uid == other.uid and one.node.number == there and not one.node.gone)
         return next((one.etid for one in of_it if one.stamp == stamp), None)
@@ -200,7 +200,7 @@ class World:
             if topic in one.wants and not one.gone:
                 one.due.append(number)
         if machine.joined:
-            nodes = machine.member.interest.nodes(machine.member._numbers.topic(topic))
+            nodes = machine.member.interest.nodes(machine.member.state.numbers.topic(topic))
             machine.forwarded += sum(bool(nodes & node.bit) for node in machine.member.remotes)
         publisher.publish(topic, b"%d" % number)
 
@@ -228,7 +228,7 @@ class World:
         machine = next((one for one in self.machines if one.node is link.node), None)
         if machine is not None and link.remote is not None:
             publisher.machine.arrived += 1
-            etid = machine.member._local.get(tid, tid)
+            etid = machine.member.state.local.get(tid, tid)
             for one in machine.clients:
                 if not one.gone and (to in one.wants if isinstance(to, bytes) else one.etid == etid):
                     one.due.append(number)
@@ -370,7 +370,10 @@ class World:
             others = [other for other in self.machines if other is not one]
             count = len(one.member.remotes)
             must(count == len(others), f"node {one.node.number} knows {count} others")
-            must(one.member._bits.bit_count() == len(others), f"node {one.node.number} has bits {one.member._bits:b}")
+            must(
+                one.member.state.bits.bit_count() == len(others),
+                f"node {one.node.number} has bits {one.member.state.bits:b}",
+            )
             known = sorted(phantom.uid for phantom in one.member.phantoms.values())
             there = sorted(client.uid for other in others for client in other.clients if not client.gone)
             must(known == there, f"clients of others: {known}, in truth {there}")
@@ -378,7 +381,7 @@ class World:
 
     def look_at_interest(self, one: Machine, others: list[Machine]) -> None:
         for topic in TOPICS:
-            wanted = one.member.interest.nodes(one.member._numbers.topic(topic)).bit_count()
+            wanted = one.member.interest.nodes(one.member.state.numbers.topic(topic)).bit_count()
             truth = sum(any(topic in client.wants and not client.gone for client in other.clients) for other in others)
             must(wanted == truth, f"{topic!r} is wanted by {wanted} at node {one.node.number}, in truth {truth}")
 
@@ -439,8 +442,8 @@ class World:
                 "phantoms": one.member.phantoms,
                 "interest": one.member.interest,
                 "foreign": one.member.foreign,
-                "stamps": one.member._stamps,
-                "holders": one.member._holders,
+                "stamps": one.member.clients.stamps,
+                "holders": one.member.clients.holders,
                 "recounted": one.member.counts.recounted,
             }
             must(not any(map(len, left.values())), f"left at node {one.node.number}: {left}")

@@ -37,7 +37,7 @@ def apart(engine: Engine, one: Place, other: Place) -> None:
 
 def is_forgotten(place: Place, number: int) -> bool:
     return not any(one.node.number == number for one in place.member.phantoms.values()) and (
-        place.member._bits.bit_count() == len(place.member.remotes)
+        place.member.state.bits.bit_count() == len(place.member.remotes)
     )
 
 
@@ -64,7 +64,7 @@ def test_what_a_lost_node_would_have_got_is_counted_until_it_is_back(engine: Eng
     assert (lost(one), unrouted(one)) == (40, 10)
     assert dropped.count(etid) == 10, "nobody takes the message"
     assert len(dropped) == 40
-    assert one.member.to_servers(b"to all servers", one.hub.gettid(), 0) == len(one.member.remotes)
+    assert one.member.routing.to_servers(b"to all servers", one.hub.gettid(), 0) == len(one.member.remotes)
     assert lost(one) == 41
 
     engine.heal(one, other)
@@ -78,8 +78,7 @@ def test_what_a_lost_node_would_have_got_is_counted_until_it_is_back(engine: Eng
     engine.until(lambda: len(theirs.data) == 20, "the messages after")
     engine.settle()
     assert lost(one) == before == 41
-    assert len(one.member.lost._interest) == 0
-    assert one.member.lost._bits == 0
+    assert one.member.lost.is_empty
 
 
 def test_a_node_that_leaves_in_order_misses_nothing(engine: Engine) -> None:
@@ -121,7 +120,7 @@ def test_a_lost_node_is_forgotten_after_a_while(engine: Engine, monkeypatch: pyt
     engine.until(lambda: one.wanted_by(b"topic"), "interest")
     apart(engine, one, other)
     engine.node_of(one).look()
-    engine.until(lambda: not one.member.lost.nodes and not one.member.lost._interest, "it is forgotten")
+    engine.until(lambda: one.member.lost.is_empty, "it is forgotten")
     publisher.publish(b"topic", b"to nobody")
     assert (lost(one), unrouted(one)) == (0, 1)
 
@@ -168,7 +167,7 @@ def test_a_node_that_draws_its_number_is_back_at_its_address() -> None:
     try:
         wait_until(lambda: told == ["joined"], told)
         hub.publish(b"before", b"topic")
-        wait_until(lambda: not any(link._unacked for link in here.node.links.values()), "it has arrived")
+        wait_until(lambda: not any(link.unacked for link in here.node.links.values()), "it has arrived")
         cable.cut()
         there.close()
         wait_until(lambda: told == ["joined", "lost"] and not member.interest, told)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from smqrt.broker.deferred import Deferred
-from smqrt.cluster import link
+from smqrt.cluster import link_channels
 from smqrt.cluster.channel import LINK_BYTES, WINDOW_BYTES, AppChannel
 from smqrt.cluster.node import MAX_CHANNELS
 from smqrt.errors import ArgumentError, ClosedError
@@ -363,7 +363,7 @@ def test_names_have_a_size(engine: Engine, name: bytes) -> None:
 
 def test_any_bytes_are_a_name_and_what_is_said_at_the_end_has_a_size(engine: Engine) -> None:
     one, other = ends(engine, b"\0\xff" * 500)
-    with pytest.raises(ArgumentError, match="msg: 1001 bytes; what is said at the end has at most 1000"):
+    with pytest.raises(ArgumentError, match="msg: 1001 bytes; the text of close has at most 1000"):
         one.channel.close(b"x" * 1001)
     one.channel.close(b"x" * 1000)
     engine.until(lambda: other.ups == [True, False], "the end")
@@ -409,7 +409,7 @@ def test_a_small_queue_for_a_node_takes_one_message_at_least(tmp_path: Path) -> 
 
 
 def test_numbers_of_channels_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "MAX_CHANNEL", 2)  # one is the hub's
+    monkeypatch.setattr(link_channels, "MAX_CHANNEL", 2)  # one is the hub's
     engine = MemoryEngine(tmp_path)
     one, other = pair(engine)
     there = End(engine, other)
@@ -424,7 +424,7 @@ def test_numbers_of_channels_come_again(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_node_that_opens_without_end_loses_its_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "MAX_UNOPENED", 3)
+    monkeypatch.setattr(link_channels, "MAX_UNOPENED", 3)
     engine = MemoryEngine(tmp_path)
     one, other = pair(engine)
     for count in range(4):
@@ -434,8 +434,8 @@ def test_a_node_that_opens_without_end_loses_its_link(tmp_path: Path, monkeypatc
 
 
 BAD = {
-    "0x41 on a channel of applications": b"\0\3\x41",
-    "a message on a channel of applications has a destination": smq.publish_frame(1, 0, 0, b""),
+    "0x41 on an application channel": b"\0\3\x41",
+    "a message on an application channel has a destination": smq.publish_frame(1, 0, 0, b""),
     "a packet of another node has the wrong length": smq.frame(bytes((wire.Packet.HANDLED, 1))),
 }
 
@@ -445,7 +445,7 @@ def test_what_no_node_sends_on_a_channel_ends_the_link(tmp_path: Path, why: str)
     engine = MemoryEngine(tmp_path)
     one, other = ends(engine)
     (peer,) = one.channel._peers.values()
-    peer.way.put(BAD[why])
+    peer.send_queue.put(BAD[why])
     engine.settle()
     assert other.ups == one.ups == [True, False]
     assert why in other.said[-1][2]
@@ -457,12 +457,12 @@ def test_who_sends_more_than_the_other_side_holds_loses_the_link(tmp_path: Path)
     other.answer = Deferred[None]()
     (peer,) = one.channel._peers.values()
     for _ in range(20):
-        peer.way.put(smq.publish_frame(0, 0, 0, bytes(60_000)))
+        peer.send_queue.put(smq.publish_frame(0, 0, 0, bytes(60_000)))
     engine.settle()
     assert one.ups == [True, False]
     other.answer.resolve()
     engine.settle()
-    assert "more than 1048576 bytes came on a channel before they were handled" in other.said[-1][2]
+    assert "a node sent more than 1048576 bytes on a channel before they were handled" in other.said[-1][2]
 
 
 def test_runs_are_told_message_by_message(tmp_path: Path) -> None:
@@ -480,10 +480,10 @@ def test_more_is_never_handled_than_was_sent(tmp_path: Path) -> None:
     engine = MemoryEngine(tmp_path)
     one, other = ends(engine)
     (peer,) = other.channel._peers.values()
-    peer.way.put(smq.frame(wire.u64(wire.Packet.HANDLED, 1 << 60)))
+    peer.send_queue.put(smq.frame(wire.u64(wire.Packet.HANDLED, 1 << 60)))
     engine.settle()
     (back,) = one.channel._peers.values()
-    assert back._unhandled_bytes == back.way.link.unhandled_bytes == 0
+    assert back._unhandled_bytes == back.send_queue.link.unhandled_bytes == 0
 
 
 def test_a_node_that_knows_no_such_channels_takes_one_for_a_hub_that_it_does_not_have(tmp_path: Path) -> None:

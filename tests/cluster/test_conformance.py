@@ -141,7 +141,7 @@ def test_messages_to_an_etid_and_to_servers(engine: Engine) -> None:
     engine.until(lambda: a.messages, "a message of the other server")
     assert a.messages == [(a.etid, server_of(other.member.number), 0, b"from the server")]
     b.publish(server_of(one.member.number), b"to the other server")
-    assert other.member.to_servers(b"to all servers", other.hub.gettid(), 0) == 1
+    assert other.member.routing.to_servers(b"to all servers", other.hub.gettid(), 0) == 1
     engine.until(lambda: len(got) == 2, "two messages to the server")
     assert got == [(b"to the other server", b.etid), (b"to all servers", server_of(other.member.number))]
 
@@ -362,7 +362,7 @@ def test_a_dead_node_is_forgotten_at_once_with_all_its_clients(engine: Engine) -
     engine.until(lambda: len(watcher.changes) == 50, "50 Changes")
     engine.settle()
     member = one.member
-    assert (len(member.phantoms), len(member.foreign), len(member.interest), member._bits) == (0, 0, 0, 0)
+    assert (len(member.phantoms), len(member.foreign), len(member.interest), member.state.bits) == (0, 0, 0, 0)
     assert sorted(watcher.changes) == sorted((client.etid, 0) for client in clients)
 
 

@@ -137,7 +137,7 @@ class Ledger:
 
 
 def _unconfirmed(link: object) -> int:
-    return sum(count_messages(run) for _, _, runs in link._unacked for run in runs)  # type: ignore[attr-defined]
+    return sum(count_messages(run) for _, _, runs in link.unacked for run in runs)  # type: ignore[attr-defined]
 
 
 def _broken(ledger: Ledger, engine: Engine, begin: Callable[[Place, Place], None], one: str, other: str) -> None:

@@ -23,7 +23,7 @@ def pause(engine: Engine, place: Place) -> None:
 def moved(engine: Engine, old: Place, number: int = 0) -> tuple[Place, Client]:
     """The hub of a node goes to a new one, with its only client, which is another one here."""
     new = engine.place("new", number=number)
-    new.member.expect_clients()
+    new.member.migration.expect()
     engine.until(lambda: len(new.member.remotes) >= 1 and all(one.synced for one in new.member.remotes), "it joins")
     client = Client(new.hub)
     client.subscribe(b"news")
@@ -61,7 +61,7 @@ def test_messages_wait_for_the_new_process(engine: Engine) -> None:
     assert client.data == [b"%d" % number for number in range(10, 50)]
     assert not drops(writer)
     assert len(writer.member.remotes) == 1
-    assert not writer.member.moving.nodes
+    assert not writer.member.migration.nodes
 
 
 def test_nobody_is_told_that_a_client_is_gone(engine: Engine) -> None:
@@ -73,7 +73,7 @@ def test_nobody_is_told_that_a_client_is_gone(engine: Engine) -> None:
     mine.publish(client.etid, b"before")
     engine.until(lambda: client.data == [b"before"], "it arrives")
     new = engine.place("new")
-    new.member.expect_clients()
+    new.member.migration.expect()
     engine.until(lambda: len(new.member.remotes) >= 1, "it joins")
     pause(engine, old)
     mine.publish(client.etid, b"paused")
@@ -147,14 +147,14 @@ def test_what_waits_in_vain_is_counted(engine: Engine, monkeypatch: pytest.Monke
     mine.observe(client.etid)
     pause(engine, old)
     old.member.suspend()
-    engine.until(lambda: writer.member.moving.nodes, "it is awaited")
+    engine.until(lambda: writer.member.migration.nodes, "it is awaited")
     for number in range(10):
         mine.publish(b"news", b"%d" % number)
     assert not drops(writer)
     _pass_time(engine, 2.0)
     engine.until(lambda: drops(writer) == {Drop.LINK_LOST: 10}, lambda: drops(writer))
     engine.until(lambda: mine.changes == [(client.etid, 0)], "who observes is told")
-    assert not writer.member.moving.nodes
+    assert not writer.member.migration.nodes
 
 
 def test_a_hub_that_pauses_and_does_not_leave_goes_on(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

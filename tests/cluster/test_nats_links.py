@@ -51,9 +51,9 @@ def test_a_node_whose_connection_to_nats_breaks_links_the_others_at_once(tmp_pat
     nodes = [mesh.node for mesh in meshes]
     try:
         urls = [f"nats://127.0.0.1:{cable.port}" for cable in cables]
-        backplanes = [mesh.meet_through_nats(url, hello_s=60.0) for mesh, url in zip(meshes, urls, strict=True)]
+        backplanes = [mesh.link_through_nats(url, hello_s=60.0) for mesh, url in zip(meshes, urls, strict=True)]
         assert all(one.client.wait_connected(20) for one in backplanes)
-        wait_until(lambda: [one._say_hello() for one in backplanes] and all(node.links for node in nodes))
+        wait_until(lambda: [one.send_hello() for one in backplanes] and all(node.links for node in nodes))
         for _ in range(3):
             wait_until(lambda: all(node.links for node in nodes), "a link, without another word that they are there")
             gevent.sleep(2 * LASTED_S)

@@ -16,7 +16,7 @@ from smqrt.broker.state import Hooks
 from smqrt.cluster import nats
 from smqrt.cluster.engines.mesh import Mesh
 from smqrt.cluster.engines.nats import _HEAD, _HELLO, FORGED, GONE, SIGNATURE_BYTES, NatsBackplane
-from smqrt.cluster.link import MAX_STRANGERS, STRANGERS
+from smqrt.cluster.link import MAX_UNAUTHENTICATED, UNAUTHENTICATED
 from smqrt.smq.gevent_broker import GeventBroker, HubOptions
 from smqrt.wire import link_packets as wire
 from smqrt.wire import smq
@@ -37,7 +37,7 @@ class Node:
         self.mesh = Mesh(key, number, ping_s=0.1, silence_s=1.0)
         self.hub = GeventBroker(Hooks(), HubOptions())
         self.member = self.mesh.join(self.hub, "hub")
-        self.backplane: NatsBackplane = self.mesh.meet_through_nats(url, hello_s=HELLO_S)
+        self.backplane: NatsBackplane = self.mesh.link_through_nats(url, hello_s=HELLO_S)
 
     @property
     def link(self) -> Any:
@@ -116,7 +116,7 @@ def test_what_is_forged_ends_no_link_and_is_delivered_to_nobody(nodes: tuple[Nod
     wait_until(lambda: any(subject == inbox for subject, _ in stranger.heard))
     recorded = [payload for subject, payload in stranger.heard if subject == inbox]
     node_id, link_id, _ = _HEAD.unpack_from(recorded[-1])
-    here = one.link.transport.came
+    here = one.link.transport.received
     message = smq.publish_frame(1, 5, 0, b"forged")
     signed = recorded[-1][_HEAD.size : _HEAD.size + SIGNATURE_BYTES]
     for place in (0, 1, here - 1, here, here + 1, here + 5, 1 << 40, GONE):
@@ -170,11 +170,11 @@ def test_a_flood_of_first_messages_keeps_no_node_out(server: NatsServer) -> None
     other: Node | None = None
     try:
         flood = gevent.spawn(_flood, stranger, inbox)
-        wait_until(lambda: STRANGERS.count > 1000)
-        assert len(one.mesh.node.all_links) <= MAX_STRANGERS
+        wait_until(lambda: UNAUTHENTICATED.count > 1000)
+        assert len(one.mesh.node.all_links) <= MAX_UNAUTHENTICATED
         other = Node(server.url)
         wait_until(lambda: one.mesh.node.links, "the real node is linked")
-        assert len(one.backplane._connections) <= MAX_STRANGERS + 1
+        assert len(one.backplane._connections) <= MAX_UNAUTHENTICATED + 1
         flood.kill()
         links = [one.link, other.link]
         assert goes_on(one, other, links)

@@ -67,7 +67,7 @@ def test_what_comes_from_a_node_of_the_version_before_is_handled_once(engine: En
     for place in places:
         serve(place, handled)
     engine.joined(older, *places)
-    ask = older.member.key_of(older.hub.topic_table.named(b"ask"))
+    ask = older.member.state.key_of(older.hub.topic_table.named(b"ask"))
     engine.until(lambda: older.member.interest.nodes(ask).bit_count() == 2, "it knows that both want them")
     engine.until(lambda: all(any(node.once for node in one.member.remotes) for one in places), "they know each other")
     assert publish(engine, handled, [older, *places], "mixed") == "a"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from random import Random
 
 from smqrt.cluster.link import Link, LinkState
-from smqrt.cluster.memory_links import MemoryNetwork
 from smqrt.cluster.node import PING_S, SILENCE_S
+from tests.cluster.memory_links import MemoryNetwork
 
 ANSWER_S = SILENCE_S - PING_S
 
@@ -30,7 +30,7 @@ class Pinged:
     def look(self, after_s: float, link: Link | None = None) -> None:
         """Let time pass, in which nothing arrives."""
         self.network.now_s += after_s
-        (link or self.link).look(self.network.now_s, PING_S, SILENCE_S)
+        (link or self.link).pings.check(self.network.now_s, PING_S, SILENCE_S)
 
 
 def test_each_answer_is_told() -> None:
@@ -89,7 +89,7 @@ def test_who_is_told_may_end_the_link() -> None:
         pinged.look(ANSWER_S)
         pinged.link.heard(pinged.network.now_s)
     assert node.closed
-    assert not pinged.link._pings
+    assert not pinged.link.pings.sent_us
     pinged.network.settle()
     assert pinged.link.state is LinkState.CLOSED
     assert pinged.other.state is LinkState.CLOSED

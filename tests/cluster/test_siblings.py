@@ -172,7 +172,7 @@ def test_a_missing_link_is_in_the_log_once_and_when_it_is_there_again(
         assert missing.to == f"127.0.0.1:{cable.port}"
         assert missing.why
         cable.mend()
-        wait_until(lambda: lines("is not missing any more") == [logging.INFO])
+        wait_until(lambda: lines("is no longer missing") == [logging.INFO])
         assert len(lines("no link to ")) == 1
     finally:
         cable.close()

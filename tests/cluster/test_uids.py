@@ -47,7 +47,7 @@ def test_when_the_newest_goes_the_one_before_it_has_the_uid(places: tuple[Engine
     first.session.disconnect(CloseReason.PEER_CLOSED)
     engine.settle()
     assert both.member.holder(b"the same") is None
-    assert not both.member._holders
+    assert not both.member.clients.holders
 
 
 def test_peers_lists_a_uid_once(places: tuple[Engine, Place, Place, Place]) -> None:

@@ -117,13 +117,13 @@ def _converse(first: list[bytes], data: bytes) -> None:
 
 
 def _end(link: Link, node: Node, member: ClusteredBroker, ear: Ear) -> None:
-    member.to_servers(b"to servers", member.broker.server.etid, 0)
+    member.routing.to_servers(b"to servers", member.broker.server.etid, 0)
     member.broker.publish(b"to all", b"news")
-    for uid in list(member._holders)[:3]:
+    for uid in list(member.clients.holders)[:3]:
         connections.Session(member.broker, Ear(), 5).control(smq.connect(uid or b"none"))
     connections.settle()
     link.lose("the end")
-    member.moving.clear()  # as when nobody has gone on for its hub for so long; the clock of the target stands still
+    member.migration.clear()  # as when nobody has gone on for its hub for so long; the clock of the target stands still
     connections.settle()
     _check_clean(node, member)
     if not ear.ended:  # by End, as it may
@@ -136,17 +136,17 @@ def _end(link: Link, node: Node, member: ClusteredBroker, ear: Ear) -> None:
 def _check_clean(node: Node, member: ClusteredBroker) -> None:
     left = {
         "links": node.all_links | set(node.links),
-        "strangers": node.strangers,
+        "strangers": node.unauthenticated,
         "nodes": member.remotes,
         "phantoms": member.phantoms,
-        "holders": member._holders,
+        "holders": member.clients.holders,
         "foreign": member.foreign,
         "interest": member.interest,
         "clashes": member.interest._clashes,
         "clashing": member.interest._clashing,
     }
     assert not any(map(len, left.values())), left  # type: ignore[arg-type]
-    assert member._bits == 0
+    assert member.state.bits == 0
     assert QueuedMemory.total_bytes == 0, f"{QueuedMemory.total_bytes} bytes are held by nobody"
     assert len(member.broker.topic_table.by_name) <= MAX_NAMES, "more names than there may be"
     assert len(member.broker.subtopic_table.by_name) <= MAX_NAMES, "more names than there may be"
@@ -201,7 +201,7 @@ def member(data: bytes) -> None:
                 link.receive(smq.frame(packet))
                 connections.settle()
         except ProtocolError as error:
-            link.fail(error)
+            link.lose(str(error))
         _end(link, node, member, ear)
 
 
@@ -262,7 +262,11 @@ def through_nats(data: bytes) -> None:
             if flags & 1:
                 found._on_hello(b"", body, b"", b"")
             elif flags & 2:
-                say(_message(connection.came if flags & 4 else body[0] if body else 0, key if flags & 8 else b"", body))
+                say(
+                    _message(
+                        connection.received if flags & 4 else body[0] if body else 0, key if flags & 8 else b"", body
+                    )
+                )
             else:
                 say(body)
             assert flags & 8 or link.state is before, "a link is ended by what is not signed"

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import requests
 
-from smqrt.cluster.link import MAX_STRANGERS
+from smqrt.cluster.link import MAX_UNAUTHENTICATED
 from smqrt.wire import cluster_packets, smq
 from smqrt.wire import link_packets as wire
 from smqrt.wire.cluster_packets import LinkType
@@ -175,11 +175,11 @@ def test_strangers_that_say_nothing_keep_no_node_out(port: Port, start_node: Cal
     def come_again() -> None:
         sockets: list[socket.socket] = []
         while not stop.is_set():
-            sockets = [*sockets[-3 * MAX_STRANGERS :], port.open()]
+            sockets = [*sockets[-3 * MAX_UNAUTHENTICATED :], port.open()]
             time.sleep(0.002)
 
-    with port.besieged.attack(f"links: {3 * MAX_STRANGERS} silent strangers, and 500 more each second") as attack:
-        sockets = many(port, 3 * MAX_STRANGERS)
+    with port.besieged.attack(f"links: {3 * MAX_UNAUTHENTICATED} silent strangers, and 500 more each second") as attack:
+        sockets = many(port, 3 * MAX_UNAUTHENTICATED)
         others = threading.Thread(target=come_again)
         others.start()
         try:
@@ -189,9 +189,9 @@ def test_strangers_that_say_nothing_keep_no_node_out(port: Port, start_node: Cal
             stop.set()
             others.join()
         attack.sent(0)
-    assert port.refusals("cluster_strangers") >= 2 * MAX_STRANGERS
+    assert port.refusals("cluster_strangers") >= 2 * MAX_UNAUTHENTICATED
     assert port.status()["links_lost"] == 0
-    assert len(sockets) == 3 * MAX_STRANGERS
+    assert len(sockets) == 3 * MAX_UNAUTHENTICATED
     assert len(port.lines()) <= MAX_LINES
 
 
@@ -670,11 +670,11 @@ def strangers_in(folder: Path, count: int) -> list[socket.socket]:
 
 def test_strangers_at_a_unix_socket_keep_no_process_out(folder: Path, start_in: Callable[..., InAFolder]) -> None:
     first = start_in(folder)
-    sockets = strangers_in(folder, 3 * MAX_STRANGERS)
+    sockets = strangers_in(folder, 3 * MAX_UNAUTHENTICATED)
     second = start_in(folder)
     wait_until(lambda: first.said[0] == second.said[0] == 1, "the processes are joined")
-    assert first.said[1] <= MAX_STRANGERS + 1
-    assert len(sockets) == 3 * MAX_STRANGERS
+    assert first.said[1] <= MAX_UNAUTHENTICATED + 1
+    assert len(sockets) == 3 * MAX_UNAUTHENTICATED
 
 
 def test_a_unix_socket_rests_when_there_are_no_more_files(folder: Path, start_in: Callable[..., InAFolder]) -> None:

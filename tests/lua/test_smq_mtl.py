@@ -224,14 +224,14 @@ WRONG = {
     "sides[1]:send(('x'):rep(65521))": "data: 65521 bytes; a message carries at most 65520, split it",
     "sides[1]:send('x', 'y')": "bad argument #2 to 'send' (number expected, got string)",
     "sides[1].send('x')": "bad self (a channel made by mtl:open is expected; call its methods with ':')",
-    "sides[1]:close(('x'):rep(1001))": "msg: 1001 bytes; what is said at the end has at most 1000",
+    "sides[1]:close(('x'):rep(1001))": "msg: 1001 bytes; the text of close has at most 1000",
     "mtls[1]:close()": "bad argument #1 to 'close' (string expected, got no value)",
     "mtls[1]:isopen()": "bad argument #1 to 'isopen' (string expected, got no value)",
     "mtls[1]:hascon()": "bad argument #1 to 'hascon' (string expected, got no value)",
     "mtls[1]:commence('x')": "bad argument #1 to 'commence' (socket expected, got string)",
     "mtls[1].shutdown()": "bad self (links made by create are expected; call their methods with ':')",
     CREATE_MTL + "()": "bad argument #1 to 'create' (string expected, got no value)",
-    CREATE_MTL + "('')": "password: it is empty; without one, whoever finds the port is a node",
+    CREATE_MTL + "('')": "password: it is empty; without one, any client of the port could join",
     CREATE_MTL + "('x', {node = 1024})": "node: 1024; a node's number is 1 to 1023, 0 to draw one",
     CREATE_MTL + "('x', {onstatus = 1})": "bad argument #2.onstatus to 'create' (function expected, got number)",
     CREATE_MTL + "('x', {log = 1})": "bad argument #2.log to 'create' (function expected, got number)",
@@ -250,13 +250,13 @@ WRONG = {
     CREATE_CLUSTER + "()": "bad argument #1 to 'create' (smq expected, got no value)",
     CREATE_CLUSTER + "({}, mtls[1])": "bad argument #1 to 'create' (smq expected, got table)",
     CREATE_CLUSTER + "(hub.create(), true)": "bad argument #2 to 'create' (mtl or password expected, got boolean)",
-    CREATE_CLUSTER + "(hub.create(), '')": "password: it is empty; without one, whoever finds the port is a node",
+    CREATE_CLUSTER + "(hub.create(), '')": "password: it is empty; without one, any client of the port could join",
     CREATE_CLUSTER + "(hub.create(), mtls[1], {name = '\\255'})": "name: '\\udcff' is no text; "
     "the name of a cluster is UTF-8",
     CREATE_CLUSTER + "(hub.create(), mtls[1], {name = ('x'):rep(1001)})": "name: 1001 bytes; "
     "the name of a cluster has 1 to 1000",
     CREATE_CLUSTER + "(hub.create(), mtls[1], {name = 'n'}):close(('x'):rep(1001))": "msg: 1001 bytes; "
-    "what is said at the end has at most 1000",
+    "the text of close has at most 1000",
 }
 PINGS = [
     "timeout = 1.9",
@@ -491,7 +491,7 @@ def test_channels_over_the_links_of_the_server(site: Site) -> None:
     site.run("channel = server:open('chat', print, print)")
     assert site.value("channel:send('x')") == "nil nobody"
     assert site.value("require'smq.mtl'.server():close('chat'), server:isopen('chat')") == "false true"
-    own = "these are the server's links, whose settings say where they go; smq.mtl makes others"
+    own = "these links belong to the server and follow its settings; make others with smq.mtl"
     assert site.error("require'smq.conn'.create(server, 0)") == own
     assert site.error("server:commence(ba.socket.udpcon())") == own
     mesh = open_meshes[-1]

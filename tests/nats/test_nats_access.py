@@ -120,7 +120,7 @@ def test_an_nkey(start_nats: Start, client: Make, tmp_path: Path) -> None:
     file.write_text(key.seed + "\n")  # read for each connection
     assert one.wait_connected(20)
     assert works(one)
-    assert refused(client(server.url, nkey_file=tmp_path / "none", wait=False), "can't read")
+    assert refused(client(server.url, nkey_file=tmp_path / "none", wait=False), "cannot read")
 
 
 def test_a_credentials_file(start_nats: Start, client: Make, tmp_path: Path) -> None:
@@ -190,10 +190,10 @@ def test_tls(start_nats: Start, client: Make, certificates: Authority) -> None:
         other.flush(10)
     one._connection._watcher.start(one._connection._readable)  # type: ignore[union-attr]
     wait_until(lambda: len(found) == len(sizes) + 50)
-    assert refused(client(server.url, wait=False), "is not to be trusted", "give tls_ca")
+    assert refused(client(server.url, wait=False), "is not trusted", "give tls_ca")
     plain = start_nats()
-    assert refused(client(f"tls://127.0.0.1:{plain.port}", wait=False), "speaks no TLS")
-    assert refused(client(plain.url, tls_ca=certificates.path, wait=False), "speaks no TLS")
+    assert refused(client(f"tls://127.0.0.1:{plain.port}", wait=False), "does not support TLS")
+    assert refused(client(plain.url, tls_ca=certificates.path, wait=False), "does not support TLS")
 
 
 def test_names_of_certificates(start_nats: Start, client: Make, certificates: Authority) -> None:

@@ -172,7 +172,7 @@ def test_what_waits_for_a_slow_server_is_bounded(start_nats: Callable[..., NatsS
     assert one.counters.refused_full == 1
     assert one.queued_bytes <= 1 << 20
     wait_until(lambda: one.state is NatsState.DISCONNECTED)
-    assert "took nothing for 0.4 s" in one.reason
+    assert "read nothing for 0.4 s" in one.reason
     # The newest go when less may wait for the next connection.
     assert one.queued_bytes <= 1 << 16
     assert one.counters.lost > 80

@@ -102,7 +102,7 @@ def test_many_subscriptions_come_back_in_shares_of_a_turn(start_nats: Start, cli
         gevent.sleep(0.0005)
         now_s = time.thread_time()
         last_s, longest_s = now_s, max(longest_s, now_s - last_s)
-        if one._late_lines is not None and not changed:
+        if one.subscriptions.late_lines is not None and not changed:
             changed = True
             one.unsubscribe(subscriptions[0])
             one.unsubscribe(subscriptions[-1])

@@ -1,1 +1,1 @@
-"""Engines that join the hubs of several processes: links over TCP, TLS and Unix sockets."""
+"""Engines that carry links: TCP, TLS and Unix sockets, and NATS."""

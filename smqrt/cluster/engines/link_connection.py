@@ -1,5 +1,6 @@
-"""The connection of a link on the data path: what comes is split into runs by the kernels and delivered, what is sent
-goes out once per turn of the event loop.
+"""Connection of a link on the data path.
+
+The kernels split what arrives into runs, which are delivered. What is sent goes out once per turn of the event loop.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ from smqrt.wire.smq import PUBLISH_HEADER_BYTES
 
 log = logging.getLogger("smqrt")
 
-STRANGER_BYTES = 8192
-"""So much may come before the other side has proved the password; what a node says until then is less than that."""
+MAX_UNAUTHENTICATED_BYTES = 8192
+"""What may arrive before the other side has proved the password; a node sends less until then."""
 _NEVER_S = float("inf")
 
 
-class _Closed(list[bytes]):
-    """The queue of a closed connection: what comes is the link's to count."""
+class _DiscardingQueue(list[bytes]):
+    """The queue of a closed connection: the link counts what it loses."""
 
     def append(self, run: bytes) -> None:
         """Keep nothing."""
 
 
 class LinkSession:
-    """What `RawConnection` asks of a client's session, for a link."""
+    """What `RawConnection` needs of a client's session, for a link."""
 
     meter = None
     partitions = None
@@ -58,14 +59,14 @@ class LinkSession:
         self.link = link
 
     def disconnect(self, reason: CloseReason, text: bytes | None = None, detail: str = "") -> None:
-        """The connection is broken, or the other side takes nothing."""
+        """End the link: its connection is broken, or the other side reads nothing."""
         slow = reason is CloseReason.SLOW_CONSUMER
-        why = "the other node takes nothing any more" if slow else reason.value
+        why = "the other node has stopped reading" if slow else reason.value
         self.link.lose(why, Drop.LINK_SLOW if slow else Drop.LINK_LOST)
 
     def fail(self, error: ProtocolError) -> None:
-        """The other side broke a rule."""
-        self.link.fail(error)
+        """End the link: the other side broke a rule."""
+        self.link.lose(str(error))
 
 
 class LinkConnection(RawConnection):
@@ -75,14 +76,16 @@ class LinkConnection(RawConnection):
         sock: connected and non-blocking.
 
     Attributes:
-        received_bytes: so far.
+        link: the link over it.
+        received_bytes: bytes received, without those being processed.
     """
 
     __slots__ = ("link", "received_bytes")
     link: Link
 
     def __init__(self, sock: Transport) -> None:
-        # Read before clients: what another worker has told before its client was answered is known before others ask.
+        # Priority 1: links are read before clients. When a client of another worker has its answer, this worker must
+        # have what that worker has sent, before a client here can ask for it.
         super().__init__(sock, get_hub().loop.io(sock.fileno(), READ, priority=1))
         self.handshake = None
         self.life = Life.OPEN
@@ -112,18 +115,20 @@ class LinkConnection(RawConnection):
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def serve(self, link: Link, data: bytes = b"") -> None:
-        """Begin to read; `data` has come already."""
+        """Begin to read; `data` has arrived already."""
         self.link = link
         self.received_bytes = len(data)
         session: Any = LinkSession(link)
-        if link.state is not LinkState.CLOSED and not self.says_too_much(len(data)):
+        if link.state is not LinkState.CLOSED and not self.exceeds_unauthenticated_bytes(len(data)):
             self.start(session, data)
 
-    def says_too_much(self, received_bytes: int) -> bool:
-        """Whether a stranger has said more than a node does; the link is ended then."""
-        if self.link.is_proven or received_bytes <= STRANGER_BYTES:
+    def exceeds_unauthenticated_bytes(self, received_bytes: int) -> bool:
+        """End the link of an unauthenticated peer that has sent too much; return whether it has."""
+        if self.link.is_proven or received_bytes <= MAX_UNAUTHENTICATED_BYTES:
             return False
-        self.link.lose("what connects here is no node of smqrt: it says too much")
+        self.link.lose(
+            f"peer sent more than {MAX_UNAUTHENTICATED_BYTES >> 10} KiB before authenticating; it is no node of smqrt"
+        )
         return True
 
     # ---- reading
@@ -151,8 +156,8 @@ class LinkConnection(RawConnection):
         elif size > MIN_RECEIVE_BYTES and got < size >> 2:
             self.receive_bytes = size >> 1
         self.carry = b""
-        self.received_bytes -= held  # what is in work is not worked off
-        if self.says_too_much(self.received_bytes + held + got):
+        self.received_bytes -= held  # what is being processed must not be acknowledged
+        if self.exceeds_unauthenticated_bytes(self.received_bytes + held + got):
             return
         self.feed(held + got)
         self.received_bytes += held + got
@@ -161,7 +166,7 @@ class LinkConnection(RawConnection):
     def on_data_waiting(self) -> None:
         """See `RawConnection.on_data_waiting`."""
         held = len(self.carry)
-        self.received_bytes -= held  # what is in work is not worked off
+        self.received_bytes -= held  # what is being processed must not be acknowledged
         super().on_data_waiting()
         self.received_bytes += held
         if not self.life.over:
@@ -173,11 +178,11 @@ class LinkConnection(RawConnection):
         self.received_bytes += len(self.carry) - held
 
     def route(self, size: int) -> int:
-        """Work off the frames in `chars[:size]`; gives how many bytes that were."""
+        """Process the frames in `chars[:size]`; return the number of bytes processed."""
         try:
             return self._work_off(size)
         except ProtocolError as error:
-            self.link.fail(error)
+            self.link.lose(str(error))
         except (Exception, Timeout):
             log.exception("error while a message of another node was delivered; the link is closed")
             self.lost(CloseReason.HOOK_FAILED)
@@ -196,7 +201,7 @@ class LinkConnection(RawConnection):
                 return at
             last = min(first + RUNS_AT_ONCE, runs)
             for end, count in zip(ends[first:last].tolist(), frames[first:last].tolist(), strict=True):
-                if chars[at + 2] != b"\x08":
+                if chars[at + 2] != b"\x08":  # u16 length, u8 type: no Publish
                     self.link.control(chars[at + 2 : end])
                     waits: bool | None = False
                     if end - at >= LARGE_RUN_BYTES and time() >= data_path.share_ends_s():
@@ -221,7 +226,7 @@ class LinkConnection(RawConnection):
             return False
         if end - at < PUBLISH_HEADER_BYTES:
             raise ProtocolError(CloseReason.SHORT_PACKET)
-        destination = chars[at + 3 : at + 7]
+        destination = chars[at + 3 : at + 7]  # u16 length, u8 type, u32 tid
         route = remote.routes.get(destination) or remote.resolve(destination)
         if count > 1:
             remote.count_batch(destination, count - 1)
@@ -232,20 +237,20 @@ class LinkConnection(RawConnection):
     # ---- writing
 
     def held(self, run: bytes) -> None:
-        """Account for what waits. Nothing is dropped of a link: over its limit all of it is given up."""
+        """Account for a queued run. A link drops no single messages: over its limit it ends."""
         self.queued_bytes += len(run)
         QueuedMemory.total_bytes += len(run)
         self._shed()
 
     def _shed(self) -> None:
         if self.queued_bytes > self.budget_bytes and not self.life.over:
-            # Not at once: whoever puts the runs of a turn here has more of them in its hands.
+            # Not at once: the caller may be in a loop over the runs of this turn, and has more to put.
             get_hub().loop.run_callback(self._give_up)
 
     def _give_up(self) -> None:
         if not self.life.over and self.queued_bytes > self.budget_bytes:
-            waiting = f"{self.queued_bytes >> 20} MiB wait for the other node, which does not keep up"
-            self.link.lose(f"{waiting}; it begins anew", Drop.LINK_SLOW)
+            waiting = f"the other node is too slow: {self.queued_bytes >> 20} MiB are queued for it"
+            self.link.lose(f"{waiting}; the link is made again", Drop.LINK_SLOW)
 
     # ---- the end
 
@@ -258,7 +263,7 @@ class LinkConnection(RawConnection):
             self._last_words(CloseReason.SHUTDOWN)
         if self.life is Life.BLOCKED:
             self._unblock()
-        self.queue = _Closed()
+        self.queue = _DiscardingQueue()
         self.life = moved(self.life, Life.DRAINING if sends else Life.CLOSED)
         data_path.unblocked(self)
         self.watcher.stop()
@@ -283,5 +288,5 @@ else:
 
 
 def connection_of(sock: Transport) -> LinkConnection:
-    """The connection of a link over `sock`."""
+    """Return the connection of a link over `sock`."""
     return _TlsLink(sock) if type(sock) is TlsTransport else LinkConnection(sock)

@@ -1,4 +1,4 @@
-"""A mesh: links from this process to each other node, over TCP, TLS or Unix sockets."""
+"""Mesh of links from this process to each other node, over TCP, TLS or Unix sockets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -24,8 +24,8 @@ from smqrt.broker.broker import Broker
 from smqrt.cluster.clustered_broker import ClusteredBroker
 from smqrt.cluster.engines.link_connection import connection_of
 from smqrt.cluster.engines.nats import NatsBackplane
-from smqrt.cluster.link import MAX_STRANGERS, Link
-from smqrt.cluster.node import NOBODY, PING_S, QUEUE_BYTES, SILENCE_S, Node, merged
+from smqrt.cluster.link import MAX_UNAUTHENTICATED, Link
+from smqrt.cluster.node import NO_NODE_ID, PING_S, QUEUE_BYTES, SILENCE_S, Node, merged
 from smqrt.errors import StreamError
 from smqrt.loop.greenlet_pool import in_thread
 from smqrt.smq import data_path
@@ -38,25 +38,25 @@ from smqrt.wire import link_packets as wire
 from smqrt.wire.link_packets import Refusal
 from smqrt.wire.smq import MAX_NODE
 
-# ---- The links that a process makes: to the addresses of its list, and to all processes of the servers found there. A
-# process of a server announces the others.
+# ---- The links that a process makes: to the addresses of its list, and to all processes of the servers found there.
+# Each process of a server announces the others.
 
 log = logging.getLogger("smqrt")
 
 MISSING_S = 10.0
-"""A link that is missing for so long is in the log: links that heal do so sooner."""
+"""A link that is missing for this long is logged; most outages are shorter."""
 SILENT_S = 5.0
-"""A node that is linked for so long and has said nothing of its server is of an older release."""
+"""A node that is linked for this long and has not announced its server is of an older release."""
 MAX_DIALERS = 2 * MAX_NODE
 
 
 class Missing(NamedTuple):
-    """A link that there should be.
+    """A missing link.
 
     Attributes:
         to: an address, or a process that has none.
-        why: there is none.
-        since_s: since when, by the clock of the node.
+        why: why there is no link.
+        since_s: since when, by the node's clock.
     """
 
     to: str
@@ -65,11 +65,7 @@ class Missing(NamedTuple):
 
 
 class Expected:
-    """What a mesh expects, and what of that is missing.
-
-    Args:
-        mesh: whose.
-    """
+    """The links that a mesh should have, and those that are missing."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
@@ -77,17 +73,17 @@ class Expected:
         self._logged: set[str] = set()
 
     def missing(self) -> list[Missing]:
-        """The links that are missing, the oldest first."""
+        """Return the missing links, the oldest first."""
         if self._mesh.has_begun:
             self._compare()
         return sorted(self._missing.values(), key=lambda one: one.since_s)
 
-    def look(self) -> None:
-        """Look for processes that were told of, and log what is missing for too long."""
+    def check(self) -> None:
+        """Dial processes that were announced, and log links that are missing for too long."""
         node = self._mesh.node
         if node.has_heard:
             node.has_heard = False
-            self._look_for_siblings()
+            self._dial_siblings()
         if any(one.origin is not None for one in self._mesh.dialers):
             self._forget_siblings()
         self._compare()
@@ -97,49 +93,45 @@ class Expected:
                 self._logged.add(one.to)
                 log.warning("no link to %s for %.0f s: %s", one.to, now_s - one.since_s, one.why)
         for to in self._logged - self._missing.keys():
-            log.info("the link to %s that was missing is not missing any more", to)
+            log.info("the link to %s is no longer missing", to)
         self._logged &= self._missing.keys()
 
     # ---- what is missing
 
     def _compare(self) -> None:
-        now_s = self._mesh.node.clock_s()
-        found = dict(self._without_link())
+        node = self._mesh.node
+        found = {one.address: one.why for one in self._mesh.dialers if not one.up and not one.is_self}
+        known = {node.id, *node.links, *(one.expects for one in self._mesh.dialers)}
+        for link in sorted(node.links.values(), key=lambda one: one.number):
+            for index, (node_id, _) in enumerate(link.siblings.places if link.siblings is not None else ()):
+                if node_id != NO_NODE_ID and node_id not in known:
+                    known.add(node_id)
+                    found[f"process {index} of the server of node {link.number}"] = "no node has made it"
+        now_s = node.clock_s()
         self._missing = {
             to: Missing(to, why, self._missing[to].since_s if to in self._missing else now_s)
             for to, why in found.items()
         }
 
-    def _without_link(self) -> list[tuple[str, str]]:
-        node = self._mesh.node
-        found = [(one.address, one.why) for one in self._mesh.dialers if not one.up and not one.is_self]
-        known = {node.id, *node.links, *(one.expects for one in self._mesh.dialers)}
-        for link in sorted(node.links.values(), key=lambda one: one.number):
-            for index, (node_id, _) in enumerate(link.siblings.places if link.siblings is not None else ()):
-                if node_id != NOBODY and node_id not in known:
-                    known.add(node_id)
-                    found.append((f"process {index} of the server of node {link.number}", "nobody has made it"))
-        return found
+    # ---- other processes of the servers found
 
-    # ---- looking for siblings
-
-    def _look_for_siblings(self) -> None:
+    def _dial_siblings(self) -> None:
         node = self._mesh.node
-        told: dict[Dialer, list[Link]] = {}
+        found: dict[Dialer, list[Link]] = {}
         by_id = {one.leads_to_id: one.origin or one for one in self._mesh.dialers if one.place is not None}
         for link in node.links.values():
             assert link.peer is not None
             origin = by_id.get(link.peer.id)
             if origin is not None and link.siblings is not None and not node.server.has(link):
-                told.setdefault(origin, []).append(link)
-        for origin, links in told.items():
+                found.setdefault(origin, []).append(link)
+        for origin, links in found.items():
             newest = max(links, key=lambda one: one.peer.epoch if one.peer is not None else 0)
             assert newest.siblings is not None
             server = newest.siblings.server
             self._expect(origin, [one for one in links if one.siblings is not None and one.siblings.server == server])
 
     def _expect(self, origin: Dialer, links: list[Link]) -> None:
-        """Look for the processes of the server that was found at an address, and for no others."""
+        """Dial the processes of the server that was found at an address, and no others there."""
         assert origin.place is not None
         host, _, tls, any_name = origin.place
         wanted = {port: node_id for node_id, port in merged(links).values() if port}
@@ -149,14 +141,14 @@ class Expected:
         by_address = {one.place[:2]: one for one in self._mesh.dialers if one.place is not None}
         for port, node_id in wanted.items():
             dialer = by_address.get((host, port))
-            is_found = node_id == origin.leads_to_id  # at another port, where something passes connections on
+            is_found = node_id == origin.leads_to_id  # at another port, behind a port forwarding
             if dialer is None and not is_found and len(self._mesh.dialers) < MAX_DIALERS:
                 dialer = self._mesh.dial(host, port, tls, any_name, origin)
             if dialer is not None:
-                dialer.expects = node_id if node_id != NOBODY else b""
+                dialer.expects = node_id if node_id != NO_NODE_ID else b""
 
     def _forget_siblings(self) -> None:
-        """Of an address that nobody looks at any more, or where an older release is now, there are none."""
+        """Stop dialling processes found at an address that was removed, or that has an older release now."""
         node = self._mesh.node
         silent = {
             id_
@@ -169,30 +161,30 @@ class Expected:
 
 
 PORT = 1900
-"""Of links, by custom (spec: smq §6)."""
+"""The usual port of links (spec: smq §6)."""
 RETRY_S = 2.5
-"""So long a node waits at most before it tries an address again: after any outage all are linked within 5 s, also when
-the system was just trying by itself, which it does at 1 and 3 of `CONNECT_S`.
+"""The longest delay before an address is tried again. After any outage all nodes are linked within 5 s, also when the
+system repeats a connection attempt by itself, 1 s and 3 s after it began.
 """
 FIRST_RETRY_S = 0.1
-LOOK_S = 0.5
+CHECK_S = 0.5
 CONNECT_S = 5.0
 SELF_RETRY_S = 60.0
-"""An address at which this node finds itself may be another one's later; and what only says that it is this node could
-be anybody.
+"""How often an address at which this node finds itself is tried: another node may have it later, and any server
+may pretend to be this node.
 """
 ACCEPT_PAUSE_S = 0.5
-"""Without file descriptors."""
+"""The pause after a failed accept, for lack of file descriptors."""
 LASTED_S = 0.3
-"""A link that was there for so long is made anew at once."""
+"""A link that has lasted this long is made again at once."""
 SCAN_S = 1.0
 TAKEN_PLACE_S = 0.2
-"""So long after the end of a link another one to the same node may be there: two that connect to each other at once
-keep one, and nobody needs to hear of that."""
+"""The delay before a link is reported as ended. Nodes that connect to each other at once keep one of two links, and the
+end of the other is no event."""
 
 
 open_meshes: list[Mesh] = []
-"""Of this process, for those who operate it."""
+"""The meshes of this process, for the administration interface and metrics."""
 
 
 @lru_cache(maxsize=32)
@@ -201,17 +193,17 @@ def _key_of(password: bytes) -> bytes:
 
 
 def key_of(password: bytes) -> bytes:
-    """See `smqrt.wire.link_packets.key_of`; the work is done in a thread where a greenlet can wait for it."""
+    """See `smqrt.wire.link_packets.key_of`; it runs in a thread where a greenlet can wait for it."""
     return _key_of(password) if getcurrent() is get_hub() else in_thread(_key_of, password)
 
 
 @dataclass(frozen=True)
 class LinkTls:
-    """Mutual TLS of links: both sides show a certificate of an authority that signs for nodes only, whatever name is in
-    it.
+    """Mutual TLS of links: both sides have a certificate of an authority that signs only nodes; names are not checked.
 
     Attributes:
-        client: for links that are made; server: for those that come.
+        client: for links that this node makes.
+        server: for links that it accepts.
     """
 
     client: ClientTls
@@ -219,10 +211,10 @@ class LinkTls:
 
     @classmethod
     def from_files(cls, ca: str, cert: str, key: str | None) -> LinkTls:
-        """Read PEM files: the authority, this node's certificate, and its key when it is in a file of its own.
+        """Read PEM files: the authority, this node's certificate, and its key if that is in another file.
 
         Raises:
-            ArgumentError: one can't be read or is wrong.
+            ArgumentError: one cannot be read or is invalid.
         """
         client = ClientTls.from_files(ca, cert, key)
         server = ServerTls(client.store, client.identities).context()
@@ -234,16 +226,16 @@ class Mesh:
     """This process as a node of a mesh.
 
     Args:
-        key: that all nodes share, see `key_of`.
-        number: of the node; 0 to draw one.
-        ping_s, silence_s: how often other nodes are asked whether they are there, and after which silence one is lost.
-        queue_bytes: what may wait for one node.
+        key: a secret that all nodes share, see `key_of`.
+        number: the node's number; 0 to draw one.
+        ping_s, silence_s: how often other nodes are pinged, and after which silence one is lost.
+        queue_bytes: what may be queued for one node.
 
     Attributes:
-        node: what is known of the others.
-        dialers: look for nodes at addresses.
-        expected: the links that there should be.
-        on_accepted: called with a link that somebody else makes, before it is up.
+        node: this node.
+        dialers: the dialers of its addresses.
+        expected: the links that it should have.
+        on_accepted: called with an accepted link, before it is up.
     """
 
     def __init__(
@@ -267,9 +259,9 @@ class Mesh:
         )
         self._ping_s, self._silence_s, self._queue_bytes = ping_s, silence_s, queue_bytes
         loop: Any = get_hub().loop
-        self._timer = loop.timer(LOOK_S, LOOK_S)
-        self._timer.ref = False
-        self._timer.start(self._look)
+        self._timer = loop.timer(CHECK_S, CHECK_S)
+        self._timer.ref = False  # the timer alone does not keep the event loop running
+        self._timer.start(self._check)
         self._closers: list[Callable[[], object]] = []
         self._last_closers: list[Callable[[], object]] = []
         self.dialers: list[Dialer] = []
@@ -279,8 +271,9 @@ class Mesh:
 
     @property
     def has_begun(self) -> bool:
-        """Whether there may be links: of two processes with one fixed number, others would give up their links to the
-        one that still serves.
+        """Whether this process may have links.
+
+        In a hot restart of a node with a fixed number, other nodes would give up their links to the old process.
         """
         return succession.has_left or not self.node.is_fixed
 
@@ -290,41 +283,48 @@ class Mesh:
         else:
             succession.when_left(lambda: None if self.node.closed else start())
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self.node.look(self._ping_s, self._silence_s)
         if self.has_begun:
-            self.expected.look()
+            self.expected.check()
 
     def join(self, broker: Broker, name: str) -> ClusteredBroker:
-        """Take a hub into the cluster `name`. Raises as `Node.join`."""
+        """Add a hub to the cluster `name`. Raises as `Node.join`."""
         return self.node.join(broker, name)
 
     # ---- connections
 
     def listen(self, host: str, port: int, context: SSLContext | None = None) -> Listener:
-        """Take links at an address.
+        """Accept links at an address.
 
         Raises:
-            StartError: it can't be bound.
+            StartError: it cannot be bound.
         """
         listener = Listener(host, port, self.accepted, context)
-        listener.name, listener.max_handshakes = "the links of nodes", MAX_STRANGERS
+        listener.name, listener.max_handshakes = "the links of nodes", MAX_UNAUTHENTICATED
         self.node.server.port = self.node.server.port or listener.address[1]
         self._when_begun(lambda: listener.start() if listener in open_listeners else None)
         self._closers.append(listener.close)
         return listener
 
     def accepted(self, sock: Transport, address: tuple[str, int]) -> None:
-        """Somebody has connected."""
+        """Make a link of an accepted connection."""
         if self.node.closed:
             sock.close()
             return
         self.on_accepted(self.commence(sock, b"", connects=False, address=address[0]))
 
     def commence(self, sock: Transport, data: bytes, connects: bool, address: str = "an application") -> Link:
-        """Make a link of a connection that came from `address`; `data` has come already."""
+        """Make a link of a connection.
+
+        Args:
+            sock: connected and non-blocking.
+            data: what has arrived already.
+            connects: whether this node has connected.
+            address: the address of the other side.
+        """
         connection = connection_of(sock)
-        connection.budget_bytes = self.node.unacked_bytes  # the link's own limits come before it
+        connection.budget_bytes = self.node.unacked_bytes  # larger than the link's own limits
         link = self.node.connected(connection, connects, None if connects else address)
         connection.serve(link, data)
         return link
@@ -337,11 +337,11 @@ class Mesh:
         any_name: bool = False,
         origin: Dialer | None = None,
     ) -> Dialer:
-        """Connect to another node, and again whenever that is lost.
+        """Connect to another node, and again whenever the link is lost.
 
         Args:
             any_name: its certificate may be for another name than `host`.
-            origin: what has found another process of its server.
+            origin: the dialer that has found another process of the same server.
         """
         shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         dialer = Dialer(self, shown, partial(_connect, host, port, tls, any_name))
@@ -350,33 +350,34 @@ class Mesh:
         self._when_begun(dialer.start)
         return dialer
 
-    def meet_through_nats(self, servers: str, site: str = "smqrt", **options: Any) -> NatsBackplane:
-        """Join all nodes of a site that use the same NATS; see `NatsBackplane`."""
-        options.setdefault("queue_bytes", max(self.node.unacked_bytes, 8 << 20))  # links have limits of their own
+    def link_through_nats(self, servers: str, site: str = "smqrt", **options: Any) -> NatsBackplane:
+        """Link to all nodes of a site that use the same NATS; see `NatsBackplane`."""
+        # Links have limits of their own; the client must not refuse before these are reached.
+        options.setdefault("queue_bytes", max(self.node.unacked_bytes, 8 << 20))
         backplane = NatsBackplane(self.node, servers, site, **options)
         self._when_begun(backplane.begin)
         self._last_closers.append(backplane.close)
         return backplane
 
     def share_directory(self, directory: Path) -> None:
-        """Join all processes of this machine that share a directory, which only this user may read.
+        """Link to all processes of this machine that share a directory, which only this user may read.
 
         Raises:
-            OSError: it can't be used.
+            OSError: it cannot be used.
         """
         shared = SharedDirectory(self, directory)
         self._closers.append(shared.close)
         self._when_begun(shared.start)
 
     def close(self) -> None:
-        """Leave all clusters, and end. A second call does nothing."""
+        """Leave all clusters, and end all links. A second call does nothing."""
         if self.node.closed:
             return
         open_meshes.remove(self)
         for closer in (*self._closers, *[one.close for one in self.dialers]):
             closer()
         self.node.close()
-        for closer in self._last_closers:  # they carry what the links say last
+        for closer in self._last_closers:  # last, since they carry the final packets of the links
             closer()
         self._timer.stop()
         self._timer.close()
@@ -398,17 +399,17 @@ class Dialer:
     """Keeps a link to one address.
 
     Args:
-        mesh: whose.
-        address: as it is shown.
-        connect: connects, and gives the connection with what has come already; may raise StreamError.
+        mesh: the mesh of this process.
+        address: for the log and the status.
+        connect: connects; returns the connection and what has arrived already. May raise StreamError.
 
     Attributes:
         up: whether there is a link to the node at this address.
-        why: what ended the last one, or failed.
-        is_self: whether it is this node that is found there.
-        place: host, port and TLS of the address, see `Mesh.dial`; None for another kind.
-        origin: what has found another process of the same server; None for an address that somebody has given.
-        expects: the id of the node that is there, as another process of its server says; empty when none does.
+        why: why the last link ended, or could not be made.
+        is_self: whether the address is this node's own.
+        place: host, port and TLS of the address, see `Mesh.dial`; None for another kind of address.
+        origin: the dialer that has found another process of the same server; None for a configured address.
+        expects: the id of the node there, as another process of its server announces it; empty when none does.
         on_status: called with whether there is a link, and why not.
     """
 
@@ -426,14 +427,14 @@ class Dialer:
         self._greenlet: Any = None
 
     def start(self) -> None:
-        """Begin to connect, unless it is closed already."""
+        """Begin to connect, unless the dialer is closed."""
         if not self._is_closed:
             self._greenlet = gevent.spawn(self._run)
 
     def _run(self) -> None:
         wait_s = FIRST_RETRY_S
         while not self._mesh.node.closed:
-            if self.expects in self._mesh.node.links:  # which the other side has made
+            if self.expects in self._mesh.node.links:  # a link that the other side has made
                 self._report(True, "")
                 self._wait_for_end(self.expects)
                 wait_s = FIRST_RETRY_S
@@ -450,7 +451,7 @@ class Dialer:
                 self._wait_for_end(link.peer.id)
                 wait_s = FIRST_RETRY_S
                 continue
-            gevent.sleep(uniform(0.5, 1.0) * wait_s)  # two nodes that meet must not meet for ever
+            gevent.sleep(uniform(0.5, 1.0) * wait_s)  # random, so that two nodes do not collide again and again
             wait_s = min(2 * wait_s, RETRY_S)
 
     def _try(self) -> Link | None:
@@ -463,6 +464,7 @@ class Dialer:
         link = self._link = self._mesh.commence(sock, data, connects=True)
         link.on_end = lambda link, why: self._ended.set()
         end_s = time.monotonic() + self._mesh._silence_s + 1
+        # Polled: a link that the other side has made in the meantime sets no event here.
         while not self._has_link(link) and not self._ended.is_set() and time.monotonic() < end_s:
             self._ended.wait(0.02)
         node = self._mesh.node
@@ -472,7 +474,7 @@ class Dialer:
         return link
 
     def _has_link(self, link: Link) -> bool:
-        """There is a link to that node: this one, or one that the other side has made."""
+        """Return whether there is a link to that node: this one, or one that the other side has made."""
         return link.peer is not None and link.peer.id in self._mesh.node.links
 
     def _wait_for_end(self, node_id: bytes) -> None:
@@ -487,7 +489,7 @@ class Dialer:
         self._report(False, self.why)
 
     def _has_broken(self) -> bool:
-        """Whether the link has ended although it was steady, and the other node is not making another one."""
+        """Return whether a steady link has ended, and the other node is not making another one."""
         link = self._link
         if link is None or link.peer is None:
             return False
@@ -496,12 +498,12 @@ class Dialer:
         return not is_being_replaced and self._mesh.node.clock_s() - link.since_s >= LASTED_S
 
     def leads_to(self, link: Link) -> bool:
-        """Whether a link goes to the node at this address, whoever has made it."""
+        """Return whether a link leads to the node at this address, whichever side has made it."""
         return link.peer is not None and self.leads_to_id == link.peer.id
 
     @property
     def leads_to_id(self) -> bytes:
-        """Of the node that was found at this address last; empty when there was none."""
+        """The id of the node that was found at this address last; empty for none."""
         mine = self._link.peer if self._link is not None else None
         return self.expects or (b"" if mine is None else mine.id)
 
@@ -514,20 +516,20 @@ class Dialer:
             self.on_status(up, why)
 
     def close(self) -> None:
-        """Connect no more."""
+        """Stop connecting."""
         self._is_closed = True
         if self._greenlet is not None:
             self._greenlet.kill(block=False)
         self.up = False
 
     def forget(self) -> None:
-        """Connect no more, and expect no link."""
+        """Stop connecting, and remove the address from the mesh."""
         self.close()
         with contextlib.suppress(ValueError):
             self._mesh.dialers.remove(self)
 
     def disconnect(self) -> None:
-        """Connect no more, and end the link, and those to other processes of that server."""
+        """Remove the address, and end the link and those to other processes of that server."""
         self.forget()
         for one in [one for one in self._mesh.dialers if one.origin is self]:
             one.disconnect()
@@ -536,12 +538,13 @@ class Dialer:
 
 
 class SharedDirectory:
-    """Links to all processes of this machine that share a directory: each has a Unix socket there, and whoever comes
-    connects to all that are there already.
+    """Links to all processes of this machine that share a directory.
+
+    Each process has a Unix socket there, and connects to all that exist when it starts.
 
     Args:
-        mesh: of this process.
-        directory: exists, and is for one user.
+        mesh: the mesh of this process.
+        directory: exists, and belongs to one user.
     """
 
     def __init__(self, mesh: Mesh, directory: Path) -> None:
@@ -555,7 +558,7 @@ class SharedDirectory:
         self._greenlet: Any = None
 
     def start(self) -> None:
-        """Connect to the others, and let them connect. Raises OSError when the folder can't be used."""
+        """Accept and make links. Raises OSError when the directory cannot be used."""
         self._socket.bind(str(self._path))
         self._socket.listen(128)
         self._watcher.start(self._accept)
@@ -566,10 +569,10 @@ class SharedDirectory:
             fd, _ = self._socket._accept()  # type: ignore[attr-defined]
         except BlockingIOError:
             return
-        except OSError:  # no file descriptors: those who wait would wake this loop again and again
+        except OSError:  # no file descriptors: the socket stays readable, and would keep the loop busy
             self._watcher.stop()
             self._pause.close()
-            self._pause = get_hub().loop.timer(ACCEPT_PAUSE_S)  # a new one: one that has fired fires again at once
+            self._pause = get_hub().loop.timer(ACCEPT_PAUSE_S)  # a new timer: one that has fired fires again at once
             self._pause.start(lambda: self._watcher.start(self._accept))
             return
         client = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fd)
@@ -577,23 +580,21 @@ class SharedDirectory:
         self._mesh.accepted(client, (str(self._path), 0))
 
     def _scan(self) -> None:
-        """Others may have died without taking their sockets away, and some may come in this very moment."""
+        """Repeat the scan: processes may die without removing their sockets, and others may start at the same time."""
         while True:
-            with contextlib.suppress(OSError):  # no file descriptors, or the folder is gone: perhaps later
-                self._look_around()
+            with contextlib.suppress(OSError):  # no file descriptors, or the directory is gone
+                self._scan_once()
             gevent.sleep(SCAN_S)
 
-    def _look_around(self) -> None:
-        # A node that came later has connected already; a second link would take the place of the first.
+    def _scan_once(self) -> None:
+        # A node that started later has connected already; a second link would replace the first.
         linked = {_shown(node_id) for node_id in self._mesh.node.links}
-        for path in [one for one in self._others() if one not in self._dialers and _node_of(one) not in linked]:
+        others = sorted(one for one in self._directory.glob("*.sock") if one != self._path)
+        for path in [one for one in others if one not in self._dialers and one.stem.rpartition("-")[2] not in linked]:
             dialer = self._dialers[path] = Dialer(self._mesh, path.stem, partial(self._connect, path))
             dialer.start()
         for path in [one for one in self._dialers if not one.exists()]:
             self._dialers.pop(path).close()
-
-    def _others(self) -> Iterable[Path]:
-        return sorted(one for one in self._directory.glob("*.sock") if one != self._path)
 
     def _connect(self, path: Path) -> tuple[Transport, bytes]:
         sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
@@ -610,7 +611,7 @@ class SharedDirectory:
         return sock, b""
 
     def close(self) -> None:
-        """Take the socket away, and connect no more."""
+        """Remove the socket, and stop connecting."""
         if self._greenlet is not None:
             self._greenlet.kill(block=False)
         for dialer in self._dialers.values():
@@ -623,9 +624,5 @@ class SharedDirectory:
 
 
 def _shown(node_id: bytes) -> str:
-    """A node in the name of its socket."""
+    """Return the part of a socket's name that identifies its node."""
     return node_id.hex()[:8]
-
-
-def _node_of(path: Path) -> str:
-    return path.stem.rpartition("-")[2]

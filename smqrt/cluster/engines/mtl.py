@@ -1,6 +1,4 @@
-"""The documented cluster API: links to other nodes (`Mtl`) with channels of the application's own, where they come from
-(`Conn`), and a hub that uses them (`Cluster`) (spec: smq §6).
-"""
+"""Documented cluster API: links (`Mtl`), their addresses (`Conn`) and clustered hubs (`Cluster`) (spec: smq §6)."""
 
 from __future__ import annotations
 
@@ -17,6 +15,7 @@ from smqrt.cluster.clustered_broker import ClusteredBroker
 from smqrt.cluster.engines.mesh import PORT, Dialer, Mesh
 from smqrt.cluster.engines.process_cluster import cluster as process_cluster
 from smqrt.cluster.link import Link
+from smqrt.cluster.node import PING_S, SILENCE_S
 from smqrt.errors import ArgumentError, ClosedError
 from smqrt.smq.gevent_broker import GeventBroker
 from smqrt.transport.listener import Listener
@@ -27,17 +26,17 @@ from smqrt.wire import link_packets as wire
 log = logging.getLogger("smqrt")
 
 OnStatus = Callable[[str, bool, str], object]
-"""`f(address, up, why)`: a link to another node came up, or has ended."""
+"""`f(address, up, why)`, called when a link to another node comes up or ends."""
 OnRoundTrip = Callable[[str, float | None], object]
-"""`f(address, ms)`: a ping was answered, or not in time."""
+"""`f(address, ms)`, called for each ping; `ms` is None when it was not answered in time."""
 OnLog = Callable[[str, bool], object]
-"""`f(text, is_urgent)`."""
+"""`f(text, is_urgent)`, called with what happens to links."""
 LEAST_PING_S, MAX_S = 0.05, 3600.0
 _names = itertools.count(1)
 
 
 def nobody(*_: object) -> None:
-    """Nobody wants to know."""
+    """Do nothing; the default callback."""
 
 
 @dataclass
@@ -45,19 +44,19 @@ class MtlOptions:
     """The options of `Mtl`.
 
     Attributes:
-        ping_s: how often a node is asked whether it is there, 0.05 to 3600.
-        silence_s: after so long without a word it is lost; longer than `ping_s`, 3600 at most.
-        node: a fixed number of this node; 0 draws one.
-        onstatus: told of every link.
-        on_round_trip: told of each ping.
-        log: told of what happens to links.
+        ping_s: seconds between pings, 0.05 to 3600.
+        silence_s: after this time without any data a node is lost; more than `ping_s`, at most 3600.
+        node: a fixed number for this node; 0 draws one.
+        onstatus: called for every link.
+        on_round_trip: called for each ping.
+        log: called with what happens to links.
 
     Raises:
-        ArgumentError: a time is none.
+        ArgumentError: a time is out of range.
     """
 
-    ping_s: float = 1.0
-    silence_s: float = 5.0
+    ping_s: float = PING_S
+    silence_s: float = SILENCE_S
     node: int = 0
     onstatus: OnStatus = nobody
     on_round_trip: OnRoundTrip = nobody
@@ -71,10 +70,10 @@ class MtlOptions:
 
 
 class Links:
-    """Links to other nodes that were made elsewhere, with channels of the application's own.
+    """Links to other nodes that the server has made, with channels of one application.
 
     Args:
-        mesh: has the links.
+        mesh: the mesh of the links.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -82,19 +81,19 @@ class Links:
         self._channels: dict[bytes, AppChannel] = {}
 
     def open(self, name: bytes, on_status: channel.OnStatus, on_data: channel.OnData) -> AppChannel:
-        """Open a channel to the same channel of other nodes; see `AppChannel`. Raises as `Node.open`."""
+        """Open an application channel; see `AppChannel`. Raises as `Node.open`."""
         made = self.mesh.node.open(name, on_status, on_data)
         self._channels = {key: one for key, one in self._channels.items() if not one.closed}
         self._channels[name] = made
         return made
 
     def isopen(self, name: bytes) -> bool:
-        """Whether such a channel is open, or a hub is in a cluster of that name."""
+        """Return whether such a channel is open, or a hub is in a cluster of that name."""
         node = self.mesh.node
         return name in node.channels or name.decode("utf-8", "surrogateescape") in node.members
 
     def close_named(self, name: bytes, text: bytes = b"") -> bool:
-        """Close a channel that was opened here. Raises as `AppChannel.close`.
+        """Close a channel that this object has opened. Raises as `AppChannel.close`.
 
         Returns:
             False when there is none.
@@ -106,21 +105,21 @@ class Links:
         return True
 
     def hascon(self, host: str) -> bool:
-        """Whether there is a link to a node at that address."""
+        """Return whether there is a link to a node at that address."""
         return any(_host_of(link) == host for link in self.mesh.node.links.values())
 
     def shutdown(self) -> None:
-        """Close the channels that were opened here. A second call does nothing."""
+        """Close the channels that this object has opened. A second call does nothing."""
         for one in self._channels.values():
             one.close()
 
     def close(self) -> None:
-        """As `shutdown`: their application ends."""
+        """As `shutdown`, called when the application ends."""
         self.shutdown()
 
 
 class Mtl(Links):
-    """Links of this process to other nodes with the same password; hubs share them.
+    """Links of this process to other nodes with the same password, which its hubs share.
 
     Args:
         password: the same at all nodes.
@@ -131,58 +130,61 @@ class Mtl(Links):
 
     def __init__(self, password: bytes, options: MtlOptions | None = None) -> None:
         if not password:
-            raise ArgumentError("password: it is empty; without one, whoever finds the port is a node")
+            raise ArgumentError("password: it is empty; without one, any client of the port could join")
         options = options or MtlOptions()
-        # Here, not in a thread: an application may be waiting inside Lua, and that is done once for each password.
+        # Not in a thread: an application may be waiting inside Lua. It is done once for each password.
         key = wire.key_of(password)
         super().__init__(Mesh(key, options.node, ping_s=options.ping_s, silence_s=options.silence_s))
         self.onstatus = options.onstatus
         self._on_round_trip = options.on_round_trip
-        self.mesh.node.on_round_trip, self.mesh.node.on_log = self._tell_round_trip, options.log
-        self.mesh.on_accepted = self._accepted
+        self.mesh.node.on_round_trip, self.mesh.node.on_log = self._report_round_trip, options.log
+        self.mesh.on_accepted = self._watch_accepted
         self._conns: list[Conn] = []
 
-    def _accepted(self, link: Link) -> None:
-        link.on_up = self._came_up
+    def _watch_accepted(self, link: Link) -> None:
+        """Report a link that another node makes, unless its address is in a list: then the dialer reports it."""
 
-    def _came_up(self, link: Link) -> None:
-        """A link that another node has made; of those in a list the list tells."""
-        host = _host_of(link)
-        if not any(conn.name_of(link) or conn.looks_at(host) for conn in self._conns):
-            link.on_end = lambda link, why: self.onstatus(host, False, why)
-            self.onstatus(host, True, "")
+        def report(link: Link) -> None:
+            host = _host_of(link)
+            if not any(conn.name_of(link) or conn.has_host(host) for conn in self._conns):
+                link.on_end = lambda link, why: self.onstatus(host, False, why)
+                self.onstatus(host, True, "")
 
-    def _tell_round_trip(self, link: Link, seconds: float | None) -> None:
+        link.on_up = report
+
+    def _report_round_trip(self, link: Link, seconds: float | None) -> None:
         named = (conn.name_of(link) for conn in self._conns)
         address = next(filter(None, named), None) or _host_of(link)
         self._on_round_trip(address, None if seconds is None else seconds * 1000)
 
     def commence(self, sock: Transport, data: bytes, connects: bool, address: str, status: OnStatus) -> bool:
-        """Make a link of a connection that somebody else has made.
+        """Make a link of a connection that the application has made.
 
         Args:
             sock: connected and non-blocking.
-            data: what has come already.
+            data: what has arrived already.
             connects: whether this side has connected.
-            status: told when the link is up, and when it ends.
+            address: the address for `status`.
+            status: called when the link comes up, and when it ends.
 
         Returns:
-            False when that can't be: these links are closed, or another process still has their number.
+            False when these links are closed, or the old process of a hot restart still has their node number.
         """
         if self.mesh.node.closed or not self.mesh.has_begun:
             sock.close()
             return False
         link = self.mesh.commence(sock, data, connects)
-        link.on_up = lambda link: self._told(address, True, "", status)
-        link.on_end = lambda link, why: self._told(address, False, why, status)
+
+        def report(up: bool, why: str) -> None:
+            status(address, up, why)
+            self.onstatus(address, up, why)
+
+        link.on_up = lambda link: report(True, "")
+        link.on_end = lambda link, why: report(False, why)
         return True
 
-    def _told(self, address: str, up: bool, why: str, status: OnStatus) -> None:
-        status(address, up, why)
-        self.onstatus(address, up, why)
-
     def close_named(self, name: bytes, text: bytes = b"") -> bool:
-        """Close a channel; where there is none of that name, take the hub of that cluster out of it: it goes on alone.
+        """Close a channel of this name; if there is none, take the hub in the cluster of this name out of it.
 
         Returns:
             False when there is neither.
@@ -200,11 +202,11 @@ class Mtl(Links):
         return True
 
     def hascon(self, host: str) -> bool:
-        """Whether there is a link to a node at that address."""
+        """Return whether there is a link to a node at that address."""
         return any(conn.status().get(host) for conn in self._conns) or super().hascon(host)
 
     def attach(self, conn: Conn) -> None:
-        """Links come from `conn`, too; it ends with this."""
+        """Add a source of links; `shutdown` ends it too."""
         self._conns.append(conn)
 
     def shutdown(self) -> None:
@@ -215,13 +217,13 @@ class Mtl(Links):
 
 
 def own(links: Links) -> Mtl:
-    """Links that were made here.
+    """Return links that the application has made.
 
     Raises:
         ArgumentError: they are the server's.
     """
     if not isinstance(links, Mtl):
-        raise ArgumentError("these are the server's links, whose settings say where they go; smq.mtl makes others")
+        raise ArgumentError("these links belong to the server and follow its settings; make others with smq.mtl")
     return links
 
 
@@ -234,19 +236,20 @@ def _host_of(link: Link) -> str:
 
 
 class Conn:
-    """Takes links at a port, and makes them to a list of nodes, again and again while they are missing.
+    """Accepts links at a port, and keeps links to a list of nodes.
 
     Args:
-        mtl: whose links.
-        port: to listen at; 0 picks a free one.
+        mtl: the links.
+        port: the port to listen at; 0 picks a free one.
         host: the address to listen at.
-        client_tls, server_tls: TLS of links that are made, whose names have to be trusted, and that come; both or none.
-        onstatus: told of every address of the list.
+        client_tls: TLS of links to the list; names are checked.
+        server_tls: TLS of accepted links. Both or neither must be given.
+        onstatus: called for every address of the list.
 
     Raises:
         ArgumentError: only one of the contexts is given.
         ClosedError: the links were shut down.
-        StartError: the address can't be bound.
+        StartError: the address cannot be bound.
     """
 
     def __init__(
@@ -259,7 +262,7 @@ class Conn:
         onstatus: OnStatus = nobody,
     ) -> None:
         if (client_tls is None) != (server_tls is None):
-            raise ArgumentError("shark, sshark: links over TLS need both, for those that are made and those that come")
+            raise ArgumentError("shark, sshark: links over TLS need both: one to connect, one to accept")
         mtl.mesh.node.must_be_open()
         self._mtl, self._onstatus, self._tls = mtl, onstatus, client_tls
         self._listener: Listener | None = mtl.mesh.listen(host, port, server_tls)
@@ -268,7 +271,7 @@ class Conn:
         mtl.attach(self)
 
     def setlist(self, nodes: Sequence[tuple[str, int]]) -> None:
-        """Connect to these and no others. One of them may be this node itself. Raises as `add`."""
+        """Connect to these nodes and no others. One of them may be this node itself. Raises as `add`."""
         self._must_be_open()
         for _, port in nodes:
             _check_port(port)
@@ -279,11 +282,11 @@ class Conn:
             self.add(host, port)
 
     def add(self, host: str, port: int = 0) -> None:
-        """Connect to one more.
+        """Connect to one more node.
 
         Raises:
             ClosedError: after `shutdown`.
-            ArgumentError: the port is none.
+            ArgumentError: the port is out of range.
         """
         self._must_be_open()
         _check_port(port)
@@ -291,7 +294,12 @@ class Conn:
         if address in self._dialers:
             return
         dialer = self._mtl.mesh.dial(*address, self._tls)
-        dialer.on_status = lambda up, why: self._told(host, up, why)
+
+        def report(up: bool, why: str) -> None:
+            self._onstatus(host, up, why)
+            self._mtl.onstatus(host, up, why)
+
+        dialer.on_status = report
         self._dialers[address] = dialer
 
     def _must_be_open(self) -> None:
@@ -299,19 +307,15 @@ class Conn:
             raise ClosedError("conn: it was shut down; make a new one")
 
     def name_of(self, link: Link) -> str | None:
-        """What a list calls the node that a link goes to."""
+        """Return the host in the list of the node that a link leads to; None when it is not in the list."""
         return next((host for (host, _), dialer in self._dialers.items() if dialer.leads_to(link)), None)
 
-    def looks_at(self, host: str) -> bool:
-        """Whether a node there is in the list."""
+    def has_host(self, host: str) -> bool:
+        """Return whether the list has a node at this host."""
         return any(host == listed for listed, _ in self._dialers)
 
-    def _told(self, host: str, up: bool, why: str) -> None:
-        self._onstatus(host, up, why)
-        self._mtl.onstatus(host, up, why)
-
     def status(self) -> dict[str, bool]:
-        """By address, whether there is a link; without this node itself."""
+        """Return by host whether there is a link, without this node itself."""
         found: dict[str, bool] = {}
         for (host, _), dialer in self._dialers.items():
             if not dialer.is_self:
@@ -319,7 +323,7 @@ class Conn:
         return found
 
     def shutdown(self) -> None:
-        """Take and make no more links; those that are up stay. A second call does nothing."""
+        """Accept and make no more links; those that are up stay. A second call does nothing."""
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
@@ -328,15 +332,15 @@ class Conn:
 
 
 class Cluster:
-    """A hub that works as one with those of the same name at other nodes.
+    """A hub that is one with the hubs of the same name at other nodes.
 
     Args:
         broker: the hub.
-        mtl: its links; None for those of the process, which the settings of the server make.
+        mtl: its links; None for those of the process, which the server's settings describe.
         name: the same at all nodes.
 
     Raises:
-        ArgumentError: another hub of this process is in it.
+        ArgumentError: another hub of this process is in the cluster.
         ClosedError: the links were shut down.
     """
 
@@ -344,13 +348,13 @@ class Cluster:
         mesh = mtl.mesh if mtl is not None else process_cluster.opened()
         self.name = name or f"SMQ-{next(_names)}"
         self._broker = broker
-        self._member: ClusteredBroker = mesh.join(broker, self.name)
+        self._clustered: ClusteredBroker = mesh.join(broker, self.name)
         self._node = mesh.node
         if (broker.counts_of or (process_cluster.observes() if mtl is None else None)) == "cluster":
-            self._member.counts.count_all()
+            self._clustered.counts.count_all()
 
     def publish(self, data: bytes, subtopic: Name | None = None, ptid: int | None = None) -> int:
-        """Send a message to the servers of all other nodes; gives how many there are.
+        """Send a message to the servers of all other nodes; return how many nodes there are.
 
         Raises:
             ArgumentError: `data` is too long.
@@ -358,38 +362,39 @@ class Cluster:
         check_size(data)
         stid = subtopic if isinstance(subtopic, int) else self._broker.createsub(subtopic)
         sender = self._broker.server.etid if ptid is None else ptid
-        return self._member.to_servers(data, sender, stid)
+        return self._clustered.routing.to_servers(data, sender, stid)
 
     def pubon(self, data: bytes, ptid: int, topic: Name, subtopic: Name | None = None) -> bool:
-        """Publish on behalf of a client of any node; false when there is no such client."""
+        """Publish on behalf of a client of any node; return false when there is no such client."""
         if self._broker.etid2peer(ptid) is None:
             return False
         self._broker.publish(data, topic, subtopic, ptid)
         return True
 
     def nodes(self) -> dict[int, int]:
-        """The numbers of the other nodes whose clients and subscriptions are known here, and how many clients each has.
+        """Return the numbers of the other nodes, and how many clients each has.
 
-        A node that joins is listed once its snapshot has arrived: what is published then reaches its subscribers.
+        A node that joins is listed once its snapshot has arrived: messages published then reach its subscribers.
         """
-        return {node.number: len(node.phantoms) for node in self._member.remotes if node.synced}
+        return {node.number: len(node.phantoms) for node in self._clustered.remotes if node.synced}
 
     @property
     def number(self) -> int:
         """This node's number."""
-        return self._member.number
+        return self._clustered.number
 
     def shutdown(self, text: bytes | None = None) -> None:
-        """End the clients of all nodes."""
-        self._member.end_all(text)
+        """Close the clients of all nodes."""
+        self._clustered.end_all(text)
 
     def close(self, text: bytes = b"") -> None:
-        """Take the hub out of the cluster: it goes on alone, with its clients. A second call does nothing. Raises as
-        `Mtl.close_named`.
+        """Take the hub out of the cluster: it continues alone, with its clients. A second call does nothing.
+
+        Raises as `Mtl.close_named`.
         """
         channel.check_text(text)
-        if self._broker.cluster is self._member:
-            self._node.leave(self._member, text)
+        if self._broker.cluster is self._clustered:
+            self._node.leave(self._clustered, text)
 
 
 def _check_port(port: int) -> None:
@@ -398,5 +403,5 @@ def _check_port(port: int) -> None:
 
 
 def address_list(given: Iterable[str] | Mapping[str, int]) -> list[tuple[str, int]]:
-    """Addresses as `Conn.setlist` takes them: names with the port of the Conn, or by name their ports."""
+    """Return addresses as `Conn.setlist` takes them, from hosts, or from ports by host; 0 is the port of the Conn."""
     return list(given.items()) if isinstance(given, Mapping) else [(one, 0) for one in given]

@@ -1,5 +1,6 @@
-"""The cluster that this process is in: made by the settings of the server, by its workers, or by gunicorn's, for the
-first hub that wants it.
+"""Cluster of this process, as the settings of the server, its workers or gunicorn's describe it.
+
+Its links are made for the first hub that joins.
 """
 
 from __future__ import annotations
@@ -27,25 +28,25 @@ log = logging.getLogger("smqrt")
 
 SECRET_BYTES = 32
 MAX_DIRECTORY_BYTES = 85
-"""Of the path of a shared directory: the path of a Unix socket has 107 at most, the names in it take 22 of them."""
+"""The longest path of a shared directory: a socket's path has at most 107 bytes, its name in the directory takes 22."""
 _NO_PASSWORD = "cluster: links over the network need a password; give cluster.password to all nodes"
 
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """How this process is joined with others.
+    """How this process is linked with others.
 
     Attributes:
         listen: `host:port` for links of other nodes; empty for none.
-        nodes: `host:port` of others, or `nats://…` of servers through which they are met.
-        directory: all processes that share it are joined; None for none.
-        secret: of those, when they have one already; a file in the directory otherwise.
-        password: of the links over the network.
+        nodes: `host:port` of other nodes, or `nats://…` of servers through which nodes find each other.
+        directory: a directory that processes of this machine share; None for none.
+        secret: the secret of these processes; when empty, it is in a file of the directory.
+        password: the password of links over the network.
         ca, cert, key: PEM files for mutual TLS of these links, and for NATS; empty for none.
-        credentials: file with a user's credentials for NATS; empty for none.
-        number: of this node; 0 to draw one.
-        hubs: whether every hub is in the cluster, also those that did not ask.
-        workers: whether the others are, or may be, workers of this server.
+        credentials: a file with a user's credentials for NATS; empty for none.
+        number: this node's number; 0 to draw one.
+        hubs: whether every hub joins, also those whose options name no cluster.
+        workers: whether other nodes may be workers of this server.
         ping_s, silence_s, queue_bytes: see `Mesh`.
     """
 
@@ -67,72 +68,75 @@ class ClusterPlan:
 
     @property
     def joins(self) -> bool:
-        """Whether there may be others."""
+        """Whether there may be other nodes."""
         return bool(self.listen or self.nodes or self.directory)
 
 
 class ProcessCluster:
-    """The plan of this process, and the mesh that was made of it."""
+    """The plan of this process, and the mesh that follows it."""
 
     def __init__(self) -> None:
         self.plan = ClusterPlan()
         self._key = b""
         self.mesh: Mesh | None = None
-        self._met_through: set[str] = set()
+        self._nats_servers: set[str] = set()
 
     def follow(self, plan: ClusterPlan) -> None:
-        """Join others as `plan` says, and the other workers of this server, from the next hub on."""
+        """Set the plan for the next hub that joins; workers of this server are added to it."""
         check_plan(plan)
         self.plan = _with_workers(plan, worker_place())
         self._key = _key(self.plan) if self.plan.joins or self.plan.password else b""
 
     def join(self, broker: GeventBroker, options: HubOptions) -> None:
-        """Take a new hub into the cluster that its options name, or into that of its key where all hubs are in one.
-        `nats://server/chat` is the cluster `chat`, whose other nodes are met through that server.
+        """Add a new hub to the cluster that its options name, or to that of its key if all hubs join.
+
+        `nats://server/chat` is the cluster `chat`, whose nodes find each other through that server.
 
         Raises:
-            ArgumentError: another hub is in it; the plan can't be followed.
+            ArgumentError: another hub is in it, or the plan cannot be followed.
         """
         name = options.cluster or (broker.key if self.plan.hubs and broker.number else None)
         if name is None:
             return
         servers, name = _servers_and_name(name, broker.key)
         if servers:
-            self._meet_through(servers)
-        member = self.opened().join(broker, name)
+            if not self.plan.password:
+                raise ArgumentError(f"cluster: {servers} needs a password; give cluster.password to all nodes")
+            if servers not in self._nats_servers:
+                self.opened().link_through_nats(servers, **_nats_options(self.plan))
+                self._nats_servers.add(servers)
+        clustered = self.opened().join(broker, name)
         if succession.names_for(broker.key) is not None:
-            member.expect_clients()
+            clustered.migration.expect()
         if (options.observe or self.observes()) == "cluster":
-            member.counts.count_all()
+            clustered.counts.count_all()
 
     def observes(self) -> str:
-        """Whose subscribers `observe` counts in hubs that don't say it: workers alone are one server, and so count as
-        one; nodes are asked for their own (spec: smq §6).
+        """Return whose subscribers `observe` counts in hubs without that option: `cluster` or `node` (spec: smq §6).
+
+        Workers alone are one server, so their subscribers are counted together.
         """
-        has_nodes = self.plan.listen or self.plan.nodes or self._met_through
+        has_nodes = self.plan.listen or self.plan.nodes or self._nats_servers
         return "cluster" if self.plan.workers and not has_nodes else "node"
 
     def opened(self) -> Mesh:
-        """The mesh of the process; raises ArgumentError when the plan can't be followed."""
+        """Return the mesh of the process; raise ArgumentError when the plan cannot be followed."""
         if self.mesh is None:
             self.mesh = self._open()
         return self.mesh
 
-    def _meet_through(self, servers: str) -> None:
-        if not self.plan.password:
-            raise ArgumentError(f"cluster: {servers} needs a password; give cluster.password to all nodes")
-        if servers not in self._met_through:
-            self.opened().meet_through_nats(servers, **_nats_options(self.plan))
-            self._met_through.add(servers)
-
     def _open(self) -> Mesh:
         plan = self.plan if self.plan.joins else _of_gunicorn()
-        key = self._key or _key(plan)  # that of a password takes a while, and Lua may be waiting here
+        # `follow` makes the key of a password: that takes long, and Lua may be waiting here.
+        key = self._key or _key(plan)
         tls = _link_tls(plan)
         mesh = Mesh(key, plan.number, ping_s=plan.ping_s, silence_s=plan.silence_s, queue_bytes=plan.queue_bytes)
         try:
             if plan.workers and worker_place().count > 1:
-                _take_place(mesh, plan, worker_place())
+                place = worker_place()
+                first = address(plan.listen)[1] - place.number if plan.listen else -1
+                ports = range(first, first + place.count) if first > 0 else [0] * place.count
+                mesh.node.server.take_place(place.secret, place.number, ports)
             if plan.directory:
                 mesh.share_directory(plan.directory)
             if plan.listen:
@@ -141,38 +145,36 @@ class ProcessCluster:
             mesh.close()
             raise
         if servers := ",".join(one for one in plan.nodes if "://" in one):
-            mesh.meet_through_nats(servers, **_nats_options(plan))
-            self._met_through.add(servers)
+            mesh.link_through_nats(servers, **_nats_options(plan))
+            self._nats_servers.add(servers)
         for node in plan.nodes:
             if "://" not in node:
                 mesh.dial(*address(node), tls.client if tls else None, any_name=True)
         return mesh
 
     def wait_until_joined(self, within_s: float) -> None:
-        """Wait until every hub has heard all that the same hub of another process had to say; no longer than
-        `within_s`, since there may be no such hub.
-        """
+        """Wait until every hub has the snapshots of other processes, `within_s` at most: there may be none."""
         end_s = monotonic() + within_s
         while self.mesh is not None and self.mesh.has_begun and monotonic() < end_s:
-            members = self.mesh.node.members.values()
-            if all(one.remotes and all(node.synced for node in one.remotes) for one in members):
+            hubs = self.mesh.node.members.values()
+            if all(one.remotes and all(node.synced for node in one.remotes) for one in hubs):
                 return
             gevent.sleep(0.01)
 
     def close(self) -> None:
         """Leave all clusters."""
         mesh, self.mesh = self.mesh, None
-        self._met_through.clear()
+        self._nats_servers.clear()
         if mesh is not None:
             mesh.close()
 
 
 def check_plan(plan: ClusterPlan) -> None:
-    """Check everything of a plan that can be checked before a hub is made; files are read.
+    """Check all of a plan that can be checked before a hub is made; this reads files.
 
     Raises:
-        ArgumentError: a value can't be used, or two contradict each other; one sentence.
-        StartError: a file of the links' TLS can't be read.
+        ArgumentError: a value is invalid, or two contradict each other; one sentence.
+        StartError: a file of the links' TLS cannot be read.
     """
     if plan.listen:
         address(plan.listen)
@@ -196,8 +198,10 @@ def check_plan(plan: ClusterPlan) -> None:
 
 
 def _with_workers(plan: ClusterPlan, place: WorkerPlace) -> ClusterPlan:
-    """The workers of a server are joined, with all their hubs. Each takes links over the network at its own port, and a
-    fixed number is that of the first.
+    """Return the plan of one worker: workers of a server are linked, with all their hubs.
+
+    Each accepts links over the network at a port of its own. A fixed number is that of the first worker; the others
+    have the numbers after it.
     """
     if place.directory is None or place.count == 1:
         return plan
@@ -209,9 +213,9 @@ def _with_workers(plan: ClusterPlan, place: WorkerPlace) -> ClusterPlan:
             raise ArgumentError(f"cluster.listen: port {port}; with {place.count} workers it is {last} at most")
         host = f"[{host}]" if ":" in host else host
         listen = f"{host}:{port and port + place.number}"
-    most = MAX_NODE + 1 - place.count
-    if plan.number > most:
-        raise ArgumentError(f"cluster.node: {plan.number}; with {place.count} workers it is {most} at most")
+    max_number = MAX_NODE + 1 - place.count
+    if plan.number > max_number:
+        raise ArgumentError(f"cluster.node: {plan.number}; with {place.count} workers it is {max_number} at most")
     directory = place.directory / "links"
     directory.mkdir(mode=0o700, exist_ok=True)
     number = plan.number and plan.number + place.number
@@ -220,15 +224,8 @@ def _with_workers(plan: ClusterPlan, place: WorkerPlace) -> ClusterPlan:
     )
 
 
-def _take_place(mesh: Mesh, plan: ClusterPlan, place: WorkerPlace) -> None:
-    """Who has found one worker is told of all."""
-    first = address(plan.listen)[1] - place.number if plan.listen else -1
-    ports = range(first, first + place.count) if first > 0 else [0] * place.count
-    mesh.node.server.take_place(place.secret, place.number, ports)
-
-
 def _servers_and_name(cluster: str, key: str) -> tuple[str, str]:
-    """`nats://a,nats://b/chat` as the servers and the name, which is `key` when it is not there."""
+    """Split `nats://a,nats://b/chat` into the servers and the name, which is `key` by default."""
     if "://" not in cluster:
         return "", cluster
     scheme, _, rest = cluster.rpartition("://")
@@ -237,10 +234,10 @@ def _servers_and_name(cluster: str, key: str) -> tuple[str, str]:
 
 
 def address(text: str) -> tuple[str, int]:
-    """`host:port`, `host`, or `[ipv6]:port`, as host and port.
+    """Split `host:port`, `host`, or `[ipv6]:port` into host and port.
 
     Raises:
-        ArgumentError: the port is none.
+        ArgumentError: the port is invalid.
     """
     host, colon, port = text.rpartition(":")
     if not colon or port.endswith("]") or (":" in host and not host.endswith("]")):
@@ -254,7 +251,7 @@ def _link_tls(plan: ClusterPlan) -> LinkTls | None:
     if not (plan.cert or plan.ca) or not (plan.listen or any("://" not in one for one in plan.nodes)):
         return None
     if not (plan.cert and plan.ca):
-        raise ArgumentError("cluster: links over TLS need cluster.ca and cluster.cert: both sides show who they are")
+        raise ArgumentError("cluster: links over TLS need cluster.ca and cluster.cert: both sides need a certificate")
     return LinkTls.from_files(plan.ca, plan.cert, plan.key or None)
 
 
@@ -272,21 +269,21 @@ def _key(plan: ClusterPlan) -> bytes:
 
 
 def _secret_of(directory: Path) -> bytes:
-    """The secret of all who share a directory; who comes first makes it."""
+    """Return the secret of the processes that share a directory; the first one makes it."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_uid != os.geteuid() or directory.stat().st_mode & 0o077:
-        raise ArgumentError(f"{directory} must belong to this user, and nobody else may read it: chmod 700")
+        raise ArgumentError(f"{directory} must belong to this user, and no other may read it: chmod 700")
     path, own = directory / "secret", directory / f"secret.{os.getpid()}"
     own.write_bytes(os.urandom(SECRET_BYTES))
     own.chmod(0o600)
     with contextlib.suppress(FileExistsError):
-        os.link(own, path)  # whole, or not at all
+        os.link(own, path)  # atomic: the file is complete, or does not exist
     own.unlink()
     return path.read_bytes()
 
 
 def _of_gunicorn() -> ClusterPlan:
-    """The workers of one gunicorn are joined; elsewhere a hub is alone until there is a plan."""
+    """Return a plan that links the workers of one gunicorn; an empty one outside gunicorn."""
     if "gunicorn" not in sys.modules:
         return ClusterPlan()
     place = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
@@ -294,4 +291,4 @@ def _of_gunicorn() -> ClusterPlan:
 
 
 cluster = ProcessCluster()
-"""Of this process."""
+"""The cluster of this process."""

@@ -1,4 +1,4 @@
-"""A client of NATS core for gevent: `connect`.
+"""NATS core client for gevent.
 
 from smqrt.nats import connect
 

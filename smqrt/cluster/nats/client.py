@@ -1,4 +1,4 @@
-"""`NatsClient`: publish and subscribe over a connection to a NATS cluster that is kept, or made again."""
+"""NATS client: publish and subscribe over a connection to a NATS cluster that is kept, or made again."""
 
 from __future__ import annotations
 
@@ -31,13 +31,11 @@ from smqrt.wire.nats import LARGEST_PAYLOAD_BYTES, ServerInfo
 log = logging.getLogger("smqrt.nats")
 
 STEADY_S = 5.0
-"""After so long a connection was a good one."""
+"""A connection that has lasted this long resets the retry delay of its server."""
 LASTED_S = 0.3
-"""One that was lost after so long is made again at once. A server that ends connections sooner is left alone for longer
-each time.
-"""
+"""One that was lost after this time is made again at once; a server that closes sooner gets longer delays."""
 LEAVE_S = 2.0
-"""What waits for a server that will end has so long to be sent."""
+"""How long a server that will shut down has to take what is queued for it."""
 _STAYS_OPEN = ("permissions violation", "invalid subject")
 """What -ERR begins with, in lower case, when the server keeps the connection."""
 
@@ -47,7 +45,7 @@ when the message has none; see `smqrt.wire.nats.parse_headers`."""
 
 
 class NatsState(Enum):
-    """Where a client stands."""
+    """The states of a client."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
@@ -56,28 +54,28 @@ class NatsState(Enum):
 
 
 OnState = Callable[[NatsState, str], object]
-"""`f(state, reason)`, called when the state changes, and when the reason does why there is no connection. It must not
+"""`f(state, reason)`, called when the state changes, and when the reason for having no connection changes. It must not
 block: it may be called from the event loop."""
 
 
 @dataclass
 class NatsCounters:
-    """What a client did so far.
+    """The counters of a client.
 
     Attributes:
-        published, published_bytes: messages that were taken in, and bytes of their payload and headers.
-        received, received_bytes: messages that came, and bytes of their payload and headers.
-        sent_bytes: given to the system, with lines and those messages that came to nothing.
-        refused_full: not taken in: the queue for a slow server is full.
-        refused_disconnected: not taken in: the queue for the next connection is full.
-        refused_large: not taken in: the server takes no message as large.
-        refused_closed: not taken in: the client is closed.
-        lost: were taken in and waited, or were on their way to the socket, when a connection broke.
-        strays: came for a subscription that had just ended.
+        published, published_bytes: messages that were accepted, and bytes of their payload and headers.
+        received, received_bytes: messages received, and bytes of their payload and headers.
+        sent_bytes: passed to the system, protocol lines and lost messages included.
+        refused_full: messages refused because the queue for a slow server is full.
+        refused_disconnected: messages refused because the queue for the next connection is full.
+        refused_large: messages refused because they are larger than the server's limit.
+        refused_closed: messages refused because the client is closed.
+        lost: messages that were queued, or on their way to the socket, when a connection broke.
+        strays: messages for a subscription that had just ended.
         failed_callbacks: callbacks that raised.
         reconnects: connections after the first one.
-        denied: times that the server said "Permissions Violation".
-        slow_consumer: times that it gave us up because we read too slowly.
+        denied: "Permissions Violation" errors of the server.
+        slow_consumer: connections that the server has closed because this client read too slowly.
     """
 
     published: int = 0
@@ -98,7 +96,7 @@ class NatsCounters:
 
 
 class Subscription:
-    """What `NatsClient.subscribe` gives, for `unsubscribe`.
+    """A subscription: what `NatsClient.subscribe` returns, for `unsubscribe`.
 
     Attributes:
         pattern: the subject, with its wildcards.
@@ -114,7 +112,7 @@ class Subscription:
 
     @property
     def line(self) -> bytes:
-        """SUB for it."""
+        """The SUB line for it."""
         return nats.sub(self.pattern, self.sid, self.queue)
 
 
@@ -124,32 +122,118 @@ def connect(
     on_error: Callable[[str], object] | None = None,
     **options: object,
 ) -> NatsClient:
-    """A client that connects at once, in the background, and comes back whenever the connection is lost.
+    """Return a client that connects at once, in the background, and again whenever the connection is lost.
 
     Args:
         servers: "nats://user:password@host:4222,tls://host", or a list of such addresses; `nats://token@host` is a
-            token. Further servers of the cluster are learned.
+            token. The client learns further servers of the cluster.
         on_state: see `OnState`.
         on_error: called with each -ERR that leaves the connection open ("Permissions Violation ..."), from the event
             loop; by default it goes to the log.
         options: see `NatsOptions`.
 
     Raises:
-        ArgumentError: an address or an option is none, or a TLS file can't be read.
+        ArgumentError: an address or an option is invalid, or a TLS file cannot be read.
     """
     return NatsClient(parse_servers(servers), make(NatsOptions, options), on_state, on_error)
+
+
+class Subscriptions:
+    """The subscriptions of one client, over all its connections.
+
+    Args:
+        counters: of the client.
+        lines: limits the log lines of failed callbacks.
+
+    Attributes:
+        late_lines: lines for changes while `resubscription` runs; None otherwise.
+    """
+
+    def __init__(self, counters: NatsCounters, lines: LineLimit) -> None:
+        self._counters, self._lines = counters, lines
+        self._by_sid: dict[bytes, Subscription] = {}
+        self._last_sid = 0
+        self.late_lines: list[bytes] | None = None
+
+    def add(self, subject: str, queue: str | None, callback: OnMessage) -> Subscription:
+        """Add a subscription. Raises ArgumentError when the subject or the name of the group is invalid."""
+        subscription = Subscription(self._last_sid + 1, subject, queue, callback)
+        line = subscription.line
+        self._last_sid += 1
+        self._by_sid[b"%d" % subscription.sid] = subscription
+        self.add_late(line)
+        return subscription
+
+    def remove(self, subscription: Subscription) -> bytes:
+        """End a subscription.
+
+        Returns:
+            The UNSUB line for it; empty when it had ended before.
+        """
+        if self._by_sid.pop(b"%d" % subscription.sid, None) is None:
+            return b""
+        subscription.is_over = True
+        line = nats.unsub(subscription.sid)
+        self.add_late(line)
+        return line
+
+    def add_late(self, line: bytes) -> None:
+        """Send a line over the connection that is being made."""
+        if self.late_lines is not None:
+            self.late_lines.append(line)
+
+    def all(self) -> list[Subscription]:
+        """Return those that have not ended."""
+        return list(self._by_sid.values())
+
+    def clear(self) -> None:
+        """Remove all."""
+        self._by_sid.clear()
+
+    def resubscription(self) -> list[bytes]:
+        """Return the SUB lines of all subscriptions, for a new connection.
+
+        Other greenlets run meanwhile; the lines of their changes are at the end.
+        """
+        turn, lines = Turn(), []
+        self.late_lines = []
+        for subscription in self.all():
+            if not subscription.is_over:
+                lines.append(subscription.line)
+                turn.yield_if_due()
+        late, self.late_lines = self.late_lines, None
+        return lines + late
+
+    def discard_late(self) -> None:
+        """Forget the lines for a connection that could not be made."""
+        self.late_lines = None
+
+    def deliver(self, sid: bytes, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
+        """Call the callback of a subscription with a message; see `NatsEvents.on_message`."""
+        subscription = self._by_sid.get(sid)
+        if subscription is None:
+            self._counters.strays += 1
+            return
+        try:
+            subscription.callback(subject, payload, reply, headers)
+        except (Exception, Timeout):  # a Timeout that was never cancelled is no Exception
+            self._counters.failed_callbacks += 1
+            if (suffix := self._lines.others()) is not None:
+                log.exception("the callback for messages to %s failed%s", subscription.pattern, suffix)
 
 
 class NatsClient:
     """A client of NATS core, made by `connect`. For one thread, that of its event loop.
 
-    What is delivered is delivered at most once: messages on their way are lost with a connection.
+    Messages are delivered at most once: those on their way are lost with a connection.
 
     Attributes:
         options: as given.
-        state: where it stands.
-        reason: why, in one sentence.
-        outbox: what waits to be sent.
+        state: the client's state.
+        reason: why it is in this state, in one sentence.
+        outbox: what is queued for the server.
+        subscriptions: those that have not ended.
+        deliver: takes received messages; see `NatsEvents.on_message`.
     """
 
     def __init__(
@@ -169,17 +253,17 @@ class NatsClient:
         self.outbox = NatsOutbox(options.reconnect_queue_bytes)
         self._counters = NatsCounters()
         self._lines = LineLimit()
-        self._subscriptions: dict[bytes, Subscription] = {}
-        self._last_sid = 0
-        self._late_lines: list[bytes] | None = None
+        self.subscriptions = Subscriptions(self._counters, self._lines)
+        self.deliver = self.subscriptions.deliver
         self._connection: NatsConnection | None = None
         self._is_closing = False
         self._over, self._ready = Event(), Event()
+        """Set when the connection is lost; when there is one."""
         self._greenlet = gevent.spawn(self._keep_connected)
 
     @property
     def max_payload_bytes(self) -> int:
-        """What the server takes in one message; any size while there is no connection."""
+        """The server's limit for one message; any size while there is no connection."""
         return self._connection.info.max_payload_bytes if self._connection is not None else LARGEST_PAYLOAD_BYTES
 
     # ---- messages
@@ -187,17 +271,17 @@ class NatsClient:
     def publish(
         self, subject: str, payload: bytes, reply: str | None = None, headers: Mapping[str, str] | None = None
     ) -> bool:
-        """Send a message, behind those before it; without a connection it waits for one.
+        """Send a message, in the order of calls; without a connection it is queued for the next one.
 
         Args:
             reply: the subject for answers.
 
         Returns:
-            False when it was refused, which is counted: the queue is full, the server takes no message as large, or the
-            client is closed.
+            False when it was refused, which is counted: the queue is full, the message is too large for the server, or
+            the client is closed.
 
         Raises:
-            ArgumentError: a subject or a header is none.
+            ArgumentError: a subject or a header is invalid.
         """
         if headers:
             block = nats.headers_bytes(headers)
@@ -226,7 +310,7 @@ class NatsClient:
         return False
 
     def subscribe(self, subject: str, callback: OnMessage, queue: str | None = None) -> Subscription:
-        """Get the messages of a subject, also over later connections.
+        """Subscribe to a subject, also over later connections.
 
         Args:
             subject: `*` stands for one word, `>` at the end for all that follow.
@@ -234,43 +318,21 @@ class NatsClient:
             queue: a group of subscribers, of which one gets each message.
 
         Raises:
-            ArgumentError: the subject or the name of the group is none.
+            ArgumentError: the subject or the name of the group is invalid.
             ClosedError: the client is closed.
         """
         if self._is_closing:
             raise ClosedError("subscribe: the NATS client is closed")
-        subscription = Subscription(self._last_sid + 1, subject, queue, callback)
-        line = subscription.line
-        self._last_sid += 1
-        self._subscriptions[b"%d" % subscription.sid] = subscription
-        self._say(line)
+        subscription = self.subscriptions.add(subject, queue, callback)
+        if self._connection is not None:
+            self.outbox.add(subscription.line)
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
         """End a subscription: its callback is not called any more."""
-        if self._subscriptions.pop(b"%d" % subscription.sid, None) is not None:
-            subscription.is_over = True
-            self._say(nats.unsub(subscription.sid))
-
-    def _say(self, line: bytes) -> None:
-        """Send a line over this connection, or over the one that is being made; later ones begin with all of them."""
-        if self._connection is not None:
+        line = self.subscriptions.remove(subscription)
+        if line and self._connection is not None:
             self.outbox.add(line)
-        elif self._late_lines is not None:
-            self._late_lines.append(line)
-
-    def deliver(self, sid: bytes, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-        """A message came: see `NatsEvents.on_message`."""
-        subscription = self._subscriptions.get(sid)
-        if subscription is None:
-            self._counters.strays += 1
-            return
-        try:
-            subscription.callback(subject, payload, reply, headers)
-        except (Exception, Timeout):  # a Timeout that somebody forgot to cancel is no Exception
-            self._counters.failed_callbacks += 1
-            if (others := self._lines.others()) is not None:
-                log.exception("the callback for messages to %s failed%s", subscription.pattern, others)
 
     # ---- the connection
 
@@ -281,27 +343,27 @@ class NatsClient:
 
     @property
     def server(self) -> NatsAddress | None:
-        """Where it is connected to; None without a connection."""
+        """The address of the connected server; None without a connection."""
         return None if self._connection is None else self._connection.address
 
     @property
     def info(self) -> ServerInfo | None:
-        """What that server says of itself."""
+        """The INFO of that server."""
         return None if self._connection is None else self._connection.info
 
     @property
     def servers(self) -> list[NatsAddress]:
-        """Those that it knows."""
+        """The addresses of all known servers."""
         return self._pool.addresses
 
     @property
     def queued_bytes(self) -> int:
-        """What waits to be sent."""
+        """What is queued for the server."""
         return self.outbox.queued_bytes
 
     @property
     def counters(self) -> NatsCounters:
-        """What it did so far."""
+        """A copy of the counters."""
         found = replace(self._counters, sent_bytes=self.outbox.sent_bytes)
         if self._connection is not None:
             found.received += self._connection.messages
@@ -309,35 +371,33 @@ class NatsClient:
         return found
 
     def wait_connected(self, timeout_s: float | None = None) -> bool:
-        """Wait until there is a connection, or the client is closed; whether there is one."""
+        """Wait until there is a connection, or the client is closed; return whether there is one."""
         self._ready.wait(timeout_s)
         return self.connected
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until the server has what was published so far, and knows the subscriptions: it answers a PING behind
-        them. False when that didn't happen in time, or the connection broke.
+        """Wait until the server has all that was published and all subscriptions.
+
+        It answers a PING after them. Returns False when no answer came in time, or the connection broke.
         """
-        return self._ping(timeout_s)
-
-    def rtt(self, timeout_s: float) -> float:
-        """How long the server takes to answer, in seconds.
-
-        Raises:
-            NoAnswer: there is no connection, or there was no answer in time.
-        """
-        began_s = monotonic()
-        if not self._ping(timeout_s):
-            raise NoAnswer(f"no answer of a NATS server within {timeout_s:g} s: {self.reason}")
-        return monotonic() - began_s
-
-    def _ping(self, timeout_s: float) -> bool:
         if self._connection is None:
             return False
         answer: AsyncResult[bool] = AsyncResult()
         self._connection.ping(answer.set)
         return bool(answer.wait(timeout_s))
 
-    # ---- keeping it
+    def rtt(self, timeout_s: float) -> float:
+        """Measure how long the server takes to answer, in seconds.
+
+        Raises:
+            NoAnswer: there is no connection, or there was no answer in time.
+        """
+        began_s = monotonic()
+        if not self.flush(timeout_s):
+            raise NoAnswer(f"no answer of a NATS server within {timeout_s:g} s: {self.reason}")
+        return monotonic() - began_s
+
+    # ---- reconnecting
 
     def _keep_connected(self) -> None:
         while not self._is_closing:
@@ -357,7 +417,7 @@ class NatsClient:
 
     def _begin(self, address: NatsAddress, greeted: Greeted) -> None:
         try:
-            lines = self._resubscription()
+            lines = self.subscriptions.resubscription()
         except BaseException:
             greeted.transport.close()
             raise
@@ -365,28 +425,17 @@ class NatsClient:
         self._counters.reconnects += self.state is NatsState.DISCONNECTED
         connection = self._connection = NatsConnection(self, address, greeted, self.outbox, self.options, lines)
         self._ready.set()
-        self._tell(NatsState.CONNECTED, f"connected to {address}")
+        self._set_state(NatsState.CONNECTED, f"connected to {address}")
         if connection.is_open:
             self.informed(connection)
 
-    def _resubscription(self) -> list[bytes]:
-        """SUB for all subscriptions. Others run meanwhile: what changes is at the end."""
-        turn, lines = Turn(), []
-        self._late_lines = []
-        for subscription in list(self._subscriptions.values()):
-            if not subscription.is_over:
-                lines.append(subscription.line)
-                turn.yield_if_due()
-        late, self._late_lines = self._late_lines, None
-        return lines + late
-
     def _failed(self, address: NatsAddress, error: Exception, at_least_s: float = 0.0) -> None:
-        self._late_lines = None
+        self.subscriptions.discard_late()
         self._pool.failed(address, monotonic(), at_least_s)
         state = self.state if self.state is NatsState.CONNECTING else NatsState.DISCONNECTED
-        self._tell(state, str(error) if str(address) in str(error) else f"{address}: {error}")
+        self._set_state(state, str(error) if str(address) in str(error) else f"{address}: {error}")
 
-    def _tell(self, state: NatsState, reason: str) -> None:
+    def _set_state(self, state: NatsState, reason: str) -> None:
         if (state, reason) == (self.state, self.reason):
             return
         self.state, self.reason = state, reason
@@ -401,37 +450,37 @@ class NatsClient:
             self._counters.failed_callbacks += 1
             log.exception("a callback failed")
 
-    # ---- what the connection tells: see `Owner`
+    # ---- calls of the connection; see `Owner`
 
     def informed(self, connection: NatsConnection) -> None:
-        """The server said what it is."""
+        """Take what the server has announced in INFO."""
         if connection.info.connect_urls:
             self._pool.learn(connection.address, connection.info.connect_urls)
         if connection.info.is_lame_duck and len(self._pool) > 1:
             gevent.spawn(self._leave, connection)
 
     def _leave(self, connection: NatsConnection) -> None:
-        """Go to another server; not at the same moment as all the others."""
+        """Change to another server, after a random delay so that the clients do not all change at once."""
         gevent.sleep(random.random())
         if connection.is_open:
             self.flush(LEAVE_S)
-            connection.lose("the server will end (lame duck mode)")
+            connection.lose("the server is shutting down (lame duck mode)")
 
     def complained(self, connection: NatsConnection, text: str) -> None:
-        """The server said -ERR."""
-        said = text.lower()
-        self._counters.slow_consumer += "slow consumer" in said
-        if not said.startswith(_STAYS_OPEN):
-            connection.lose(refusal(text) or f"the server ended the connection: {text}")
+        """Handle -ERR."""
+        lower = text.lower()
+        self._counters.slow_consumer += "slow consumer" in lower
+        if not lower.startswith(_STAYS_OPEN):
+            connection.lose(refusal(text) or f"the server closed the connection: {text}")
             return
-        self._counters.denied += said.startswith("permissions")
+        self._counters.denied += lower.startswith("permissions")
         if self._on_error is not None:
             self._call(self._on_error, text)
-        elif (others := self._lines.others()) is not None:
-            log.warning("%s says: %s%s", connection.address, text, others)
+        elif (suffix := self._lines.others()) is not None:
+            log.warning("%s reports: %s%s", connection.address, text, suffix)
 
     def lost(self, connection: NatsConnection, reason: str) -> None:
-        """The connection is over."""
+        """Schedule the next connection."""
         self._forget(connection)
         now_s = monotonic()
         lasted_s = now_s - connection.since_s
@@ -443,7 +492,7 @@ class NatsClient:
             self._pool.failed(connection.address, now_s, self.options.refused_s if refusal(reason) else 0.0)
         if connection.info.is_lame_duck:
             self._pool.leave_alone(connection.address, now_s + LAME_DUCK_S)
-        self._tell(NatsState.DISCONNECTED, f"{connection.address}: {reason}")
+        self._set_state(NatsState.DISCONNECTED, f"{connection.address}: {reason}")
         self._over.set()
 
     def _forget(self, connection: NatsConnection) -> None:
@@ -456,11 +505,13 @@ class NatsClient:
     # ---- the end
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """End for good: no more messages are taken in, those that are on their way here are delivered, and the server
-        gets what waits, if there is a connection. Called from a callback it goes on in the background.
+        """Close the client for good.
+
+        It accepts no more messages, delivers those that are on their way here, and sends the server what is queued, if
+        there is a connection. Called from a callback, it does so in the background.
 
         Returns:
-            Whether the server has all that was published; False without waiting in a callback.
+            Whether the server has all that was published; False at once in a callback.
         """
         if getcurrent() in (get_hub(), self._greenlet):
             gevent.spawn(self.close, timeout_s)
@@ -468,8 +519,10 @@ class NatsClient:
         if self._is_closing:
             return False
         self._is_closing = True
-        for subscription in self._subscriptions.values():
-            self._say(nats.unsub(subscription.sid))
+        # First, so that the answer to the ping of `flush` follows the last message.
+        if self._connection is not None:
+            for subscription in self.subscriptions.all():
+                self.outbox.add(nats.unsub(subscription.sid))
         is_sent = self.flush(timeout_s) if self.connected else not self.outbox.queue
         self._greenlet.kill(block=False)
         if self._connection is not None:
@@ -477,9 +530,9 @@ class NatsClient:
             connection.close()
             self._forget(connection)
         self._counters.lost += self.outbox.detach(0)
-        self._subscriptions.clear()
+        self.subscriptions.clear()
         self._ready.set()
-        self._tell(NatsState.CLOSED, "closed")
+        self._set_state(NatsState.CLOSED, "closed")
         return is_sent
 
     def __enter__(self) -> Self:

@@ -1,5 +1,6 @@
-"""One connection to a NATS server, as callbacks of the event loop: reading in shares of a turn, and asking whether the
-server is there.
+"""Connection to a NATS server: its handshake, reading in shares of a turn, and pings.
+
+After the handshake, which blocks a greenlet, it consists of callbacks of the event loop.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from smqrt.transport.tls_contexts import ClientTls, Trust
 from smqrt.wire import nats
 from smqrt.wire.nats import NatsDecoder, ServerInfo
 
-# ---- The beginning of a connection to a NATS server: TCP, INFO, TLS, CONNECT, and the PONG that says "accepted".
+# ---- The handshake with a NATS server: TCP, INFO, TLS, CONNECT, and the PONG that says "accepted".
 
 _AUTHENTICATION = ("authorization", "authentication", "credentials")
+"""Words, in lower case, of -ERR texts about authentication."""
 _REMEDY = {
     Trust.CERTCN: "it is outside its time",
     Trust.CERT: "it is for another name: give tls_hostname",
@@ -39,14 +41,14 @@ _REMEDY = {
 
 
 class RefusedError(NatsError):
-    """A server that does not let us in, or that must not be trusted: something that time alone does not mend."""
+    """The server rejects this client, or is not trusted: waiting does not help."""
 
 
 class Greeted(NamedTuple):
-    """A connection whose server has accepted us.
+    """A connection after the handshake.
 
     Attributes:
-        decoder: may hold the first part of something; its events are to be set.
+        decoder: may hold the first part of a message; the owner sets its events.
     """
 
     transport: Transport
@@ -55,22 +57,22 @@ class Greeted(NamedTuple):
 
 
 def refusal(text: str) -> str | None:
-    """What to do about an -ERR that is about who we are; None for another one."""
+    """Return what to do about an -ERR about authentication; None for other errors."""
     if not any(word in text.lower() for word in _AUTHENTICATION):
         return None
     return (
-        f"the server does not let this client in ({text}); check the user and password in its address, or user, token, "
+        f"the server rejects this client ({text}); check the user and password in its address, or user, token, "
         "nkey_file or credentials_file"
     )
 
 
 def greet(address: NatsAddress, tls: ClientTls, options: NatsOptions) -> Greeted:
-    """Connect to a server; blocks the greenlet, for `connect_timeout_s` at most.
+    """Connect to a server. Blocks the greenlet for `connect_timeout_s` at most.
 
     Raises:
         StreamError: there is no connection.
-        RefusedError: the server does not let us in, is not to be trusted, or a file with credentials is wrong.
-        NatsError: what answers speaks another protocol.
+        RefusedError: the server rejects this client or is not trusted, or a file with credentials is invalid.
+        NatsError: the server speaks another protocol.
     """
     end_s = monotonic() + options.connect_timeout_s
     stream = Stream.connect(address.host, address.port, options.connect_timeout_s)
@@ -84,7 +86,7 @@ def greet(address: NatsAddress, tls: ClientTls, options: NatsOptions) -> Greeted
 
 
 class _Greeter:
-    """Takes the events of the decoder meanwhile."""
+    """The handshake; it takes the events of the decoder meanwhile."""
 
     def __init__(self, stream: Stream, address: NatsAddress, tls: ClientTls, options: NatsOptions) -> None:
         self._stream, self._address, self._tls, self._options = stream, address, tls, options
@@ -98,7 +100,12 @@ class _Greeter:
             self._secure()
         while self._info is None:
             self._read()
-        self._go_on_in_tls(self._info)
+        if self._stream.tls is None:
+            wanted = self._address.secure or self._options.wants_tls
+            if wanted and not (self._info.tls_required or self._info.tls_available):
+                raise RefusedError(f"{self._address} does not support TLS, which is required; nothing is sent to it")
+            if wanted or self._info.tls_required:
+                self._secure()
         self._stream.write(nats.connect(self._connect_fields(self._info)) + nats.PING)
         while not self._is_accepted:
             self._read()
@@ -113,17 +120,6 @@ class _Greeter:
         while self._decoder.decode():
             pass
 
-    # ---- TLS
-
-    def _go_on_in_tls(self, info: ServerInfo) -> None:
-        if self._stream.tls is not None:
-            return
-        wanted = self._address.secure or self._options.wants_tls
-        if wanted and not (info.tls_required or info.tls_available):
-            raise RefusedError(f"{self._address} speaks no TLS, which is asked for; nothing is sent to it")
-        if wanted or info.tls_required:
-            self._secure()
-
     def _secure(self) -> None:
         host, other = self._address.host, self._options.tls_hostname or self._address.tls_hostname
         self._stream.starttls(self._tls.context(), other or host, timeout_s=self._options.connect_timeout_s)
@@ -131,9 +127,7 @@ class _Greeter:
         chain = self._stream.tls.peer_chain()
         trusts = [self._tls.store.judge(chain, name) for name in dict.fromkeys((other or host, host))]
         if Trust.TRUSTED not in trusts:
-            raise RefusedError(f"the certificate of {self._address} is not to be trusted: {_REMEDY[trusts[0]]}")
-
-    # ---- CONNECT
+            raise RefusedError(f"the certificate of {self._address} is not trusted: {_REMEDY[trusts[0]]}")
 
     def _connect_fields(self, info: ServerInfo) -> dict[str, object]:
         fields: dict[str, object] = {
@@ -153,13 +147,15 @@ class _Greeter:
     def _credentials(self, nonce: str) -> dict[str, object]:
         options, address = self._options, self._address
         if address.user is not None:
-            return _user_fields(address.user, address.password)
+            if address.password is None:
+                return {"auth_token": address.user}
+            return {"user": address.user, "pass": address.password}
         if options.user is not None:
             return {"user": options.user, "pass": options.password or ""}
         if options.token is not None:
             return {"auth_token": options.token}
         read, path = (nkey_fields, options.nkey_file) if options.nkey_file else (jwt_fields, options.credentials_file)
-        if path is None or not nonce:  # a server that asks nobody
+        if path is None or not nonce:  # the server does not ask for a signature
             return {}
         try:
             return get_hub().threadpool.apply(read, (path, nonce))
@@ -169,7 +165,7 @@ class _Greeter:
     # ---- events
 
     def on_message(self, sid: bytes, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-        raise NatsError("a message before a subscription")
+        raise NatsError("the server sent a message before a subscription")
 
     def on_info(self, info: ServerInfo) -> None:
         self._info = info
@@ -186,47 +182,46 @@ class _Greeter:
         self._error = f"({text})"
 
 
-def _user_fields(user: str, password: str | None) -> dict[str, object]:
-    return {"auth_token": user} if password is None else {"user": user, "pass": password}
-
-
 RECEIVE_BYTES = 256 << 10
 _MAX_TICK_S = 1.0
 _TICKS_PER_WAIT = 4
 
-_buffer = bytearray(RECEIVE_BYTES)  # shared: what is received is copied out before anything else can receive
+_buffer = bytearray(RECEIVE_BYTES)  # shared by all connections: each copies what it has received at once
 _view = memoryview(_buffer)
 
 
 class Owner(Protocol):
-    """Whose connection it is. It is called from the event loop and must not block."""
+    """The client of a connection. Its methods are called from the event loop and must not block."""
 
     def deliver(self, sid: bytes, subject: bytes, reply: bytes, payload: bytes, headers: bytes) -> None:
-        """A message came."""
+        """Take a message."""
 
     def informed(self, connection: NatsConnection) -> None:
-        """The server sent INFO again."""
+        """Take a new INFO of the server."""
 
     def complained(self, connection: NatsConnection, text: str) -> None:
-        """The server sent -ERR."""
+        """Take an -ERR of the server."""
 
     def lost(self, connection: NatsConnection, reason: str) -> None:
-        """The connection is over, and not because `close` was called."""
+        """The connection has ended, without a call of `close`."""
 
 
 class NatsConnection:
-    """A connection whose server has accepted.
+    """A connection after the handshake.
 
     Args:
-        greeted: the connection.
-        outbox: sends over it from now on.
-        lines: to be sent before what waits there.
+        owner: the client.
+        address: the server.
+        greeted: the result of the handshake.
+        outbox: sends over the connection from now on.
+        options: of the client.
+        lines: sent before what is queued in `outbox`.
 
     Attributes:
-        info: what the server said last of itself.
+        info: the newest INFO of the server.
         since_s: when it was made, in monotonic seconds.
-        is_open: false when it is over.
-        lost_messages: how many were lost with it of those that waited.
+        is_open: false when it has ended.
+        lost_messages: how many queued messages were lost with it.
     """
 
     def __init__(
@@ -248,7 +243,7 @@ class NatsConnection:
         self._pinged_s = -inf
         self._pongs: deque[Callable[[bool], object]] = deque()
         self.is_open, self._is_paused, self.lost_messages = True, False, 0
-        outbox.attach(greeted.transport, lines, options.queue_bytes, self._broken)
+        outbox.attach(greeted.transport, lines, options.queue_bytes, self._write_failed)
         loop: Any = get_hub().loop
         self._watcher = loop.io(self._transport.fileno(), READ)
         self._watcher.start(self._readable)
@@ -260,12 +255,12 @@ class NatsConnection:
 
     @property
     def messages(self) -> int:
-        """How many came over it."""
+        """How many messages it has received."""
         return self._decoder.messages
 
     @property
     def payload_bytes(self) -> int:
-        """How many bytes of payload and headers."""
+        """How many bytes of payload and headers it has received."""
         return self._decoder.payload_bytes
 
     # ---- reading
@@ -290,10 +285,10 @@ class NatsConnection:
             return
         self._work_off()
         if self.is_open and not self._is_paused and self._has_pending():
-            self._give_way()  # the socket does not become readable for what TLS has already
+            self._give_way()  # TLS has it already, so the socket does not become readable for it
 
     def _work_off(self) -> None:
-        """Deliver what has come, for a share of this turn; the rest in a later one."""
+        """Deliver messages for a share of this turn; the rest follows in a later one."""
         until_s = data_path.share_ends_s()
         try:
             while self._decoder.decode() and self.is_open:
@@ -312,7 +307,7 @@ class NatsConnection:
         data_path.deferred_reads.append(self)
 
     def go_on(self) -> None:
-        """Go on where it gave way."""
+        """Continue reading; called by the event loop after `_give_way`."""
         if not self.is_open:
             return
         self._is_paused = False
@@ -341,43 +336,41 @@ class NatsConnection:
         """See `NatsEvents`."""
         self._owner.complained(self, text)
 
-    # ---- is it there?
+    # ---- pings
 
     def ping(self, then: Callable[[bool], object]) -> None:
-        """Send PING behind what waits; `then` is called with true for the answer, false when none comes any more."""
+        """Send PING after what is queued; `then` gets true for the answer, false when the connection ends before."""
         self._pongs.append(then)
         self._outbox.add(nats.PING)
 
     def _tick(self) -> None:
         now_s, outbox, options = monotonic(), self._outbox, self._options
         if outbox.life is BLOCKED and now_s - outbox.progress_s >= options.pong_s:
-            self.lose(f"the server took nothing for {options.pong_s:g} s")
-        elif now_s - self._heard_s >= options.ping_s and not self._is_paused:  # else what it said waits for us
-            self._ask(now_s)
-
-    def _ask(self, now_s: float) -> None:
-        if self._pinged_s < self._heard_s:
+            self.lose(f"the server read nothing for {options.pong_s:g} s")
+        elif now_s - self._heard_s < options.ping_s or self._is_paused:  # when paused, its data waits to be read
+            return
+        elif self._pinged_s < self._heard_s:
             self._pinged_s = now_s
-            self.ping(_nothing)
-        elif now_s - self._pinged_s >= self._options.pong_s:
+            self.ping(lambda is_answered: None)
+        elif now_s - self._pinged_s >= options.pong_s:
             heard_s = self._heard_s
-            self._readable()  # it may have answered while this process stood still
+            self._readable()  # it may have answered while this process was suspended
             if self._heard_s == heard_s:
-                self.lose(f"the server did not answer for {self._options.pong_s:g} s")
+                self.lose(f"the server did not answer for {options.pong_s:g} s")
 
     # ---- the end
 
-    def _broken(self, error: OSError) -> None:
+    def _write_failed(self, error: OSError) -> None:
         self.lose(f"writing failed: {error.strerror or error}")
 
     def lose(self, reason: str) -> None:
-        """It is broken, or given up: tell the owner."""
+        """End the connection, and call the owner."""
         if self.is_open:
             self.close()
             self._owner.lost(self, reason)
 
     def close(self) -> None:
-        """End it."""
+        """End the connection."""
         if not self.is_open:
             return
         self.is_open = False
@@ -390,7 +383,3 @@ class NatsConnection:
         pongs, self._pongs = self._pongs, deque()
         for then in pongs:
             then(False)
-
-
-def _nothing(is_answered: bool) -> None:
-    """What is to be done after an answer that was asked for to see whether there is one."""

@@ -1,4 +1,4 @@
-"""The options of a NATS client, with their defaults."""
+"""Options and credentials of a NATS client."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from smqrt.errors import ArgumentError
 from smqrt.settings.options import instance, number, option, optional, path, switch, text, whole
 from smqrt.transport.tls_contexts import ClientTls
 
-# ---- Who a client is to a NATS server: user and password, a token, an nkey, or a credentials file with a JWT.
+# ---- Credentials: user and password, a token, an nkey, or a credentials file with a JWT.
 #
-# An nkey is a pair of Ed25519 keys; its texts are base32 with a prefix and a check sum (docs.nats.io, "NKeys"). The
-# server sends a number, and the client its signature: the seed never leaves the process.
+# An nkey is a pair of Ed25519 keys; its texts are base32 with a prefix and a checksum (docs.nats.io, "NKeys"). The
+# server sends a nonce, and the client its signature: the seed never leaves the process.
 
 _SEED_PREFIX, _USER_PREFIX = 18 << 3, 20 << 3
 _SEED_BYTES = 32
-_MOST_FILE_BYTES = 1 << 20
+_MAX_FILE_BYTES = 1 << 20
 _BLOCK = re.compile(r"-{3,}\s*BEGIN ([A-Z ]+?)\s*-{3,}\s*([\w.+/=-]+)\s*-{3,}\s*END [A-Z ]+?\s*-{3,}")
 
 
@@ -30,10 +30,10 @@ class UserKey:
     """The nkey of a user.
 
     Args:
-        seed: its text, "SU..."; a file with it may have line ends around.
+        seed: its text, "SU..."; white space around it is ignored.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: it is invalid.
     """
 
     def __init__(self, seed: str) -> None:
@@ -48,11 +48,11 @@ class UserKey:
 
     @property
     def public(self) -> str:
-        """The public key, "U...", which the server's configuration has."""
+        """The public key, "U...", for the server's configuration."""
         return _encoded(bytes((_USER_PREFIX,)) + self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw))
 
     def sign(self, nonce: str) -> str:
-        """The signature of what the server sent, as it is sent."""
+        """Return the signature of the server's nonce, in the encoding of CONNECT."""
         return base64.urlsafe_b64encode(self._key.sign(nonce.encode())).decode().rstrip("=")
 
 
@@ -62,7 +62,7 @@ def _decoded(text: str) -> bytes:
     except (binascii.Error, ValueError):
         raw = b""
     if len(raw) < 4 or binascii.crc_hqx(raw[:-2], 0).to_bytes(2, "little") != raw[-2:]:
-        raise ArgumentError("this is no nkey: it is damaged, or something else")
+        raise ArgumentError("this is no nkey: it is damaged, or another text")
     return raw[:-2]
 
 
@@ -71,10 +71,10 @@ def _encoded(raw: bytes) -> str:
 
 
 def nkey_fields(path: str, nonce: str) -> dict[str, object]:
-    """The fields of CONNECT for the seed in a file. Reads the file: not for the loop's thread.
+    """Return the fields of CONNECT for the seed in a file. It reads the file, so call it in a thread.
 
     Raises:
-        ArgumentError: it can't be read, or has none.
+        ArgumentError: the file cannot be read, or has no seed.
     """
     try:
         key = UserKey(_content(path, "nkey_file"))
@@ -84,7 +84,7 @@ def nkey_fields(path: str, nonce: str) -> dict[str, object]:
 
 
 def jwt_fields(path: str, nonce: str) -> dict[str, object]:
-    """The fields of CONNECT for a credentials file, as `nsc` makes it: a JWT and a seed. Raises as `nkey_fields`."""
+    """Return the fields of CONNECT for a credentials file of `nsc`: a JWT and a seed. Raises as `nkey_fields`."""
     blocks = dict(_BLOCK.findall(_content(path, "credentials_file")))
     jwt, seed = blocks.get("NATS USER JWT"), blocks.get("USER NKEY SEED")
     if jwt is None or seed is None:
@@ -98,9 +98,9 @@ def jwt_fields(path: str, nonce: str) -> dict[str, object]:
 def _content(path: str, what: str) -> str:
     try:
         with Path(path).open("rb") as file:
-            return file.read(_MOST_FILE_BYTES).decode()
+            return file.read(_MAX_FILE_BYTES).decode()
     except OSError as error:
-        raise ArgumentError(f"{what}: can't read {path}: {error.strerror}") from None
+        raise ArgumentError(f"{what}: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ArgumentError(f"{what}: {path} is no text") from None
 
@@ -113,56 +113,58 @@ _WHOLE = 1 << 53
 
 @dataclass(kw_only=True)
 class NatsOptions:
-    """What a client can be told."""
+    """The options of a client."""
 
-    name: str = option("smqrt", text(), "what the server's lists of connections show")
-    user: str | None = option(None, _TEXT, "for servers whose address names none")
-    password: str | None = option(None, _TEXT, "the same", secret=True)
-    token: str | None = option(None, _TEXT, "the same, for servers that want a token", secret=True)
+    name: str = option("smqrt", text(), "the name in the server's lists of connections")
+    user: str | None = option(None, _TEXT, "user for servers whose address has none")
+    password: str | None = option(None, _TEXT, "its password", secret=True)
+    token: str | None = option(None, _TEXT, "token for servers whose address has none", secret=True)
     nkey_file: str | None = option(None, _FILE, "file with the seed of a user's nkey; read for each connection")
     credentials_file: str | None = option(
         None, _FILE, "file with a user's JWT and seed, as `nsc` makes it; read for each connection"
     )
     tls: ClientTls | None = option(
-        None, optional(instance("a ClientTls", ClientTls)), "whom to trust and who one is, instead of the files below"
+        None, optional(instance("a ClientTls", ClientTls)), "TLS configuration, instead of the files below"
     )
-    tls_ca: str | None = option(None, _FILE, "PEM file with certificates to trust instead of those of this machine")
-    tls_cert: str | None = option(None, _FILE, "PEM file with one's own certificate")
-    tls_key: str | None = option(None, _FILE, "PEM file with its key, when it is not in the same file")
-    tls_hostname: str | None = option(None, _TEXT, "the name in the servers' certificates, when it is not their host")
-    tls_first: bool = option(
-        False, switch(), "TLS before the server says anything, as its `handshake_first` wants it; else behind INFO"
-    )
-    echo: bool = option(True, switch(), "get what one publishes oneself and subscribes to")
-    shuffle: bool = option(True, switch(), "try the servers in any order, so that clients spread over them")
+    tls_ca: str | None = option(None, _FILE, "PEM file with trusted certificates, instead of those of this machine")
+    tls_cert: str | None = option(None, _FILE, "PEM file with the client's certificate")
+    tls_key: str | None = option(None, _FILE, "PEM file with its key, if that is in another file")
+    tls_hostname: str | None = option(None, _TEXT, "the name in the servers' certificates, if that is not their host")
+    tls_first: bool = option(False, switch(), "start TLS before INFO, for servers with `handshake_first`")
+    echo: bool = option(True, switch(), "receive messages of this client on its own subscriptions")
+    shuffle: bool = option(True, switch(), "try the servers in random order, so that clients spread over them")
     queue_bytes: int = option(
-        8 << 20, whole(0, _WHOLE, "bytes"), "what may wait for a server that is slow; more is refused", shown="8 MiB"
+        8 << 20, whole(0, _WHOLE, "bytes"), "what may be queued for a slow server; more is refused", shown="8 MiB"
     )
     reconnect_queue_bytes: int = option(
-        8 << 20, whole(0, _WHOLE, "bytes"), "what may wait while there is no connection; 0: nothing", shown="8 MiB"
+        8 << 20, whole(0, _WHOLE, "bytes"), "what may be queued while there is no connection; 0: nothing", shown="8 MiB"
     )
     connect_timeout_s: float = option(
-        5.0, number(0, _MAX_S, "seconds", above=True), "in so long one server has to accept, name and TLS included"
+        5.0,
+        number(0, _MAX_S, "seconds", above=True),
+        "the maximum time of a connection attempt, with name lookup and TLS",
     )
     ping_s: float = option(
         10.0,
         number(0, _MAX_S, "seconds", above=True),
-        "after so long in silence the server is asked whether it is there",
+        "the server is pinged after this time without any data",
     )
     pong_s: float = option(
-        5.0, number(0, _MAX_S, "seconds", above=True), "so long it may take to answer, or to take any byte of ours"
+        5.0, number(0, _MAX_S, "seconds", above=True), "the maximum time for its answer, and for it to read anything"
     )
     reconnect_s: float = option(
-        0.1, number(0, _MAX_S, "seconds", above=True), "before a server is tried again; doubles each time"
+        0.1, number(0, _MAX_S, "seconds", above=True), "the delay before a server is tried again; doubles each time"
     )
-    longest_reconnect_s: float = option(5.0, number(0, _MAX_S, "seconds", above=True), "the most of that")
+    longest_reconnect_s: float = option(5.0, number(0, _MAX_S, "seconds", above=True), "the maximum of that delay")
     refused_s: float = option(
-        30.0, number(0, _MAX_S, "seconds", above=True), "before a server is tried again that does not let us in"
+        30.0,
+        number(0, _MAX_S, "seconds", above=True),
+        "the delay before a server that rejects the client is tried again",
     )
 
     def __post_init__(self) -> None:
-        ways = ("user", "token", "nkey_file", "credentials_file")
-        given = [name for name in ways if getattr(self, name) is not None]
+        credentials = ("user", "token", "nkey_file", "credentials_file")
+        given = [name for name in credentials if getattr(self, name) is not None]
         if len(given) > 1:
             raise ArgumentError(f"{' and '.join(given)}: give one of them, a server takes one")
         if self.tls is not None and (self.tls_ca or self.tls_cert):
@@ -170,5 +172,5 @@ class NatsOptions:
 
     @property
     def wants_tls(self) -> bool:
-        """Whether servers are spoken to with TLS only, whatever their address says."""
+        """Whether TLS is required for all servers, whatever their addresses say."""
         return self.tls is not None or self.tls_first or bool(self.tls_ca or self.tls_cert)

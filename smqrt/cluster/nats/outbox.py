@@ -1,4 +1,7 @@
-"""What a NATS client has to send: one write per turn of the event loop, and a queue that outlives connections."""
+"""Send queue of a NATS client.
+
+It writes once per turn of the event loop, and lasts longer than a connection.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,19 @@ from smqrt.wire.connection_state import Life, moved
 from smqrt.wire.nats import PONG
 
 WRITE_BYTES = 256 << 10
-"""What is given to the socket in one turn."""
+"""What is passed to the socket in one turn, about."""
 LARGE_BYTES = 32 << 10
-"""What is joined for one write."""
+"""What is joined for one write, at most."""
 _MESSAGE = b"PUB ", b"HPUB "
 
 
 class NatsOutbox(Outbox):
-    """Whole messages and lines, in order. BLOCKED while there is no connection, or its socket takes nothing.
+    """Whole messages and lines, in order. BLOCKED while there is no connection, or its socket is full.
 
     Attributes:
-        limit_bytes: with so much in the queue its owner takes no more messages; the queue itself takes all.
-        queued_bytes: what waits.
-        sent_bytes: given to the system, over all connections.
+        limit_bytes: the owner accepts no more messages above this size of the queue; the queue itself accepts all.
+        queued_bytes: the size of the queue.
+        sent_bytes: passed to the system, over all connections.
         progress_s: when the socket last took something, in monotonic seconds.
     """
 
@@ -46,7 +49,7 @@ class NatsOutbox(Outbox):
     def __init__(self, limit_bytes: int) -> None:
         super().__init__()
         self.life = moved(self.life, BLOCKED)
-        self._on_broken: Callable[[OSError], object] = _nobody
+        self._on_broken: Callable[[OSError], object] = lambda error: None
         self._transport: Transport | None = None
         self._watcher: Any = None
         self._unsent: memoryview | None = None
@@ -56,7 +59,7 @@ class NatsOutbox(Outbox):
         self.progress_s = 0.0
 
     def add(self, entry: bytes) -> None:
-        """Send a whole message, or a line, behind what is there already."""
+        """Queue a whole message, or a line."""
         queue = self.queue
         if not queue and self.life is not BLOCKED:
             dirty.append(self)
@@ -64,7 +67,7 @@ class NatsOutbox(Outbox):
         self.queued_bytes += len(entry)
 
     def add_pong(self) -> None:
-        """Answer a PING. For a server that asks and reads no answers, one waits."""
+        """Answer a PING. While the socket is full, only one answer is queued."""
         if self.life is not BLOCKED:
             self.add(PONG)
         elif not self._has_pong:
@@ -76,11 +79,11 @@ class NatsOutbox(Outbox):
     def attach(
         self, transport: Transport, lines: list[bytes], limit_bytes: int, on_broken: Callable[[OSError], object]
     ) -> None:
-        """Send over a connection: `lines` first, then what has waited for one.
+        """Send over a connection: `lines` first, then what is queued.
 
         Args:
             limit_bytes: see `NatsOutbox`; `lines` do not count.
-            on_broken: called when it can't be written to.
+            on_broken: called when a write fails.
         """
         self.queue[:0] = lines
         size_bytes = sum(map(len, lines))
@@ -93,11 +96,11 @@ class NatsOutbox(Outbox):
             dirty.append(self)
 
     def detach(self, limit_bytes: int) -> int:
-        """The connection is over: keep whole messages for the next one, no more than `limit_bytes`.
+        """Keep whole messages for the next connection, `limit_bytes` at most.
 
         Returns:
-            How many messages are lost: those over the limit, the newest, and those that were given to the socket in
-            part, of which some may have arrived.
+            How many messages are lost: the newest ones above the limit, and those of a partial write, of which some may
+            have arrived.
         """
         if self._watcher is not None:
             self._watcher.stop()
@@ -118,7 +121,7 @@ class NatsOutbox(Outbox):
     # ---- writing
 
     def flush(self) -> None:
-        """Give the socket what it takes, in this turn no more than a share."""
+        """Write until the socket is full, or for a share of this turn."""
         until_bytes = self.sent_bytes + WRITE_BYTES
         while self.queue and self.sent_bytes < until_bytes:
             if not self._write(self._portion()):
@@ -127,7 +130,7 @@ class NatsOutbox(Outbox):
             dirty.append(self)
 
     def _write(self, entries: list[bytes]) -> bool:
-        """Whether the socket took them all."""
+        """Write entries; return whether the socket took them all."""
         data = entries[0] if len(entries) == 1 else b"".join(entries)
         sent = self._send(data)
         if sent is None:
@@ -143,7 +146,7 @@ class NatsOutbox(Outbox):
         return True
 
     def _portion(self) -> list[bytes]:
-        """What goes out in one write: small entries together, a large one alone, which saves the copy."""
+        """Return the entries of one write: small ones together, a large one alone, which saves a copy."""
         if self.queued_bytes <= LARGE_BYTES:
             return self.queue[:]
         size_bytes = count = 0
@@ -155,7 +158,7 @@ class NatsOutbox(Outbox):
         return self.queue[:count]
 
     def _send(self, data: bytes | memoryview) -> int | None:
-        """How much of it the socket took; None when the connection is broken."""
+        """Write; return how much the socket took, or None when the connection is broken."""
         assert self._transport is not None
         try:
             sent = self._transport.send(data)
@@ -177,7 +180,7 @@ class NatsOutbox(Outbox):
         self._watcher.start(self._writable)
 
     def wants_write(self) -> None:
-        """TLS has something of its own to say."""
+        """Wait for the socket when TLS has data of its own to write."""
         if self.life is not BLOCKED and self._has_ciphertext():
             self._block()
 
@@ -196,7 +199,7 @@ class NatsOutbox(Outbox):
                 dirty.append(self)
 
     def _is_flushed(self) -> bool:
-        """Whether TLS holds nothing back; false as well when the connection is broken."""
+        """Return whether TLS has written all; false also when the connection is broken."""
         if self._has_ciphertext():
             try:
                 self._transport.flush()  # type: ignore[union-attr]
@@ -206,7 +209,3 @@ class NatsOutbox(Outbox):
                 self._on_broken(error)
                 return False
         return True
-
-
-def _nobody(error: OSError) -> None:
-    """Takes what no connection has to tell."""

@@ -1,4 +1,4 @@
-"""The servers of a NATS cluster that a client knows, and which of them it tries when."""
+"""Servers of a NATS cluster, and when a client tries which of them."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from smqrt.wire.url import split_url
 
 PORT = 4222
 MAX_SERVERS = 200
-"""More that a server tells of are not kept."""
+"""Further servers that a server announces are ignored."""
 LAME_DUCK_S = 60.0
-"""A server that will end is not tried for so long, when there is another."""
+"""How long a server that is shutting down is not tried, if there is another."""
 _SCHEMES = {"nats": False, "tls": True}
 _MAX_DOUBLINGS = 20
 
 
 @dataclass(frozen=True)
 class NatsAddress:
-    """Where a server is, and who one is there.
+    """The address of a server, and the credentials for it.
 
     Attributes:
         host: name or IP address, IPv6 without brackets.
-        secure: whether TLS is to be spoken in any case.
-        tls_hostname: the name that its certificate may have instead of the host; None for no other.
-        user, password: of this server; a user alone is a token. None: those of the options.
+        port: the TCP port.
+        secure: whether TLS is required.
+        tls_hostname: a name that its certificate may have instead of the host; None for none.
+        user, password: for this server; a user alone is a token. None: those of the options.
     """
 
     host: str
@@ -38,7 +39,7 @@ class NatsAddress:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells it from other servers."""
+        """What identifies the server."""
         return self.host, self.port
 
     def __str__(self) -> str:
@@ -47,10 +48,10 @@ class NatsAddress:
 
 
 def parse_servers(servers: str | Iterable[str]) -> list[NatsAddress]:
-    """The addresses in "nats://one,tls://user:password@two:4222", or in a list of such texts.
+    """Return the addresses in "nats://one,tls://user:password@two:4222", or in a list of such texts.
 
     Raises:
-        ArgumentError: one of them is none, or there is none at all.
+        ArgumentError: one of them is invalid, or there is none.
     """
     texts = servers.split(",") if isinstance(servers, str) else servers
     found = [parse_server(text.strip()) for text in texts if text.strip()]
@@ -60,19 +61,19 @@ def parse_servers(servers: str | Iterable[str]) -> list[NatsAddress]:
 
 
 def parse_server(text: str) -> NatsAddress:
-    """The address in `nats://user:password@host:port`, `nats://token@host`, `tls://host`, `host:port` or `host`.
+    """Return the address in `nats://user:password@host:port`, `nats://token@host`, `tls://host`, `host:port` or `host`.
 
     Raises:
-        ArgumentError: it is none; the sentence has no password in it.
+        ArgumentError: it is invalid; the text has no password in it.
     """
     scheme, mark, rest = text.rpartition("://")
     shown = f"{scheme}{mark}{rest.rpartition('@')[2]}"
     try:
         parts = split_url(text if mark else f"//{text}")
     except ValueError as error:
-        raise ArgumentError(f"servers: {shown!r} is none: {error}") from None
+        raise ArgumentError(f"servers: {shown!r} is no address: {error}") from None
     if parts.scheme in ("ws", "wss"):
-        raise ArgumentError(f"servers: {shown!r}: NATS over WebSocket is not spoken here; use nats:// or tls://")
+        raise ArgumentError(f"servers: {shown!r}: NATS over WebSocket is not supported; use nats:// or tls://")
     if not parts.host or parts.path.strip("/") or parts.query or (mark and parts.scheme not in _SCHEMES):
         raise ArgumentError(f"servers: {shown!r} must be nats://host:port, tls://host:port, or host:port")
     secure = _SCHEMES.get(parts.scheme, False)
@@ -81,7 +82,7 @@ def parse_server(text: str) -> NatsAddress:
 
 @dataclass
 class _Known:
-    """A server, and how it went with it."""
+    """A server and its failures."""
 
     address: NatsAddress
     is_learned: bool = False
@@ -90,15 +91,15 @@ class _Known:
 
 
 class ServerPool:
-    """The servers, those given and those that a server has told of.
+    """The servers, both those given and those that a server has announced.
 
-    Each has its own time before which it is not tried again; it doubles with each failure in a row, and is drawn
-    between half of that and all of it, so that the clients of a server that ended do not come back all at once.
+    After a failure a server is not tried for some time. The time doubles with each failure in a row. Half of it is
+    random, so that the clients of a server that was shut down do not return all at once.
 
     Args:
         servers: those given, in the order in which they are tried.
-        first_s, longest_s: what is waited after the first failure, and at most.
-        draw: a random number from 0 to 1.
+        first_s, longest_s: the delay after the first failure, and the longest one.
+        draw: returns a random number from 0 to 1.
     """
 
     def __init__(
@@ -112,19 +113,22 @@ class ServerPool:
 
     @property
     def addresses(self) -> list[NatsAddress]:
-        """Of all of them."""
+        """The addresses of all servers."""
         return [one.address for one in self._known.values()]
 
     def next(self) -> tuple[NatsAddress, float]:
-        """The server to be tried next, and when: on the clock of the times that `failed` was given."""
+        """Return the server to try next, and when, by the clock of the times that `failed` gets."""
+        # In the order in which they were given, if several may be tried now.
         soonest = min(self._known.values(), key=lambda one: one.not_before_s)
         return soonest.address, soonest.not_before_s
 
     def failed(self, address: NatsAddress, now_s: float, at_least_s: float = 0.0) -> None:
-        """There is no connection to it, or it was lost.
+        """Schedule a server after a failed or lost connection.
 
         Args:
-            at_least_s: seconds to leave it alone, when time alone will not mend it.
+            address: the server.
+            now_s: now, in monotonic seconds.
+            at_least_s: the minimum delay in seconds, for failures that take longer to repair.
         """
         one = self._known.get(address.key)
         if one is not None:
@@ -133,47 +137,45 @@ class ServerPool:
             one.not_before_s = now_s + delay_s * (1 + self._draw()) / 2
 
     def broke(self, address: NatsAddress, now_s: float) -> None:
-        """A connection to it that had lasted for a while was lost: it is tried again at once, and only when that fails
-        after the times of `failed`.
-        """
+        """Schedule a server whose steady connection was lost for now; `failed` sets delays if that fails."""
         one = self._known.get(address.key)
         if one is not None:
             one.failures, one.not_before_s = 0, now_s
 
     def leave_alone(self, address: NatsAddress, until_s: float) -> None:
-        """Try it when there is no other one."""
+        """Try a server only when there is no other one, until `until_s`."""
         one = self._known.get(address.key)
         if one is not None:
             one.not_before_s = until_s
 
     def worked(self, address: NatsAddress) -> None:
-        """A connection to it has lasted: what was before is forgotten."""
+        """Forget the failures of a server, since a connection to it has lasted."""
         one = self._known.get(address.key)
         if one is not None:
             one.failures = 0
 
     def learn(self, source: NatsAddress, urls: Iterable[str]) -> list[NatsAddress]:
-        """Take the servers that `source` told of instead of those that were learned before; gives the new ones.
+        """Replace the learned servers by those that `source` announces; return the new ones.
 
-        They are spoken to as `source` is: with TLS, by its name when they have none, and with its credentials.
+        They are connected to like `source`: with TLS, by its name if they have none, and with its credentials.
         """
-        told = {address.key: address for address in _told(source, urls)}
-        for key in [key for key, one in self._known.items() if one.is_learned and key not in told]:
-            if key != source.key:
+        announced = {address.key: address for address in _announced(source, urls)}
+        for key in [key for key, one in self._known.items() if one.is_learned and key not in announced]:
+            if key != source.key:  # some servers do not announce themselves
                 del self._known[key]
-        new = [address for key, address in told.items() if key not in self._known]
+        new = [address for key, address in announced.items() if key not in self._known]
         new = new[: max(MAX_SERVERS - len(self._known), 0)]
         self._known.update({address.key: _Known(address, is_learned=True) for address in new})
         return new
 
 
-def _told(source: NatsAddress, urls: Iterable[str]) -> Iterable[NatsAddress]:
+def _announced(source: NatsAddress, urls: Iterable[str]) -> Iterable[NatsAddress]:
     name = source.tls_hostname or (None if _is_ip(source.host) else source.host)
     for url in urls:
         try:
             address = parse_server(url)
         except ArgumentError:
-            continue  # of a kind that is not ours to reach
+            continue  # of an unsupported kind, such as WebSocket
         yield replace(
             source,
             host=address.host,

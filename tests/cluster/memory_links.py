@@ -1,6 +1,6 @@
-"""Links in memory: nodes in one process, whose connections deliver when they are told to.
+"""Links in memory: nodes in one process, and connections that deliver on request.
 
-The tests of all engines run on it too, and the simulation: it decides what arrives next, what breaks, and when.
+Tests of all engines run on it too, and the simulation: it decides what arrives next, what breaks, and when.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 class Chance(Protocol):
-    """What decides, such as `random.Random(seed)`."""
+    """A source of random decisions, such as `random.Random(seed)`."""
 
     def choice(self, of: Sequence[T], /) -> T:
-        """One of them."""
+        """Return one of the items."""
         ...
 
     def randbytes(self, count: int, /) -> bytes:
-        """So many bytes."""
+        """Return random bytes."""
         ...
 
 
@@ -35,9 +35,9 @@ class Pipe(Outbox):
 
     Attributes:
         chunks: what was sent and has not arrived; each arrives as a whole.
-        link: of the other side; None before it is there.
+        link: the receiving link; None before it is made.
         worked_off_bytes: what has arrived.
-        closed: nothing arrives any more.
+        closed: whether nothing arrives any more.
     """
 
     __slots__ = ("chunks", "closed", "link", "worked_off_bytes")
@@ -56,7 +56,7 @@ class Pipe(Outbox):
             self.chunks.append(b"".join(runs))
 
     def arrive(self) -> None:
-        """Let the oldest chunk arrive."""
+        """Deliver the oldest chunk."""
         data = self.chunks.popleft()
         link = self.link
         if link is None or self.closed:
@@ -65,7 +65,7 @@ class Pipe(Outbox):
             try:
                 link.receive(frame)
             except ProtocolError as error:
-                link.fail(error)
+                link.lose(str(error))
                 return
             self.worked_off_bytes += len(frame)
         link.heard(link.node.clock_s())
@@ -98,7 +98,12 @@ class MemoryNetwork:
     """Nodes and the connections between them.
 
     Args:
-        chance: decides everything.
+        chance: makes all random decisions.
+
+    Attributes:
+        now_s: the time, in monotonic seconds.
+        nodes: all nodes.
+        pipes: the directions of all open connections.
     """
 
     def __init__(self, chance: Chance) -> None:
@@ -107,10 +112,10 @@ class MemoryNetwork:
         self.nodes: list[Node] = []
         self.pipes: list[Pipe] = []
         self._ends: list[Pipe] = []
-        """Whose sender has hung up: the other side learns it once all has arrived."""
+        """Pipes whose sender has closed the connection: the other side notices it once all has arrived."""
 
     def node(self, key: bytes = b"key", number: int = 0, queue_bytes: int = QUEUE_BYTES) -> Node:
-        """A new node."""
+        """Add a node."""
         self.now_s += 0.001
         node = Node(
             key,
@@ -124,7 +129,7 @@ class MemoryNetwork:
         return node
 
     def connect(self, one: Node, other: Node) -> tuple[Link, Link]:
-        """Connect `one` to `other`; gives the link of each."""
+        """Connect `one` to `other`; return the link of each."""
         there, back = Pipe(), Pipe()
         self.pipes += [there, back]
         back.link = one.connected(MemoryTransport(self, there, back), connects=True)
@@ -132,16 +137,16 @@ class MemoryNetwork:
         return back.link, there.link
 
     def cut(self, pipe: Pipe) -> None:
-        """What is on the way in one direction never arrives."""
+        """Drop what is on its way in one direction."""
         pipe.chunks.clear()
         pipe.queue = []
 
     def hang_up(self, pipe: Pipe) -> None:
-        """The sender of `pipe` has ended the connection."""
+        """Record that the sender of `pipe` has closed the connection."""
         self._ends.append(pipe)
 
     def break_link(self, link: Link) -> None:
-        """Cut a connection in both directions; both sides learn it."""
+        """Break a connection in both directions; both sides notice it."""
         for pipe in [one for one in self.pipes if one.link is link or one is link.transport.outbox]:
             self.cut(pipe)
             pipe.closed = True
@@ -150,7 +155,7 @@ class MemoryNetwork:
                 end.lose("the connection broke")
 
     def swallow(self, link: Link) -> None:
-        """Nothing arrives any more over a connection, and nobody is told."""
+        """Break a connection in both directions; neither side notices it."""
         for pipe in [one for one in self.pipes if one.link is link or one is link.transport.outbox]:
             self.cut(pipe)
             pipe.closed = True
@@ -158,41 +163,38 @@ class MemoryNetwork:
     # ---- time
 
     def flush(self) -> None:
-        """End a turn."""
+        """End a turn of the event loop."""
         while flush_dirty():
             pass
 
     def choose(self) -> Pipe | None:
-        """A connection on which something may arrive, chosen at random."""
+        """Return a random pipe on which something may arrive."""
         waiting = [pipe for pipe in self.pipes if pipe.chunks]
         return self.chance.choice(waiting) if waiting else None
 
     def step(self) -> bool:
-        """Let one thing arrive; whether there was one."""
+        """Deliver one chunk, or the end of one connection; return whether there was any."""
         self.flush()
         pipe = self.choose()
         if pipe is not None:
             pipe.arrive()
             self.flush()
             return True
-        return self._end_one()
-
-    def _end_one(self) -> bool:
-        for pipe in self._ends:
-            self._ends.remove(pipe)
-            self.pipes.remove(pipe)
-            if pipe.link is not None:
-                pipe.link.lose("the other side has ended the connection")
-            return True
-        return False
+        if not self._ends:
+            return False
+        pipe = self._ends.pop(0)
+        self.pipes.remove(pipe)
+        if pipe.link is not None:
+            pipe.link.lose("the other side has closed the connection")
+        return True
 
     def settle(self, until: Callable[[], bool] | None = None) -> None:
-        """Let everything arrive, or until a condition holds."""
+        """Deliver everything, or until a condition holds."""
         while not (until and until()) and self.step():
             pass
 
     def pass_time(self, seconds: float) -> None:
-        """Let time pass, and all nodes look after their links."""
+        """Advance the time; all nodes check their links meanwhile."""
         end_s = self.now_s + seconds
         while self.now_s < end_s:
             self.now_s = min(end_s, self.now_s + 0.5)
