@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from smqrt.apps.app_spec import AppSpec
-from smqrt.cli import collecting_later
+from smqrt.cli import without_garbage_collection
 from smqrt.errors import PipelineError, SmqrtError, StartError
 from smqrt.http.disk import ZipIo
 from smqrt.http.resources import IoError
@@ -206,7 +206,7 @@ def _serve(
         _tell_files(configuration.files, conf, specs, report)
         when_lost.stops(supervisor.over.set)
         return supervisor.run()
-    with collecting_later():
+    with without_garbage_collection():
         from smqrt.server.runtime import Server  # here: the supervisor of workers needs none of it
     place = _place(settings, take_over and worker is None)
     pipelines = _pipeline_command() if settings.pipelines and worker_place().is_first else None
