@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, Unpack
 import click
 import gevent
 
-from smqrt.cli.connect import ConnectionOptions, Failure, RefusedByBroker, connection_options, failure, open_client
+from smqrt.cli.connect import ConnectionOptions, Failure, RejectedByBroker, connection_options, failure, open_client
 from smqrt.cli.locations import (
     Journals,
     cafile_option,
@@ -572,7 +572,7 @@ def publishing(
         if not client.flush():
             raise failure(client.end)
         if client.dropped:
-            raise RefusedByBroker(f"the hub refused {client.dropped} messages")
+            raise RejectedByBroker(f"the hub refused {client.dropped} messages")
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from gevent.queue import Queue
 from smqrt.cli.connect import (
     ConnectionOptions,
     Failure,
-    RefusedByBroker,
+    RejectedByBroker,
     TimeRanOut,
     connection_options,
     credentials_for,
@@ -121,7 +121,7 @@ def pub(
         if not client.flush():
             raise failure(client.end)
     if client.dropped:
-        raise RefusedByBroker(f"the broker refused {topic!r}" + (f" or {subtopic!r}" if subtopic else ""))
+        raise RejectedByBroker(f"the broker refused {topic!r}" + (f" or {subtopic!r}" if subtopic else ""))
 
 
 def _refuse(kind: str, **options: Any) -> None:
@@ -218,7 +218,7 @@ def request(
         client.subscribe("self", onmsg=lambda *answer: answers.put(answer) if answer[3] == number else None)
         _publish(client, os.fsencode(data), topic_of(topic, is_id), number)
         if client.flush() and client.dropped:
-            raise RefusedByBroker(f"the broker refused {topic!r}")
+            raise RejectedByBroker(f"the broker refused {topic!r}")
         with gevent.Timeout(timeout, TimeRanOut(f"no answer to {topic!r} within {timeout:g} seconds")):
             answer = _next(answers)
         write_line(_as_json(client, topic, *answer) if as_json else _as_text(topic, answer[0], raw, verbose=False))
@@ -317,7 +317,7 @@ def _subscribe(client: SmqClient, messages: Queue[Any], topic: str, subtopic: st
     def onack(accepted: bool, *_: Any) -> None:
         if not accepted:
             what = f"{topic!r}" + (f" with sub-topic {subtopic!r}" if subtopic else "")
-            messages.put(RefusedByBroker(f"the broker refused the subscription to {what}"))
+            messages.put(RejectedByBroker(f"the broker refused the subscription to {what}"))
 
     client.subscribe(topic, subtopic, onmsg=lambda *message: messages.put((topic, *message)), onack=onack)
 
@@ -394,7 +394,7 @@ def _deliver(client: MqttClient, topic: str, recent: list[Delivery]) -> None:
         raise _failure(client.end)
     for delivery in recent:
         if delivery.error is not None:
-            raise RefusedByBroker(f"the broker refused a message to {topic!r}: {delivery.error}")
+            raise RejectedByBroker(f"the broker refused a message to {topic!r}: {delivery.error}")
     recent.clear()
 
 
@@ -424,7 +424,7 @@ def subscribe(
 
 def _granted(messages: Queue[Any], topic: str, reason: int, _properties: object) -> None:
     if reason >= 0x80:
-        messages.put(RefusedByBroker(f"the broker refused the subscription to {topic!r}"))
+        messages.put(RejectedByBroker(f"the broker refused the subscription to {topic!r}"))
 
 
 def _status(messages: Queue[Any], kind: str, code: str, status: Mapping[str, Any]) -> float | bool:
@@ -480,4 +480,4 @@ def _checked(fn: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
 def _failure(end: MqttCloseReason | None) -> Failure:
     if end is None:
         return Failure("no connection")
-    return RefusedByBroker(str(end)) if end.code == "connect" else Failure(str(end))
+    return RejectedByBroker(str(end)) if end.code == "connect" else Failure(str(end))

@@ -137,7 +137,7 @@ def test_only_one_subtopic(url):
         (("pub", "{url}", "secret", "x"), 3, "the broker refused 'secret'"),
         (("pub", "{url}", "t", "x", "--subtopic", "secret"), 3, "the broker refused 't' or 'secret'"),
         (("sub", "{url}", "secret"), 3, "the broker refused the subscription to 'secret'"),
-        (("sub", "{url}", "t", "--count", "1", "--timeout", "0.1"), 4, "0 of 1 messages came within 0.1 seconds"),
+        (("sub", "{url}", "t", "--count", "1", "--timeout", "0.1"), 4, "0 of 1 messages received within 0.1 seconds"),
         (("pub", "ftp://x/", "t", "x"), 2, "must look like http://host:port/path"),
         (("pub", "{url}", "t", "x", "--uid", "short"), 2, "must be 6 to 255 bytes"),
         (("pub", "{url}", "t", "x", "--id"), 2, "'t' must be a number with --id"),
@@ -170,7 +170,9 @@ def test_the_broker_of_an_application_is_found_below_its_address(server, url):
     assert subscriber.end() == (b"on\n", "", 0)
     wrong = smqrt("pub", f"{server.url}/nothing/", "t", "x")
     assert wrong.returncode == 1
-    sentence = f"{server.url}/nothing/ is not an SMQ broker: it answered 404 Not Found; name the page that connects"
+    sentence = (
+        f"{server.url}/nothing/ is not an SMQ broker: it answered 404 Not Found. Use the URL of the page that connects"
+    )
     assert sentence in wrong.stderr.decode()
 
 
