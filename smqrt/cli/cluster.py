@@ -72,14 +72,12 @@ def drain(client: AdminClient, node: int | None, wait_s: float, undo: bool) -> N
     rows: list[dict[str, Any]] = client.get("clusters")
     numbers = sorted(row["node"] for row in rows)
     if not rows:
-        raise AdminError(
-            f"{client.url} is not in a cluster, so its clients can't reconnect elsewhere. Stop it instead."
-        )
+        raise AdminError(f"{client.url} is not in a cluster: clients can't reconnect elsewhere. Stop it instead.")
     if node is not None and node not in numbers:
         own = ", ".join(map(str, numbers))
         raise AdminError(f"{client.url} is node {own}, not {node}. Select the server with --url; see smqrt servers.")
     if not undo and not {link["node"] for row in rows for link in row["links"]} - set(numbers):
-        raise AdminError("no other node is linked, so clients can't reconnect elsewhere. See smqrt cluster status.")
+        raise AdminError("no other node is linked: clients can't reconnect elsewhere. See smqrt cluster status.")
     client.post("drain", on=not undo)
     if undo:
         click.echo("accepts clients again")

@@ -34,7 +34,7 @@ from smqrt.cli.locations import (
     topics_option,
     until_option,
 )
-from smqrt.cli.terminal import counted, json_line, only_this_greenlet, payload_fields, progress, write_line
+from smqrt.cli.terminal import counted, interrupt_this_greenlet, json_line, payload_fields, progress, write_line
 from smqrt.client import SmqClient
 from smqrt.errors import ArgumentError, ClosedError, JournalError, SmqrtError
 from smqrt.journal import files
@@ -567,7 +567,7 @@ def publishing(
     """
     for scheme, known in _SCHEMES.items():
         url = known + url.removeprefix(scheme) if url.startswith(scheme) else url
-    with only_this_greenlet(), open_client(url, **connection) as client:
+    with interrupt_this_greenlet(), open_client(url, **connection) as client:
         yield _publisher(client), gevent.sleep, MAX_PAYLOAD_BYTES
         if not client.flush():
             raise failure(client.end)

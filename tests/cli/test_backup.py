@@ -97,7 +97,7 @@ def test_what_can_not_be_copied_is_told(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE t (x)")
         connection.executemany("INSERT INTO t VALUES (?)", [("x" * 500,)] * 200)
     connection.close()
-    assert smqrt("backup", tmp_path, tmp_path / "app").stderr.startswith(f"Error: {tmp_path} exists; name a new folder")
+    assert smqrt("backup", tmp_path, tmp_path / "app").stderr.startswith(f"Error: {tmp_path} exists. Use a new folder")
     data = bytearray(database.read_bytes())
     data[4096 * 3 : 4096 * 5] = b"\xff" * 8192
     database.write_bytes(data)

@@ -149,7 +149,7 @@ def test_an_application_that_lacks_nothing(tmp_path: Path) -> None:
     assert result.exit_code == 0, "what nobody knows is told, no more"
     assert result.output.endswith("2 files read: 1 unknown\n")
     (tmp_path / "a.lsp").unlink()
-    assert run(tmp_path).output == "1 file read: everything it calls is there\n"
+    assert run(tmp_path).output == "1 file read: all calls are supported\n"
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ def test_export(app: Path, suffix: str) -> None:
 @pytest.mark.parametrize(("start", "end"), [("20", "10"), ("2026-11-20T12:00:20", "2026-11-20T12:00:10")])
 def test_an_end_before_the_start(app: Path, start: str, end: str) -> None:
     told = refused("export", app, "--from", start, "--until", end, "--to", app / "x.csv")
-    assert told == (2, f"--from {start} is behind --until {end}: give the earlier one to --from.")
+    assert told == (2, f"--from {start} is after --until {end}. Exchange them.")
     assert not (app / "x.csv").exists()
 
 
@@ -360,7 +360,7 @@ def test_what_replay_refuses(tmp_path: Path, broker: LocalBroker) -> None:
 
 
 def test_places(tmp_path: Path) -> None:
-    sentence = f"{tmp_path} holds no journal: name its folder, or that of an application whose hub has journal=True."
+    sentence = f"no journal in {tmp_path}. Pass its folder, or that of an application whose hub has journal=True."
     for command in ("tail", "stats", "verify", "compact"):
         assert refused(command, tmp_path) == (1, sentence)
 

@@ -170,9 +170,7 @@ def test_the_broker_of_an_application_is_found_below_its_address(server, url):
     assert subscriber.end() == (b"on\n", "", 0)
     wrong = smqrt("pub", f"{server.url}/nothing/", "t", "x")
     assert wrong.returncode == 1
-    sentence = (
-        f"{server.url}/nothing/ is not an SMQ broker: it answered 404 Not Found. Use the URL of the page that connects"
-    )
+    sentence = f"{server.url}/nothing/ is not an SMQ broker: it answered 404 Not Found. Use the URL of the page"
     assert sentence in wrong.stderr.decode()
 
 
