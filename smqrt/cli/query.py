@@ -240,7 +240,7 @@ class _Engine(Protocol):
     "--format",
     "chosen",
     type=click.Choice(FORMATS),
-    help="Output format.  [default: by the suffix of --to, else table]",
+    help="Output format.  [default: by suffix of --to, else table]",
 )
 @click.option("--to", type=click.Path(dir_okay=False), help="File for the result: .csv, .json, .jsonl or .parquet.")
 @topics_option

@@ -86,7 +86,7 @@ def test_a_backup_is_taken_and_restored(written: tuple[Path, subprocess.Popen[st
         [frame] = [frame for one in values for frame, _ in one.newest.values()]
         assert int(frame[15:23]) >= published - 1000, "no older than the interval between two commits, and a bit"
     checked = smqrt("journal", "verify", restored)
-    assert checked.stdout.endswith("all is well\n"), checked.stdout + checked.stderr
+    assert checked.stdout.endswith("no faults\n"), checked.stdout + checked.stderr
     assert json.loads(smqrt("journal", "stats", restored, "--json").stdout)["rows"] >= published - 1000
 
 
