@@ -501,7 +501,7 @@ def parse_speed(text: str) -> float | None:
     except ValueError:
         speed = 0.0
     if not 0 < speed < float("inf"):
-        raise ArgumentError(f"--speed {text!r}: not a factor such as 10x or 0.5x, nor max")
+        raise ArgumentError(f"--speed {text!r}: not a factor such as 10x or 0.5x, or max")
     return speed
 
 
