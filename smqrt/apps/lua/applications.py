@@ -32,8 +32,7 @@ from smqrt.apps.lua.bridge import LuaError
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.apps.python.application import PythonApplication
-from smqrt.apps.python.directory import ApplicationDirectory
-from smqrt.apps.python.modules import PRELOAD
+from smqrt.apps.python.directory import PRELOAD, ApplicationDirectory
 from smqrt.errors import SmqrtError
 from smqrt.http.blocking_io import disks
 from smqrt.http.disk import DiskIo, ZipIo
