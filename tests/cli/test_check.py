@@ -67,7 +67,7 @@ def test_what_plain_lua_has_is_there(tmp_path: Path) -> None:
     """The manual's own table: what applications call of `io` and `os`."""
     names = ["io.popen", "os.execute", "os.tmpname", "os.remove", "os.rename", "os.setlocale"]
     page = READ()
-    assert set(names) <= page.there
+    assert set(names) <= page.supported
     machine = Vm()
     lua_api.install(machine, Services())
     assert [name for name in names if machine.eval(f"return type({name})") != (b"function",)] == []
