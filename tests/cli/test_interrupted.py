@@ -119,7 +119,7 @@ def test_replay_says_where_to_go_on(tmp_path: Path, number: int, code: int) -> N
         process.send_signal(number)
         told = process.communicate(timeout=STOP_S)[1].decode()
         assert (told, process.returncode) == ("Interrupted. Continue with --from 2026-11-20T13:00:00.000000Z\n", code)
-        again = green.Popen([*command, *told.split()[1:3]], stdout=subprocess.PIPE)
+        again = green.Popen([*command, *told.split()[3:5]], stdout=subprocess.PIPE)
         assert again.communicate(timeout=STOP_S)[0] == b"1 message published\n"
         assert [got.get(timeout=STOP_S), got.empty()] == [b"2", True]
     finally:

@@ -135,7 +135,7 @@ def test_stats(app: Path) -> None:
         ["messages", "2,002"],
         ["from", "2026-11-20T12:00:00.000000Z"],
         ["to", "2026-11-20T12:33:20.000001Z"],
-        ["a", "second"],
+        ["per", "second"],
         ["segments", "3,"],
         ["compacted", "0,"],
         ["node", "n1:"],
@@ -277,7 +277,7 @@ def test_schema(app: Path) -> None:
     result = smqrt("schema", app, "site1/#")
     assert result.stdout.startswith("device string, temp double, humidity double, battery bigint, count bigint")
     count = sum(one.topic.startswith("site1/") for one in readings(2000) if one.topic)
-    assert result.stderr == f"fits {count} of {count} payloads (100.0%)\n"
+    assert result.stderr == f"matches {count} of {count} payloads (100.0%)\n"
     assert smqrt("schema", app, "site1/#", "--rows", "10").stderr == "matches 10 of 10 payloads (100.0%)\n"
 
 
