@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from smqrt.pipeline.doctor import Check
 
 
-# ---- Status of queries as text: a table on a terminal, live with `--watch`, and lines in a log.
+# ---- status of queries as a table or as log lines
 
 _STYLES = {
     "running": "green",
@@ -55,11 +55,11 @@ _UNKNOWN = "–"
 
 
 def status_table(statuses: Sequence[Status], width: int = 200) -> Table:
-    """Return the table: a row for each query, and below the table the errors.
+    """Return a table with a row for each query, and the errors below.
 
     Args:
-        statuses: as `read_all` returns them.
-        width: characters in a line of the terminal; a narrow one omits some columns.
+        statuses: the status of queries, from `read_all`.
+        width: width of the terminal in characters; a narrow one omits some columns.
     """
     rows = [_cells(status) for status in statuses]
     widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
@@ -134,7 +134,7 @@ _LINE_INTERVAL_S = 10.0
 
 @contextmanager
 def shown_progress(state: Path, names: Sequence[str]) -> Iterator[Callable[[str], None]]:
-    """Show the progress of queries while inside: a live table on a terminal, else a line for each from time to time.
+    """Context manager: show the progress of queries, as a live table on a terminal, else as a line per query.
 
     Args:
         state: folder of the state of queries.
@@ -334,9 +334,8 @@ def run(names: tuple[str, ...], paths: PipelineLocations, metrics_port: int | No
 def status(names: tuple[str, ...], paths: PipelineLocations, watch: bool, as_json: bool) -> None:
     """Show the status of queries.
 
-    This includes queries that other processes run with the same --state.
-
-    Exit code 1 when one of them has failed or died.
+    This includes queries that other processes run with the same --state. Exit code 1 when a query has failed or its
+    process has died.
     """
     if watch:
         watch_table(lambda: _chosen(paths, names))
@@ -407,7 +406,7 @@ def stop(names: tuple[str, ...], paths: PipelineLocations, timeout_s: float) -> 
     working = {name: where for name in wanted if (where := _where(paths, name))}
     for name in working:
         process.request_stop(paths.state / name)
-    # A process of this machine is ended if it runs no other query.
+    # Terminate a process of this machine if it runs no other query.
     folders = [path for path in paths.state.iterdir() if path.is_dir()] if paths.state.is_dir() else []
     others = {process.running(path) for path in folders if path.name not in working}
     for pid in {where for where in working.values() if isinstance(where, int)} - others:
@@ -574,7 +573,7 @@ def submit(
 
 
 def _check_hub(queries: Sequence[Declaration], paths: PipelineLocations, master: str, deploy_mode: str) -> None:
-    """Check that the cluster can reach the hub. With the driver here it is a warning: most results come from here."""
+    """Check that the cluster can reach the hub; with the driver on this machine, only warn."""
     from smqrt.pipeline.submit import unreachable_hub
 
     publishing = [query.name for query in queries if query.kind in ("publish", "alert")]
@@ -586,7 +585,7 @@ def _check_hub(queries: Sequence[Declaration], paths: PipelineLocations, master:
 
 
 def _check_tables(queries: Sequence[Declaration], paths: PipelineLocations, deploy_mode: str) -> None:
-    """Check the folder of tables: a driver in the cluster has a temporary folder, whose files are lost."""
+    """Check the folder of tables: a driver in the cluster would write to a temporary folder, and lose the files."""
     from smqrt.pipeline import tables
 
     for query in queries if deploy_mode == "cluster" and not paths.tables else ():
