@@ -40,7 +40,7 @@ WRONG_BUILDS: dict[str, tuple[object, str, object, str]] = {
         lambda answer: 16,
         "Lua does not print the address of a coroutine",
     ),
-    "an address out of the world": (activity, "_address_in", lambda answer: 1 << 70, "Lua doesn't tell the address"),
+    "an address out of the world": (activity, "_address_in", lambda answer: 1 << 70, "Lua does not print the address"),
     "an address of something else": (
         activity,
         "_address_in",
