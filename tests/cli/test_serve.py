@@ -262,7 +262,7 @@ def test_sighup_reads_the_settings_again(serve: Serve, tmp_path: Path) -> None:
 
     assert status() == 403
     served.wait_for(r"^configuration: .*/smqrt\.toml$")
-    served.wait_for(r"^configuration: .*/app/smqrt\.toml is not read; --config")
+    served.wait_for(r"^configuration: .*/app/smqrt\.toml is not read; select it with --config")
     served.wait_for(r"^SMQRT_PROT is no setting; did you mean SMQRT_PORT\?$")
     config.write_text('json_values = 8\nhosts = "b.example"\n')
     served.process.send_signal(signal.SIGHUP)

@@ -240,4 +240,4 @@ def test_take_over_needs_somebody(tmp_path: Path) -> None:
     assert (ran.returncode, "--take-over requires --restart-socket" in ran.stderr) == (1, True)
     command += ["--restart-socket", str(tmp_path / "none")]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ran.returncode, "No server at" in ran.stderr) == (1, True)
+    assert (ran.returncode, "No server answers at" in ran.stderr) == (1, True)
