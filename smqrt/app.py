@@ -1,10 +1,10 @@
-"""The names that an application in Python works with.
+"""API of Python applications.
 
     from smqrt.app import app, dir, io
 
-In `.preload.py`, and in the modules beside it, these are the application's own: `app` holds what `.preload.py` defines,
-`dir` is its place in the tree of URLs, `io` its folder. `.preload.py` has them without an import too; with it, linters
-and type checkers know them. `worker` says which of the server's workers this process is: `worker.number` of
+In `.preload.py` and in the modules beside it, these names belong to the application: `app` has the variables of
+`.preload.py`, `dir` is its directory in the tree of URLs, `io` its folder. `.preload.py` has them also without an
+import; the import declares them for linters and type checkers. `worker` is this worker process: `worker.number` of
 `worker.count` (help: workers).
 """
 
@@ -28,8 +28,8 @@ from smqrt.process import current_application
 from smqrt.workers.worker_identity import WorkerPlace, worker_place
 
 if TYPE_CHECKING:
-    from smqrt.apps.python.application import Namespace
     from smqrt.apps.python.directory import ApplicationDirectory
+    from smqrt.apps.python.namespace import Namespace
     from smqrt.http.resources import Io
 
     app: Namespace
@@ -74,7 +74,7 @@ def __getattr__(name: str) -> object:
     scope = current_application.current_app.get()
     if scope is None or name not in scope.names:
         raise ImportError(
-            f"smqrt.app has {name!r} only while an application's own code runs: import it in .preload.py or in a module"
-            " beside it, and let `smqrt serve` run the application"
+            f"smqrt.app has {name!r} only in an application. Import it in .preload.py or in a module beside it, and run"
+            " the application with `smqrt serve`."
         )
     return scope.names[name]

@@ -1,22 +1,20 @@
-"""Every error of smqrt and every way a connection ends.
+"""Exceptions and close reasons of smqrt.
 
-    SmqrtError
-    ├── ProtocolError      the remote side broke a rule; the connection ends with `reason`
-    ├── MqttError          an MQTT packet breaks a rule; `code` is the reason code to part with
-    ├── NatsError          what a NATS server sent breaks a rule of its protocol
-    ├── ArgumentError      the caller passed a wrong argument; the message names it (also a ValueError)
-    ├── ClosedError        something was used after its close()
-    ├── NoAnswer           a request got no answer in time (also a TimeoutError)
-    ├── DeliveryError      a client ended before the broker had its messages
-    ├── QueueFullError     what waits to be sent has reached its limit; the message names the setting
-    ├── StreamError        a connection failed; `word` says how
-    ├── CryptoError        a key, certificate or ciphertext is not what it should be; `word` says how
-    ├── AcmeError          a certificate could not be ordered; one sentence with the remedy
-    ├── JournalError       a journal can't be opened, read or written; one sentence with the remedy
-    ├── PipelineError      a pipeline can't be read, planned or run; one sentence with the remedy
-    └── StartError         the server can't start; one sentence for the person at the terminal
-
-`CloseReason` names the endings, so that an operator reads why a client went away.
+SmqrtError
+├── ProtocolError      the remote side violated the protocol; the connection closes with `reason`
+├── MqttError          an MQTT packet violates the standard; `code` is the reason code to send
+├── NatsError          a NATS server violated its protocol
+├── ArgumentError      an argument is invalid; the message names it (also a ValueError)
+├── ClosedError        an object was used after its close()
+├── NoAnswer           a request got no answer in time (also a TimeoutError)
+├── DeliveryError      a client closed before the broker received its messages
+├── QueueFullError     a send queue reached its limit; the message names the setting
+├── StreamError        a connection failed; `word` is the error word
+├── CryptoError        a key, certificate, token or ciphertext is invalid; `word` is the error word
+├── AcmeError          a certificate could not be ordered; one sentence with the remedy
+├── JournalError       a journal can't be opened, read or written; one sentence with the remedy
+├── PipelineError      a pipeline can't be read, planned or run; one sentence with the remedy
+└── StartError         the server can't start; one sentence for the terminal
 """
 
 from __future__ import annotations
@@ -25,11 +23,11 @@ from enum import Enum
 
 
 class SmqrtError(Exception):
-    """Base of all errors raised by smqrt."""
+    """Base class of all exceptions of smqrt."""
 
 
 class CloseReason(Enum):
-    """Why a connection ended. The value is what the log shows, and the last argument of `onclose`."""
+    """Why a connection was closed. The value appears in the log, and is the last argument of `onclose`."""
 
     CLIENT_DISCONNECT = "disconnect"
     PEER_CLOSED = "connection ended"
@@ -60,9 +58,7 @@ class CloseReason(Enum):
 
     @property
     def word(self) -> str:
-        """What `onclose` gets as the error: the word of the original, empty for a good-bye and for errors of protocol
-        (spec: smq §2.2).
-        """
+        """The error word for `onclose`; empty after a Disconnect and for protocol errors (spec: smq §2.2)."""
         return _WORDS.get(self, "")
 
 
@@ -80,10 +76,10 @@ _WORDS = {
 
 
 class ProtocolError(SmqrtError):
-    """The remote side broke a rule of the protocol.
+    """The remote side violated the protocol.
 
     Args:
-        reason: the named ending.
+        reason: the close reason.
         detail: one sentence for the log.
     """
 
@@ -93,10 +89,10 @@ class ProtocolError(SmqrtError):
 
 
 class MqttError(SmqrtError):
-    """An MQTT packet breaks a rule of the standard.
+    """An MQTT packet violates the standard.
 
     Args:
-        code: the reason code that says so (MQTT 5 §2.4).
+        code: the reason code of this error (MQTT 5 §2.4).
         detail: one sentence for the log.
     """
 
@@ -106,34 +102,34 @@ class MqttError(SmqrtError):
 
 
 class NatsError(SmqrtError):
-    """What a NATS server sent breaks a rule of its protocol; the message says which."""
+    """A NATS server violated its protocol; the message has the rule."""
 
 
 class ArgumentError(SmqrtError, ValueError):
-    """A caller passed a wrong argument; the message names the argument, the rule and the remedy."""
+    """An argument is invalid; the message has the argument, the rule and the remedy."""
 
 
 class ClosedError(SmqrtError):
-    """Something was used after its `close()`; the message names it."""
+    """An object was used after its `close()`; the message names it."""
 
 
 class NoAnswer(SmqrtError, TimeoutError):
-    """A request got no answer: in time, or because who was asked, or the connection, is gone."""
+    """A request got no answer: the time is over, or the receiver or the connection was closed."""
 
 
 class DeliveryError(SmqrtError):
-    """A client ended, and messages handed in before did not reach the broker, or nobody knows whether they did."""
+    """A client was closed, and messages published before did not reach the broker, or may not have reached it."""
 
 
 class QueueFullError(SmqrtError):
-    """What waits to be sent has reached its limit; the message names the setting."""
+    """A send queue has reached its limit; the message names the setting."""
 
 
 class StreamError(SmqrtError):
-    """A connection failed or could not be made.
+    """A connection failed or could not be established.
 
     Args:
-        word: how, as applications see it, such as "timeout" or "socketclosed" (spec: bas-api §15).
+        word: the error word for applications, such as "timeout" or "socketclosed" (spec: bas-api §15).
         detail: one sentence for the log.
     """
 
@@ -143,14 +139,11 @@ class StreamError(SmqrtError):
 
 
 class CryptoError(SmqrtError):
-    """A key, a certificate, a token or a ciphertext is not what it should be.
-
-    Attributes:
-        word: one of the words that Lua's functions answer.
+    """A key, certificate, token or ciphertext is invalid.
 
     Args:
-        word: "failed" for what was tampered with, "sslcryptoerr" for a wrong key, and so on.
-        detail: what exactly, one sentence.
+        word: the error word of Lua's functions, such as "failed" for modified data or "sslcryptoerr" for a wrong key.
+        detail: one sentence with the details.
     """
 
     def __init__(self, word: str, detail: str = "") -> None:
@@ -159,14 +152,14 @@ class CryptoError(SmqrtError):
 
 
 class StartError(SmqrtError):
-    """The server can't start; the message is one clear sentence."""
+    """The server can't start; the message is one sentence with the remedy."""
 
 
 class AcmeError(SmqrtError):
-    """A certificate could not be ordered; the message says why and what to do.
+    """A certificate could not be ordered; the message has the reason and the remedy.
 
     Attributes:
-        retry_after_s: seconds that the certificate authority asks to wait, 0 when it does not say.
+        retry_after_s: seconds to wait, from the certificate authority; 0 when it sends none.
     """
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
@@ -175,8 +168,8 @@ class AcmeError(SmqrtError):
 
 
 class PipelineError(SmqrtError):
-    """A pipeline can't be read, planned or run; the message says where, which rule and what to do."""
+    """A pipeline can't be read, planned or run; the message has the position, the rule and the remedy."""
 
 
 class JournalError(SmqrtError):
-    """A journal can't be opened, read or written; the message says which file, why and what to do."""
+    """A journal can't be opened, read or written; the message has the file, the reason and the remedy."""

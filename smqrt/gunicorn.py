@@ -1,6 +1,6 @@
-"""Hubs under gunicorn: `gunicorn --worker-class smqrt.gunicorn.Worker application`.
+"""Hubs in gunicorn: `gunicorn --worker-class smqrt.gunicorn.Worker application`.
 
-Every worker process has hubs of its own; `hub.create(cluster="chat")` joins those of one name.
+Each worker process has its own hubs; `hub.create(cluster="chat")` joins the hubs with the same cluster name.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from smqrt.wsgi import HandoverMixin
 
 
 class GunicornHandler(HandoverMixin, PyWSGIHandler):  # type: ignore[misc]  # gunicorn has no types
-    """gunicorn's handler, from which applications may take connections."""
+    """gunicorn's handler, with connections that hubs can take over."""
 
 
 class Worker(GeventPyWSGIWorker):  # type: ignore[misc]
-    """gunicorn's worker on `gevent.pywsgi`, with that handler."""
+    """gunicorn's `gevent.pywsgi` worker with `GunicornHandler`."""
 
     wsgi_handler = GunicornHandler

@@ -1,4 +1,4 @@
-"""Printable text: what strangers sent, for a terminal or a log, without the characters that steer a terminal."""
+"""Escaping of control characters in untrusted text, for terminals and logs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import re
 
 _CONTROLS = "\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and line feed, DEL, C1
-_DISPLACING = "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff"  # turn the direction, or break the line
+_DISPLACING = "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff"  # direction of text, breaks
 _UNSAFE = f"{_CONTROLS}{_DISPLACING}\ud800-\udfff"
 _IN_LINES = re.compile(f"[{_UNSAFE}]")
 _IN_A_LINE = re.compile(f"[\n{_UNSAFE}]")
@@ -15,11 +15,11 @@ _SHORT = {"\n": "\\n", "\r": "\\r"}
 
 
 def printable(text: str | bytes, lines: bool = False) -> str:
-    r"""Gives text that is safe to print: what steers a terminal stands there as `\x1b`, `\n` or `\u202e`.
+    r"""Return text that is safe to print, with control characters as `\x1b`, `\n` or `\u202e`.
 
     Args:
-        text: bytes are taken as UTF-8; those that are none become `\xff`.
-        lines: leave line feeds as they are.
+        text: the text; bytes are decoded as UTF-8, and invalid ones become `\xff`.
+        lines: whether to keep line feeds.
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8", "backslashreplace")
@@ -27,16 +27,18 @@ def printable(text: str | bytes, lines: bool = False) -> str:
 
 
 def json_line(value: object) -> str:
-    r"""Gives a value as JSON in one line that is safe to print: the same characters stand there as `\u001b`.
+    r"""Return a value as one line of JSON that is safe to print, with control characters as `\u001b`.
+
+    Values without a JSON equivalent, such as `bytes`, become their `repr`.
 
     Raises:
-        TypeError: JSON has no such value; `bytes` and others become their `repr`.
+        TypeError: a key of an object is no JSON key.
     """
-    return _IN_A_LINE.sub(_json_escaped, json.dumps(value, ensure_ascii=False, default=repr))
+    return _IN_A_LINE.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(value, ensure_ascii=False, default=repr))
 
 
 class PrintableFormatter(logging.Formatter):
-    """Makes log records safe to print; the lines of tracebacks stay lines."""
+    """Escapes control characters in log records; line feeds, as in tracebacks, are kept."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter.format`."""
@@ -46,7 +48,3 @@ class PrintableFormatter(logging.Formatter):
 def _escaped(match: re.Match[str]) -> str:
     code = ord(match[0])
     return _SHORT.get(match[0]) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
-
-
-def _json_escaped(match: re.Match[str]) -> str:
-    return f"\\u{ord(match[0]):04x}"

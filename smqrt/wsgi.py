@@ -1,12 +1,12 @@
-"""Hubs in WSGI applications: the handler class for `gevent.pywsgi`, which gives them browsers and raw devices.
+"""Hubs in WSGI applications, by a handler class for `gevent.pywsgi`.
 
     from gevent.pywsgi import WSGIServer
     from smqrt.wsgi import Handler
 
     WSGIServer(("", 8000), application, handler_class=Handler).serve_forever()
 
-`smqrt.gunicorn.Worker` is the same for gunicorn. In the application, `smq.connect(environ)` takes the connection; what
-the application answers then is dropped.
+For gunicorn there is `smqrt.gunicorn.Worker`. In the application, `smq.connect(environ)` takes over the connection of a
+browser or device; the response of the application is then discarded.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from http.client import HTTPException
 from time import monotonic
 from types import TracebackType
@@ -38,39 +39,40 @@ else:
     _Base = object
 
 _READ = 1
-_PUMP_BYTES = 65536
+_COPY_BYTES = 65536
 
 KEEP_ALIVE_S = 60.0
 HEAD_S, MAX_HEAD_BYTES = 10.0, 65536
 BODY_S, BODY_BYTES_PER_S = 20.0, 500
-DISCARD_S, MAX_DISCARDED_BYTES = 10.0, 1 << 20  # of a body that the application has not read
-TAKES_NOTHING_S = 30.0
+DISCARD_S, MAX_DISCARDED_BYTES = 10.0, 1 << 20  # for the rest of a body that the application has not read
+STALLED_S = 30.0  # time in which a client must receive some data
 
 TakenConnection = tuple[Any, Any, bytes]
 Environ = dict[str, Any]
-"""What WSGI tells of a request: values of any kind."""
+"""The WSGI environ of a request; values of any type."""
 ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
-"""What `sys.exc_info` gives."""
+"""The return value of `sys.exc_info`."""
 
 
-class NoMore(OSError, ValueError):
-    """Nothing more comes of what a client sends, or is taken; a ValueError is what `gevent.pywsgi` expects in the head,
-    an OSError elsewhere.
+class InputLimitError(OSError, ValueError):
+    """A client exceeds a limit of size or time, or has disconnected.
+
+    `gevent.pywsgi` expects a ValueError while it reads the head of a request, an OSError elsewhere.
 
     Args:
-        text: why.
+        text: the reason.
     """
 
     def __init__(self, text: str) -> None:
-        super().__init__(errno.ECONNRESET, text)  # one of those that are not logged
+        super().__init__(errno.ECONNRESET, text)  # gevent does not log this error number
 
 
 class LimitedInput(io.RawIOBase):
-    """What a client sends: no more than was allowed, and in turn with the others, also when there is always something.
+    """Input of a client with limits; yields to other greenlets even when data is always available.
 
     Args:
         sock: the connection.
-        raw: the stream of it that the server made, closed with this one.
+        raw: the server's stream of the connection, closed with this one.
     """
 
     def __init__(self, sock: socket.socket, raw: io.RawIOBase) -> None:
@@ -78,24 +80,24 @@ class LimitedInput(io.RawIOBase):
         self.allow(0, 0)
 
     def allow(self, size_bytes: int, wait_s: float, bytes_per_s: float = 0.0) -> None:
-        """Say what may come from now on.
+        """Set the limits of the following input.
 
         Args:
-            size_bytes: more raises `NoMore`.
-            wait_s: for how long may be waited for it in all; else `NoMore`.
-            bytes_per_s: so many that come are worth a second more.
+            size_bytes: maximum size; more raises `InputLimitError`.
+            wait_s: maximum time to wait in total; more raises `InputLimitError`.
+            bytes_per_s: received bytes that extend the time by one second.
         """
         self._left_bytes, self._wait_s = size_bytes, wait_s
         self._byte_s = 1 / bytes_per_s if bytes_per_s else 0.0
 
     def readable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # what a BufferedReader gives
         """See `io.RawIOBase`."""
         if self._left_bytes <= 0:
-            raise NoMore("more than the server reads")
+            raise InputLimitError("more data than allowed")
         size = self._receive(buffer)
         self._wait_s += size * self._byte_s
         self._left_bytes -= size
@@ -108,11 +110,11 @@ class LimitedInput(io.RawIOBase):
             return int(self._sock.recv_into(buffer))
         except OSError as error:
             self._left_bytes = 0
-            raise NoMore(str(error)) from None
+            raise InputLimitError(str(error)) from None
         finally:
             self._wait_s -= monotonic() - began_s
-            self._sock.settimeout(TAKES_NOTHING_S)
-            self.turn.yield_if_due()  # now, because many may have waited for the same moment
+            self._sock.settimeout(STALLED_S)
+            self.turn.yield_if_due()  # here, since many greenlets may continue in the same turn of the loop
 
     def close(self) -> None:
         """Close the stream."""
@@ -121,9 +123,9 @@ class LimitedInput(io.RawIOBase):
 
 
 class HandoverMixin(_Base):
-    """Mixed into a handler of `gevent.pywsgi`: applications may take the connection of a request."""
+    """Mixin for a handler of `gevent.pywsgi` that lets a hub take over the connection of a request."""
 
-    _over = False  # the response was given, or the connection taken: what the application says is dropped
+    _over = False  # whether the connection was answered or taken over; the response of the application is discarded
     _relay: gevent.Greenlet[..., None] | None = None
 
     def __init__(self, sock: socket.socket, address: str, server: WSGIServer) -> None:
@@ -132,32 +134,32 @@ class HandoverMixin(_Base):
         self.rfile = io.BufferedReader(self._incoming)
 
     def read_requestline(self) -> str:
-        """The first line of a request; empty when the client says none."""
-        self._incoming.turn.yield_if_due()  # a pipeline is in the buffer
+        """Return the first line of a request; empty when the client sends none."""
+        self._incoming.turn.yield_if_due()  # pipelined requests are in the buffer, and read without waiting
         self._incoming.allow(MAX_HEAD_BYTES, KEEP_ALIVE_S)
         return super().read_requestline()
 
     def read_request(self, raw_requestline: str) -> OldMessage:
-        """Read the rest of the head; raises ValueError when it is none."""
+        """Read the rest of the head. Raises ValueError when it is invalid."""
         self._incoming.allow(MAX_HEAD_BYTES, HEAD_S)
         taken = super().read_request(raw_requestline)
         self._incoming.allow(sys.maxsize, BODY_S, BODY_BYTES_PER_S)
         return taken
 
     def MessageClass(self, fp: io.BufferedIOBase, *more: object) -> OldMessage:  # the server's name
-        """The fields of a head."""
+        """Return the fields of a head."""
         try:
             return super().MessageClass(fp, *more)
         except HTTPException as error:
             raise ValueError(str(error)) from None  # one line in the log
 
     def run_application(self) -> None:
-        """Answer a request."""
+        """Process a request."""
         super().run_application()
         self._incoming.allow(MAX_DISCARDED_BYTES, DISCARD_S)
 
     def get_environ(self) -> Environ:
-        """The environ of a request, with the handler in it."""
+        """Return the environ of a request, which includes the handler."""
         environ = super().get_environ()
         self._over = False
         environ[HANDLER] = self
@@ -165,11 +167,11 @@ class HandoverMixin(_Base):
 
     @property
     def is_answered(self) -> bool:
-        """Whether the response has begun, or the connection was taken away."""
+        """Whether the response has begun, or the connection was taken over."""
         return bool(self._over or self.headers_sent)
 
     def answer(self, status: str, text: str, headers: dict[str, str]) -> None:
-        """Answer the request in the application's place."""
+        """Answer the request instead of the application."""
         body = text.encode()
         fields = {"Content-Type": "text/plain; charset=utf-8", "Content-Length": str(len(body)), **headers}
         self.start_response(status, list(fields.items()))
@@ -177,44 +179,38 @@ class HandoverMixin(_Base):
         self._over = True
 
     def take(self) -> TakenConnection:
-        """Take the connection away from the server.
+        """Take the connection over from the server.
 
         Returns:
-            the non-blocking socket, its READ watcher, and what arrived behind the request.
+            The non-blocking socket, its READ watcher, and data that arrived after the request.
         """
-        sock, data = self.socket, self._read_ahead()
+        sock = self.socket
+        self._incoming.allow(0, 0)
+        try:
+            data: bytes = self.rfile.peek()  # data that the server has read ahead
+        except InputLimitError:
+            data = b""
         self._over = self.close_connection = self.headers_sent = True
         if isinstance(sock, SSLSocket):
-            transport: Any = self._relayed(sock)
+            # The hub reads from file descriptors, so a socket pair carries the decrypted data.
+            ours, theirs = socket.socketpair()
+            sock.settimeout(None)
+            self._relay = gevent.spawn(_relay, sock, ours)
+            transport: Any = BehindTls(theirs.detach(), sock)
         else:
             transport = _socket.socket(fileno=os.dup(sock.fileno()))  # the server closes its own
             transport.setblocking(False)
-        self.socket = None  # type: ignore[assignment]  # says that there is nothing to close
+        self.socket = None  # type: ignore[assignment]  # the server then closes nothing
         return transport, get_hub().loop.io(transport.fileno(), _READ), data
-
-    def _read_ahead(self) -> bytes:
-        """What the server has read of the connection already."""
-        self._incoming.allow(0, 0)
-        try:
-            data: bytes = self.rfile.peek()
-        except NoMore:  # nothing
-            data = b""
-        return data
-
-    def _relayed(self, sock: SSLSocket) -> BehindTls:
-        ours, theirs = socket.socketpair()
-        sock.settimeout(None)
-        self._relay = gevent.spawn(_relay, sock, ours)
-        return BehindTls(theirs.detach(), sock)
 
     def handle(self) -> None:
         """Serve a connection; the server closes it when this returns."""
         try:
             super().handle()
         except OSError:
-            pass  # the client has gone before it was told what is wrong
+            pass  # the client disconnected before the error response
         finally:
-            self._incoming.close()  # else it keeps the descriptor
+            self._incoming.close()  # releases the file descriptor
         if self._relay is not None:
             self._relay.join()
 
@@ -231,7 +227,7 @@ class HandoverMixin(_Base):
 
     def _sendall(self, data: bytes) -> None:
         if self.socket is not None:
-            super()._sendall(data)  # type: ignore[misc]  # its stubs do not know it
+            super()._sendall(data)  # type: ignore[misc]  # missing in the type stubs
 
 
 class Handler(HandoverMixin, WSGIHandler):
@@ -239,11 +235,11 @@ class Handler(HandoverMixin, WSGIHandler):
 
 
 class BehindTls:
-    """One end of a socket pair whose other end is relayed to a TLS connection, which tells the facts.
+    """One end of a socket pair whose other end is relayed to a TLS connection; has the addresses of the connection.
 
     Args:
-        fd: the file descriptor of the end.
-        tls: the connection.
+        fd: the file descriptor of this end.
+        tls: the TLS connection.
     """
 
     def __init__(self, fd: int, tls: SSLSocket) -> None:
@@ -256,33 +252,26 @@ class BehindTls:
         return getattr(self._sock, name)
 
     def peer_certificate(self) -> bytes | None:
-        """The client's certificate in DER form; None when it sent none."""
+        """Return the client's certificate (DER); None when it sent none."""
         return self._tls.getpeercert(binary_form=True)
 
 
 def _relay(one: Any, other: Any) -> None:
-    """Carry bytes both ways until both ends are closed."""
-    ways = [gevent.spawn(_pump, one, other), gevent.spawn(_pump, other, one)]
-    gevent.joinall(ways)
+    """Copy data in both directions until both ends are closed."""
+    gevent.joinall([gevent.spawn(_copy, one, other), gevent.spawn(_copy, other, one)])
     one.close()
     other.close()
 
 
-def _pump(source: Any, sink: Any) -> None:
+def _copy(source: Any, sink: Any) -> None:
     turn = Turn()
     try:
-        while data := source.recv(_PUMP_BYTES):
-            with gevent.Timeout(TAKES_NOTHING_S, TimeoutError):
+        while data := source.recv(_COPY_BYTES):
+            with gevent.Timeout(STALLED_S, TimeoutError):
                 sink.sendall(data)
             turn.yield_if_due()
         sink.shutdown(socket.SHUT_WR)
     except (OSError, ValueError):  # ValueError: the server has closed the TLS connection
         for end in (source, sink):
-            _end(end)
-
-
-def _end(sock: Any) -> None:
-    try:
-        sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # it is gone
+            with suppress(OSError):  # closed already
+                end.shutdown(socket.SHUT_RDWR)

@@ -267,7 +267,7 @@ def test_the_commands(tmp_path: Path) -> None:
     assert lines["drain_s = 2.0"] == "default"
     assert shown.stderr == "SMQRT_PROT is no setting; did you mean SMQRT_PORT?\n"
     assert tomllib.loads(shown.stdout)["pages"] == {"manual": False, "applications": True}
-    assert config("check", folder=tmp_path).stdout == "smqrt.toml: 2 settings given, nothing wrong\n"
+    assert config("check", folder=tmp_path).stdout == "smqrt.toml: 2 settings, all checks passed\n"
     other = tmp_path / "other.toml"
     other.write_text('port = "x"\nprot = 1\n')
     checked = config("check", other, folder=tmp_path)

@@ -73,7 +73,7 @@ def test_what_serve_makes_is_not_missed_by_check(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "smqrt", "config", "check"]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     checked = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=30)
-    assert checked.stdout == "smqrt.toml: 3 settings given, nothing wrong\n", checked.stderr
+    assert checked.stdout == "smqrt.toml: 3 settings, all checks passed\n", checked.stderr
     assert not (tmp_path / "cache").exists()
 
 

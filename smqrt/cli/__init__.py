@@ -1,4 +1,7 @@
-"""The command line, with the commands `new` and `help`; each other one is in a module that is loaded when called."""
+"""Command-line interface.
+
+The commands `new` and `help` are here. The module of every other command is imported when the command runs.
+"""
 
 from __future__ import annotations
 
@@ -17,38 +20,42 @@ from smqrt.errors import SmqrtError, StartError
 from smqrt.printable import PrintableFormatter, printable
 
 _COMMANDS = {
-    "serve": ("smqrt.cli.serve", "serve", "Run applications."),
-    "demo": ("smqrt.cli.demo", "demo", "Serve the demonstration applications."),
-    "backup": ("smqrt.cli.backup", "backup", "Copy what a server keeps, while it runs."),
+    "serve": ("smqrt.cli.serve", "serve", "Start a server and run applications."),
+    "demo": ("smqrt.cli.demo", "demo", "Start a server with the demonstration applications."),
+    "backup": ("smqrt.cli.backup", "backup", "Copy the files of a server while it runs."),
     "config": ("smqrt.cli.config", "config", "Show and check settings."),
-    "restart": ("smqrt.cli.restart", "restart", "Replace a running server by a new process; its clients stay."),
-    "pub": ("smqrt.cli.pubsub", "pub", "Publish to a topic."),
-    "sub": ("smqrt.cli.pubsub", "sub", "Print what is published to topics."),
-    "request": ("smqrt.cli.pubsub", "request", "Send a message and print the answer."),
+    "restart": ("smqrt.cli.restart", "restart", "Restart a server without disconnecting its clients."),
+    "pub": ("smqrt.cli.pubsub", "pub", "Publish messages to a topic."),
+    "sub": ("smqrt.cli.pubsub", "sub", "Subscribe to topics and print their messages."),
+    "request": ("smqrt.cli.pubsub", "request", "Publish a message and print the reply."),
     "servers": ("smqrt.cli.admin", "servers_", "List the running servers of this user."),
-    "top": ("smqrt.cli.admin", "top", "Show how a running server does, live."),
+    "top": ("smqrt.cli.admin", "top", "Show the load of a running server, live."),
     "peers": ("smqrt.cli.admin", "peers", "List the clients of a running server."),
     "topics": ("smqrt.cli.admin", "topics", "List the topics of a running server."),
-    "cluster": ("smqrt.cli.cluster", "cluster", "Show the nodes that a running server works together with."),
-    "trace": ("smqrt.cli.admin", "trace", "Show what a client does, or what goes through a topic, live."),
-    "dashboard": ("smqrt.cli.admin", "dashboard", "Print a dashboard for Grafana."),
-    "new": ("smqrt.cli", "new", "Make a new application to start from."),
-    "passwd": ("smqrt.cli.identity", "passwd", "Set the password of a user who connects to hubs."),
-    "acl": ("smqrt.cli.identity", "acl", "Tell what a user may do, and which line of the list says so."),
-    "check": ("smqrt.cli.check", "check", "Find what an application calls that is absent here."),
+    "cluster": ("smqrt.cli.cluster", "cluster", "Show, drain and plan the nodes of a cluster."),
+    "trace": ("smqrt.cli.admin", "trace", "Show the events of a client or a topic, live."),
+    "dashboard": ("smqrt.cli.admin", "dashboard", "Print a Grafana dashboard."),
+    "new": ("smqrt.cli", "new", "Create an application from a template."),
+    "passwd": ("smqrt.cli.identity", "passwd", "Add, change or remove a user of a users file."),
+    "acl": ("smqrt.cli.identity", "acl", "Check the permissions of a user."),
+    "check": ("smqrt.cli.check", "check", "List calls of a Lua application that smqrt does not support."),
     "bench": ("smqrt.cli.bench", "bench", "Measure a running broker."),
-    "pipeline": ("smqrt.cli.pipeline", "pipeline", "Compute on what flows through a hub, with Spark."),
-    "journal": ("smqrt.cli.journal", "journal", "Look into what hubs recorded, compact it, replay it."),
-    "health": ("smqrt.cli.health", "health", "Tell whether a server lives."),
-    "systemd-unit": ("smqrt.cli.systemd_unit", "systemd_unit", "Print a unit for systemd."),
-    "query": ("smqrt.cli.query", "query", "Answer SQL about what hubs recorded."),
-    "help": ("smqrt.cli", "help_", "Print the manual."),
+    "pipeline": ("smqrt.cli.pipeline", "pipeline", "Run Spark queries on the messages of a hub."),
+    "journal": ("smqrt.cli.journal", "journal", "Inspect, compact, export and replay recorded messages."),
+    "health": ("smqrt.cli.health", "health", "Check whether a server is running."),
+    "systemd-unit": ("smqrt.cli.systemd_unit", "systemd_unit", "Print a systemd unit."),
+    "query": ("smqrt.cli.query", "query", "Run a SQL query on recorded messages."),
+    "help": ("smqrt.cli", "help_", "Print or search the manual."),
 }
+"""Module, function and one-line help of each command, in the order of `smqrt --help`."""
 
 
 @contextmanager
-def collecting_later() -> Iterator[None]:
-    """Loads modules without passes of the garbage collector: nearly all of what they make stays, a tenth of a start."""
+def without_garbage_collection() -> Iterator[None]:
+    """Pause the garbage collector while modules are imported, then exempt their objects from later collections.
+
+    Nearly all of these objects live as long as the process; the collections would take a tenth of the start-up time.
+    """
     gc.disable()
     try:
         yield
@@ -65,7 +72,7 @@ class _Commands(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module, name, _ = _COMMANDS[cmd_name]
-        with collecting_later():
+        with without_garbage_collection():
             command = getattr(import_module(module), name)
         assert isinstance(command, click.Command)
         return command
@@ -84,70 +91,82 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
 def cli() -> None:
-    """An SMQ broker and Lua application server."""
+    """SMQ broker and Lua application server.
+
+    `smqrt COMMAND --help` describes a command; `smqrt help` lists the pages of the manual.
+    """
 
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--python", is_flag=True, help="Write it in Python instead of Lua.")
+@click.option("--python", is_flag=True, help="Use the Python template instead of the Lua one.")
 def new(folder: Path, python: bool) -> None:
-    """Make a new application in FOLDER, which must not exist or be empty."""
-    from importlib import resources  # here: it loads much, which no other command needs
+    """Create an application from a template in FOLDER.
+
+    FOLDER is created when it does not exist; otherwise it must be empty.
+    """
+    from importlib import resources  # slow to import, and no other command needs it
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise StartError(f"{folder} is not empty; name a new folder.")
+            raise StartError(f"{folder} is not empty. Choose a new folder.")
         with resources.as_file(
             resources.files("smqrt.cli") / ("template_python" if python else "template")
         ) as template:
             for file in sorted(template.iterdir()):
                 (folder / file.name).write_bytes(file.read_bytes())
     except OSError as error:
-        raise StartError(f"{folder} can't be made: {error.strerror}.") from None
-    click.echo(f"Made a working application in {folder}. Start it with: smqrt serve --reload {folder}")
+        raise StartError(f"Cannot create {folder}: {error.strerror}.") from None
+    click.echo(f"Created an application in {folder}. Start it with: smqrt serve --reload {folder}")
 
 
 @click.command("help")
 @click.argument("words", nargs=-1, metavar="[PAGE | WORD...]")
 def help_(words: tuple[str, ...]) -> None:
-    """Print a PAGE of the manual, or search it for each WORD; without either, list the pages.
+    """Print a PAGE of the manual, or search the manual.
+
+    Without arguments, list the pages. With several WORDs, list the sections that contain all of them.
 
     \b
-    smqrt help                  lists the pages
-    smqrt help settings         prints the page "settings"
-    smqrt help send queue       lists the sections that have both words
+    Examples:
+      smqrt help                  list the pages
+      smqrt help settings         print the page "settings"
+      smqrt help send queue       list the sections with both words
     """
     from smqrt.manual import pages as manual
 
     pages = manual.pages()
     query = " ".join(words).strip()
     name = query.lower().removesuffix(".md").replace(" ", "-")
-    if not query:
-        _list(pages)
-    elif name in pages:
-        _show(pages[name])
-    else:
+    if query and name not in pages:
         _search(pages, query)
+    elif query and sys.stdout.isatty():
+        from rich.console import Console
+        from rich.markdown import Markdown
 
-
-def _list(pages: dict[str, str]) -> None:
-    from smqrt.manual.pages import groups, title
-
-    width = max(len(name) for name in pages if "/" not in name)
-    for group in groups(pages):
-        click.echo(f"{group.part}{': ' if group.title else ''}{group.title}")
-        for name in group.names:
-            click.echo(f"  {name:{width}}  {title(pages[name])}")
-        click.echo()
-    click.echo("`smqrt help PAGE` prints a page, `smqrt help WORD` searches all.")
+        Console(width=min(100, Console().width)).print(Markdown(pages[name], hyperlinks=False))
+    elif query:
+        click.echo(pages[name], nl=False)
+    else:
+        width = max(len(page) for page in pages if "/" not in page)
+        for group in manual.groups(pages):
+            click.echo(f"{group.part}{': ' if group.title else ''}{group.title}")
+            for page in group.names:
+                click.echo(f"  {page:{width}}  {manual.title(pages[page])}")
+            click.echo()
+        click.echo("`smqrt help PAGE` prints a page, `smqrt help WORD` searches all pages.")
 
 
 _MAX_PAGES, _MAX_SECTIONS = 12, 3
 
 
 def _search(pages: dict[str, str], query: str) -> None:
-    """Print the sections that have the words of a query, by page; fail when there is none."""
+    """Print the sections that contain all words of a query, by page.
+
+    Raises:
+        click.UsageError: no section contains them.
+    """
     from shutil import get_terminal_size
 
     from smqrt.manual import search
@@ -160,7 +179,7 @@ def _search(pages: dict[str, str], query: str) -> None:
         by_page.setdefault(found.section.page, []).append(found)
     if not by_page:
         raise click.UsageError(
-            f"No page of the manual is called {query!r}, and none contains it. "
+            f"no page of the manual is named {query!r} or contains it. "
             + (hint or "`smqrt help` lists the pages, such as quick-start.")
         )
     if hint:
@@ -176,29 +195,22 @@ def _search(pages: dict[str, str], query: str) -> None:
         if len(all_found) > _MAX_SECTIONS:
             click.echo(f"  and {len(all_found) - _MAX_SECTIONS} more sections")
     if len(by_page) > _MAX_PAGES:
-        click.echo(f"\n{len(by_page) - _MAX_PAGES} more pages contain {query!r}. Another word makes the list shorter.")
+        click.echo(f"\n{len(by_page) - _MAX_PAGES} more pages contain {query!r}. Add a word to narrow the search.")
     click.echo("\n`smqrt help PAGE` prints a page.")
 
 
-def _show(page: str) -> None:
-    if not sys.stdout.isatty():
-        click.echo(page, nl=False)
-        return
-    from rich.console import Console
-    from rich.markdown import Markdown
-
-    Console(width=min(100, Console().width)).print(Markdown(page, hyperlinks=False))
-
-
 def main() -> None:
-    """The command `smqrt`, also `python -m smqrt`. Exit codes: 0 done, 1 could not, 2 called wrongly."""
+    """Run the command `smqrt`, also `python -m smqrt`.
+
+    Exit codes: 0 success, 1 failure, 2 wrong usage.
+    """
     if sys.platform != "linux":
-        sys.exit(f"smqrt runs on Linux; this is {sys.platform}. On Windows use WSL, on a Mac a virtual machine.")
+        sys.exit(f"smqrt needs Linux; this is {sys.platform}. Use WSL on Windows, a virtual machine on macOS.")
     if sys.argv[1:2] in (["serve"], ["demo"]):
-        # The first act, before anything imports ssl or threading: Python applications may use blocking libraries.
+        # Before anything imports ssl or threading, so that blocking libraries of Python applications are patched too.
         from gevent import monkey
 
         monkey.patch_all()
-    if logging.lastResort:  # what prints warnings and errors while nobody has set up logging
+    if logging.lastResort:  # prints warnings and errors until a command configures logging
         logging.lastResort.setFormatter(PrintableFormatter())
     cli(prog_name="smqrt")

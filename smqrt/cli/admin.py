@@ -1,6 +1,6 @@
-"""`smqrt servers`, `top`, `peers`, `topics` and `trace`: a running server as its operator sees it.
+"""`smqrt servers`, `top`, `peers`, `topics` and `trace`: client commands of the admin listener.
 
-On a terminal `top` is live; piped, it writes lines. With `--json` each answer is a line of JSON.
+On a terminal `top` redraws a page; piped, it prints lines. With `--json` every command prints JSON lines.
 """
 
 from __future__ import annotations
@@ -28,52 +28,56 @@ from smqrt.cli.terminal import InterruptibleCommand
 from smqrt.errors import SmqrtError
 from smqrt.printable import json_line, printable
 
-# ---- The admin listener of a server, asked by commands: where it is, how one logs in, and what it answers.
+# ---- HTTP client of the admin listener
 
 PASSWORD_VARIABLE = "SMQRT_ADMIN_PASSWORD"
 TIMEOUT_S = 10.0
 _NO_SUCH_ADDRESS = ("There is no such address; /api/v1/ lists them.", "There is nothing to do at this address.")
-"""What servers, those of older releases too, say of addresses that they don't know."""
+"""Errors of servers, those of older releases too, for paths that they do not have."""
 
 
 class AdminError(SmqrtError):
-    """The admin listener can't be asked, or refuses; one sentence."""
+    """The admin listener is unreachable or rejects the request."""
 
 
 def connection_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorator: the options that say which server, and as whom; the command gets an `AdminClient` in place of them."""
+    """Decorator: add the options --url, --ca and --user, and pass the command an `AdminClient` instead of them."""
 
     @wraps(command)
     def with_client(url: str | None, user: str | None, ca: str | None, **arguments: object) -> None:
         command(client=AdminClient(url, user, ca), **arguments)
 
-    asking: Callable[..., None] = with_client
-    for add in (
+    decorated: Callable[..., None] = with_client
+    for option in (
         click.option(
-            "--user", metavar="NAME", help=f"Log in; the password is asked for, or is in {PASSWORD_VARIABLE}."
+            "--user",
+            metavar="NAME",
+            help=f"User to log in as. The password comes from {PASSWORD_VARIABLE}, else from a prompt.",
         ),
         click.option(
             "--ca",
             type=click.Path(exists=True, dir_okay=False),
             metavar="FILE",
-            help="Authorities of its certificate, or the certificate itself.  [default: those of this machine]",
+            help="CA certificates, or the server's own certificate (PEM).  [default: the system's]",
         ),
         click.option(
-            "--url", metavar="URL", help="Of the admin listener.  [default: the server of this user on this machine]"
+            "--url",
+            metavar="URL",
+            help="URL of the admin listener.  [default: the running server of this user]",
         ),
     ):
-        asking = add(asking)
-    return asking
+        decorated = option(decorated)
+    return decorated
 
 
 class AdminClient:
-    """Asks an admin listener.
+    """HTTP client of an admin listener.
 
     Args:
-        url: where it is; None for the server that this user started last on this machine.
-        user: who logs in; None for nobody.
-        ca: file with the authorities of its certificate, or the certificate itself; None for those of this machine. A
-            server of this user on this machine needs none.
+        url: its URL; None for the server that this user started last on this machine.
+        user: the user to log in as; None for no login.
+        ca: file with CA certificates, or the server's own certificate; None for the system's. A server of this user on
+            this machine needs none.
 
     Raises:
         AdminError: there is no such server.
@@ -84,7 +88,7 @@ class AdminClient:
         self.url = (url or str(own and own["url"])).rstrip("/")
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise AdminError(f"--url {url} is no URL of an admin listener; it is like http://127.0.0.1:9356/")
+            raise AdminError(f"--url {url} is not an HTTP URL. Example: http://127.0.0.1:9356/")
         pinned = own.get("certificate") if own else None
         self._connection = connection(parts, TIMEOUT_S, ca, str(pinned) if pinned else None)
         self._prefix = parts.path.rstrip("/")
@@ -95,58 +99,58 @@ class AdminClient:
             self._headers["Authorization"] = "Basic " + b64encode(f"{name}:{password}".encode()).decode()
 
     def get(self, path: str, **arguments: object) -> Any:
-        """Returns what `/api/v1/PATH` answers. Raises AdminError."""
-        with self._answer(path, arguments) as answer:
-            return json.loads(answer.read())
+        """Return the JSON response of GET `/api/v1/PATH`. Raises AdminError."""
+        with self._response(path, arguments) as response:
+            return json.loads(response.read())
 
     def post(self, path: str, **body: object) -> Any:
-        """Has `/api/v1/PATH` do what the body says, and returns what it answers. Raises AdminError."""
-        with self._answer(path, {}, json.dumps(body)) as answer:
-            return json.loads(answer.read())
+        """Return the JSON response of POST `/api/v1/PATH` with a JSON body. Raises AdminError."""
+        with self._response(path, {}, json.dumps(body)) as response:
+            return json.loads(response.read())
 
     def lines(self, path: str, **arguments: object) -> Iterator[Any]:
-        """Yields each line that `/api/v1/PATH` answers, as they come. Raises AdminError."""
-        with self._answer(path, arguments) as answer:
+        """Yield each JSON line of the response of GET `/api/v1/PATH` as it arrives. Raises AdminError."""
+        with self._response(path, arguments) as response:
             if self._connection.sock is not None:
                 self._connection.sock.settimeout(None)
-            while line := answer.readline():
+            while line := response.readline():
                 if line.strip():
                     yield json.loads(line)
 
-    def _answer(self, path: str, arguments: dict[str, object], body: str | None = None) -> HTTPResponse:
+    def _response(self, path: str, arguments: dict[str, object], body: str | None = None) -> HTTPResponse:
         query = urlencode({name: value for name, value in arguments.items() if value not in (None, "")})
         target = f"{self._prefix}/api/v1/{path}" + (f"?{query}" if query else "")
         headers = self._headers | ({} if body is None else {"Content-Type": "application/json"})
         try:
             self._connection.request("GET" if body is None else "POST", target, body, headers)
-            answer = self._connection.getresponse()
+            response = self._connection.getresponse()
         except (OSError, HTTPException) as error:
             self._connection.close()
-            is_distrusted = isinstance(error, ssl.SSLCertVerificationError)
-            remedy = "name whom to trust with --ca." if is_distrusted else "is the server running?"
-            raise AdminError(f"{self.url} can't be asked: {error}; {remedy}") from None
-        if answer.status == 200:
-            return answer
-        data = answer.read()
-        if answer.status == 401:
-            raise AdminError(f"{self.url} asks for a login: give --user, of the group admin.")
+            is_untrusted = isinstance(error, ssl.SSLCertVerificationError)
+            remedy = "Trust its certificate with --ca." if is_untrusted else "Is the server running?"
+            raise AdminError(f"Cannot connect to {self.url}: {error}. {remedy}") from None
+        if response.status == 200:
+            return response
+        data = response.read()
+        if response.status == 401:
+            raise AdminError(f"{self.url} requires a login. Pass --user, a user of the group admin.")
         try:
-            why = str(json.loads(data)["error"])
+            error_text = str(json.loads(data)["error"])
         except (ValueError, KeyError, TypeError):
-            why = f"{self.url} answered {answer.status} {answer.reason}."
-        if answer.status == 404 and why in _NO_SUCH_ADDRESS:
-            why = f"The server at {self.url} is of an older release, which does not know {path}; upgrade it first."
-        raise AdminError(why)
+            error_text = f"{self.url} responded {response.status} {response.reason}."
+        if response.status == 404 and error_text in _NO_SUCH_ADDRESS:
+            error_text = f"The server at {self.url} runs an older release without {path}. Upgrade it first."
+        raise AdminError(error_text)
 
 
 def connection(parts: SplitResult, timeout_s: float, ca: str | None, pinned: str | None = None) -> HTTPConnection:
-    """Returns a connection to an admin listener, that is not made yet.
+    """Return an HTTP connection to an admin listener, which connects at its first request.
 
     Args:
-        parts: of its URL.
-        timeout_s: seconds that each step may take.
-        ca: file with the authorities of its certificate; None for those of this machine.
-        pinned: file with the one certificate that it shows, whatever name that is for; None for any good one.
+        parts: the URL.
+        timeout_s: seconds for each step.
+        ca: file with CA certificates; None for the system's.
+        pinned: file with the only accepted certificate, for any host name; None for verification by `ca`.
 
     Raises:
         AdminError: a file can't be read.
@@ -163,39 +167,37 @@ def connection(parts: SplitResult, timeout_s: float, ca: str | None, pinned: str
             context = ssl.create_default_context(cafile=ca)
     except OSError as error:
         raise AdminError(f"{ca or pinned} can't be read as certificates: {error}") from None
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # a certificate that is named is trusted as it is
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # accepts the server's own certificate without its issuer
     return HTTPSConnection(host, parts.port, timeout=timeout_s, context=context)
 
 
 def servers() -> list[dict[str, Any]]:
     """Return the servers of this user on this machine, the newest first: `url`, `pid` and `folder` of each."""
-    from smqrt.operations.server import announced  # here: `--help` needs none of it
+    from smqrt.operations.server import announced  # `--help` does without these imports
 
     return announced()
 
 
 def _own_server() -> dict[str, Any]:
-    """The server that is meant without `--url`. It is named on the error output; with several a person is asked, and a
-    script gets the newest.
+    """Return the server to use without `--url`, and print its address on standard error.
+
+    With several servers, prompt on a terminal; elsewhere take the newest.
     """
     found = servers()
     if not found:
-        raise AdminError("No server of this user runs on this machine; give --url, such as http://127.0.0.1:9356/.")
+        raise AdminError("No server of this user runs on this machine. Pass --url, such as http://127.0.0.1:9356/.")
+    names = [f"{one['url']}, process {one['pid']}, in {one['folder']}" for one in found]
     chosen = 0
     if len(found) > 1:
         click.echo("Servers of this user:", err=True)
-        for number, one in enumerate(found, 1):
-            click.echo(printable(f"  {number}  {_shown(one)}"), err=True)
+        for number, name in enumerate(names, 1):
+            click.echo(printable(f"  {number}  {name}"), err=True)
         if sys.stdin.isatty() and sys.stdout.isatty():
             chosen = click.prompt("Which one", type=click.IntRange(1, len(found)), default=1, err=True) - 1
         else:
-            click.echo("The newest is asked; --url names another.", err=True)
-    click.echo(printable(f"server {_shown(found[chosen])}"), err=True)
+            click.echo("Using the newest; choose another one with --url.", err=True)
+    click.echo(printable(f"server {names[chosen]}"), err=True)
     return found[chosen]
-
-
-def _shown(server: dict[str, Any]) -> str:
-    return f"{server['url']}, process {server['pid']}, in {server['folder']}"
 
 
 _PEER_COLUMNS = (
@@ -217,12 +219,13 @@ _HUB_COLUMNS = ("hub", "app", "peers", "topics", "subs", "in/s", "out/s", "dropp
 _RIGHT = {"connected", "subs", "received", "sent", "queued", "dropped", "subscribers", "observers", "peers", "topics",
           "in/s", "out/s", "refused", "round trip", "nodes", "clients", "phantoms", "interest", "lost"}  # fmt: skip
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON, an object in each line.")
-_limit = click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
+_limit = click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Maximum to list.")
+_ONE_HUB = "Number of the hub; required when there are several."
 
 
 def size(count: float | None) -> str:
-    """Returns a number of bytes, or of anything, in few characters: 1.5M."""
+    """Return a number with a decimal prefix: 1.5M."""
     if count is None:
         return ""
     for unit in ("", "k", "M", "G"):
@@ -233,7 +236,7 @@ def size(count: float | None) -> str:
 
 
 def lasted(seconds: float) -> str:
-    """Returns a time in few characters: 3 d 4 h."""
+    """Return a duration in its two largest units: 3 d 4 h."""
     for unit_s, unit, below_s, below in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
         if seconds >= unit_s:
             return f"{seconds // unit_s:.0f} {unit} {seconds % unit_s // below_s:.0f} {below}"
@@ -241,16 +244,17 @@ def lasted(seconds: float) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """Returns a table for the terminal; what strangers wrote in it steers no terminal."""
-    shown = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    """Return a table for the terminal; control characters in cells are escaped."""
+    result = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        shown.add_column(column, justify="right" if column in _RIGHT else "left", no_wrap=True, overflow="ellipsis")
+        result.add_column(column, justify="right" if column in _RIGHT else "left", no_wrap=True, overflow="ellipsis")
     for row in rows:
-        shown.add_row(*(Text(printable(str(cell))) for cell in row))
-    return shown
+        result.add_row(*(Text(printable(str(cell))) for cell in row))
+    return result
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table on a terminal, tab-separated lines elsewhere."""
     if sys.stdout.isatty():
         Console().print(table(columns, rows))
         return
@@ -272,10 +276,12 @@ def servers_(as_json: bool) -> None:
 
 @click.command(cls=InterruptibleCommand)
 @connection_options
-@click.option("--hub", type=int, help="Only of this hub.")
-@click.option("--search", default="", help="Only those whose uid, info, address, user or ETID holds this.")
+@click.option("--hub", type=int, help="Only clients of the hub with this number.")
+@click.option("--search", default="", help="Only clients whose uid, info, address, user or ETID contains this text.")
 @click.option(
-    "--sort", type=click.Choice(["dropped", "queued_bytes", "subscriptions", "newest"]), help="The largest first."
+    "--sort",
+    type=click.Choice(["dropped", "queued_bytes", "subscriptions", "newest"]),
+    help="Sort by this, in descending order.",
 )
 @_limit
 @json_option
@@ -286,64 +292,65 @@ def peers(client: AdminClient, hub: int | None, search: str, sort: str | None, l
         for one in found["items"]:
             click.echo(json_line(one))
         return
-    print_table(_PEER_COLUMNS, [_peer_row(one) for one in found["items"]])
-    _tell_rest(found)
-
-
-def _peer_row(one: dict[str, Any]) -> tuple[object, ...]:
-    return (
-        one["id"], one["uid"], one["user"], one["address"], one["transport"], lasted(one["connected_s"]),
-        one["subscriptions"], size(one["bytes_received"]), size(one["bytes_sent"]), size(one["queued_bytes"]),
-        one["dropped"],
-    )  # fmt: skip
+    rows = [
+        (
+            one["id"], one["uid"], one["user"], one["address"], one["transport"], lasted(one["connected_s"]),
+            one["subscriptions"], size(one["bytes_received"]), size(one["bytes_sent"]), size(one["queued_bytes"]),
+            one["dropped"],
+        )
+        for one in found["items"]
+    ]  # fmt: skip
+    print_table(_PEER_COLUMNS, rows)
+    _print_remainder(found)
 
 
 @click.command(cls=InterruptibleCommand)
 @connection_options
-@click.option("--hub", type=int, help="Of this hub; needed when there are several.")
-@click.option("--search", default="", help="Only those whose name holds this.")
-@click.option("--sort", type=click.Choice(["subscribers"]), help="The largest first.")
+@click.option("--hub", type=int, help=_ONE_HUB)
+@click.option("--search", default="", help="Only topics whose name contains this text.")
+@click.option("--sort", type=click.Choice(["subscribers"]), help="Sort by this, in descending order.")
 @_limit
 @json_option
 def topics(client: AdminClient, hub: int | None, search: str, sort: str | None, limit: int, as_json: bool) -> None:
     """List the topics of a hub."""
-    found = client.get("topics", hub=hub or _only_hub(client), search=search, sort=sort, limit=limit)
+    if not hub:
+        hubs = client.get("hubs")
+        if len(hubs) != 1:
+            listed = ", ".join(f"{one['id']} ({one['app'] or one['made_at']})" for one in hubs)
+            raise click.UsageError(f"select a hub with --hub. Hubs of this server: {listed or 'none'}.")
+        hub = int(hubs[0]["id"])
+    found = client.get("topics", hub=hub, search=search, sort=sort, limit=limit)
     if as_json:
         for one in found["items"]:
             click.echo(json_line(one))
         return
     print_table(_TOPIC_COLUMNS, [[one[column] for column in _TOPIC_COLUMNS] for one in found["items"]])
-    _tell_rest(found)
+    _print_remainder(found)
 
 
-def _only_hub(client: AdminClient) -> int:
-    hubs = client.get("hubs")
-    if len(hubs) != 1:
-        listed = ", ".join(f"{one['id']} ({one['app'] or one['made_at']})" for one in hubs)
-        raise click.UsageError(f"Which hub? Give --hub; there are: {listed or 'none'}.")
-    return int(hubs[0]["id"])
-
-
-def _tell_rest(found: dict[str, Any]) -> None:
+def _print_remainder(found: dict[str, Any]) -> None:
     if found["total"] > len(found["items"]):
-        click.echo(f"{len(found['items'])} of {found['total']}; --limit and --search show others.", err=True)
+        click.echo(f"{len(found['items'])} of {found['total']}; see the others with --limit and --search.", err=True)
 
 
 @click.command(cls=InterruptibleCommand)
 @connection_options
-@click.option("--peer", default="", metavar="ID|UID", help="What this client does; `smqrt peers` lists the IDs.")
-@click.option("--topic", default="", help="What goes through this topic.")
-@click.option("--hub", type=int, help="Of this hub; needed when there are several.")
-@click.option("--count", type=click.IntRange(1), help="End after so many events.")
+@click.option("--peer", default="", metavar="ID|UID", help="Trace this client; `smqrt peers` lists the IDs.")
+@click.option("--topic", default="", help="Trace the messages of this topic.")
+@click.option("--hub", type=int, help=_ONE_HUB)
+@click.option("--count", type=click.IntRange(1), help="Exit after this many events.")
 @json_option
 def trace(client: AdminClient, peer: str, topic: str, hub: int | None, count: int | None, as_json: bool) -> None:
-    """Show what a client does, or what goes through a topic, while it happens."""
+    """Show the events of a client or a topic, live.
+
+    Pass --peer or --topic. The trace runs until Ctrl-C.
+    """
     if bool(peer) == bool(topic):
-        raise click.UsageError("Give --peer or --topic, one of both.")
+        raise click.UsageError("pass either --peer or --topic.")
     seen = 0
     for event in client.lines("trace", peer=peer, topic=topic, hub=hub):
         if event["event"] == "tracing":
-            click.echo("Tracing; Ctrl-C ends.", err=True)
+            click.echo("Tracing; stop with Ctrl-C.", err=True)
             continue
         click.echo(json_line(event) if as_json else trace_line(event))
         seen += 1
@@ -352,9 +359,10 @@ def trace(client: AdminClient, peer: str, topic: str, hub: int | None, count: in
 
 
 def trace_line(event: dict[str, Any]) -> str:
-    """Returns an event of a trace as a line for people."""
-    who = printable(str(event.get("uid", ""))) or str(event.get("etid", ""))
-    parts = [event.get("time", "")[11:23], f"{event['event']:11}", who]
+    """Return an event of a trace as a line of text."""
+    client = printable(str(event.get("uid", ""))) or str(event.get("etid", ""))
+    # The time of day of an ISO time, with milliseconds.
+    parts = [event.get("time", "")[11:23], f"{event['event']:11}", client]
     if "topic" in event:
         parts.append(printable(str(event["topic"])) + (f" / {event['subtopic']}" if event.get("subtopic") else ""))
     if "bytes" in event:
@@ -367,7 +375,7 @@ def trace_line(event: dict[str, Any]) -> str:
 
 @click.command()
 def dashboard() -> None:
-    """Print a dashboard for Grafana, as JSON."""
+    """Print a Grafana dashboard, as JSON to import."""
     click.echo(resources.files("smqrt.operations").joinpath("grafana.json").read_text("utf-8"), nl=False)
 
 
@@ -376,35 +384,40 @@ def dashboard() -> None:
 
 @click.command(cls=InterruptibleCommand)
 @connection_options
-@click.option("--interval", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, help="Seconds between.")
-@click.option("--count", type=click.IntRange(1), help="So often, and then end.")
+@click.option(
+    "--interval", type=click.FloatRange(0.2, 3600), default=1.0, show_default=True, help="Seconds between updates."
+)
+@click.option("--count", type=click.IntRange(1), help="Exit after this many updates.")
 @json_option
 def top(client: AdminClient, interval: float, count: int | None, as_json: bool) -> None:
-    """Show how a running server does, live."""
+    """Show the load of a running server, live.
+
+    A terminal shows a page, until Ctrl-C; a pipe gets one line per update.
+    """
     view = _Top(client)
     if as_json or not sys.stdout.isatty():
         for number in range(count or sys.maxsize):
             if number:
                 time.sleep(interval)
-            server, hubs = view.look()
+            server, hubs = view.fetch()
             click.echo(json_line({"server": server, "hubs": hubs}) if as_json else view.line(server, hubs))
         return
     with Live(console=Console(), screen=count is None, auto_refresh=False) as live:
         for number in range(count or sys.maxsize):
             if number:
                 time.sleep(interval)
-            live.update(view.shown(*view.look()), refresh=True)
+            live.update(view.page(*view.fetch()), refresh=True)
 
 
 class _Top:
-    """What `top` shows; remembers the counters of the last look for the rates."""
+    """The views of `top`; keeps the previous counters, from which it computes rates."""
 
     def __init__(self, client: AdminClient) -> None:
         self._client = client
         self._last: dict[str, tuple[float, float]] = {}
 
-    def look(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """Returns the server and its hubs, with rates."""
+    def fetch(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the server and its hubs, with rates."""
         server, hubs = self._client.get("server"), self._client.get("hubs")
         at_s = time.monotonic()
         server["cpu_percent"] = self._rate("cpu", server["cpu_s"] * 100, at_s)
@@ -420,7 +433,7 @@ class _Top:
         return None if before is None or at_s <= then_s else round((value - before) / (at_s - then_s), 1)
 
     def line(self, server: dict[str, Any], hubs: list[dict[str, Any]]) -> str:
-        """Returns all in a line."""
+        """Return a summary in one line."""
         cpu = "" if server["cpu_percent"] is None else f" cpu {server['cpu_percent']:.0f} %"
         dropped = sum(sum(one["drops"].values()) for one in hubs)
         return (
@@ -429,8 +442,8 @@ class _Top:
             f"peers {server['peers']} dropped {dropped} queued {size(server['queued_bytes'])}"
         )
 
-    def shown(self, server: dict[str, Any], hubs: list[dict[str, Any]]) -> Group:
-        """Returns all as a page for the terminal."""
+    def page(self, server: dict[str, Any], hubs: list[dict[str, Any]]) -> Group:
+        """Return the page for the terminal."""
         rows = [
             (
                 one["id"], one["app"] or one["made_at"], one["peers"], one["topics"], one["subscriptions"],
@@ -441,4 +454,4 @@ class _Top:
         ]  # fmt: skip
         parts: list[Any] = [Text(self.line(server, hubs), "bold")]
         parts += [Text(one, "yellow") for one in server["obstacles"]]
-        return Group(*parts, Text(), table(_HUB_COLUMNS, rows), Text("Ctrl-C ends.", "dim"))
+        return Group(*parts, Text(), table(_HUB_COLUMNS, rows), Text("Stop with Ctrl-C.", "dim"))

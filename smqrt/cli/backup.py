@@ -1,8 +1,9 @@
-"""`smqrt backup`: a copy of what a server keeps, taken while it writes: journals, SQLite files, and all other files.
+"""`smqrt backup`: copies of journals, SQLite files and other files of a running server.
 
-A journal is copied in an order in which everything that a file speaks of is copied behind it: what pipelines have
-committed, the segments, each behind its index, the manifest, the compacted files. What compaction has removed meanwhile
-is in the manifest that is copied later. SQLite files are copied by SQLite.
+The files of a journal are copied in an order in which a file precedes the files that it refers to: commits of
+pipelines, segments (each after its index), the manifest, compacted files. The manifest of the copy is therefore newer
+than its segments, and lists the compacted files of segments that compaction removed during the copy. SQLite files are
+copied with SQLite's backup function.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import shutil
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -25,33 +26,34 @@ from smqrt.printable import printable
 _SQLITE = b"SQLite format 3\0"
 _BESIDE_SQLITE = ("-wal", "-shm", "-journal", "-lock")
 _NOT_COPIED = {"hub.json", "hub.lock", "commits.lock", "lock"}
-"""Of a journal: who has it at the moment."""
+"""Files of a journal that describe or lock out its current user."""
 _NOT_COPIED_FOLDERS = {"held", "retired"}
 _PASSES = 5
-"""Compaction may replace files while they are copied; it takes longer than a pass."""
+"""Attempts to copy the compacted files: compaction may replace files during a pass, but takes longer than a pass."""
 
 
 @click.command()
 @click.argument("target", type=click.Path(path_type=Path))
 @click.argument("sources", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 def backup(target: Path, sources: tuple[Path, ...]) -> None:
-    """Copy SOURCES, folders of applications, journals or files, into the new folder TARGET.
+    """Copy the files of a server while it runs.
 
-    The server may run and write. The copy is checked; exit code 1 when it is not whole. To restore, stop the server and
-    put the copies in their places.
+    SOURCES are folders of applications, journals, or files. TARGET is a new folder for the copies. Journals and SQLite
+    files are checked after the copy; exit code 1 when a copy is incomplete. To restore, stop the server and put the
+    copies back.
     """
     try:
         target.mkdir(parents=True)
     except FileExistsError:
-        raise StartError(f"{target} exists; name a new folder for each backup.") from None
+        raise StartError(f"{target} exists. Use a new folder for each backup.") from None
     counts: Counter[str] = Counter()
     for source in sources:
-        place = target / source.resolve().name
-        if place.exists():
-            raise StartError(f"{source}: there is a {place.name} among the sources already; back it up by itself.")
-        _copy(source.resolve(), place, counts)
-    made = ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for what, count in sorted(counts.items()))
-    click.echo(printable(f"{target}: {made or 'nothing'}, checked"))
+        copy = target / source.resolve().name
+        if copy.exists():
+            raise StartError(f"{source}: another source is also named {copy.name}. Back it up separately.")
+        _copy(source.resolve(), copy, counts)
+    copied = ", ".join(f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in sorted(counts.items()))
+    click.echo(printable(f"{target}: {copied or 'nothing'}, checked"))
 
 
 def _copy(source: Path, target: Path, counts: Counter[str]) -> None:
@@ -65,24 +67,18 @@ def _copy(source: Path, target: Path, counts: Counter[str]) -> None:
         for inner in sorted(source.iterdir()):
             _copy(inner, target / inner.name, counts)
         shutil.copystat(source, target)
-    elif source.is_file() and (what := _copy_one(source, target)):
-        counts[what] += 1
-
-
-def _copy_one(source: Path, target: Path) -> str:
-    """Copies a file; gives what it was, nothing when it was left out."""
-    try:
-        if _is_sqlite(source):
-            _copy_sqlite(source, target)
-            return "SQLite file"
-        if not _is_beside_sqlite(source):
-            shutil.copy2(source, target)
-            return "file"
-    except FileNotFoundError:
-        pass  # it was removed a moment ago
-    except OSError as error:
-        raise StartError(f"{source} can't be copied: {error.strerror or error}.") from None
-    return ""
+    elif source.is_file():
+        try:
+            if _is_sqlite(source):
+                _copy_sqlite(source, target)
+                counts["SQLite file"] += 1
+            elif not _is_beside_sqlite(source):
+                shutil.copy2(source, target)
+                counts["file"] += 1
+        except FileNotFoundError:
+            pass  # removed since the folder was listed
+        except OSError as error:
+            raise StartError(f"Cannot copy {source}: {error.strerror or error}.") from None
 
 
 def _is_sqlite(path: Path) -> bool:
@@ -91,24 +87,28 @@ def _is_sqlite(path: Path) -> bool:
 
 
 def _is_beside_sqlite(path: Path) -> bool:
-    end = next((end for end in _BESIDE_SQLITE if path.name.endswith(end)), None)
-    whole = path.with_name(path.name.removesuffix(end)) if end else path
-    return end is not None and whole.is_file() and _is_sqlite(whole)
+    """Whether a file is the log or the lock of an SQLite file, whose content the backup function includes."""
+    suffix = next((suffix for suffix in _BESIDE_SQLITE if path.name.endswith(suffix)), None)
+    if suffix is None:
+        return False
+    database = path.with_name(path.name.removesuffix(suffix))
+    return database.is_file() and _is_sqlite(database)
 
 
 def _copy_sqlite(source: Path, target: Path) -> None:
     try:
-        with sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True, timeout=30) as there:
+        with sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True, timeout=30) as original:
+            # SQLite would create the file with the default mode.
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, source.stat().st_mode & 0o777))
-            with sqlite3.connect(target) as here:
-                there.backup(here, pages=256)
-                found = here.execute("PRAGMA integrity_check").fetchone()[0]
-            here.close()
-        there.close()
+            with sqlite3.connect(target) as copy:
+                original.backup(copy, pages=256)
+                result = copy.execute("PRAGMA integrity_check").fetchone()[0]
+            copy.close()
+        original.close()
     except sqlite3.Error as error:
-        raise StartError(f"{source} can't be copied: {error}.") from None
-    if found != "ok":
-        raise StartError(f"{source} is damaged: {found.splitlines()[0]}.")
+        raise StartError(f"Cannot copy {source}: {error}.") from None
+    if result != "ok":
+        raise StartError(f"{source} is damaged: {result.splitlines()[0]}.")
 
 
 # ---- journals
@@ -120,50 +120,41 @@ def _copy_journal(source: Path, target: Path) -> None:
         _copy_file(source, target, path)
     faults = []
     for _ in range(_PASSES):
-        _copy_compacted(source, target)
+        for folder in ("manifest", "data"):
+            shutil.rmtree(target / folder, ignore_errors=True)
+        for path in [source / manifest.FILE, *_files_below(source / "manifest"), *_files_below(source / "data")]:
+            _copy_file(source, target, path)
         report = verify(target)
         if any(fault.torn for fault in report.faults):  # the hub was writing
-            _cut_torn_ends(target, report)
+            _remove_torn_ends(target, report)
             report = verify(target)
         faults = report.faults
         if not faults:
             return
-    raise StartError(f"The copy of {source} is not whole: {faults[0]}")
+    raise StartError(f"The copy of {source} is incomplete: {faults[0]}")
 
 
-def _cut_torn_ends(journal: Path, report: VerifyReport) -> None:
-    before = set(_below(journal))
+def _remove_torn_ends(journal: Path, report: VerifyReport) -> None:
+    before = set(_files_below(journal))
     repair(journal, report)
-    for path in set(_below(journal)) - before:
-        if path.name in _NOT_COPIED or path.name.endswith(DAMAGED):  # what was cut off is in the journal itself
+    for path in set(_files_below(journal)) - before:
+        if path.name in _NOT_COPIED or path.name.endswith(DAMAGED):  # the journal itself still has these bytes
             path.unlink()
 
 
 def _in_order(journal: Path) -> Iterator[Path]:
-    """What pipelines have committed, then the segments, each behind its index, then the rest."""
-    committed = [*journal.glob("wal/*/txn.json"), *_below(journal / "readers")]
+    """Yield commits of pipelines, then segments, each after its index, then all but the compacted files."""
+    committed = [*journal.glob("wal/*/txn.json"), *_files_below(journal / "readers")]
     yield from committed
-    segments = [path for path in _below(journal / "wal") if path not in committed]
+    segments = [path for path in _files_below(journal / "wal") if path not in committed]
     yield from sorted(segments, key=lambda path: (path.parent, path.stem, path.suffix == ".arrows"))
     compacted = {journal / "wal", journal / "readers", journal / "data", journal / "manifest", journal / manifest.FILE}
     for path in sorted(journal.iterdir()):
         if path not in compacted and path.name not in _NOT_COPIED_FOLDERS:
-            yield from _below(path) if path.is_dir() else [path]
+            yield from _files_below(path) if path.is_dir() else [path]
 
 
-def _copy_compacted(source: Path, target: Path) -> None:
-    for folder in ("manifest", "data"):
-        shutil.rmtree(target / folder, ignore_errors=True)
-    for path in ([source / manifest.FILE], _below(source / "manifest"), _below(source / "data")):
-        _copy_all(source, target, path)
-
-
-def _copy_all(source: Path, target: Path, paths: Iterable[Path]) -> None:
-    for path in paths:
-        _copy_file(source, target, path)
-
-
-def _below(folder: Path) -> list[Path]:
+def _files_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
@@ -175,6 +166,6 @@ def _copy_file(source: Path, target: Path, path: Path) -> None:
     try:
         shutil.copy2(path, copy)
     except FileNotFoundError:
-        pass  # compacted and removed meanwhile, or there never was one
+        pass  # removed by compaction since it was listed, or a journal without a manifest
     except OSError as error:
-        raise StartError(f"{path} can't be copied: {error.strerror or error}.") from None
+        raise StartError(f"Cannot copy {path}: {error.strerror or error}.") from None

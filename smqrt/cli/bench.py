@@ -1,7 +1,7 @@
-"""`smqrt bench`: a short load on a running broker, every message checked, and a table of what came of it.
+"""`smqrt bench`: short load tests of a running broker.
 
-Publisher and subscribers share this one process, so the figures are a lower bound. At most `_WINDOW_BYTES` are under
-way at a time, so that a loss is the broker's and not an overrun of ours.
+Publisher and subscribers share one process, so the figures are a lower bound. At most `_WINDOW_BYTES` are unreceived at
+any time, so that a loss is the broker's and not an overrun of this process.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from smqrt.cli.connect import ConnectionOptions, Failure, RefusedByBroker, connection_options, failure, open_client
+from smqrt.cli.connect import ConnectionOptions, Failure, RejectedByBroker, connection_options, failure, open_client
 from smqrt.client import SmqClient
 
 _WINDOW_BYTES = 256 * 1024
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 _SHAPES = ((16, 1), (1024, 1), (60_000, 1), (128, 10))
 """Payload in bytes, number of subscribers."""
 
 
 class BenchRow(NamedTuple):
-    """One line of the table."""
+    """A line of the result table."""
 
     shape: str
     messages: int
@@ -43,28 +43,28 @@ class BenchRow(NamedTuple):
 @click.command()
 @click.argument("url")
 @click.option(
-    "--seconds", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Duration of each shape."
+    "--seconds", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Duration of each test."
 )
 @connection_options
 def bench(url: str, seconds: float, **connection: Unpack[ConnectionOptions]) -> None:
-    """Measure the broker at URL: round trips, messages a second, losses.
+    """Measure the broker at URL: connections, round trips, messages per second, losses.
 
-    Exit code 1 when a message was lost or out of order. The load is made by this one Python process, which is often the
-    slower side.
+    This single Python process generates the load, and is often slower than the broker. Exit code 1 when messages were
+    lost or out of order.
     """
     connection["uid"] = None
 
     def connect() -> SmqClient:
         return open_client(url, **connection)
 
-    rows = [_connects(connect, seconds), _round_trips(connect, seconds)]
-    rows += [_publish(connect, seconds, size, subscribers) for size, subscribers in _SHAPES]
+    rows = [_measure_connects(connect, seconds), _measure_round_trips(connect, seconds)]
+    rows += [_measure_publish(connect, seconds, size, subscribers) for size, subscribers in _SHAPES]
     Console().print(_table(url, rows))
-    if bad := sum(row.lost + row.disorder for row in rows):
-        raise Failure(f"{bad} messages were lost or out of order")
+    if failed := sum(row.lost + row.disorder for row in rows):
+        raise Failure(f"{failed} messages were lost or out of order")
 
 
-def _connects(connect: Callable[[], SmqClient], seconds: float) -> BenchRow:
+def _measure_connects(connect: Callable[[], SmqClient], seconds: float) -> BenchRow:
     times = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
@@ -75,26 +75,26 @@ def _connects(connect: Callable[[], SmqClient], seconds: float) -> BenchRow:
     return BenchRow("connect and leave", len(times), seconds, 0, 0, *_percentiles(times))
 
 
-def _round_trips(connect: Callable[[], SmqClient], seconds: float) -> BenchRow:
-    """Request to another client's ETID, its answer to ours."""
+def _measure_round_trips(connect: Callable[[], SmqClient], seconds: float) -> BenchRow:
+    """Publish to the ETID of a second client, which publishes a reply to the ETID of the first."""
     with connect() as caller, connect() as server:
-        answered = Event()
+        replied = Event()
         server.subscribe("self", onmsg=lambda data, ptid, *_: server.publish(data, ptid))
-        caller.subscribe("self", onmsg=lambda *_: answered.set())
+        caller.subscribe("self", onmsg=lambda *_: replied.set())
         times: list[float] = []
         target, end = server.gettid(), time.perf_counter() + seconds
         assert target is not None
         while (started := time.perf_counter()) < end:
-            answered.clear()
+            replied.clear()
             caller.publish(b"ping", target)
-            if not answered.wait(_PATIENCE_S):
-                raise Failure(f"no answer to a message within {_PATIENCE_S:g} s")
+            if not replied.wait(_TIMEOUT_S):
+                raise Failure(f"no reply to a message within {_TIMEOUT_S:g} s")
             times.append(time.perf_counter() - started)
     return BenchRow("round trip by ETID", len(times), seconds, 0, 0, *_percentiles(times))
 
 
 class _Receiver:
-    """A subscriber that counts what comes and whether it comes in order."""
+    """A subscriber that counts messages and checks their order."""
 
     def __init__(self, client: SmqClient, topic: str, progress: Event) -> None:
         self.client, self.received, self.disorder = client, 0, 0
@@ -107,20 +107,22 @@ class _Receiver:
         self._progress.set()
 
 
-def _publish(connect: Callable[[], SmqClient], seconds: float, size_bytes: int, subscribers: int) -> BenchRow:
+def _measure_publish(connect: Callable[[], SmqClient], seconds: float, size_bytes: int, subscribers: int) -> BenchRow:
     topic, progress = f"smqrt-bench-{secrets.token_hex(8)}", Event()
     clients = [connect() for _ in range(subscribers + 1)]
     publisher, *others = clients
     try:
         receivers = [_Receiver(client, topic, progress) for client in others]
-        if not all(client.flush(_PATIENCE_S) for client in others):
+        if not all(client.flush(_TIMEOUT_S) for client in others):
             raise failure(others[0].end)
         started = time.perf_counter()
-        sent = _pump(publisher, topic, size_bytes, receivers, progress, started + seconds)
-        _wait_for_all(receivers, sent)
+        sent = _publish_until(started + seconds, publisher, topic, size_bytes, receivers, progress)
+        deadline = time.perf_counter() + _TIMEOUT_S
+        while min(receiver.received for receiver in receivers) < sent and time.perf_counter() < deadline:
+            gevent.sleep(0.001)
         elapsed = time.perf_counter() - started
         if publisher.dropped:
-            raise RefusedByBroker(f"the broker refused the topic {topic!r}")
+            raise RejectedByBroker(f"the broker rejected the topic {topic!r}")
     finally:
         for client in clients:
             client.close(1)
@@ -130,29 +132,24 @@ def _publish(connect: Callable[[], SmqClient], seconds: float, size_bytes: int, 
     return BenchRow(shape, received, elapsed, sent * subscribers - received, disorder, payload_bytes=size_bytes)
 
 
-def _pump(
-    publisher: SmqClient, topic: str, size_bytes: int, receivers: list[_Receiver], progress: Event, until: float
+def _publish_until(
+    end: float, publisher: SmqClient, topic: str, size_bytes: int, receivers: list[_Receiver], progress: Event
 ) -> int:
-    filler = bytes(size_bytes - 8)
+    """Publish numbered messages until a time, no faster than all receivers receive; return their number."""
+    filler = bytes(size_bytes - 8)  # the number takes 8 bytes
     window = _WINDOW_BYTES // size_bytes
     batch = min(64, max(1, window // 4))
     sent = 0
-    while time.perf_counter() < until:
+    while time.perf_counter() < end:
         for _ in range(batch):
             publisher.publish(sent.to_bytes(8, "big") + filler, topic)
             sent += 1
         gevent.sleep(0)
         while sent - min(receiver.received for receiver in receivers) >= window:
             progress.clear()
-            if not progress.wait(0.1) and time.perf_counter() > until + _PATIENCE_S:
+            if not progress.wait(0.1) and time.perf_counter() > end + _TIMEOUT_S:
                 return sent
     return sent
-
-
-def _wait_for_all(receivers: list[_Receiver], sent: int) -> None:
-    deadline = time.perf_counter() + _PATIENCE_S
-    while min(receiver.received for receiver in receivers) < sent and time.perf_counter() < deadline:
-        gevent.sleep(0.001)
 
 
 def _percentiles(times_s: list[float]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""`smqrt check`: what an application for the Barracuda App Server calls that is absent here."""
+"""`smqrt check`: calls of a Lua application that smqrt does not support."""
 
 from __future__ import annotations
 
@@ -15,36 +15,30 @@ from smqrt.printable import json_line, printable
 
 @click.command()
 @click.argument("path", metavar="FOLDER", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="For programs: JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
 def check(path: Path, as_json: bool) -> None:
-    """List what the application in FOLDER, or a ZIP file, calls that is absent here.
+    """List calls of a Lua application that smqrt does not support.
 
-    Reads its Lua and its pages; nothing is run. The list has file and line; "unknown" is what neither this server nor
-    the documentation of the Barracuda App Server has. Exit code 1 when something is absent or has a syntax error.
+    FOLDER is the folder or the ZIP file of an application for the Barracuda App Server. The command reads its Lua files
+    and pages, and runs none of them. "absent" are documented functions that smqrt lacks; "unknown" are names that
+    neither smqrt nor the documentation of the Barracuda App Server has. Exit code 1 when a call is absent, or a file
+    has a syntax error or can't be read.
     """
     report = read_application(path, api_table.read())
     for finding in report.findings:
         if as_json:
-            click.echo(json_line(_named(finding)))
+            values = {"file": finding.path, "line": finding.line, "finding": finding.kind, "call": finding.name}
+            click.echo(json_line(values | {"tested": finding.is_tested, "note": finding.note}))
         else:
-            click.echo(printable(f"{path / finding.path}{_line(finding)}: {sentence(finding)}"))
+            line = f":{finding.line}" if finding.line else ""
+            click.echo(printable(f"{path / finding.path}{line}: {finding_text(finding)}"))
     if not as_json:
         click.echo(summary(report))
     sys.exit(1 if report.count(ABSENT) or report.count(SYNTAX) or report.count(SKIPPED) else 0)
 
 
-def _named(finding: Finding) -> dict[str, object]:
-    """The finding with the names that the JSON of all commands has."""
-    values = {"file": finding.path, "line": finding.line, "finding": finding.kind, "call": finding.name}
-    return values | {"tested": finding.is_tested, "note": finding.note}
-
-
-def _line(finding: Finding) -> str:
-    return f":{finding.line}" if finding.line else ""
-
-
-def sentence(finding: Finding) -> str:
-    """Returns what is said about a finding."""
+def finding_text(finding: Finding) -> str:
+    """Return a finding as text."""
     if finding.kind == SYNTAX:
         return f"syntax error: {finding.note}"
     if finding.kind == SKIPPED:
@@ -56,10 +50,8 @@ def sentence(finding: Finding) -> str:
 
 
 def summary(report: Report) -> str:
-    """Returns the last line."""
+    """Return the last line of the output."""
     files = "1 file" if report.files == 1 else f"{report.files} files"
-    counts = [f"{report.count(kind)} {word}" for kind, word in _WORDS.items() if report.count(kind)]
-    return f"{files} read: {', '.join(counts) or 'everything it calls is there'}"
-
-
-_WORDS = {ABSENT: "absent", UNKNOWN: "unknown", SYNTAX: "with syntax errors", SKIPPED: "not read"}
+    words = {ABSENT: "absent", UNKNOWN: "unknown", SYNTAX: "with syntax errors", SKIPPED: "not read"}
+    counts = [f"{report.count(kind)} {word}" for kind, word in words.items() if report.count(kind)]
+    return f"{files} read: {', '.join(counts) or 'all calls are supported'}"

@@ -1,4 +1,4 @@
-"""`smqrt config`: what the settings are and where they come from, whether a file is right, its JSON Schema."""
+"""`smqrt config`: settings in force and their origin, checks, JSON Schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smqrt.cli.serve import CONFIG_OPTIONS, sources
 from smqrt.printable import json_line, printable
 from smqrt.server.startable import check_startable
 from smqrt.settings.settings import FILE_NAME, Settings
-from smqrt.settings.sources import DEFAULT, Configuration, Sources, rows
+from smqrt.settings.sources import DEFAULT, Sources, rows
 from smqrt.settings.tree import schema as schema_of
 
 
@@ -30,13 +30,13 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
 
 @config.command()
 @_options
-@click.option("--origin", is_flag=True, help="Add where each value comes from.")
-@click.option("--changed", is_flag=True, help="Only what is not the default.")
-@click.option("--json", "as_json", is_flag=True, help="For programs: a line of JSON for each setting.")
+@click.option("--origin", is_flag=True, help="Add the origin of each value: file, variable, or default.")
+@click.option("--changed", is_flag=True, help="Only settings with a value other than the default.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per setting.")
 def show(origin: bool, changed: bool, as_json: bool, **files: object) -> None:
-    """Print every setting as `smqrt serve` would have it in this folder; secrets are masked.
+    """Print the settings that `smqrt serve` uses in this folder.
 
-    The lines are TOML, and do for a smqrt.toml.
+    The output is TOML for a smqrt.toml. Secrets are masked.
     """
     found = sources(files)[0].read()
     for name, value, place in rows(found):
@@ -45,38 +45,30 @@ def show(origin: bool, changed: bool, as_json: bool, **files: object) -> None:
         if as_json:
             click.echo(json_line({"setting": name, "value": value, "origin": place}))
         else:
-            line = _toml(name, value)
+            line = f"# {name} is not set" if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}"
             click.echo(printable(f"{line:<40} # {place}" if origin else line))
     for warning in found.warnings:
         click.echo(printable(warning), err=True)
 
 
-def _toml(name: str, value: object) -> str:
-    return f"# {name} is not given" if value is None else f"{name} = {json.dumps(value, ensure_ascii=False)}"
-
-
 @config.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 def check(file: Path | None) -> None:
-    """Tell what is wrong with FILE, ./smqrt.toml by default, and with the variables SMQRT_...
+    """Check a settings file and the environment variables SMQRT_...
 
-    Everything is checked that `smqrt serve` checks before it opens a port: also the files that settings name, which
-    must be there. Exit code 1 when something is wrong.
+    FILE is ./smqrt.toml by default. The command makes all checks that `smqrt serve` makes before it opens a port. The
+    files that settings name must exist. Exit code 1 when a check fails.
     """
     path = file or (Path(FILE_NAME) if Path(FILE_NAME).is_file() else None)
     found = Sources(environment=os.environ, file=path).read()
     check_startable(found.settings)
     for warning in found.warnings:
         click.echo(printable(warning), err=True)
-    click.echo(printable(_summary(path, found)))
-
-
-def _summary(path: Path | None, found: Configuration) -> str:
     count = len(found.places)
-    return f"{path or 'no file'}: {count} setting{'' if count == 1 else 's'} given, nothing wrong"
+    click.echo(printable(f"{path or 'no file'}: {count} setting{'' if count == 1 else 's'}, all checks passed"))
 
 
 @config.command()
 def schema() -> None:
-    """Print the JSON Schema of smqrt.toml, for editors."""
+    """Print the JSON Schema of smqrt.toml, for completion in editors."""
     click.echo(json.dumps(schema_of(Settings), indent=2))

@@ -1,6 +1,6 @@
-"""Connections of the commands: their options, and their ends as exit codes.
+"""Client connections of commands: options, credentials, exit codes.
 
-Exit codes: 0 done, 1 no connection or a lost one, 2 called wrongly, 3 refused by the broker, 4 time ran out.
+Exit codes: 0 success, 1 no connection or connection lost, 2 wrong usage, 3 rejected by the broker, 4 timeout.
 """
 
 from __future__ import annotations
@@ -29,62 +29,65 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class Failure(click.ClickException):
-    """One sentence for the terminal, and the exit code for scripts."""
+    """An error of a connection: one sentence for the terminal, and an exit code."""
 
     exit_code = 1
 
     def format_message(self) -> str:
-        """See `click.ClickException.format_message`; the broker's own words are in it."""
+        """See `click.ClickException.format_message`; escapes control characters in the broker's text."""
         return printable(self.message, lines=True)
 
 
-class RefusedByBroker(Failure):
-    """The broker said no."""
+class RejectedByBroker(Failure):
+    """The broker rejected the client or its request."""
 
     exit_code = 3
 
 
 class TimeRanOut(Failure):
-    """What was waited for did not come."""
+    """The expected messages did not arrive in time."""
 
     exit_code = 4
 
 
 def failure(end: ConnectionEnd | None, address: str = "", url: str = "") -> Failure:
-    """The failure that the end of a connection to `address` means; it names the `url` that the user gave."""
+    """Return the error for a close reason, with `address` replaced by the `url` that the user gave."""
     if end is None:
         return Failure("no connection")
     if end.word == "nonsmq":
-        return Failure(f"{end}; name the page that connects clients, such as {PAGES[0]}")
-    return RefusedByBroker(str(end)) if end.code else Failure(str(end).replace(address, url) if address else str(end))
+        return Failure(f"{end}. Use the URL of the page that connects clients, such as {PAGES[0]}.")
+    return RejectedByBroker(str(end)) if end.code else Failure(str(end).replace(address, url) if address else str(end))
 
 
 _OPTIONS = (
     click.option(
-        "--uid", help="The client's own identity, 6 to 255 bytes; the same uid takes over the older connection."
+        "--uid",
+        help="Unique client ID, 6 to 255 bytes. The broker closes an older connection with the same ID.",
     ),
     click.option("--info", help="Text about this client for the broker's application."),
     click.option(
         "--user",
-        help="Log in as this user. The password is what the credentials hold, or it is asked for.",
+        help="User to log in as. The password comes from the credentials, else from a prompt.",
     ),
     click.option(
         "--credentials-file",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help=f"File with the credentials; the variable {CREDENTIALS_VARIABLE} holds them otherwise.",
+        help=f"File with the credentials.  [default: the variable {CREDENTIALS_VARIABLE}]",
     ),
     click.option(
-        "--cafile", type=click.Path(exists=True, dir_okay=False), help="Certificates to trust instead of the system's."
+        "--cafile",
+        type=click.Path(exists=True, dir_okay=False),
+        help="CA certificates to trust.  [default: the system's]",
     ),
     click.option("--insecure", is_flag=True, help="Accept any certificate."),
     click.option(
-        "--connect-timeout", type=float, default=5.0, show_default=True, help="Seconds for making the connection."
+        "--connect-timeout", type=float, default=5.0, show_default=True, help="Seconds to establish the connection."
     ),
 )
 
 
 class ConnectionOptions(TypedDict, total=False):
-    """The values of the options of `connection_options`, see their help texts; `connect_timeout` is seconds."""
+    """Values of the options of `connection_options`, see their help texts; `connect_timeout` is in seconds."""
 
     uid: str | None
     user: str | None
@@ -103,25 +106,29 @@ def connection_options(command: _Command) -> _Command:
 
 
 def open_client(url: str, reconnect_delay_s: float | None = None, **connection: Unpack[ConnectionOptions]) -> SmqClient:
-    """A connected client, which does not come back by itself after a lost connection; its `onclose` may have it do so,
-    after `reconnect_delay_s`.
+    """Return a connected client.
 
-    The URL may be that of an application, see `addresses`.
+    The client does not reconnect by itself. Its `onclose` may request a reconnect after `reconnect_delay_s`.
+
+    Args:
+        url: the broker, or an application, see `addresses`.
+        reconnect_delay_s: seconds before a reconnect; None for the client's default.
+        connection: values of the options of `connection_options`.
 
     Raises:
-        Failure: the broker could not be reached or refused.
+        Failure: no connection, or the broker rejected it.
         click.UsageError: a wrong URL or option.
     """
-    gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # gevent would print it
-    given = {"reconnect_delay": reconnect_delay_s, **{name: connection.get(name) for name in ("uid", "info", "cafile")}}
-    chosen = {name: value for name, value in given.items() if value is not None}
+    gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # else gevent prints a traceback for it
+    options = {"reconnect_delay": reconnect_delay_s, "uid": connection.get("uid")}
+    options |= {"info": connection.get("info"), "cafile": connection.get("cafile")}
     credentials = credentials_for(connection)
-    own: ConnectionEnd | None = None
+    url_end: ConnectionEnd | None = None
     for address in addresses(url):
         try:
             client = SmqClient(
                 address,
-                chosen,
+                {name: value for name, value in options.items() if value is not None},
                 verify=not connection.get("insecure"),
                 timeout=connection.get("connect_timeout", 5.0),
                 reconnect=False,
@@ -134,16 +141,16 @@ def open_client(url: str, reconnect_delay_s: float | None = None, **connection: 
         if client.end is None or client.end.word != "nonsmq":
             raise failure(client.end, address, url)
         if address == url:
-            own = client.end
-    raise failure(own)
+            url_end = client.end
+    raise failure(url_end)
 
 
 def received(messages: Queue[Item | Failure], count: int | None, timeout_s: float | None) -> Iterator[Item]:
-    """Yields what comes into `messages`, until there were `count`, or `timeout_s` seconds are over.
+    """Yield items of a queue until `count` items have arrived or `timeout_s` seconds have passed; None for no limit.
 
     Raises:
-        TimeRanOut: there were fewer than `count`.
-        Failure: one that came.
+        TimeRanOut: fewer than `count` items arrived.
+        Failure: an item of the queue.
     """
     end_s = None if timeout_s is None else monotonic() + timeout_s
     number = 0
@@ -160,14 +167,15 @@ def received(messages: Queue[Item | Failure], count: int | None, timeout_s: floa
         yield message
         number += 1
     if count is not None and number < count:
-        raise TimeRanOut(f"{number} of {count} messages came within {timeout_s:g} seconds")
+        raise TimeRanOut(f"{number} of {count} messages received within {timeout_s:g} seconds")
 
 
 def addresses(url: str) -> list[str]:
-    """Where the broker of a URL may be, in the order in which it is looked for.
+    """Return the addresses to try for a URL, in order.
 
-    At the URL of an application these are first the pages that connect clients by custom, `smq.lsp` in Lua applications
-    and `smq` in Python ones: a request for the URL itself runs the application's index page, which may do anything.
+    For the URL of an application, the pages that connect clients by convention come first: `smq.lsp` in Lua
+    applications, `smq` in Python ones. The URL itself comes last, since a request for it runs the application's index
+    page.
     """
     parts = urlsplit(url)
     name = parts.path.rpartition("/")[2]
@@ -179,30 +187,27 @@ def addresses(url: str) -> list[str]:
 
 
 def credentials_for(connection: ConnectionOptions) -> bytes:
-    """What a client says to be let in: the credentials as they are, or with `--user` the name and the password.
+    """Return the credentials of a client: those of the file or the variable; with `--user`, "user:credentials".
 
     Raises:
-        click.UsageError: there is no password, and no terminal to ask for it at.
+        click.UsageError: there is no password, and no terminal for a prompt.
     """
-    given, user = credentials_of(connection.get("credentials_file")), connection.get("user")
-    if user is None:
-        return given
-    if not given:
-        if not sys.stdin.isatty():
-            raise click.UsageError(f"--user takes a password in {CREDENTIALS_VARIABLE} or --credentials-file")
-        given = click.prompt(f"Password of {user}", hide_input=True, err=True).encode()
-    return user.encode() + b":" + given
-
-
-def credentials_of(file: Path | None) -> bytes:
-    """What the file, or without one the environment, holds; empty when there are none."""
+    file, user = connection.get("credentials_file"), connection.get("user")
     if file is not None:
-        return file.read_bytes().rstrip(b"\r\n")
-    return os.environb.get(CREDENTIALS_VARIABLE.encode(), b"")
+        credentials = file.read_bytes().rstrip(b"\r\n")
+    else:
+        credentials = os.environb.get(CREDENTIALS_VARIABLE.encode(), b"")
+    if user is None:
+        return credentials
+    if not credentials:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"--user needs a password in {CREDENTIALS_VARIABLE} or --credentials-file")
+        credentials = click.prompt(f"Password of {user}", hide_input=True, err=True).encode()
+    return user.encode() + b":" + credentials
 
 
 def topic_of(text: str, is_id: bool) -> str | int:
-    """The topic that an argument names: a name, or with `--id` a number.
+    """Return the topic of an argument: its name, or with `--id` its number.
 
     Raises:
         click.UsageError: `--id` without a number.

@@ -1,4 +1,4 @@
-"""`smqrt health`: whether a server lives, for the health checks of containers and scripts."""
+"""`smqrt health`: check for containers and scripts whether a server is running."""
 
 from __future__ import annotations
 
@@ -21,59 +21,60 @@ _SHOWN_BYTES = 300
 
 
 @click.command()
-@click.option("--ready", is_flag=True, help="Ask whether it is ready, too: no application loads, it is not stopping.")
-@click.option("--url", metavar="URL", help="Of the admin listener.  [default: where the settings have it]")
+@click.option("--ready", is_flag=True, help="Also check that all applications are loaded and no shutdown has begun.")
+@click.option("--url", metavar="URL", help="URL of the admin listener.  [default: from the settings]")
 @click.option(
     "--ca",
     type=click.Path(exists=True, dir_okay=False),
     metavar="FILE",
-    help="Authorities of its certificate, or the certificate itself.  [default: those of this machine]",
+    help="CA certificates, or the server's own certificate (PEM).  [default: the system's]",
 )
-@click.option("--timeout", "timeout_s", default=3.0, show_default=True, help="Seconds that the answer may take.")
+@click.option("--timeout", "timeout_s", default=3.0, show_default=True, help="Seconds to wait for the response.")
 def health(ready: bool, url: str | None, ca: str | None, timeout_s: float) -> None:
-    """Tell whether the server lives: exit code 0 when it does, 1 when not.
+    """Check whether the server is running.
 
-    Asks the admin listener, found by the same settings as the server's: SMQRT_ADMIN__PORT, smqrt.toml.
+    Sends a request to the admin listener. Its address comes from the settings of the server (SMQRT_ADMIN__PORT,
+    smqrt.toml). Exit code 0 when the server is healthy, else 1.
     """
-    base, pinned = (url, None) if url else _own_server()
+    base, pinned = (url, None) if url else _configured_server()
     try:
-        status, text = ask(base, "/readyz" if ready else "/healthz", timeout_s, ca, pinned)
+        status, text = fetch(base, "/readyz" if ready else "/healthz", timeout_s, ca, pinned)
     except (OSError, http.client.HTTPException) as error:
-        click.echo(f"{base} does not answer: {error or type(error).__name__}")
+        click.echo(f"{base} does not respond: {error or type(error).__name__}")
         sys.exit(1)
     click.echo(printable(" ".join(text.split())) or str(status))
     sys.exit(0 if status == 200 else 1)
 
 
-def ask(base: str, path: str, timeout_s: float, ca: str | None = None, pinned: str | None = None) -> tuple[int, str]:
-    """Returns status and text of a page; `ca` and `pinned` are as in `admin_client.connection`.
+def fetch(base: str, path: str, timeout_s: float, ca: str | None = None, pinned: str | None = None) -> tuple[int, str]:
+    """Return status and text of a page; `ca` and `pinned` are as in `admin.connection`.
 
     Raises:
-        StartError: `base` is no URL.
-        OSError: no answer.
-        http.client.HTTPException: none in HTTP.
+        StartError: `base` is not an HTTP URL.
+        OSError: no connection, or no response in time.
+        http.client.HTTPException: the response is not HTTP.
     """
     parts = urlsplit(base)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise StartError(f"--url {base!r}: an address such as http://127.0.0.1:{DEFAULT_PORT} is needed.")
-    asked = connection(parts, timeout_s, ca, pinned)
+        raise StartError(f"--url {base!r}: not an HTTP URL. Example: http://127.0.0.1:{DEFAULT_PORT}")
+    http_connection = connection(parts, timeout_s, ca, pinned)
     try:
-        asked.request("GET", parts.path.rstrip("/") + path)
-        answer = asked.getresponse()
-        return answer.status, answer.read(_SHOWN_BYTES).decode("utf-8", "replace")
+        http_connection.request("GET", parts.path.rstrip("/") + path)
+        response = http_connection.getresponse()
+        return response.status, response.read(_SHOWN_BYTES).decode("utf-8", "replace")
     finally:
-        asked.close()
+        http_connection.close()
 
 
-def _own_server() -> tuple[str, str | None]:
-    """Its URL, and its certificate when it speaks TLS."""
-    from smqrt.server.ports import admin_files  # here: who gives --url need not wait for the server's modules
+def _configured_server() -> tuple[str, str | None]:
+    """Return the admin URL of the settings, and the certificate file when it uses TLS."""
+    from smqrt.server.ports import admin_files  # imports the server's modules, which --url does not need
 
     file = Path(FILE_NAME)
     settings: Settings = Sources(environment=os.environ, file=file if file.is_file() else None).read().settings
     admin = settings.admin
     if not admin.enabled:
-        raise StartError("the admin listener is off (the setting admin.enabled), and nobody else answers.")
+        raise StartError("the admin listener is disabled: set admin.enabled = true, or name another server with --url.")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(admin.host, admin.host)
     files = admin_files(settings)
     scheme, pinned = ("https", files.pairs[0][0]) if files else ("http", None)

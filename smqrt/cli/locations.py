@@ -1,5 +1,6 @@
-"""Options that commands on journals and pipelines share: where an application, its journal and its state are, and which
-part of the journal is meant; and the errors of these commands.
+"""Shared options of the journal and pipeline commands.
+
+They locate an application, its journal and the state of its queries, and select a part of the journal.
 """
 
 from __future__ import annotations
@@ -22,28 +23,30 @@ if TYPE_CHECKING:
     from smqrt.pipeline.run_context import RunOptions
 
 TOKEN_VARIABLE = "SMQRT_JOURNAL_TOKEN"
-_MOMENT = "earliest, latest, 2h (so long ago), an ISO time (UTC) or a sequence number."
+_MOMENT = "earliest, latest, 2h (two hours ago), an ISO time (UTC) or a sequence number."
 _RETRY_S = 5.0
 
 
 journal_folder = click.argument("path", metavar="[PATH]", type=click.Path(path_type=Path), default=".")
 journal_place = click.argument("path", metavar="[PATH|URL]", default=".")
-token_option = click.option("--token", envvar=TOKEN_VARIABLE, help=f"For a URL; also in the variable {TOKEN_VARIABLE}.")
+token_option = click.option(
+    "--token", envvar=TOKEN_VARIABLE, help=f"Access token, for a URL.  [default: the variable {TOKEN_VARIABLE}]"
+)
 cafile_option = click.option(
     "--cafile",
     type=click.Path(exists=True, dir_okay=False),
-    help="For an https URL: certificates to trust instead of the system's.",
+    help="CA certificates to trust, for an https URL.  [default: the system's]",
 )
 topics_option = click.option(
-    "--topic", "-t", "topics", multiple=True, help="Only topics like this; + and # are wildcards."
+    "--topic", "-t", "topics", multiple=True, help="Only topics that match; + and # are wildcards. Repeatable."
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="For programs: JSON.")
-from_option = click.option("--from", "start", metavar="TIME", help=f"Begin here: {_MOMENT}")
-until_option = click.option("--until", "end", metavar="TIME", help="End before this; as --from.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per line.")
+from_option = click.option("--from", "start", metavar="TIME", help=f"First message: {_MOMENT}")
+until_option = click.option("--until", "end", metavar="TIME", help="End of the range, exclusive; values as for --from.")
 
 
 def folder(path: Path) -> Path:
-    """Returns the folder of the journal that a path names: itself, or the one of the application there.
+    """Return the folder of a journal: the path itself, or `.journal` of the application there.
 
     Raises:
         JournalError: there is no journal.
@@ -53,16 +56,14 @@ def folder(path: Path) -> Path:
         return path / ".journal"
     if any((path / name).exists() for name in ("wal", "data", "manifest.json")):
         return path
-    raise JournalError(
-        f"{path} holds no journal: name its folder, or that of an application whose hub has journal=True."
-    )
+    raise JournalError(f"no journal in {path}. Pass its folder, or that of an application whose hub has journal=True.")
 
 
 def opened_journal(path: str, token: str | None = None, cafile: str | None = None) -> Journal:
-    """Returns the journal in a folder, in that of an application, or at an address.
+    """Return the journal of a folder, of an application's folder, or of a URL.
 
     Raises:
-        JournalError: there is none, or it doesn't answer.
+        JournalError: there is no journal, or the hub does not respond.
     """
     if files.is_address(path):
         from smqrt.journal.remote import open_journal
@@ -74,10 +75,10 @@ def opened_journal(path: str, token: str | None = None, cafile: str | None = Non
 
 
 def offsets_of(opened: Journal, moment: str, option: str) -> Offsets:
-    """Returns the numbers, by node, that a moment stands for.
+    """Return the sequence numbers, by node, of a value of --from or --until.
 
     Raises:
-        ArgumentError: it is none.
+        ArgumentError: it is neither a time nor a number.
     """
     from smqrt.journal.timestamps import parse_moment
 
@@ -90,27 +91,27 @@ def offsets_of(opened: Journal, moment: str, option: str) -> Offsets:
 
 
 def chosen_range(opened: Journal, start: str | None, end: str | None) -> tuple[Offsets, Offsets]:
-    """Returns from where to where: nothing said is everything there is now.
+    """Return begin and end of the range of --from and --until; without them, all recorded messages.
 
     Raises:
-        ArgumentError: it ends before it begins.
+        ArgumentError: the end is before the begin.
     """
     first = offsets_of(opened, start or "earliest", "--from")
     last = offsets_of(opened, end or "latest", "--until")
-    behind = [first.get(node, 0) - last[node] for node in last]
-    if start and end and min(behind, default=0) >= 0 < max(behind, default=0):
-        raise ArgumentError(f"--from {start} is behind --until {end}: give the earlier one to --from.")
+    excess = [first.get(node, 0) - last[node] for node in last]
+    if start and end and min(excess, default=0) >= 0 < max(excess, default=0):
+        raise ArgumentError(f"--from {start} is after --until {end}. Exchange them.")
     return first, last
 
 
 def many(count: int, what: str) -> str:
-    """Returns "1 batch", "2,000 batches"."""
+    """Return a count with its noun: "1 batch", "2,000 batches"."""
     plural = f"{what}es" if what.endswith("ch") else f"{what}s"
     return f"{count:,} {what if count == 1 else plural}"
 
 
 def size(count: float) -> str:
-    """Returns "15 bytes", "1.2 MB"."""
+    """Return a number of bytes with its unit: "15 bytes", "1.2 MB"."""
     if count < 1000:
         return f"{count:.0f} bytes"
     units = iter(("KB", "MB", "GB", "TB"))
@@ -120,7 +121,7 @@ def size(count: float) -> str:
 
 
 class JournalCommand(InterruptibleCommand):
-    """Says what goes wrong in one sentence: exit code 2 for a wrong word, 1 for everything else."""
+    """Prints errors as one sentence: exit code 2 for wrong arguments, 1 for all other errors."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -139,7 +140,7 @@ class JournalCommand(InterruptibleCommand):
 
 
 class Journals(JournalCommand, click.Group):
-    """A group of such commands."""
+    """A group of `JournalCommand`s."""
 
 
 # ---- pipelines
@@ -148,7 +149,7 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class _Folder(click.Path):
-    """A folder of this machine, which a file URI may name too."""
+    """A local folder, as a path or a file URI."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return super().convert(files.state_folder(value), param, ctx)
@@ -159,48 +160,42 @@ _APP = click.option(
     "--app",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default=".",
-    show_default="the current folder",
-    help="The application's folder.",
+    help="Folder of the application.  [default: the current folder]",
 )
 _STATE = click.option(
-    "--state", type=_FOLDER, show_default=".pipelines in it", help="Folder of checkpoints and status."
+    "--state", type=_FOLDER, help="Folder of checkpoints and status.  [default: .pipelines of the application]"
 )
 _JOURNAL = click.option(
     "--journal",
     metavar="PATH|URL",
-    show_default=".journal in it",
-    help="The journal: its folder, or the URL under which a hub serves it.",
+    help="Folder of the journal, or its URL on a hub.  [default: .journal of the application]",
 )
 _TABLES = click.option(
     "--tables",
     metavar="FOLDER|URI",
-    show_default=".tables in it",
-    help="What relative paths of tables are below: a folder, or a URI that Spark can write to, such as s3a://BUCKET/X.",
+    help="Parent of tables with relative paths: a folder, or a URI that Spark can write to, such as s3a://BUCKET/X.  "
+    "[default: .tables of the application]",
 )
 _TOKEN = click.option(
     "--token",
     envvar=TOKEN_VARIABLE,
-    help=f"What the hub asks for; also in the variable {TOKEN_VARIABLE}.",
-    show_default="the one in the journal's folder",
-)
-
-
-_CAFILE = click.option(
-    "--cafile",
-    type=click.Path(exists=True, dir_okay=False),
-    help="Certificates to trust instead of the system's, for an https URL.",
+    help=f"Access token of the journal.  [default: the variable {TOKEN_VARIABLE}, else the token in the journal's "
+    "folder]",
 )
 
 
 @dataclass(frozen=True)
 class PipelineLocations:
-    """Where an application's pipelines and what belongs to them are.
+    """Folders and URLs of an application's pipelines.
 
     Attributes:
-        app: its folder; state: folder of the state of its queries.
-        journal: path or URL; token: for the hub; cafile: certificates to trust there.
-        tables: folder or URI of tables; None is `.tables` of the application.
-        state_given: whether somebody named the folder of the state.
+        app: the application's folder.
+        state: the folder of checkpoints and status.
+        journal: path or URL of the journal.
+        token: access token of the journal.
+        state_given: whether --state was given.
+        tables: folder or URI of tables; None for `.tables` of the application.
+        cafile: file with CA certificates to trust, for a journal at an https URL.
     """
 
     app: Path
@@ -217,13 +212,13 @@ class PipelineLocations:
         return self.app / "pipelines"
 
     def catalog(self) -> Catalog:
-        """What the folder declares."""
+        """Return the declarations of the pipeline files."""
         from smqrt.pipeline.discover import load
 
         return load(self.pipelines)
 
     def options(self, **more: object) -> RunOptions:
-        """How to run pipelines here; `more` are further fields of RunOptions."""
+        """Return RunOptions for these locations; `more` are further fields."""
         from smqrt.pipeline.run_context import RunOptions
 
         given = {"token": self.token, "cafile": self.cafile, "tables": self.tables, **more}
@@ -231,18 +226,18 @@ class PipelineLocations:
 
 
 def with_app(command: _Command) -> _Command:
-    """Gives a command the argument `paths`, and the options --app and --state."""
-    extended: _Command = _APP(_STATE(_given(command)))
+    """Decorator: add the options --app and --state, and pass the command a PipelineLocations as `paths`."""
+    extended: _Command = _APP(_STATE(_with_paths(command)))
     return extended
 
 
 def with_journal(command: _Command) -> _Command:
-    """The same, with the options --journal, --token, --cafile and --tables too."""
-    extended: _Command = _APP(_STATE(_JOURNAL(_TOKEN(_CAFILE(_TABLES(_given(command)))))))
+    """As `with_app`, with the options --journal, --token, --cafile and --tables too."""
+    extended: _Command = _APP(_STATE(_JOURNAL(_TOKEN(cafile_option(_TABLES(_with_paths(command)))))))
     return extended
 
 
-def _given(command: Any) -> Any:
+def _with_paths(command: Any) -> Any:
     @wraps(command)
     def call(
         *args: Any,

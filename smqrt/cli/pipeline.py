@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from smqrt.pipeline.doctor import Check
 
 
-# ---- Status of queries as text: a table on a terminal, live with `--watch`, and lines in a log.
+# ---- status of queries as a table or as log lines
 
 _STYLES = {
     "running": "green",
@@ -55,11 +55,11 @@ _UNKNOWN = "–"
 
 
 def status_table(statuses: Sequence[Status], width: int = 200) -> Table:
-    """Return the table: a row for each query, and below the table the errors.
+    """Return a table with a row for each query, and the errors below.
 
     Args:
-        statuses: as `read_all` returns them.
-        width: characters in a line of the terminal; a narrow one omits some columns.
+        statuses: the status of queries, from `read_all`.
+        width: width of the terminal in characters; a narrow one omits some columns.
     """
     rows = [_cells(status) for status in statuses]
     widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
@@ -134,7 +134,7 @@ _LINE_INTERVAL_S = 10.0
 
 @contextmanager
 def shown_progress(state: Path, names: Sequence[str]) -> Iterator[Callable[[str], None]]:
-    """Show the progress of queries while inside: a live table on a terminal, else a line for each from time to time.
+    """Context manager: show the progress of queries, as a live table on a terminal, else as a line per query.
 
     Args:
         state: folder of the state of queries.
@@ -200,14 +200,17 @@ def watch_table(statuses: Callable[[], Sequence[Status]]) -> None:
 
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_FROM = "Start of queries that never ran: earliest, latest, 2h (so long ago), an ISO time or a sequence number."
-_MODE = "Where the driver runs: here, or in the cluster."
-_HUB_RETRY = "Seconds that a micro-batch waits for a hub that is away."
+_FROM = "Start of queries that never ran: earliest, latest, 2h (two hours ago), an ISO time or a sequence number."
+_MODE = "Where the driver runs: on this machine, or in the cluster."
+_HUB_RETRY = "Seconds that a micro-batch waits for an unreachable hub."
 
 
 @click.group(cls=Interruptible, context_settings={"help_option_names": ["-h", "--help"]})
 def pipeline() -> None:
-    """Compute on the messages of a hub, with Spark: see `smqrt help pipelines` first."""
+    """Run Spark queries on the messages of a hub.
+
+    `smqrt help pipelines` is the page of the manual.
+    """
 
 
 _names = click.argument("names", nargs=-1, metavar="[NAME]...")
@@ -217,7 +220,7 @@ def _start(command: _Command) -> _Command:
     """Add the options for the start of new queries."""
     for option in (
         click.option("--republish", is_flag=True, help="Also publish results of rows from before the first start."),
-        click.option("--once", is_flag=True, help="Process the available rows, then end."),
+        click.option("--once", is_flag=True, help="Process the available rows, then exit."),
         click.option("--from", "start", metavar="TIME", default="latest", show_default=True, help=_FROM),
     ):
         command = option(command)
@@ -256,9 +259,9 @@ def _spark_settings(command: _Command) -> _Command:
 
     extended: Any = call
     for option in (
-        click.option("--packages", metavar="LIST", help="Maven coordinates of jars for Spark, with commas."),
-        click.option("--driver-memory", metavar="SIZE", help="Memory of Spark's driver, such as 4g (1g by default)."),
-        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; may be given many times."),
+        click.option("--packages", metavar="LIST", help="Maven coordinates of jars for Spark, comma-separated."),
+        click.option("--driver-memory", metavar="SIZE", help="Memory of Spark's driver, such as 4g.  [default: 1g]"),
+        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; repeatable."),
     ):
         extended = option(extended)
     return cast(_Command, extended)
@@ -268,7 +271,7 @@ def _spark_settings(command: _Command) -> _Command:
 @click.argument("name")
 @with_app
 def init(name: str, paths: PipelineLocations) -> None:
-    """Create a pipeline NAME to start from, with rows to test it."""
+    """Create the pipeline NAME from a template, with rows to test it."""
     from smqrt.pipeline import testing
 
     for path in testing.make_pipeline(paths.pipelines, name):
@@ -280,7 +283,7 @@ def init(name: str, paths: PipelineLocations) -> None:
 @pipeline.command("list")
 @with_app
 def list_(paths: PipelineLocations) -> None:
-    """Print the queries, the target of each, its state, and its file and line."""
+    """List the queries with target, state, file and line."""
     rows = []
     for query in paths.catalog().queries():
         status = read(paths.state / query.name)
@@ -294,9 +297,9 @@ def list_(paths: PipelineLocations) -> None:
 @pipeline.command()
 @_names
 @with_journal
-@click.option("--master", default="local[*]", show_default=True, help="Where Spark runs; for clusters see submit.")
+@click.option("--master", default="local[*]", show_default=True, help="Master URL of Spark; for clusters see submit.")
 @_start
-@click.option("--trigger", metavar="DURATION", help="Shortest time between micro-batches, instead of the files' own.")
+@click.option("--trigger", metavar="DURATION", help="Minimum time between micro-batches, instead of that in the files.")
 @click.option("--hub-retry", "hub_retry_s", type=click.FloatRange(0), default=60.0, show_default=True, help=_HUB_RETRY)
 @_spark_settings
 @click.option(
@@ -304,10 +307,13 @@ def list_(paths: PipelineLocations) -> None:
     "metrics_port",
     type=click.IntRange(0, 65535),
     metavar="PORT",
-    help="Answer Prometheus on this port of 127.0.0.1.",
+    help="Serve Prometheus metrics on this port of 127.0.0.1.",
 )
 def run(names: tuple[str, ...], paths: PipelineLocations, metrics_port: int | None, **options: object) -> None:
-    """Run the queries NAME, or all of them, until Ctrl-C or `smqrt pipeline stop`."""
+    """Run queries until Ctrl-C or `smqrt pipeline stop`.
+
+    Without NAME it runs all queries.
+    """
     from smqrt.pipeline import runner
     from smqrt.pipeline import status as metrics
 
@@ -323,12 +329,13 @@ def run(names: tuple[str, ...], paths: PipelineLocations, metrics_port: int | No
 @pipeline.command()
 @_names
 @with_journal
-@click.option("--watch", is_flag=True, help="Continue until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per query and line.")
+@click.option("--watch", is_flag=True, help="Update the display until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per query.")
 def status(names: tuple[str, ...], paths: PipelineLocations, watch: bool, as_json: bool) -> None:
-    """Show the status of queries, also of those that run elsewhere with the same --state.
+    """Show the status of queries.
 
-    Exit code 1 when one of them has failed or died.
+    This includes queries that other processes run with the same --state. Exit code 1 when a query has failed or its
+    process has died.
     """
     if watch:
         watch_table(lambda: _chosen(paths, names))
@@ -391,12 +398,15 @@ def _chosen(paths: PipelineLocations, names: Sequence[str]) -> list[Status]:
     help="Seconds to wait for the end.",
 )
 def stop(names: tuple[str, ...], paths: PipelineLocations, timeout_s: float) -> None:
-    """Stop the queries NAME, or all of them, after the micro-batch under way, and wait for it."""
+    """Stop queries after the current micro-batch, and wait.
+
+    Without NAME it stops all queries.
+    """
     wanted = [each.name for each in _chosen(paths, names)]
     working = {name: where for name in wanted if (where := _where(paths, name))}
     for name in working:
         process.request_stop(paths.state / name)
-    # A process of this machine is ended if it runs no other query.
+    # Terminate a process of this machine if it runs no other query.
     folders = [path for path in paths.state.iterdir() if path.is_dir()] if paths.state.is_dir() else []
     others = {process.running(path) for path in folders if path.name not in working}
     for pid in {where for where in working.values() if isinstance(where, int)} - others:
@@ -424,7 +434,10 @@ def _where(paths: PipelineLocations, name: str) -> int | str | None:
 @with_journal
 @click.option("--keep-output", is_flag=True, help="Keep the files of a table.")
 def reset(name: str, paths: PipelineLocations, keep_output: bool) -> None:
-    """Remove the position of the query NAME and its table: its next run begins anew."""
+    """Delete the position and the table of the query NAME.
+
+    Its next run starts as a new query.
+    """
     from smqrt.pipeline import resume, tables
 
     location = None
@@ -442,7 +455,10 @@ def reset(name: str, paths: PipelineLocations, keep_output: bool) -> None:
 @click.option("--vacuum", metavar="TIME", help="Also remove files that only versions older than this read, such as 7d.")
 @click.option("--delete", metavar="CONDITION", help="First delete rows: SQL, such as \"date < '2026-01-01'\".")
 def optimize(names: tuple[str, ...], paths: PipelineLocations, vacuum: str | None, delete: str | None) -> None:
-    """Join the small files of the Delta and Iceberg tables NAME, or of all, into large ones. Their queries may run."""
+    """Merge the small files of Delta and Iceberg tables.
+
+    Without NAME it merges those of all tables. The queries may run at the same time.
+    """
     from smqrt.pipeline import tables
 
     retain = tables.retention(vacuum) if vacuum else None
@@ -457,14 +473,14 @@ def optimize(names: tuple[str, ...], paths: PipelineLocations, vacuum: str | Non
 @click.argument("what", nargs=-1, metavar="[FOLDER] [NAME]...")
 @with_app
 @click.option(
-    "--journal", "rows", type=click.Path(path_type=Path), help="Rows to test on.", show_default="the .jsonl of tests"
+    "--journal", "rows", type=click.Path(path_type=Path), help="Rows to test on.  [default: the .jsonl file of tests]"
 )
-@click.option("--update", is_flag=True, help="Save the results as the expected ones.")
+@click.option("--update", is_flag=True, help="Save the results as the expected results.")
 def test_(what: tuple[str, ...], paths: PipelineLocations, rows: Path | None, update: bool) -> None:
-    """Run the queries NAME, or all of them, on recorded rows, and compare the results with files. No hub is needed.
+    """Run queries on recorded rows and compare the results.
 
-    FOLDER holds the pipelines; by default it is the folder `pipelines` of the application. Its folder `tests` holds the
-    rows, and a file for each query.
+    Without NAME it runs all queries. It needs no hub. FOLDER contains the pipelines; the default is the folder
+    `pipelines` of the application. Its folder `tests` contains the rows, and the expected results of each query.
     """
     from smqrt.pipeline import testing
     from smqrt.pipeline.session import interruptible
@@ -478,14 +494,16 @@ def test_(what: tuple[str, ...], paths: PipelineLocations, rows: Path | None, up
 @pipeline.command()
 @click.argument("name")
 @with_journal
-@click.option("--from", "start", metavar="TIME", required=True, help="Where to begin: as with run.")
-@click.option("--to", "until", metavar="TIME", default="latest", show_default=True, help="Where to end.")
-@click.option("--republish", is_flag=True, help="Publish the results that are not published yet, as a new version.")
-@click.option("--replace", is_flag=True, help="Replace the rows of the range in a table; for results like --republish.")
-@click.option("--master", default="local[*]", show_default=True, help="Where Spark runs.")
+@click.option("--from", "start", metavar="TIME", required=True, help="Begin of the range; values as for run.")
+@click.option("--to", "until", metavar="TIME", default="latest", show_default=True, help="End of the range.")
+@click.option("--republish", is_flag=True, help="Publish results that are not published yet, as a new version.")
+@click.option(
+    "--replace", is_flag=True, help="Replace the rows of the range in a table; for published results as --republish."
+)
+@click.option("--master", default="local[*]", show_default=True, help="Master URL of Spark.")
 @_spark_settings
 def backfill(name: str, paths: PipelineLocations, **options: object) -> None:
-    """Compute the query NAME again on a part of the journal."""
+    """Run the query NAME again on a part of the journal."""
     from smqrt.pipeline.backfill import backfill as again
     from smqrt.pipeline.session import interruptible
 
@@ -500,7 +518,7 @@ def backfill(name: str, paths: PipelineLocations, **options: object) -> None:
 @click.option(
     "--deploy-mode", type=click.Choice(["client", "cluster"]), default="client", show_default=True, help=_MODE
 )
-@click.option("--python", help="Python of the workers.", show_default="the path of the one that runs here")
+@click.option("--python", help="Python interpreter of the workers.  [default: the path of this one]")
 @_start
 @click.option("--dry-run", is_flag=True, help="Only print the command.")
 @click.pass_obj
@@ -517,7 +535,10 @@ def submit(
     once: bool,
     republish: bool,
 ) -> None:
-    """Run the queries NAME, or all of them, on a cluster. Words after -- are passed to spark-submit."""
+    """Run queries on a Spark cluster.
+
+    Without NAME it runs all queries. The command passes arguments after -- to spark-submit.
+    """
     from smqrt.pipeline.submit import Submission, prepare
 
     if deploy_mode == "cluster" and not paths.state_given:
@@ -552,7 +573,7 @@ def submit(
 
 
 def _check_hub(queries: Sequence[Declaration], paths: PipelineLocations, master: str, deploy_mode: str) -> None:
-    """Check that the cluster can reach the hub. With the driver here it is a warning: most results come from here."""
+    """Check that the cluster can reach the hub; with the driver on this machine, only warn."""
     from smqrt.pipeline.submit import unreachable_hub
 
     publishing = [query.name for query in queries if query.kind in ("publish", "alert")]
@@ -564,7 +585,7 @@ def _check_hub(queries: Sequence[Declaration], paths: PipelineLocations, master:
 
 
 def _check_tables(queries: Sequence[Declaration], paths: PipelineLocations, deploy_mode: str) -> None:
-    """Check the folder of tables: a driver in the cluster has a temporary folder, whose files are lost."""
+    """Check the folder of tables: a driver in the cluster would write to a temporary folder, and lose the files."""
     from smqrt.pipeline import tables
 
     for query in queries if deploy_mode == "cluster" and not paths.tables else ():
@@ -578,9 +599,12 @@ def _check_tables(queries: Sequence[Declaration], paths: PipelineLocations, depl
 
 @pipeline.command()
 @with_journal
-@click.option("--no-spark", is_flag=True, help="Don't start Spark, which plans every query.")
+@click.option("--no-spark", is_flag=True, help="Skip the check that starts Spark and plans every query.")
 def doctor(paths: PipelineLocations, no_spark: bool) -> None:
-    """Check that everything pipelines need is installed. Exit code 1 when something is missing."""
+    """Check that everything pipelines need is installed.
+
+    Exit code 1 when something is missing.
+    """
     from smqrt.pipeline.doctor import DoctorOptions, examine
     from smqrt.pipeline.session import interruptible
 
@@ -605,10 +629,13 @@ def _print_checks(checks: Generator[Check], stopping: threading.Event) -> int:
 
 @pipeline.command()
 def warm() -> None:
-    """Make Spark start faster on this machine: an archive of its classes, about 200 MB. Takes a minute, once."""
+    """Create a class archive for a faster start of Spark.
+
+    The archive takes about 200 MB and a minute to create, once per machine.
+    """
     from smqrt.pipeline.jvm_warmup import build
 
-    click.echo("Spark is started three times for this.")
-    made = build()
-    click.echo(f"Made {made.path}, {made.size_bytes / 1e6:,.0f} MB")
-    click.echo(f"Until the end of a first small job: {made.before_s:.1f} s before, {made.after_s:.1f} s with it")
+    click.echo("Starting Spark three times.")
+    archive = build()
+    click.echo(f"Created {archive.path}, {archive.size_bytes / 1e6:,.0f} MB")
+    click.echo(f"Time of a first small job: {archive.before_s:.1f} s without it, {archive.after_s:.1f} s with it")

@@ -1,6 +1,4 @@
-"""`smqrt pub`, `smqrt sub` and `smqrt request`: publish, subscribe and ask from a terminal or a script; with `mqtt://`
-and `mqtts://` at MQTT brokers.
-"""
+"""`smqrt pub`, `smqrt sub` and `smqrt request`: clients of SMQ and MQTT brokers."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from gevent.queue import Queue
 from smqrt.cli.connect import (
     ConnectionOptions,
     Failure,
-    RefusedByBroker,
+    RejectedByBroker,
     TimeRanOut,
     connection_options,
     credentials_for,
@@ -38,6 +36,11 @@ from smqrt.printable import printable
 
 _READ_BYTES = 65536
 _INTERRUPTED = 130
+_MQTT_BACKLOG = 1000
+"""Messages to publish before waiting until the broker has acknowledged them."""
+_MQTT_RETRY_S = 1.0
+_MQTT_REJECTED = 0x80
+"""Reason codes of Suback from here on are errors."""
 
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -55,8 +58,9 @@ class _SubOptions(ConnectionOptions):
 _raw = click.option(
     "--raw",
     is_flag=True,
-    help="Print messages as they came on a terminal too, with what steers it; a pipe always gets them so.",
+    help="Do not escape control characters on a terminal. In a pipe they are never escaped.",
 )
+_id = click.option("--id", "is_id", is_flag=True, help="TOPIC is a number: the ID of a topic, or the ETID of a client.")
 
 
 def _mqtt_options(command: _Command) -> _Command:
@@ -72,14 +76,16 @@ def _mqtt_options(command: _Command) -> _Command:
 @click.argument("url")
 @click.argument("topic")
 @click.argument("data", required=False)
-@click.option("--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Publish what a file holds.")
-@click.option("--repeat", type=click.IntRange(min=1), default=1, help="Publish so many times.  [default: 1]")
 @click.option(
-    "--every", metavar="SECONDS", type=click.FloatRange(min=0), default=0.0, help="Pause between repetitions."
+    "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Publish the content of a file."
 )
-@click.option("--subtopic", help="Name of a sub-topic.")
-@click.option("--id", "is_id", is_flag=True, help="TOPIC is a number: a topic's id or a client's ETID.")
-@click.option("--retain", is_flag=True, help="MQTT: the broker keeps the message for later subscribers.")
+@click.option("--repeat", type=click.IntRange(min=1), default=1, help="Number of times to publish.  [default: 1]")
+@click.option(
+    "--every", metavar="SECONDS", type=click.FloatRange(min=0), default=0.0, help="Seconds between two messages."
+)
+@click.option("--subtopic", help="Name of the sub-topic.")
+@_id
+@click.option("--retain", is_flag=True, help="MQTT: retain the message for later subscribers.")
 @_mqtt_options
 @connection_options
 def pub(
@@ -96,24 +102,26 @@ def pub(
     every: float,
     **connection: Unpack[ConnectionOptions],
 ) -> None:
-    """Publish DATA to TOPIC of the broker at URL; without DATA, each line of the standard input.
+    """Publish messages to a topic.
 
-    URL may be that of an application: the broker is looked for at its smq.lsp and smq. With mqtt:// and mqtts:// it is
-    an MQTT broker, and credentials are "user:password".
+    DATA is the message; without DATA and --file, each line of standard input is a message. URL is the URL of a broker
+    or of an application, whose broker is usually at smq.lsp or smq. With mqtt:// or mqtts:// it is an MQTT broker, and
+    the credentials are "user:password".
 
     \b
-    smqrt pub http://localhost:9357/chat/ say hello
-    smqrt pub http://localhost:9357/chat/ say --file picture.jpg
-    smqrt pub http://localhost:9357/chat/ tick now --repeat 10 --every 0.5
-    tail -n 5 log | smqrt pub http://localhost:9357/chat/ log
-    smqrt pub mqtt://localhost house/lamp on --qos 1
+    Examples:
+      smqrt pub http://localhost:9357/chat/ say hello
+      smqrt pub http://localhost:9357/chat/ say --file picture.jpg
+      smqrt pub http://localhost:9357/chat/ tick now --repeat 10 --every 0.5
+      tail -n 5 log | smqrt pub http://localhost:9357/chat/ log
+      smqrt pub mqtt://localhost house/lamp on --qos 1
     """
     messages = _paced(_messages(data, file, repeat), every)
     if is_mqtt(url):
-        _refuse("SMQ", subtopic=subtopic, id=is_id)
-        publish(url, topic, messages, int(qos or 0), retain, mqtt or "5", **connection)
+        _reject_options("SMQ", subtopic=subtopic, id=is_id)
+        publish_mqtt(url, topic, messages, int(qos or 0), retain, mqtt or "5", **connection)
         return
-    _refuse("MQTT", qos=qos, mqtt=mqtt, retain=retain)
+    _reject_options("MQTT", qos=qos, mqtt=mqtt, retain=retain)
     destination = topic_of(topic, is_id)
     with open_client(url, **connection) as client:
         for message in messages:
@@ -121,11 +129,11 @@ def pub(
         if not client.flush():
             raise failure(client.end)
     if client.dropped:
-        raise RefusedByBroker(f"the broker refused {topic!r}" + (f" or {subtopic!r}" if subtopic else ""))
+        raise RejectedByBroker(f"the broker rejected {topic!r}" + (f" or {subtopic!r}" if subtopic else ""))
 
 
-def _refuse(kind: str, **options: Any) -> None:
-    """Refuses options that mean nothing to this broker: those of the other kind."""
+def _reject_options(kind: str, **options: Any) -> None:
+    """Reject options that apply to the other kind of broker only."""
     for name, value in options.items():
         if value:
             raise click.UsageError(f"--{name} is for {kind} brokers only")
@@ -133,20 +141,17 @@ def _refuse(kind: str, **options: Any) -> None:
 
 def _messages(data: str | None, file: Path | None, repeat: int) -> Iterator[bytes]:
     if data is not None and file is not None:
-        raise click.UsageError("give DATA or --file, not both")
-    if file is None and data is None:
+        raise click.UsageError("pass either DATA or --file")
+    if data is not None:
+        return itertools.repeat(os.fsencode(data), repeat)
+    if file is None:
         if repeat != 1:
-            raise click.UsageError("--repeat needs DATA or --file; lines of the standard input come once")
+            raise click.UsageError("--repeat requires DATA or --file")
         return _lines_of_stdin()
-    return itertools.repeat(os.fsencode(data) if file is None and data is not None else _content_of(file), repeat)
-
-
-def _content_of(file: Path | None) -> bytes:
-    assert file
     try:
-        return file.read_bytes()
+        return itertools.repeat(file.read_bytes(), repeat)
     except OSError as error:
-        raise Failure(f"{file} can't be read: {error.strerror}") from None
+        raise Failure(f"Cannot read {file}: {error.strerror}") from None
 
 
 def _paced(messages: Iterator[bytes], every_s: float) -> Iterator[bytes]:
@@ -186,9 +191,11 @@ def _lines_of_stdin() -> Iterator[bytes]:
 @click.argument("url")
 @click.argument("topic")
 @click.argument("data", default="")
-@click.option("--id", "is_id", is_flag=True, help="TOPIC is a number: a topic's id or a client's ETID.")
-@click.option("--timeout", type=click.FloatRange(min=0), default=5.0, show_default=True, help="Seconds to wait.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON object: who answered, and the message.")
+@_id
+@click.option(
+    "--timeout", type=click.FloatRange(min=0), default=5.0, show_default=True, help="Seconds to wait for the reply."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object, with the ETID of the sender.")
 @_raw
 @connection_options
 def request(
@@ -201,27 +208,30 @@ def request(
     raw: bool,
     **connection: Unpack[ConnectionOptions],
 ) -> None:
-    """Send DATA to TOPIC of the SMQ broker at URL, and print the first answer.
+    """Publish DATA to TOPIC of the SMQ broker at URL, and print the first reply.
 
-    The answer is what somebody sends to this client with the same sub-topic id: the `reply` of messages does that.
-    Exit code 4 when none came in time.
+    A reply is a message to the ETID of this client with the sub-topic ID of the request; `reply` of a message sends
+    one. Exit code 4 when no reply arrives in time.
 
     \b
-    smqrt request http://localhost:9357/chat/ weather Rome --timeout 2
+    Example:
+      smqrt request http://localhost:9357/chat/ weather Rome --timeout 2
     """
     if is_mqtt(url):
-        raise click.UsageError("request is for SMQ brokers only; MQTT has no common way to answer")
+        raise click.UsageError("request is for SMQ brokers only")
     number = secrets.randbelow(0xFFFFFFFF) + 1
-    answers: Queue[Any] = Queue()
+    replies: Queue[Any] = Queue()
     with open_client(url, **connection) as client:
-        client.onclose = lambda *_: answers.put(failure(client.end))
-        client.subscribe("self", onmsg=lambda *answer: answers.put(answer) if answer[3] == number else None)
+        client.onclose = lambda *_: replies.put(failure(client.end))
+        client.subscribe("self", onmsg=lambda *reply: replies.put(reply) if reply[3] == number else None)
         _publish(client, os.fsencode(data), topic_of(topic, is_id), number)
         if client.flush() and client.dropped:
-            raise RefusedByBroker(f"the broker refused {topic!r}")
-        with gevent.Timeout(timeout, TimeRanOut(f"no answer to {topic!r} within {timeout:g} seconds")):
-            answer = _next(answers)
-        write_line(_as_json(client, topic, *answer) if as_json else _as_text(topic, answer[0], raw, verbose=False))
+            raise RejectedByBroker(f"the broker rejected {topic!r}")
+        with gevent.Timeout(timeout, TimeRanOut(f"no reply to {topic!r} within {timeout:g} seconds")):
+            reply = replies.get()
+        if isinstance(reply, Failure):
+            raise reply
+        write_line(_as_json(client, topic, *reply) if as_json else _as_text(topic, reply[0], raw, verbose=False))
 
 
 # ---- sub
@@ -230,40 +240,40 @@ def request(
 @click.command()
 @click.argument("url")
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
-@click.option("--json", "as_json", is_flag=True, help="A JSON object a line: topic, subtopic, ids, and the message.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object per message.")
 @_raw
-@click.option("--verbose", "-v", is_flag=True, help="Put the topic before each message.")
-@click.option("--count", type=click.IntRange(min=1), help="End after this many messages.")
+@click.option("--verbose", "-v", is_flag=True, help="Print the topic before each message.")
+@click.option("--count", type=click.IntRange(min=1), help="Exit after this many messages.")
 @click.option("--subtopic", help="Only messages of this sub-topic.")
-@click.option("--timeout", type=float, help="End after this many seconds (exit code 4 when --count was not reached).")
+@click.option("--timeout", type=float, help="Exit after this many seconds, with code 4 if --count is not reached.")
 @_mqtt_options
 @connection_options
 def sub(url: str, topics: tuple[str, ...], qos: str | None, mqtt: str | None, **options: Unpack[_SubOptions]) -> None:
-    """Print what is published to TOPICs of the broker at URL, a message a line, until interrupted.
+    """Subscribe to topics and print their messages, one per line, until Ctrl-C.
 
-    The topic "self" shows what is sent to this client's own ETID, which is printed on the standard error as soon
-    as all subscriptions stand. A lost connection is made again.
-
-    With mqtt:// and mqtts:// it is an MQTT broker: topics may have the wildcards + and #.
+    The topic "self" receives the messages to the ETID of this client; the ETID is printed on standard error. The client
+    reconnects after a lost connection. With mqtt:// or mqtts:// URL is an MQTT broker, and topics may contain the
+    wildcards + and #.
 
     \b
-    smqrt sub http://localhost:9357/chat/ say log
-    smqrt sub http://localhost:9357/chat/ say --json --count 1
-    smqrt sub mqtt://localhost 'house/#' --verbose
+    Examples:
+      smqrt sub http://localhost:9357/chat/ say log
+      smqrt sub http://localhost:9357/chat/ say --json --count 1
+      smqrt sub mqtt://localhost 'house/#' --verbose
     """
     try:
         if is_mqtt(url):
             _sub_mqtt(url, topics, int(qos or 0), mqtt or "5", **options)
         else:
-            _refuse("MQTT", qos=qos, mqtt=mqtt)
-            _sub(url, topics, **options)
+            _reject_options("MQTT", qos=qos, mqtt=mqtt)
+            _sub_smq(url, topics, **options)
     except BrokenPipeError:
         discard_output()
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
 
 
-def _sub(
+def _sub_smq(
     url: str,
     topics: tuple[str, ...],
     as_json: bool,
@@ -275,8 +285,16 @@ def _sub(
     **connection: Unpack[ConnectionOptions],
 ) -> None:
     messages: Queue[Any] = Queue()
+
+    def onclose(word: str | None, can_reconnect: bool) -> bool:
+        if can_reconnect:
+            click.echo(f"{printable(str(client.end))}; reconnecting", err=True)
+        else:
+            messages.put(failure(client.end))
+        return can_reconnect
+
     with open_client(url, reconnect_delay_s=1.0, **connection) as client:
-        client.onclose = partial(_lost, client, messages)
+        client.onclose = onclose
         for topic in topics:
             _subscribe(client, messages, topic, subtopic)
         if client.flush() and "self" in topics:
@@ -298,43 +316,30 @@ def _sub_mqtt(
     timeout: float | None,
     **connection: Unpack[ConnectionOptions],
 ) -> None:
-    _refuse("SMQ", subtopic=subtopic)
-
-    def show(topic: str, payload: bytes, properties: Mapping[str, Any], cpt: int) -> None:
-        as_text = partial(_as_text, topic, payload, raw, verbose)
-        write_line(_mqtt_as_json(topic, payload, properties, cpt) if as_json else as_text())
-
-    subscribe(url, topics, show, count, timeout, qos, version, **connection)
-
-
-def _mqtt_as_json(topic: str, payload: bytes, properties: Mapping[str, Any], cpt: int) -> bytes:
-    sent = {name: value for name, value in properties.items() if name != "subscriptionidentifier"}
-    fields = {"ts": now(), "topic": topic, "qos": cpt >> 1 & 3, "retain": bool(cpt & 1), "properties": sent}
-    return json_line(fields | payload_fields(payload))
+    _reject_options("SMQ", subtopic=subtopic)
+    messages: Queue[Any] = Queue()
+    with _delivery_errors(), _open_mqtt(url, partial(_on_mqtt_status, messages), version, **connection) as client:
+        for topic in topics:
+            granted = partial(_on_suback, messages)
+            _usage_checked(client.subscribe, topic, lambda *message: messages.put(message), granted, qos=qos)
+        for message in received(messages, count, timeout):
+            topic, payload, properties, cpt = message
+            if as_json:
+                sent = {name: value for name, value in properties.items() if name != "subscriptionidentifier"}
+                # cpt is the first byte of Publish: bit 0 is retain, bits 1 and 2 are the quality of service.
+                fields = {"ts": now(), "topic": topic, "qos": cpt >> 1 & 3, "retain": bool(cpt & 1), "properties": sent}
+                write_line(json_line(fields | payload_fields(payload)))
+            else:
+                write_line(_as_text(topic, payload, raw, verbose))
 
 
 def _subscribe(client: SmqClient, messages: Queue[Any], topic: str, subtopic: str | None) -> None:
     def onack(accepted: bool, *_: Any) -> None:
         if not accepted:
-            what = f"{topic!r}" + (f" with sub-topic {subtopic!r}" if subtopic else "")
-            messages.put(RefusedByBroker(f"the broker refused the subscription to {what}"))
+            name = f"{topic!r}" + (f" with sub-topic {subtopic!r}" if subtopic else "")
+            messages.put(RejectedByBroker(f"the broker rejected the subscription to {name}"))
 
     client.subscribe(topic, subtopic, onmsg=lambda *message: messages.put((topic, *message)), onack=onack)
-
-
-def _lost(client: SmqClient, messages: Queue[Any], word: str | None, can_reconnect: bool) -> bool:
-    if can_reconnect:
-        click.echo(f"{printable(str(client.end))}; trying again", err=True)
-    else:
-        messages.put(failure(client.end))
-    return can_reconnect
-
-
-def _next(messages: Queue[Any]) -> Any:
-    message = messages.get()
-    if isinstance(message, Failure):
-        raise message
-    return message
 
 
 def _as_text(topic: str, data: bytes, raw: bool, verbose: bool) -> bytes:
@@ -348,16 +353,15 @@ def _as_json(client: SmqClient, topic: str, data: bytes, ptid: int, tid: int, su
     return json_line(fields | payload_fields(data))
 
 
-_BACKLOG = 1000
-_RETRY_S = 1.0
+# ---- MQTT
 
 
 def is_mqtt(url: str) -> bool:
-    """Whether the broker at `url` speaks MQTT."""
+    """Whether `url` is the URL of an MQTT broker."""
     return url.lower().startswith(("mqtt://", "mqtts://"))
 
 
-def publish(
+def publish_mqtt(
     url: str,
     topic: str,
     lines: Iterator[bytes],
@@ -369,82 +373,61 @@ def publish(
     """Publish `lines` to a topic.
 
     Raises:
-        Failure: there is no connection, or the broker refuses.
+        Failure: no connection, or the broker rejected a message.
     """
-    with _delivery_errors(), _opened(url, lambda *_: False, version, **connection) as client:
+    with _delivery_errors(), _open_mqtt(url, lambda *_: False, version, **connection) as client:
         recent: list[Delivery] = []
         for line in lines:
-            recent.append(_checked(client.publish, topic, line, qos, retain))
-            if len(recent) >= _BACKLOG:
-                _deliver(client, topic, recent)
-        _deliver(client, topic, recent)
+            recent.append(_usage_checked(client.publish, topic, line, qos, retain))
+            if len(recent) >= _MQTT_BACKLOG:
+                _flush_mqtt(client, topic, recent)
+        _flush_mqtt(client, topic, recent)
 
 
 @contextmanager
 def _delivery_errors() -> Iterator[None]:
-    """Says in one sentence what was not delivered."""
+    """Turn a DeliveryError into a Failure."""
     try:
         yield
     except DeliveryError as error:
         raise Failure(str(error)) from None
 
 
-def _deliver(client: MqttClient, topic: str, recent: list[Delivery]) -> None:
+def _flush_mqtt(client: MqttClient, topic: str, recent: list[Delivery]) -> None:
+    """Wait until the broker has acknowledged the recent messages, and raise for rejected ones."""
     if not client.flush() or client.closed:
-        raise _failure(client.end)
+        raise _mqtt_failure(client.end)
     for delivery in recent:
         if delivery.error is not None:
-            raise RefusedByBroker(f"the broker refused a message to {topic!r}: {delivery.error}")
+            raise RejectedByBroker(f"the broker rejected a message to {topic!r}: {delivery.error}")
     recent.clear()
 
 
-def subscribe(
-    url: str,
-    topics: tuple[str, ...],
-    show: Callable[..., None],
-    count: int | None,
-    timeout: float | None,
-    qos: int,
-    version: str,
-    **connection: Unpack[ConnectionOptions],
-) -> None:
-    """Give what is published to `topics` to `show(topic, payload, properties, cpt)`.
-
-    Raises:
-        Failure: there is no connection, the broker refuses, or time ran out before `count` messages came.
-    """
-    messages: Queue[Any] = Queue()
-    with _delivery_errors(), _opened(url, partial(_status, messages), version, **connection) as client:
-        for topic in topics:
-            granted = partial(_granted, messages)
-            _checked(client.subscribe, topic, lambda *message: messages.put(message), granted, qos=qos)
-        for message in received(messages, count, timeout):
-            show(*message)
+def _on_suback(messages: Queue[Any], topic: str, reason: int, _properties: object) -> None:
+    if reason >= _MQTT_REJECTED:
+        messages.put(RejectedByBroker(f"the broker rejected the subscription to {topic!r}"))
 
 
-def _granted(messages: Queue[Any], topic: str, reason: int, _properties: object) -> None:
-    if reason >= 0x80:
-        messages.put(RefusedByBroker(f"the broker refused the subscription to {topic!r}"))
-
-
-def _status(messages: Queue[Any], kind: str, code: str, status: Mapping[str, Any]) -> float | bool:
+def _on_mqtt_status(messages: Queue[Any], kind: str, code: str, status: Mapping[str, Any]) -> float | bool:
+    """Handle `onstatus` of a subscriber: report a lost connection, and return the seconds before a reconnect."""
     if (kind, code) == ("mqtt", "connect") and not status["reasoncode"]:
         return True
     end = MqttCloseReason(kind, code, status)
     if end.can_reconnect:
-        click.echo(f"{printable(str(end))}; trying again", err=True)
-        return _RETRY_S
-    messages.put(_failure(end))
+        click.echo(f"{printable(str(end))}; reconnecting", err=True)
+        return _MQTT_RETRY_S
+    messages.put(_mqtt_failure(end))
     return False
 
 
-def _opened(
+def _open_mqtt(
     url: str,
     onstatus: Callable[..., Any],
     version: str,
     **connection: Unpack[ConnectionOptions],
 ) -> MqttClient:
-    gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # gevent would print it
+    """Return a connected MQTT client; `onstatus` decides on reconnects after a successful first connection."""
+    gevent.get_hub().NOT_ERROR += (KeyboardInterrupt,)  # else gevent prints a traceback for it
     if connection.get("info") is not None:
         raise click.UsageError("--info is for SMQ brokers only")
     options: dict[str, object] = {"cafile": connection.get("cafile"), "nocheck": connection.get("insecure", False)}
@@ -454,30 +437,31 @@ def _opened(
     if credentials := credentials_for(connection):
         user, _, password = credentials.decode("utf-8", "replace").partition(":")
         options |= {"username": user, "password": password}
-    first: list[Any] = []
-    client = _checked(MqttClient, url, lambda *what: _first(first, onstatus, what), **options)
+    was_connected = False
+
+    def on_any_status(kind: str, code: str, status: Mapping[str, Any]) -> float | bool:
+        nonlocal was_connected
+        is_accepted = (kind, code) == ("mqtt", "connect") and not status["reasoncode"]
+        if not was_connected and not is_accepted:
+            return False
+        was_connected = True
+        return is_accepted or onstatus(kind, code, status)
+
+    client = _usage_checked(MqttClient, url, on_any_status, **options)
     if not client.wait_connected():
-        raise _failure(client.end)
+        raise _mqtt_failure(client.end)
     return client  # type: ignore[no-any-return]
 
 
-def _first(first: list[Any], onstatus: Callable[..., Any], what: tuple[Any, ...]) -> Any:
-    """The first attempt has to succeed; later ones are up to `onstatus`."""
-    accepted = what[:2] == ("mqtt", "connect") and not what[2]["reasoncode"]
-    if not first and not accepted:
-        return False
-    first.append(what)
-    return accepted or onstatus(*what)
-
-
-def _checked(fn: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+def _usage_checked(fn: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """Call a function, and turn an ArgumentError into an error of usage."""
     try:
         return fn(*arguments, **keywords)
     except ArgumentError as error:
         raise click.UsageError(str(error)) from None
 
 
-def _failure(end: MqttCloseReason | None) -> Failure:
+def _mqtt_failure(end: MqttCloseReason | None) -> Failure:
     if end is None:
         return Failure("no connection")
-    return RefusedByBroker(str(end)) if end.code == "connect" else Failure(str(end))
+    return RejectedByBroker(str(end)) if end.code == "connect" else Failure(str(end))

@@ -1,14 +1,24 @@
-"""`smqrt query`: SQL on what a hub has recorded, shown as a table, CSV, lines of JSON, or Parquet."""
+"""`smqrt query`: SQL on recorded messages; results as table, CSV, JSON or Parquet."""
 
 from __future__ import annotations
 
+import csv
+import os
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from datetime import date, datetime, time
+from decimal import Decimal
 from functools import partial
+from io import TextIOWrapper
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from smqrt.cli.locations import (
     JournalCommand,
@@ -25,91 +35,69 @@ from smqrt.cli.locations import (
     until_option,
 )
 from smqrt.cli.terminal import polled_progress
-from smqrt.journal import files
-
-if TYPE_CHECKING:
-    from pyarrow import RecordBatch, Schema
-
-    from smqrt.journal.reader import Journal, Offsets
-
-
-import csv
-import os
-import sys
-from collections.abc import Sequence
-from datetime import date, datetime, time
-from decimal import Decimal
-from io import TextIOWrapper
-from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, TextIO
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from smqrt.errors import ArgumentError, JournalError
-from smqrt.journal.files import touch
+from smqrt.journal import files
 from smqrt.printable import json_line, printable
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Schema
 
-
 FORMATS = ("table", "csv", "json", "parquet")
-TABLE_ROWS = 1000
-"""A table has no more: it is as wide as its widest row, so all of it is in memory."""
+MAX_TABLE_ROWS = 1000
+"""Rows of a table on standard output; the widths of its columns need all of them in memory."""
 
-_ENDINGS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-_CELL_CHARACTERS = 200
-_GAP = 2
+_SUFFIXES = {".csv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+_MAX_CELL_CHARACTERS = 200
+_COLUMN_GAP = 2
 _GROUP_ROWS = 1 << 16
 _GROUP_BYTES = 64 << 20
-_WIDEST = 100_000
+_PIPE_WIDTH = 100_000
 
 
 def format_of(chosen: str | None, to: Path | None) -> str:
-    """Returns what is written: the ending of a file says it, unless it was said; a table without a file.
+    """Return the output format: the chosen one, else that of the file's suffix, else "table".
 
     Raises:
-        ArgumentError: it isn't clear, or can't be.
+        ArgumentError: the suffix is unknown, or the format needs a file.
     """
-    found = chosen or (_ENDINGS.get(to.suffix.lower()) if to else "table")
+    found = chosen or (_SUFFIXES.get(to.suffix.lower()) if to else "table")
     if found is None:
-        raise ArgumentError(f"--to {to}: name a file that ends in {', '.join(_ENDINGS)}, or say --format")
+        raise ArgumentError(f"--to {to}: use a file name that ends in {', '.join(_SUFFIXES)}, or pass --format")
     if found == "parquet" and to is None:
-        raise ArgumentError("--format parquet is nothing for a terminal or a pipe: name a file with --to")
+        raise ArgumentError("--format parquet needs a file: pass --to")
     return found
 
 
 def to_file(kind: str, to: Path, schema: Schema, batches: Iterator[RecordBatch]) -> int:
-    """Writes a file, which is there when it is complete, not earlier.
-
-    Returns:
-        How many rows it has.
+    """Write a file and return its number of rows; the file appears under its name when it is complete.
 
     Raises:
-        JournalError: it can't be written.
+        JournalError: the file can't be written.
     """
-    beside = to.with_name(f".{to.name}.{os.getpid()}")
+    temporary = to.with_name(f".{to.name}.{os.getpid()}")
     try:
-        touch(beside)
-        rows = _parquet(beside, schema, batches) if kind == "parquet" else _text(kind, beside, schema, batches)
-        os.replace(beside, to)
-    except (OSError, NotImplementedError) as error:  # the second: Parquet has no such type
-        raise JournalError(f"{to} can't be written: {getattr(error, 'strerror', None) or error}.") from None
+        files.touch(temporary)
+        if kind == "parquet":
+            rows = _write_parquet(temporary, schema, batches)
+        else:
+            with temporary.open("w", encoding="utf-8", newline="") as file:
+                rows = _WRITERS[kind](file, schema, batches, False)
+        os.replace(temporary, to)
+    except (OSError, NotImplementedError) as error:  # the second: a type that Parquet does not have
+        raise JournalError(f"Cannot write {to}: {getattr(error, 'strerror', None) or error}.") from None
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return rows
 
 
-def begun(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
-    """Returns the same batches, when the first of them is there."""
+def wait_for_first(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+    """Wait for the first batch, and return an iterator over all batches."""
     first = next(batches, None)
     return iter(()) if first is None else chain([first], batches)
 
 
 def to_stdout(kind: str, schema: Schema, batches: Iterator[RecordBatch]) -> None:
-    """Prints a result."""
+    """Print a result."""
     if kind == "table":
         _print_table(schema, batches)
     else:
@@ -120,12 +108,7 @@ def to_stdout(kind: str, schema: Schema, batches: Iterator[RecordBatch]) -> None
             file.detach()
 
 
-def _text(kind: str, path: Path, schema: Schema, batches: Iterator[RecordBatch]) -> int:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        return _WRITERS[kind](file, schema, batches, False)
-
-
-def _parquet(path: Path, schema: Schema, batches: Iterator[RecordBatch]) -> int:
+def _write_parquet(path: Path, schema: Schema, batches: Iterator[RecordBatch]) -> int:
     import pyarrow
     from pyarrow import parquet
 
@@ -156,30 +139,32 @@ def _rows(batches: Iterator[RecordBatch]) -> Iterator[tuple[Any, ...]]:
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def _csv(file: TextIO, schema: Schema, batches: Iterator[RecordBatch], shown: bool) -> int:
-    """`shown`: on a terminal, which what strangers have sent must not steer."""
+def _write_csv(file: TextIO, schema: Schema, batches: Iterator[RecordBatch], is_terminal: bool) -> int:
     writer, rows = csv.writer(file, lineterminator="\n"), 0
-    safe: Callable[[str], str] = printable if shown else str
-    writer.writerow(map(safe, schema.names))
+    escape: Callable[[str], str] = printable if is_terminal else str  # messages may hold control sequences
+    writer.writerow(map(escape, schema.names))
     for row in _rows(batches):
-        writer.writerow([safe(_cell(value)) for value in row])
+        writer.writerow([escape(_cell(value)) for value in row])
         rows += 1
     return rows
 
 
-def _json(file: TextIO, schema: Schema, batches: Iterator[RecordBatch], shown: bool) -> int:
+def _write_json(file: TextIO, schema: Schema, batches: Iterator[RecordBatch], is_terminal: bool) -> int:
     rows = 0
     for row in _rows(batches):
-        file.write(json_line(_fields(zip(schema.names, row, strict=True))) + "\n")
+        file.write(json_line(_json_fields(zip(schema.names, row, strict=True))) + "\n")
         rows += 1
     return rows
 
 
-_WRITERS: dict[str, Callable[[TextIO, Schema, Iterator[RecordBatch], bool], int]] = {"csv": _csv, "json": _json}
+_WRITERS: dict[str, Callable[[TextIO, Schema, Iterator[RecordBatch], bool], int]] = {
+    "csv": _write_csv,
+    "json": _write_json,
+}
 
 
-def _fields(pairs: Any) -> dict[str, Any]:
-    """An object of JSON: bytes that are no text stand under NAME_hex, as everywhere."""
+def _json_fields(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; bytes that are not UTF-8 become NAME_hex, as in every `--json`."""
     found: dict[str, Any] = {}
     for name, value in pairs:
         try:
@@ -191,7 +176,7 @@ def _fields(pairs: Any) -> dict[str, Any]:
 
 def _json_value(value: Any) -> Any:
     if isinstance(value, dict):
-        return _fields(value.items())
+        return _json_fields(value.items())
     if isinstance(value, list | tuple):
         return [_json_value(one) for one in value]
     if isinstance(value, Decimal):
@@ -200,7 +185,7 @@ def _json_value(value: Any) -> Any:
 
 
 def _cell(value: Any) -> str:
-    """A value as text; NULL is empty, bytes that are no text are hexadecimal behind 0x."""
+    """Return a value as text: NULL as "", bytes that are not UTF-8 as 0x and hexadecimal digits."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -219,30 +204,26 @@ def _cell(value: Any) -> str:
 
 
 def _print_table(schema: Schema, batches: Iterator[RecordBatch]) -> None:
-    rows = list(islice(_rows(batches), TABLE_ROWS + 1))
-    width = None if sys.stdout.isatty() else _WIDEST  # a pipe has room
-    Console(width=width, highlight=False).print(_table(schema, rows[:TABLE_ROWS]), crop=False)
-    if len(rows) > TABLE_ROWS:
-        text = f"These are the first {TABLE_ROWS:,} rows; --to FILE, --format csv and --format json give all."
+    from pyarrow import types
+
+    rows = list(islice(_rows(batches), MAX_TABLE_ROWS + 1))
+    table = Table(box=None, padding=(0, _COLUMN_GAP, 0, 0), pad_edge=False, header_style="bold")
+    for field in schema:
+        is_number = types.is_integer(field.type) or types.is_floating(field.type) or types.is_decimal(field.type)
+        table.add_column(
+            Text(printable(field.name)), justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis"
+        )
+    for row in rows[:MAX_TABLE_ROWS]:
+        table.add_row(*(Text(printable(_cell(value)[:_MAX_CELL_CHARACTERS])) for value in row))
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH  # in a pipe, do not truncate cells
+    Console(width=width, highlight=False).print(table, crop=False)
+    if len(rows) > MAX_TABLE_ROWS:
+        text = f"Only the first {MAX_TABLE_ROWS:,} rows. For all rows use --to FILE, --format csv or --format json."
         Console(stderr=True).print(Text(text), soft_wrap=True)
 
 
-def _table(schema: Schema, rows: Sequence[tuple[Any, ...]]) -> Table:
-    from pyarrow import types
-
-    shown = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
-    for field in schema:
-        is_number = types.is_integer(field.type) or types.is_floating(field.type) or types.is_decimal(field.type)
-        shown.add_column(
-            Text(printable(field.name)), justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis"
-        )
-    for row in rows:
-        shown.add_row(*(Text(printable(_cell(value)[:_CELL_CHARACTERS])) for value in row))
-    return shown
-
-
 class _Engine(Protocol):
-    """What answers SQL; see `duckdb_views.DuckDB`."""
+    """A SQL engine; see `duckdb_views.DuckDB`."""
 
     def __enter__(self) -> _Engine: ...
     def __exit__(self, *exception: object) -> None: ...
@@ -254,9 +235,14 @@ class _Engine(Protocol):
 @click.command(cls=JournalCommand, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("sql")
 @journal_place
-@click.option("--spark", "on_spark", is_flag=True, help="Ask Spark, which takes seconds to start, instead of DuckDB.")
-@click.option("--format", "chosen", type=click.Choice(FORMATS), help="A table, unless the file's ending says more.")
-@click.option("--to", "to", type=click.Path(dir_okay=False), help="A file: .csv, .json, .jsonl or .parquet.")
+@click.option("--spark", "on_spark", is_flag=True, help="Use Spark, which takes seconds to start, instead of DuckDB.")
+@click.option(
+    "--format",
+    "chosen",
+    type=click.Choice(FORMATS),
+    help="Output format.  [default: by suffix of --to, else table]",
+)
+@click.option("--to", type=click.Path(dir_okay=False), help="File for the result: .csv, .json, .jsonl or .parquet.")
 @topics_option
 @from_option
 @until_option
@@ -274,42 +260,36 @@ def query(
     token: str | None,
     cafile: str | None,
 ) -> None:
-    """Answer SQL about the messages of a journal. PATH is its folder, or that of an application that has one.
+    """Run a SQL query on the messages of a journal.
 
-    The view `messages` has a row for each, with the columns of the journal, `text` and `json`; `compacted` has what
-    compacted files hold, as it is. --topic, --from and --until leave out files unseen.
+    PATH is the folder of a journal, or of an application that has one. The view `messages` has a row for each message,
+    with the columns of the journal, `text` and `json`. The view `compacted` has the rows of the compacted files. With
+    --topic, --from and --until, the query does not read files outside of the range.
 
     \b
-    smqrt query "select topic, count(*) from messages group by topic" plant
-    smqrt query "select ts, json->>'temp' as temp from messages" plant --topic 'site1/#' --from 2h --to temp.csv
+    Examples:
+      smqrt query "select topic, count(*) from messages group by topic" plant
+      smqrt query "select ts, json->>'temp' as temp from messages" plant --topic 'site1/#' --from 2h --to temp.csv
     """
     file = None if to is None else files.local_folder(to, "--to", "write a file here, and copy it there")
     kind = format_of(chosen, file)
     opened = opened_journal(path, token, cafile)
     first, last = chosen_range(opened, start, end)
-    chosen_topics = topics or None
-    given = {"token": token, "cafile": cafile}
-    make = _spark(path, given, first, last, chosen_topics) if on_spark else _duckdb(opened, first, last, chosen_topics)
-    _answer(make, sql, kind, file)
+    make: Callable[[], _Engine]
+    if on_spark:
+        from smqrt.pipeline.history import Spark
+
+        location = path if files.is_address(path) else str(folder(Path(path)).absolute())
+        make = partial(Spark, location, {"token": token, "cafile": cafile}, first, last, topics or None)
+    else:
+        from smqrt.journal.duckdb_views import DuckDB
+
+        make = partial(DuckDB, opened, first, last, topics or None)
+    _run(make, sql, kind, file)
 
 
-def _duckdb(opened: Journal, first: Offsets, last: Offsets, topics: tuple[str, ...] | None) -> Callable[[], _Engine]:
-    from smqrt.journal.duckdb_views import DuckDB
-
-    return partial(DuckDB, opened, first, last, topics)
-
-
-def _spark(
-    path: str, given: dict[str, str | None], first: Offsets, last: Offsets, topics: tuple[str, ...] | None
-) -> Callable[[], _Engine]:
-    from smqrt.pipeline.history import Spark
-
-    location = path if files.is_address(path) else str(folder(Path(path)).absolute())
-    return partial(Spark, location, given, first, last, topics)
-
-
-def _answer(make: Callable[[], _Engine], sql: str, kind: str, file: Path | None) -> None:
-    """Runs the engine in a thread, so that Ctrl-C ends also what is busy in C or Java."""
+def _run(make: Callable[[], _Engine], sql: str, kind: str, file: Path | None) -> None:
+    """Run a query in a thread, so that Ctrl-C can cancel it while the engine is busy in C or Java."""
     from smqrt.pipeline.session import interruptible
 
     engines: list[_Engine] = []
@@ -321,7 +301,7 @@ def _answer(make: Callable[[], _Engine], sql: str, kind: str, file: Path | None)
                 schema, batches = engine.run(sql)
                 if file is not None:
                     return to_file(kind, file, schema, batches)
-                batches = begun(batches)
+                batches = wait_for_first(batches)  # the progress bar must go before the first line is printed
             to_stdout(kind, schema, batches)
             return 0
 

@@ -1,4 +1,4 @@
-"""`smqrt restart`: has a running server replaced by a new process, and says how that went."""
+"""`smqrt restart`: hot restart of a running server."""
 
 from __future__ import annotations
 
@@ -18,40 +18,41 @@ from smqrt.settings.sources import Sources
 from smqrt.workers.fd_channel import ChannelError, FdChannel
 from smqrt.workers.worker_identity import ENVIRONMENT as WORKER
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 
 @click.command()
-@click.option("--socket", "path", metavar="PATH", help="The server's setting restart.socket.  [default: as it has it]")
-@click.option("--pid", type=int, help="The server's process, when it has no such socket; signalled and watched.")
-@click.option("--config", metavar="FILE", help=f"Read settings from this file.  [default: {FILE_NAME} if there is one]")
-@click.option("--wait-s", type=float, default=90.0, show_default=True, help="How long it may take.")
+@click.option(
+    "--socket", "path", metavar="PATH", help="Control socket of the server.  [default: the setting restart.socket]"
+)
+@click.option("--pid", type=int, help="Process ID of a server without a control socket; the command sends SIGUSR2.")
+@click.option("--config", metavar="FILE", help=f"Settings file.  [default: {FILE_NAME} if it exists]")
+@click.option("--wait-s", type=float, default=90.0, show_default=True, help="Seconds to wait for the new process.")
 def restart(path: str | None, pid: int | None, config: str | None, wait_s: float) -> None:
-    """Restart a server without its clients noticing: hot restart.
+    """Restart a server without disconnecting its clients (hot restart).
 
-    Waits until a new process serves (exit code 0), or says why the old one goes on (exit code 1).
+    Waits until the new process has taken over. When the restart fails, the old process continues, and the exit code
+    is 1.
     """
     if pid is not None:
-        _by_signal(pid, wait_s)
+        _restart_by_signal(pid, wait_s)
         return
-    path = path or _configured(config)
     if not path:
-        raise StartError("The server is not known: give --socket, --pid, or the setting restart.socket.")
-    _by_socket(path, wait_s)
+        file = config or (FILE_NAME if Path(FILE_NAME).is_file() else None)
+        settings = Sources(environment=os.environ, file=Path(file) if file else None).read().settings
+        path = settings.restart.socket
+    if not path:
+        raise StartError("No server selected. Pass --socket or --pid, or set restart.socket.")
+    _restart_by_socket(path, wait_s)
 
 
-def _configured(config: str | None) -> str:
-    named = config or (FILE_NAME if Path(FILE_NAME).is_file() else None)
-    return Sources(environment=os.environ, file=Path(named) if named else None).read().settings.restart.socket
-
-
-def _by_socket(path: str, wait_s: float) -> None:
+def _restart_by_socket(path: str, wait_s: float) -> None:
     check_socket_path("restart.socket", path)
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.connect(path)
     except OSError as error:
-        raise StartError(f"No server answers at {path}: {error.strerror}.") from None
+        raise StartError(f"No server at {path}: {error.strerror}.") from None
     channel = FdChannel(sock)
     try:
         if not channel.is_of_this_user():
@@ -59,50 +60,50 @@ def _by_socket(path: str, wait_s: float) -> None:
         channel.send({"do": "restart"})
         answer, _ = channel.receive(wait_s)
     except ChannelError as error:
-        raise StartError(f"The restart is in doubt: {error}; the server's log tells more.") from None
+        raise StartError(f"The result of the restart is unknown: {error}. See the server's log.") from None
     finally:
         channel.close()
     if answer["do"] != "done":
-        raise StartError(f"Not restarted, the server goes on as before: {answer.get('why')}.")
+        raise StartError(f"Restart failed, the old process continues: {answer.get('why')}.")
     if "workers" in answer:
-        click.echo(f"{answer['workers']} new workers serve, with {answer['clients']} clients of those before")
+        click.echo(f"restarted: {answer['workers']} new workers, {answer['clients']} clients kept")
     else:
-        click.echo(f"process {answer['pid']} serves, with {answer['clients']} clients of the one before")
+        click.echo(f"restarted: new process {answer['pid']}, {answer['clients']} clients kept")
 
 
-def _by_signal(pid: int, wait_s: float) -> None:
+def _restart_by_signal(pid: int, wait_s: float) -> None:
     old = workers_of(pid) or [pid]
-    if Path(f"/proc/{pid}").exists() and not _is_there(pid):
-        raise StartError(f"Process {pid} has ended already; its parent has yet to ask for its exit code.")
+    if Path(f"/proc/{pid}").exists() and not _is_running(pid):
+        raise StartError(f"Process {pid} has exited already; its parent has not read the exit code yet.")
     try:
         os.kill(pid, signal.SIGUSR2)
     except OSError as error:
-        raise StartError(f"Process {pid} can't be asked: {error.strerror}.") from None
+        raise StartError(f"Cannot signal process {pid}: {error.strerror}.") from None
     until_s = time.monotonic() + wait_s
-    while still := [one for one in old if _is_there(one)]:
+    while running := [one for one in old if _is_running(one)]:
         if time.monotonic() > until_s:
-            sys.exit(f"Error: process {still[0]} is there after {wait_s:g} s; its log says why it goes on.")
-        time.sleep(_LOOK_S)
-    click.echo(f"{_listed(old)} has ended; a new one serves" if old == [pid] else f"{_listed(old)} have been replaced")
+            sys.exit(f"Error: process {running[0]} is still running after {wait_s:g} s. See the server's log.")
+        time.sleep(_POLL_S)
+    if old == [pid]:
+        click.echo(f"process {pid} has exited; a new process serves")
+    else:
+        click.echo(f"process{'es' if len(old) > 1 else ''} {', '.join(map(str, old))}: replaced")
 
 
-def _is_there(pid: int) -> bool:
-    """Whether a process runs: one that has ended stays in the list until its parent has asked for its exit code."""
+def _is_running(pid: int) -> bool:
+    """Whether a process is running, not a zombie (Z) or dead (X)."""
     try:
+        # The state is the first field after the name, which is in parentheses and may contain any character.
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except (OSError, IndexError):
         return False
 
 
 def workers_of(pid: int) -> list[int]:
-    """Returns the processes of the workers that a process supervises; none when it is no supervisor."""
+    """Return the process IDs of the workers of a supervisor; none for any other process."""
     try:
         files = Path(f"/proc/{pid}/task").glob("*/children")
         children = [int(one) for file in files for one in file.read_text().split()]
         return [one for one in children if f"{WORKER}=".encode() in Path(f"/proc/{one}/environ").read_bytes()]
-    except OSError:  # of another user, or gone
+    except OSError:  # the process belongs to another user or has exited
         return []
-
-
-def _listed(processes: list[int]) -> str:
-    return f"process{'es' if len(processes) > 1 else ''} {', '.join(map(str, processes))}"

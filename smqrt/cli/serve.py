@@ -1,7 +1,7 @@
-"""`smqrt serve`: finds applications, starts the server, tells what happens, stops at a signal.
+"""`smqrt serve`: application discovery and server start.
 
-A folder, or a ZIP file, with `.preload`, `index.*` or `*.lsp` at its top is one application. Another one holds
-applications: each of its sub-folders is one, mounted under its name.
+A folder or ZIP file with `.preload`, `index.*` or `*.lsp` at its top is one application. In any other folder, each
+sub-folder is an application, mounted under its name.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import errno
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from smqrt.apps.app_spec import AppSpec
-from smqrt.cli import collecting_later
+from smqrt.cli import without_garbage_collection
 from smqrt.errors import PipelineError, SmqrtError, StartError
 from smqrt.http.disk import ZipIo
 from smqrt.http.resources import IoError
@@ -41,14 +41,11 @@ from smqrt.settings.tree import flag
 from smqrt.transport.certificates import self_signed_pair
 from smqrt.workers.worker_identity import worker_place
 
-if TYPE_CHECKING:
-    from smqrt.server.restart.new_process import TakeOver
-
 log = logging.getLogger("smqrt")
 
 
 class _ZipFolder:
-    """A folder in a ZIP file, with the methods of a `Path`; its names are those that the application has."""
+    """A folder in a ZIP file, with the methods of a `Path` that the discovery uses."""
 
     def __init__(self, archive: ZipIo, path: str = "", is_folder: bool = True) -> None:
         self.name = path.rpartition("/")[2]
@@ -59,7 +56,7 @@ class _ZipFolder:
         return self._is_folder
 
     def iterdir(self) -> Iterator[_ZipFolder]:
-        """Yield what is in it."""
+        """Yield the files and folders in it."""
         for stat in self._archive.files(self._path):
             yield _ZipFolder(self._archive, f"{self._path}/{stat.name}".lstrip("/"), stat.isdir)
 
@@ -68,16 +65,16 @@ _Folder = Path | _ZipFolder
 
 _EXAMPLES = """\b
 Examples:
-  smqrt serve                      ./app_preload, else the current folder
+  smqrt serve                      the applications in ./app_preload, or here
   smqrt serve chat                 one application, at /
-  smqrt serve chat led.zip         two, at /chat/ and /led/
+  smqrt serve chat led.zip         two applications, at /chat/ and /led/
   smqrt serve -l ::site -l api:5:api --tls-port 9443
-  smqrt serve chat -- word word    words for the application (mako.argv)
+  smqrt serve chat -- word word    pass words to the application (mako.argv)
 """
 
 
 class _Serve(click.Command):
-    """Keeps the words after `--` for the applications."""
+    """Passes the words after `--` to the applications."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -86,22 +83,25 @@ class _Serve(click.Command):
 
 
 def settings_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the flags of all settings, and those that name the files; `sources` reads them."""
+    """Decorator: add an option for each setting, and `CONFIG_OPTIONS`; `sources` evaluates their values."""
     for setting in reversed(table()):
         kind, default = setting.rule.kind, setting.field.default
+        text = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", setting.help)  # the manual has links in these texts
+        if default not in (None, "", ()):
+            shown = ",".join(default) if isinstance(default, tuple) else str(default).lower()
+            text += f"  [default: {shown}]"
         command = click.option(
             flag(setting.path) + (f"/--no-{flag(setting.path)[2:]}" if kind is bool else ""),
             parameter(setting.path),
             is_flag=kind is bool,
             default=None,
             metavar=None if kind is bool else _METAVARS.get(kind, "TEXT"),
-            show_default=str(default).lower() if default not in (None, "") else False,
-            help=setting.help,
+            help=text,
         )(command)
     for former in FORMER_NAMES:
         command = click.option(flag(former), parameter(former), hidden=True)(command)
-    for add in CONFIG_OPTIONS:
-        command = add(command)
+    for option in CONFIG_OPTIONS:
+        command = option(command)
     return command
 
 
@@ -110,23 +110,21 @@ CONFIG_OPTIONS = (
         "-c",
         "--mako-conf",
         metavar="FILE",
-        help="Read this mako.conf.  [default: mako.conf beside the program, here, or in $HOME, if there is one]",
+        help="A mako.conf to read.  [default: mako.conf beside the program, here, or in $HOME, if it exists]",
     ),
-    click.option(
-        "--config", metavar="FILE", help=f"Read settings from this file.  [default: {FILE_NAME} if there is one]"
-    ),
+    click.option("--config", metavar="FILE", help=f"Settings file.  [default: {FILE_NAME} if it exists]"),
 )
-"""The options that name the files of settings; `sources` reads them."""
+"""Options that name configuration files."""
 _METAVARS = {int: "INTEGER", float: "FLOAT"}
 
 
 def parameter(path: tuple[str, ...]) -> str:
-    """Returns the name of the parameter that holds the flag of a setting."""
+    """Return the parameter name of a setting's option."""
     return "__".join(path)
 
 
 def sources(values: Mapping[str, object], words: Sequence[str] = ()) -> tuple[Sources, MakoConf | None]:
-    """Returns where settings are to be looked for, and what a mako.conf says.
+    """Return the sources of settings, and the content of the mako.conf.
 
     Args:
         values: the parameters of a command with `settings_options`, or only with `CONFIG_OPTIONS`.
@@ -152,17 +150,24 @@ def sources(values: Mapping[str, object], words: Sequence[str] = ()) -> tuple[So
 @click.command(cls=_Serve, epilog=_EXAMPLES)
 @click.argument("apps", nargs=-1, metavar="[APP]...")
 @click.option(
-    "-l", "mounts", multiple=True, metavar="NAME:PRIORITY:PATH", help="Mount an application, as Mako does; repeatable."
+    "-l",
+    "mounts",
+    multiple=True,
+    metavar="NAME:PRIORITY:PATH",
+    help="Mount an application, with the syntax of Mako; repeatable.",
 )
-@click.option("--take-over", is_flag=True, help="Take the place of the server that listens at --restart-socket.")
+@click.option("--take-over", is_flag=True, help="Take over from the running server at --restart-socket (hot restart).")
 @settings_options
 @click.pass_context
 def serve(
     context: click.Context, /, apps: tuple[str, ...], mounts: tuple[str, ...], take_over: bool, **values: Any
 ) -> None:
-    """Run applications: folders or ZIP files with pages, a .preload, or both.
+    """Start a server and run applications.
 
-    One APP is the application at /. A folder that holds applications mounts each under its name.
+    APP is a folder or ZIP file with pages, a .preload, or both. A single APP is mounted at /, several are mounted under
+    their names. When APP is a folder of applications, each is mounted under its name.
+
+    Every setting has an option; `smqrt help settings` describes them.
     """
     words: list[str] = context.obj
     worker = WorkerEnd.inherited()
@@ -190,10 +195,10 @@ def _serve(
     if conf and configuration.places.get(("port",), found.fallback_place) != found.fallback_place:
         conf = replace(conf, plain_http=True)
     settings = shared(_with_certificate(configuration.settings), worker_place())
-    when_lost = _WhenLost()
-    _guard_outputs(when_lost)
+    output_loss = _OutputLoss()
+    _guard_outputs(output_loss)
     server_log = ServerLog(settings.log, worker_place().label)
-    report = worker.report if worker else server_log.report(_report)
+    report = worker.report if worker else server_log.report(lambda line: click.echo(printable(line)))
     for warning in configuration.warnings if worker is None else ():
         log.warning("%s", warning)
     specs = discover(apps, mounts, Path.cwd(), conf)
@@ -201,102 +206,92 @@ def _serve(
         check_startable(settings, conf)
     count = settings.workers or cores()
     if count > 1 and worker is None:
-        from smqrt.server.supervisor import Supervisor  # here: one process needs none
+        from smqrt.server.supervisor import Supervisor  # a single process needs no supervisor
 
         if take_over or TAKE_OVER in os.environ:
-            raise StartError("Several workers can't take the place of a server; its own are replaced by smqrt restart.")
-        reload_log = partial(_reload_log, server_log, found)
+            raise StartError("--take-over is for a single process. Replace workers with smqrt restart.")
+
+        def reload_log() -> None:
+            with contextlib.suppress(StartError):  # the workers report it
+                server_log.apply(found.read().settings.log)
+
         supervisor = Supervisor(settings, count, conf, report, reload_log)
-        _tell_files(configuration.files, conf, specs, report)
-        when_lost.stops(supervisor.over.set)
+        _report_files(configuration.files, conf, specs, report)
+        output_loss.on_loss(supervisor.over.set)
         return supervisor.run()
-    with collecting_later():
-        from smqrt.server.runtime import Server  # here: the supervisor of workers needs none of it
-    place = _place(settings, take_over and worker is None)
+    with without_garbage_collection():
+        from smqrt.server.restart.new_process import TakeOver  # the supervisor does without these imports
+        from smqrt.server.runtime import Server
+    old_process = TakeOver.inherited()
+    if take_over and worker is None and not old_process:
+        if not settings.restart.socket:
+            raise StartError("--take-over requires --restart-socket, the control socket of the running server.")
+        old_process = TakeOver.of(settings.restart.socket)
     pipelines = _pipeline_command() if settings.pipelines and worker_place().is_first else None
-    server = Server(settings, words, report, pipelines, conf, place, worker)
+    server = Server(settings, words, report, pipelines, conf, old_process, worker)
     server.live.read_with(
         lambda: shared(found.read().settings, worker_place()), shared(configuration.settings, worker_place())
     )
     server.live.watch(("log",), lambda found: server_log.apply(found.log))
     if worker is None:
-        _tell_files(configuration.files, conf, specs, report)
-    when_lost.stops(server.ask_to_stop)
+        _report_files(configuration.files, conf, specs, report)
+    output_loss.on_loss(server.ask_to_stop)
     return server.run(specs)
 
 
-def _reload_log(server_log: ServerLog, found: Sources) -> None:
-    with contextlib.suppress(StartError):  # the workers say it
-        server_log.apply(found.read().settings.log)
-
-
-def _tell_files(
+def _report_files(
     files: Sequence[Path], conf: MakoConf | None, specs: Sequence[AppSpec], report: Callable[[str], None]
 ) -> None:
+    """Report the configuration files, and warn about files with their names that are not read."""
     read = [*files, *([conf.path] if conf else [])]
     for file in read:
         report(f"configuration: {file}")
-    for file in _not_read(read, specs):
-        log.warning("configuration: %s is not read; --config, or -c for a mako.conf, names another", file)
+    folders = {Path.cwd(), *(spec.path.absolute() for spec in specs)}
+    candidates = {folder / name for folder in folders for name in (FILE_NAME, mako_conf.NAME)}
+    for file in sorted(path for path in candidates - {path.absolute() for path in read} if path.is_file()):
+        log.warning("configuration: %s is not read; select it with --config, or -c for a mako.conf", file)
     if conf and conf.not_honoured:
         log.warning("%s: not used by this server: %s", conf.path, ", ".join(conf.not_honoured))
 
 
-def _guard_outputs(when_lost: _WhenLost) -> None:
+def _guard_outputs(output_loss: _OutputLoss) -> None:
+    """Replace standard output and standard error by files that report the loss of their reader."""
     for fd, name in ((1, "stdout"), (2, "stderr")):
-        given = getattr(sys, name)
-        file = io.BufferedWriter(_Output(fd, when_lost))
-        setattr(sys, name, io.TextIOWrapper(file, given.encoding, given.errors, line_buffering=True))
+        original = getattr(sys, name)
+        file = io.BufferedWriter(_Output(fd, output_loss))
+        setattr(sys, name, io.TextIOWrapper(file, original.encoding, original.errors, line_buffering=True))
 
 
-def _place(settings: Settings, take_over: bool) -> TakeOver | None:
-    from smqrt.server.restart.new_process import TakeOver  # here: the supervisor of workers needs none of it
-
-    inherited = TakeOver.inherited()
-    if inherited or not take_over:
-        return inherited
-    if not settings.restart.socket:
-        raise StartError("--take-over needs --restart-socket, the one of the server whose place is taken.")
-    return TakeOver.of(settings.restart.socket)
-
-
-def _not_read(read: Sequence[Path], specs: Sequence[AppSpec]) -> list[Path]:
-    """The files of settings that somebody may believe to be in force."""
-    folders = {Path.cwd(), *(spec.path.absolute() for spec in specs)}
-    candidates = {folder / name for folder in folders for name in (FILE_NAME, mako_conf.NAME)}
-    return sorted(path for path in candidates - {path.absolute() for path in read} if path.is_file())
-
-
-class _WhenLost:
-    """Stops the server when its output is lost, also when that happened before there was a server to stop."""
+class _OutputLoss:
+    """Stops the server when the output is lost, also when that happens before the server exists."""
 
     def __init__(self) -> None:
         self._stop: Callable[[], None] | None = None
         self._is_lost = False
 
-    def stops(self, stop: Callable[[], None]) -> None:
-        """Call `stop` when the output is lost."""
+    def on_loss(self, stop: Callable[[], None]) -> None:
+        """Call `stop` when the output is lost; at once when it is lost already."""
         self._stop = stop
         if self._is_lost:
             stop()
 
     def lost(self) -> None:
-        """The output is lost."""
+        """Record the loss, and stop the server."""
         self._is_lost = True
         if self._stop:
             self._stop()
 
 
 class _Output(io.FileIO):
-    """The standard output (`fd` 1) or error output (2); what is written after its reader is gone is dropped.
+    """Standard output (`fd` 1) or standard error (2); discards output after its reader has closed it.
 
-    The server stops in order, with exit code 0, when the standard output lost its reader, as with `| head -1`, and when
-    the terminal was closed: then each write ends with EIO.
+    The server shuts down with exit code 0 when the reader of standard output exits, as with `| head -1`, and when the
+    terminal is closed: writes then fail with EIO.
     """
 
-    def __init__(self, fd: int, when_lost: _WhenLost) -> None:
+    def __init__(self, fd: int, output_loss: _OutputLoss) -> None:
         super().__init__(fd, "w", closefd=False)
-        self._when_lost = when_lost
+        self._output_loss = output_loss
 
     def write(self, data: Any) -> int:
         try:
@@ -308,26 +303,22 @@ class _Output(io.FileIO):
             os.dup2(null, self.fileno())
             os.close(null)
             if error.errno == errno.EIO or self.fileno() == 1:
-                self._when_lost.lost()
+                self._output_loss.lost()
             return len(data)
 
 
-def _report(line: str) -> None:
-    click.echo(printable(line))
-
-
 def _pipeline_command() -> list[str] | None:
-    """What runs the pipelines of an application; None, and a line that says why, when nothing can."""
+    """Return the command that runs the pipelines of an application; None, after a message, when Spark is missing."""
     from smqrt.pipeline import doctor, jvm
 
     checks = doctor.package("pyspark", *doctor.PYSPARK), doctor.package("pyarrow", *doctor.PYARROW)
-    troubles = [f"{check.name}: {check.detail}; {check.remedy}" for check in checks if not check.ok]
+    faults = [f"{check.name}: {check.detail}; {check.remedy}" for check in checks if not check.ok]
     try:
         jvm.find_java()
     except PipelineError as error:
-        troubles.append(str(error))
-    if troubles:
-        click.echo(f"pipelines: none are run: {troubles[0]}")
+        faults.append(str(error))
+    if faults:
+        click.echo(f"pipelines: disabled: {faults[0]}")
         return None
     return [sys.executable, "-m", "smqrt", "pipeline", "run", "--app"]
 
@@ -344,21 +335,21 @@ def _with_certificate(settings: Settings) -> Settings:
         else:
             cert, key = self_signed_pair(settings.host)
     except OSError as error:
-        why = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
-        raise StartError(f"A self-signed certificate can't be kept: {why}; or give --cert and --key.") from None
+        reason = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+        raise StartError(f"Cannot save a self-signed certificate: {reason}. Or pass --cert and --key.") from None
     return replace(settings, cert=cert, key=key)
 
 
 def discover(
     arguments: Sequence[str], mounts: Sequence[str], current: Path, conf: MakoConf | None = None
 ) -> list[AppSpec]:
-    """Returns the applications to load, in order.
+    """Return the applications to load, in order.
 
     Args:
-        arguments: the APP words; one is the root application, several are mounted under their names.
-        mounts: the values of `-l`, each `NAME:PRIORITY:PATH` or Mako's short forms of it.
-        current: the folder relative paths start at.
-        conf: mako.conf, whose applications come last.
+        arguments: the APP arguments; one is the root application, several are mounted under their names.
+        mounts: the values of `-l`, each `NAME:PRIORITY:PATH` or one of Mako's short forms.
+        current: the base of relative paths.
+        conf: the mako.conf, whose applications come last.
 
     Raises:
         StartError: a path is missing or can't be read, a ZIP file is broken, or two applications have one name.
@@ -373,9 +364,19 @@ def discover(
     elif len(arguments) == 1:
         specs += _applications(current / arguments[0], explicit=True)
     else:
-        specs += [_named(current / argument) for argument in arguments]
+        for path in (current / argument for argument in arguments):
+            _open(path)
+            resolved = path.resolve()
+            specs.append(AppSpec(resolved.stem if resolved.is_file() else resolved.name, path))
     specs += configured
-    _refuse_doubles(specs)
+    seen: dict[str, Path] = {}
+    for spec in specs:
+        if spec.name in seen:
+            url_path = f"/{spec.name}/" if spec.name else "/"
+            raise StartError(
+                f"{seen[spec.name]} and {spec.path} have the same path {url_path}. Use -l NAME:PRIORITY:PATH."
+            )
+        seen[spec.name] = spec.path
     return specs
 
 
@@ -384,44 +385,38 @@ def _parse_mount(text: str, current: Path) -> AppSpec:
     priority, colon, path = rest.partition(":")
     if not colon or not path:
         raise StartError(
-            f"-l {text} must be NAME:PRIORITY:PATH, for example -l chat::apps/chat (an empty NAME is the root)."
+            f"-l {text}: not NAME:PRIORITY:PATH. Example: -l chat::apps/chat (with an empty NAME for the root)."
         )
     if "/" in name:
-        raise StartError(f"-l {text} names the application {name!r}; a name is one path segment and holds no slash.")
+        raise StartError(f"-l {text}: the name {name!r} contains a slash. A name is one path segment.")
     try:
         number = int(priority or "0")
     except ValueError:
         number = 128
     if not -127 <= number <= 127:
-        raise StartError(f"-l {text} has the priority {priority!r}; it must be a number from -127 to 127.")
+        raise StartError(f"-l {text}: the priority {priority!r} is not a number from -127 to 127.")
     _open(current / path)
     return AppSpec(name, current / path, number)
 
 
-def _named(path: Path) -> AppSpec:
-    _open(path)
-    resolved = path.resolve()
-    return AppSpec(resolved.stem if resolved.is_file() else resolved.name, path)
-
-
 def _applications(path: Path, explicit: bool) -> list[AppSpec]:
     top = _open(path)
-    children = sorted((child for child in top.iterdir() if _is_visible_folder(child)), key=lambda child: child.name)
+    visible = (child for child in top.iterdir() if child.is_dir() and not child.name.startswith((".", "__")))
+    children = sorted(visible, key=lambda child: child.name)
     if _is_application(top) or (explicit and not any(_is_application(child) for child in children)):
         return [AppSpec("", path)]
     if not children:
         raise StartError(
-            f"{path} holds no application; give it a .preload or an index.lsp (`smqrt new FOLDER` makes one)."
+            f"no application in {path}. Add a .preload or an index.lsp (`smqrt new FOLDER` creates an application)."
         )
-    return [_child(path, child) for child in children]
-
-
-def _child(path: Path, child: _Folder) -> AppSpec:
-    return AppSpec(child.name, child) if isinstance(child, Path) else AppSpec(child.name, path, inner=child.name)
+    return [
+        AppSpec(child.name, child) if isinstance(child, Path) else AppSpec(child.name, path, inner=child.name)
+        for child in children
+    ]
 
 
 def _open(path: Path) -> _Folder:
-    """Returns the folder, or the top of the ZIP file, after listing it once."""
+    """Return the folder, or the top of the ZIP file, after checking that it is readable."""
     try:
         if path.is_dir():
             next(path.iterdir(), None)
@@ -429,37 +424,18 @@ def _open(path: Path) -> _Folder:
         path.open("rb").close()
         archive = ZipIo(path)
     except FileNotFoundError:
-        raise StartError(f"{path} does not exist; an application is a folder or a ZIP file.") from None
+        raise StartError(f"{path} does not exist. An application is a folder or a ZIP file.") from None
     except OSError as error:
-        raise StartError(f"{path} can't be read: {error.strerror or error}.") from None
+        raise StartError(f"Cannot read {path}: {error.strerror or error}.") from None
     except IoError as error:
-        raise StartError(
-            f"{path} is not a readable ZIP file; an application is a folder or a ZIP file ({error})."
-        ) from None
+        raise StartError(f"{path} is neither a folder nor a readable ZIP file ({error}).") from None
     return _ZipFolder(archive)
-
-
-def _is_visible_folder(child: _Folder) -> bool:
-    return child.is_dir() and not child.name.startswith((".", "__"))
 
 
 def _is_application(folder: _Folder) -> bool:
     try:
-        return any(_is_mark(child.name) for child in folder.iterdir())
+        names = [child.name for child in folder.iterdir()]
     except OSError:
         return False
-
-
-def _is_mark(name: str) -> bool:
-    return name in (".preload", ".preload.py") or name.startswith("index.") or name.endswith(".lsp")
-
-
-def _refuse_doubles(specs: Sequence[AppSpec]) -> None:
-    seen: dict[str, Path] = {}
-    for spec in specs:
-        if spec.name in seen:
-            where = f"/{spec.name}/" if spec.name else "/"
-            raise StartError(
-                f"{seen[spec.name]} and {spec.path} would both be mounted at {where}; use -l NAME:PRIORITY:PATH."
-            )
-        seen[spec.name] = spec.path
+    marks = (".preload", ".preload.py")
+    return any(name in marks or name.startswith("index.") or name.endswith(".lsp") for name in names)

@@ -1,6 +1,6 @@
-"""The terminal of a command: messages as JSON, progress bars, and an orderly end after Ctrl-C and SIGTERM.
+"""Terminal output and interruption of commands.
 
-Every `--json` prints one JSON object a line, with the same names for the same things (help: command-line).
+Every `--json` prints one JSON object per line, with the same names for the same things (help: command-line).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from types import FrameType
+from typing import TypeVar
 
 import click
 from rich.console import Console
@@ -20,7 +21,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TaskID,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
@@ -31,13 +31,11 @@ from smqrt import printable
 from smqrt.journal.payload_schema import load_json
 
 Item = TypeVar("Item")
-_SHARE_EVERY_S = 0.2
+_POLL_S = 0.2
 
 
 def payload_fields(payload: bytes) -> dict[str, object]:
-    """Returns a message's payload as every `--json` shows it: as `payload` when it is UTF-8, else as `payload_hex`; and
-    its value as `json` when it is JSON.
-    """
+    """Return the JSON fields of a payload: `payload` when it is UTF-8, else `payload_hex`; `json` when it is JSON."""
     try:
         text = payload.decode()
     except UnicodeDecodeError:
@@ -47,36 +45,36 @@ def payload_fields(payload: bytes) -> dict[str, object]:
 
 
 def now() -> str:
-    """Returns the time as every `--json` shows it: ISO, UTC, microseconds."""
+    """Return the current time for JSON: ISO, UTC, microseconds."""
     return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def json_line(fields: Mapping[str, object]) -> bytes:
-    """Returns one JSON object as a line, without its end, that is safe to print."""
+    """Return a JSON object as a line without line end; control characters are escaped."""
     return printable.json_line(fields).encode()
 
 
 def write_line(line: bytes) -> None:
-    """Writes a line to the standard output, at once."""
+    """Write a line to standard output and flush it."""
     sys.stdout.buffer.write(line + b"\n")
     sys.stdout.buffer.flush()
 
 
 def discard_output() -> None:
-    """The reader of the standard output, such as `head`, has seen enough: what else is written goes nowhere."""
+    """Redirect standard output to /dev/null, after its reader, such as `head`, has closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Shows a bar on the standard error while inside, when that is a terminal.
+    """Show a progress bar on standard error, when that is a terminal.
 
     Args:
-        what: what is being done, one word.
-        total: how much there is to do.
+        what: the operation, one word.
+        total: the number of items.
 
     Yields:
-        What takes how much more was done.
+        A function that advances the bar by a number of items.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -90,36 +88,37 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def polled_progress(what: str, done: Callable[[], float]) -> Iterator[None]:
-    """Shows a bar on the standard error while inside, when that is a terminal.
+    """Show a progress bar on standard error, when that is a terminal.
 
     Args:
-        what: what is being done, one word.
-        done: tells now and then how much of it is done, 0 to 1; from a thread of its own.
+        what: the operation, one word.
+        done: returns the completed share, 0 to 1; called regularly in a thread.
     """
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
         return
-    over = threading.Event()
+    finished = threading.Event()
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as bar:
-        thread = threading.Thread(target=_advance, args=(bar, bar.add_task(what, total=1.0), done, over), daemon=True)
+        task = bar.add_task(what, total=1.0)
+
+        def poll() -> None:
+            with suppress(Exception):  # the operation may end between two polls
+                while not finished.wait(_POLL_S):
+                    bar.update(task, completed=done())
+
+        thread = threading.Thread(target=poll, daemon=True)
         thread.start()
         try:
             yield
         finally:
-            over.set()
+            finished.set()
             thread.join()
 
 
-def _advance(bar: Progress, task: TaskID, done: Callable[[], float], over: threading.Event) -> None:
-    with suppress(Exception):  # what is asked has ended
-        while not over.wait(_SHARE_EVERY_S):
-            bar.update(task, completed=done())
-
-
 def counted(items: Iterable[Item], advance: Callable[[int], None], every: int = 256) -> Iterator[Item]:
-    """Yields `items`, and calls `advance` for each `every` of them."""
+    """Yield `items`, and call `advance` after each `every` of them."""
     for number, item in enumerate(items, 1):
         yield item
         if number % every == 0:
@@ -127,18 +126,18 @@ def counted(items: Iterable[Item], advance: Callable[[int], None], every: int = 
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which unwinds what runs as Ctrl-C does."""
+    """SIGTERM, raised like Ctrl-C."""
 
 
 class InterruptibleCommand(click.Command):
-    """A command that ends with exit code 130 after Ctrl-C, and 143 after SIGTERM, as a shell has it.
+    """A command that exits with code 130 after Ctrl-C and 143 after SIGTERM, as shells report them.
 
-    What an interrupt says is printed, without it that it was one.
+    It prints the text of the interrupt, or "Interrupted.".
     """
 
     def invoke(self, ctx: click.Context) -> object:
         """See `click.Command.invoke`."""
-        with _sigterm_unwinds():
+        with _sigterm_raises():
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt as interrupt:
@@ -147,12 +146,12 @@ class InterruptibleCommand(click.Command):
 
 
 class Interruptible(InterruptibleCommand, click.Group):
-    """A group of such commands."""
+    """A group of `InterruptibleCommand`s."""
 
 
 @contextmanager
-def only_this_greenlet() -> Iterator[None]:
-    """While inside, Ctrl-C and SIGTERM interrupt the greenlet that entered; those of a client go on and deliver."""
+def interrupt_this_greenlet() -> Iterator[None]:
+    """Context manager: Ctrl-C and SIGTERM interrupt this greenlet only; greenlets of clients continue to deliver."""
     import gevent
 
     here, kinds = gevent.getcurrent(), {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
@@ -168,16 +167,16 @@ def only_this_greenlet() -> Iterator[None]:
 
 
 @contextmanager
-def _sigterm_unwinds() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
+def _sigterm_raises() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
-    earlier = signal.signal(signal.SIGTERM, _terminated)
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    earlier = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, earlier)
-
-
-def _terminated(number: int, frame: Any) -> None:
-    raise Terminated

@@ -1,4 +1,4 @@
-"""The manual: the Markdown pages in `smqrt/help`, their titles, and the groups they are listed in."""
+"""Pages of the manual, their titles and their groups; the Markdown files are in `smqrt/help`."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _TABLE = (
     ("Specification", "", "specification specification/*"),
     ("Decisions", "", "decisions decisions/*"),
 )
-"""(part, title below it, names of pages in their order). A name with `*` stands for all pages of a folder."""
+"""(part, title within the part, names of pages in their order). A name with `*` stands for all pages of a folder."""
 REST = "More"
-"""The part of pages that the table does not name."""
+"""The part for pages that are not in the table."""
 _BACKGROUND = ("changelog", "conformance", "specification*", "decisions*")
-"""Pages that are read to find out why; searches list them below the others."""
+"""Background pages, which searches list after the other pages."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Group:
 
     Args:
         part: the part of the manual, such as "Build".
-        title: of the group within the part; empty when the part has one group.
-        names: of the pages, in the order to read them.
+        title: title of the group within the part; empty when the part has one group.
+        names: names of the pages, in reading order.
     """
 
     part: str
@@ -58,7 +58,7 @@ class Group:
 
 
 def pages() -> dict[str, str]:
-    """Returns the pages of the manual by name, such as "quick-start" or "decisions/0001-http-front"."""
+    """Return the pages of the manual by name, such as "quick-start" or "decisions/0001-http-front"."""
     folder = resources.files("smqrt") / "help"
     return dict(sorted(_pages(folder, ""), key=lambda page: ("/" in page[0], page[0])))
 
@@ -74,10 +74,10 @@ def _pages(folder: Traversable, prefix: str) -> list[tuple[str, str]]:
 
 
 def groups(pages: Mapping[str, str]) -> list[Group]:
-    """Returns the groups of the manual in their order; each page is in one of them.
+    """Return the groups of the manual in order; each page is in one of them.
 
     Args:
-        pages: as `pages()` returns them.
+        pages: the pages, from `pages()`.
     """
     found = []
     remaining = dict.fromkeys(pages)
@@ -91,24 +91,24 @@ def groups(pages: Mapping[str, str]) -> list[Group]:
 
 
 def is_background(name: str) -> bool:
-    """Whether a page tells history or reasons and is no page to begin with."""
+    """Whether a page is about history or reasons."""
     return any(fnmatchcase(name, pattern) for pattern in _BACKGROUND)
 
 
 def title(page: str) -> str:
-    """Returns the heading of a page."""
+    """Return the heading of a page."""
     return _MARKS.sub("", page.partition("\n")[0].lstrip("# "))
 
 
 def short_title(page: str) -> str:
-    """Returns the heading of a page up to its colon; of a decision ("0001: …") all of it."""
+    """Return the heading of a page up to its colon; of a decision ("0001: …") the whole heading."""
     heading = title(page)
     before, _, _ = heading.partition(": ")
     return heading if before.isdigit() else before
 
 
 def first_sentence(page: str) -> str:
-    """Returns the first sentence below the heading of a page, as plain text; empty when a page begins otherwise."""
+    """Return the first sentence of a page as plain text; empty when the page does not begin with a paragraph."""
     first = next((part for part in page.split("\n\n") if part.strip() and not part.lstrip().startswith("#")), "")
     first = first.lstrip("\n")
     if first.startswith(("|", "```", "    ", "<", "*", "-")):
@@ -117,5 +117,5 @@ def first_sentence(page: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Returns a line of a page without its marks; of links their text."""
+    """Return a line of a page without Markdown marks; links become their text."""
     return _MARKS.sub("", _LINK.sub(r"\1", text))

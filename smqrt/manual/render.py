@@ -1,6 +1,6 @@
-"""Pages of the manual as HTML: Markdown, highlighted code, contents lists, and the frame around them.
+"""HTML of manual pages.
 
-Loading this module takes as long as ten pages, so it is imported when a page is wanted.
+Importing this module takes as long as rendering ten pages, so importers do it when they render the first page.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from pygments import highlight
 from pygments.formatters.html import HtmlFormatter
-from pygments.lexer import Lexer, bygroups, inherit, using
+from pygments.lexer import bygroups, inherit, using
 from pygments.lexers import get_lexer_by_name
 from pygments.lexers.html import HtmlLexer
 from pygments.lexers.scripting import LuaLexer
@@ -24,7 +24,7 @@ from pygments.util import ClassNotFound
 from smqrt.manual import pages as manual
 from smqrt.manual.search import Slugs
 
-_LONG_PAGE = 4  # headings from which a page has a contents list
+_LONG_PAGE = 4  # headings; pages with fewer have no contents list
 _PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -61,15 +61,15 @@ _COLUMNS = """<div class="columns">
 
 @dataclass(frozen=True)
 class Site:
-    """Where the pages of a site find each other, as a page of it writes it.
+    """URLs within a site, as they appear in a page.
 
     Args:
-        pages: what stands before the name of a page.
-        suffix: what stands behind it.
+        pages: the prefix of the name of a page.
+        suffix: the suffix of the name of a page.
         assets: the folder of styles and scripts.
         home: the page with the list of pages.
-        index: the script with the index of the search.
-        links: HTML of further links at the top.
+        index: the script with the search index.
+        links: HTML of further links in the header.
     """
 
     pages: str
@@ -87,12 +87,12 @@ class _LspLexer(HtmlLexer):  # type: ignore[misc]  # Pygments has no types
 
 
 def render_page(pages: Mapping[str, str], name: str, site: Site) -> str:
-    """Return a page of the manual as a document.
+    """Return a page of the manual as an HTML document.
 
     Args:
-        pages: all pages, as `pages()` returns them.
-        name: of the page; empty for the list of all pages.
-        site: where the document will be.
+        pages: all pages, from `pages()`.
+        name: the name of the page; empty for the list of all pages.
+        site: the URLs of the site.
     """
     if name:
         body = _COLUMNS.format(body=to_html(pages[name], site.suffix), navigation=_navigation(pages, name, site))
@@ -111,11 +111,11 @@ def render_page(pages: Mapping[str, str], name: str, site: Site) -> str:
 def to_html(text: str, suffix: str = "") -> str:
     """Return the HTML of a page in Markdown (CommonMark with tables).
 
-    No raw HTML passes. Headings have anchors, long pages a contents list, and links lead to other pages.
+    Raw HTML is escaped. Headings get anchors, long pages a contents list.
 
     Args:
         text: the page.
-        suffix: what links to pages have instead of ".md".
+        suffix: replaces ".md" in links to pages.
     """
     markdown = MarkdownIt("commonmark", {"html": False, "highlight": _highlighted}).enable("table")
     tokens = markdown.parse(text)
@@ -128,7 +128,7 @@ def to_html(text: str, suffix: str = "") -> str:
                 headings.append((int(token.tag[1]), anchor, manual.plain(following.content)))
                 following.children = [*(following.children or ()), *_anchor_link(anchor)]
         for child in token.children or ():
-            _lead_to_page(child, suffix)
+            _rewrite_link(child, suffix)
     markdown.add_render_rule("table_open", _table_open)
     markdown.add_render_rule("table_close", _table_close)
     after_title = 3 if tokens and tokens[0].tag == "h1" else 0
@@ -147,7 +147,7 @@ def _table_close(renderer: Any, tokens: Sequence[Token], index: int, options: An
 
 
 def _anchor_link(anchor: str) -> list[Token]:
-    """Return a link to a heading, to copy; the contents list has the same for the keyboard and screen readers."""
+    """Return a link to a heading, for the mouse; for keyboards and screen readers there is the contents list."""
     fields = {"class": "anchor", "href": f"#{anchor}", "aria-hidden": "true", "tabindex": "-1"}
     opening = Token("link_open", "a", 1, attrs=dict(fields))
     return [opening, Token("text", "", 0, content="#"), Token("link_close", "a", -1)]
@@ -165,22 +165,19 @@ def _contents(headings: list[tuple[int, str, str]]) -> str:
 
 
 def _highlighted(code: str, language: str, attributes: str) -> str:
-    """Return the HTML of a block of code; empty when it has no language that Pygments knows."""
-    lexer = _lexer(language, "<?lsp" in code)
-    return str(highlight(code, lexer, HtmlFormatter(nowrap=True))) if lexer else ""
+    """Return the HTML of a code block; empty when Pygments does not support its language."""
+    if language == "html" and "<?lsp" in code:
+        lexer = _LspLexer(stripnl=False)
+    else:
+        try:
+            lexer = get_lexer_by_name(language, stripnl=False)
+        except ClassNotFound:  # also for blocks without a language
+            return ""
+    return str(highlight(code, lexer, HtmlFormatter(nowrap=True)))
 
 
-def _lexer(language: str, is_lsp: bool) -> Lexer | None:
-    if language == "html" and is_lsp:
-        return _LspLexer(stripnl=False)
-    try:
-        return get_lexer_by_name(language, stripnl=False) if language else None
-    except ClassNotFound:
-        return None
-
-
-def _lead_to_page(token: Token, suffix: str) -> None:
-    """Have a link lead to the page, and not to its source."""
+def _rewrite_link(token: Token, suffix: str) -> None:
+    """Change the target of a link from the Markdown file to the page."""
     href = str(token.attrGet("href") or "") if token.type == "link_open" else ""
     page, mark, anchor = href.partition("#")
     if "://" in href:
@@ -197,7 +194,7 @@ def _list_of_pages(pages: Mapping[str, str], site: Site) -> str:
             part = group.part
         own = [name for name in group.names if "/" not in name]
         inner = [name for name in group.names if "/" in name]
-        entries = "\n".join(f"<dt>{_link(pages, name, site)}</dt><dd>{_about(pages[name])}</dd>" for name in own)
+        entries = "\n".join(f"<dt>{_link(pages, name, site)}</dt><dd>{_summary(pages[name])}</dd>" for name in own)
         title = f"<h3>{escape(group.title)}</h3>\n" if group.title else ""
         listed = f"<dl>\n{entries}\n</dl>" if own else ""
         if inner:
@@ -207,13 +204,13 @@ def _list_of_pages(pages: Mapping[str, str], site: Site) -> str:
     return "\n".join([*lines, "</section>"])
 
 
-def _about(page: str) -> str:
-    about = manual.title(page).partition(": ")[2] or manual.first_sentence(page).rstrip(":")
-    return escape(about[:1].upper() + about[1:])
+def _summary(page: str) -> str:
+    text = manual.title(page).partition(": ")[2] or manual.first_sentence(page).rstrip(":")
+    return escape(text[:1].upper() + text[1:])
 
 
 def _navigation(pages: Mapping[str, str], current: str, site: Site) -> str:
-    """Return the list beside a page: the part of the page is open; pages of folders are listed beside each other."""
+    """Return the list of pages beside a page, with its part opened; lists pages of a folder only within that folder."""
     parts: dict[str, list[str]] = {}
     is_open: set[str] = set()
     for group in manual.groups(pages):

@@ -1,7 +1,7 @@
-"""Search in the manual: its sections, and which of them fit a query.
+"""Search in the sections of the manual.
 
 The pages at `/help/` and the static site search in the browser (`smqrt/rtl/manual.js`), with the same sections and
-weights; `smqrt help WORD` searches here.
+weights; `smqrt help WORD` uses this module.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _HEADING = re.compile(r"(#{1,6})\s+(.*?)(?:\s+#+)?\s*$")
 _RULE_OF_TABLE = re.compile(r"\|?[\s:|-]*-[\s:|-]*")
 _COMMENT = re.compile(r"<!--.*?-->")
 _TITLE_WEIGHT, _HEADING_WEIGHT = 8.0, 5.0
-_PART_WEIGHT = 0.5  # of the page's title for a section: "journal compaction" finds "Compaction" of "The journal"
-_WHOLE_WORD = 2.0  # "log" fits the word "log" better than "logins"
-_MAX_OCCURRENCES = 4  # more of them in the text do not make a section fit better
+_PART_WEIGHT = 0.5  # weight of the page's title for a section: "journal compaction" finds "Compaction" of "The journal"
+_WHOLE_WORD = 2.0  # the query "log" matches the word "log" better than "logins"
+_MAX_OCCURRENCES = 4  # further occurrences do not raise the score
 _BACKGROUND_WEIGHT = 0.3
-_NEAR = 0.7  # of difflib: "setings" and "settings" have 0.93
+_NEAR = 0.7  # ratio of difflib: "setings" and "settings" have 0.93
 INDEX_VARIABLE = "smqrtManual"
-"""What the script of the index defines."""
+"""The variable that the index script defines."""
 
 
 class Slugs:
-    """The anchors of one page: the same as on GitHub, each once."""
+    """The anchors of a page, as GitHub makes them, without duplicates."""
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
 
     def add(self, heading: str) -> str:
-        """Return the anchor of the next heading, given as Markdown: of `## TLS, and more` it is `tls-and-more`."""
+        """Return the anchor of the next heading in Markdown, such as `tls-and-more` for `## TLS, and more`."""
         slug = _NOT_IN_A_SLUG.sub("", heading.lower()).replace(" ", "-")
         count = self._counts[slug] = self._counts.get(slug, -1) + 1
         return f"{slug}-{count}" if count else slug
@@ -48,9 +48,9 @@ class Section:
 
     Args:
         page: name of the page.
-        title: of the page.
-        heading: without marks; of the part before the first heading below the title, the title.
-        anchor: of the heading; empty for the page itself.
+        title: title of the page.
+        heading: the heading without marks; the title for the text before the first heading.
+        anchor: anchor of the heading; empty for the text before the first heading.
         lines: the text without marks; lines of a paragraph are joined, rows of tables are lines.
     """
 
@@ -110,7 +110,7 @@ def all_sections(pages: Mapping[str, str]) -> list[Section]:
 
 
 def index_script(pages: Mapping[str, str]) -> str:
-    """Return the index as a script, which a page of a folder can load too: it may load scripts, but not fetch files.
+    """Return the index as a script, since pages opened from a folder may load scripts, but not fetch files.
 
     It sets a global variable to `{"pages": [[name, title, weight], …], "sections": [[number of the page, anchor,
     heading, text], …]}`.
@@ -133,12 +133,12 @@ def _weight(name: str) -> float:
 
 @dataclass(frozen=True)
 class Found:
-    """A section that fits a query.
+    """A section that matches a query.
 
     Args:
-        section: where.
-        line: the line of its text that has most of the words; empty when only the headings have them.
-        score: how well it fits.
+        section: the section.
+        line: the line with the most words of the query; empty when only the headings contain them.
+        score: the quality of the match.
     """
 
     section: Section
@@ -147,16 +147,17 @@ class Found:
 
 
 def find(found_in: Iterable[Section], query: str) -> list[Found]:
-    """Return the sections that have each word of a query, the best ones first.
+    """Return the sections that contain all words of a query, the best matches first.
 
-    A word fits the beginning of words: "log" fits "logins" and "close_log", and not "catalog". Case does not matter.
+    A word of the query matches the beginning of words: "log" matches "logins" and "close_log", but not "catalog". Case
+    does not matter.
     """
     words = [re.compile(rf"(?<![^\W_]){re.escape(word)}(?P<end>\w)?") for word in query.lower().split()]
-    scored = (_look(section, words) for section in found_in) if words else ()
+    scored = (_match(section, words) for section in found_in) if words else ()
     return sorted((found for found in scored if found), key=lambda found: -found.score)
 
 
-def _look(section: Section, words: list[re.Pattern[str]]) -> Found | None:
+def _match(section: Section, words: list[re.Pattern[str]]) -> Found | None:
     lines = [line.lower() for line in section.lines]
     text, heading = "\n".join(lines), section.heading.lower() if section.anchor else ""
     page = f"{section.title.lower()}\n{section.page}"
@@ -178,13 +179,13 @@ def _look(section: Section, words: list[re.Pattern[str]]) -> Found | None:
 
 
 def _points(word: re.Pattern[str], text: str) -> float:
-    """Return 0 when a text does not have a word, and more when it has it as a whole word."""
+    """Return 0 for a text without the word, 1 for a prefix of a word, 2 for a whole word."""
     found = [match["end"] is None for match in word.finditer(text)]
     return _WHOLE_WORD if any(found) else float(bool(found))
 
 
 def near_names(pages: Mapping[str, str], word: str) -> list[str]:
-    """Return the names of pages that are nearly spelt as `word`, the nearest one first."""
+    """Return the names of pages with a similar spelling, the most similar first."""
     short = {name.rpartition("/")[2]: name for name in reversed(list(pages))}
     near = get_close_matches(word.lower().replace(" ", "-").rpartition("/")[2], short, n=4, cutoff=_NEAR)
     return [short[name] for name in near]

@@ -1,6 +1,6 @@
-"""The manual as a static site: files that a browser opens from a folder, or that any web server serves.
+"""The manual as a static site, for a folder or any web server.
 
-Links are relative, so the folder may lie under any path. `scripts/docs FOLDER` runs this module.
+Links are relative, so the site works under any path. `scripts/docs FOLDER` runs this module.
 """
 
 from __future__ import annotations
@@ -20,19 +20,21 @@ _HOME, _INDEX, _FOLDER = "index.html", "search-index.js", "assets/"
 def write_site(folder: Path) -> int:
     """Write the manual into a folder, and return the number of its pages.
 
-    Files of the same names are replaced; others stay.
+    Existing files with the same names are replaced.
 
     Args:
-        folder: made when it is missing.
+        folder: the folder, created when it does not exist.
 
     Raises:
-        OSError: when it cannot be written.
+        OSError: a file can't be written.
     """
     pages = manual.pages()
     for name in ("", *pages):
         path = folder / (f"{name}.html" if name else _HOME)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(render_page(pages, name, _site(name)), "utf-8")
+        root = "../" * name.count("/")  # the folder of the site, relative to the page
+        site = Site(root, ".html", root + _FOLDER, root + _HOME, root + _FOLDER + _INDEX)
+        path.write_text(render_page(pages, name, site), "utf-8")
     assets = folder / _FOLDER
     assets.mkdir(exist_ok=True)
     for name in _ASSETS:
@@ -41,21 +43,15 @@ def write_site(folder: Path) -> int:
     return len(pages)
 
 
-def _site(name: str) -> Site:
-    """Return where a page finds the others: the folder of the site, seen from the page's own."""
-    root = "../" * name.count("/")
-    return Site(root, ".html", root + _FOLDER, root + _HOME, root + _FOLDER + _INDEX)
-
-
 def main(arguments: list[str]) -> None:
-    """Write the site into the folder that is named; into `build/manual` without one."""
+    """Write the site into the folder of the arguments, by default `build/manual`."""
     if len(arguments) > 1 or any(word.startswith("-") for word in arguments):
         sys.exit("Usage: scripts/docs [FOLDER]")
     folder = Path(arguments[0] if arguments else "build/manual")
     try:
         count = write_site(folder)
     except OSError as error:
-        sys.exit(f"{folder}: cannot be written: {error.strerror}.")
+        sys.exit(f"Cannot write {folder}: {error.strerror}.")
     print(f"{count} pages: {folder / _HOME}")
 
 

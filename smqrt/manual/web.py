@@ -1,6 +1,4 @@
-"""The pages of the server itself: the manual at `/help/`, each page rendered once, in a thread; at `/` the list of its
-applications.
-"""
+"""Directories of the manual at `/help/` and of the list of applications at `/`."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from smqrt.http.tree import Directory
 from smqrt.manual import pages as manual
 from smqrt.manual.search import index_script
 
-LAST = -127  # applications come first, also one of the name "help"
+LAST = -127  # the lowest priority: an application named "help" takes precedence
 _INDEX = "search-index.js"
 _HTML, _SCRIPT = "text/html; charset=utf-8", "text/javascript; charset=utf-8"
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -47,21 +45,23 @@ _APPLICATIONS_PAGE = """<!doctype html>
 
 
 class Manual(Directory):
-    """The directory of the manual."""
+    """The directory of the manual; renders each page once, in a thread."""
 
     def __init__(self) -> None:
         super().__init__("help", LAST)
         self._pages: dict[str, str] = {}
-        self._made: dict[str, bytes] = {}
-        self._making = BoundedSemaphore()
+        self._rendered: dict[str, bytes] = {}
+        self._lock = BoundedSemaphore()
 
     def service(self, request: Request, relpath: str) -> bool:
         """See `Directory.service`."""
-        self._load()
+        with self._lock:
+            if not self._pages:
+                self._pages = get_hub().threadpool.apply(manual.pages)
         is_index = relpath == _INDEX
         if relpath and not is_index and relpath not in self._pages:
             return False
-        body = self._once(relpath, _packed_index if is_index else _html)
+        body = self._render_once(relpath, _packed_index if is_index else _html)
         headers = request.response.headers
         headers.set("Content-Type", _SCRIPT if is_index else _HTML)
         headers.set("Cache-Control", "max-age=300")
@@ -76,20 +76,15 @@ class Manual(Directory):
         request.response.write(body)
         return True
 
-    def _load(self) -> None:
-        with self._making:
-            if not self._pages:
-                self._pages = get_hub().threadpool.apply(manual.pages)
-
-    def _once(self, name: str, make: Callable[[dict[str, str], str], bytes]) -> bytes:
-        with self._making:  # one after the other, so that rendering takes one thread of the pool
-            if name not in self._made:
-                self._made[name] = get_hub().threadpool.apply(make, (self._pages, name))
-        return self._made[name]
+    def _render_once(self, name: str, render: Callable[[dict[str, str], str], bytes]) -> bytes:
+        with self._lock:  # one page at a time, so that rendering occupies one thread of the pool
+            if name not in self._rendered:
+                self._rendered[name] = get_hub().threadpool.apply(render, (self._pages, name))
+        return self._rendered[name]
 
 
 def _html(pages: dict[str, str], name: str) -> bytes:
-    from smqrt.manual.render import Site, render_page  # loading it takes as long as ten pages
+    from smqrt.manual.render import Site, render_page  # slow to import
 
     site = Site("/help/", "", "/rtl/", "/help/", f"/help/{_INDEX}", '<a href="/">Applications</a>')
     return render_page(pages, name, site).encode()
@@ -100,30 +95,30 @@ def _packed_index(pages: dict[str, str], _: str) -> bytes:
 
 
 class ListedApplication(Protocol):
-    """An application in the list."""
+    """An application of the list."""
 
     @property
     def name(self) -> str:
-        """The path segment it is mounted under."""
+        """The path segment of its mount."""
 
     @property
     def about(self) -> str:
-        """What it is, one sentence; may be empty."""
+        """One sentence about it; may be empty."""
 
     @property
     def error(self) -> str | None:
-        """Why it does not run, None when it does or was stopped."""
+        """Why it failed; None when it is running or was stopped."""
 
     @property
     def running(self) -> bool:
-        """Whether it answers requests."""
+        """Whether it is loaded."""
 
 
 class ApplicationList(Directory):
-    """Answers `/` when no application does.
+    """The list of applications at `/`, unless an application is mounted there.
 
     Args:
-        applications: those to list, looked at for every request.
+        applications: the applications, read at every request.
     """
 
     def __init__(self, applications: Iterable[ListedApplication]) -> None:
@@ -152,5 +147,5 @@ def _item(application: ListedApplication, shows_errors: bool) -> str:
     )
     if application.error is None:
         return f'<li class="card"><h2><a href="/{quote(application.name)}/">{name}</a></h2>{about}</li>'
-    failure = f"<pre>{escape(application.error)}</pre>" if shows_errors else "<p>The server's log says why.</p>"
+    failure = f"<pre>{escape(application.error)}</pre>" if shows_errors else "<p>See the log of the server.</p>"
     return f'<li class="card"><h2>{name} <span class="failed">failed</span></h2>{about}{failure}</li>'

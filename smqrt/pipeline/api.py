@@ -385,7 +385,25 @@ def source(
         PipelineError: an option is unknown or invalid.
     """
     where = _where("source", unknown)
-    options = _checked_options(where, "source", locals())
+    options = _checked_options(
+        where,
+        "source",
+        topics=topics,
+        exclude=exclude,
+        json=json,
+        prefix=prefix,
+        watermark=watermark,
+        event_time=event_time,
+        max_future=max_future,
+        dead_letter=dead_letter,
+        include_pipeline=include_pipeline,
+        max_rows=max_rows,
+        max_bytes=max_bytes,
+        min_partitions=min_partitions,
+        rows_per_partition=rows_per_partition,
+        bytes_per_partition=bytes_per_partition,
+        fail_on_data_loss=fail_on_data_loss,
+    )
     if options["dead_letter"] and not json and not watermark:
         raise PipelineError(f"{where}: @source has dead_letter= but no json=; without json= every payload is valid.")
     return _decorator("source", options, raw_frame=True)
@@ -430,7 +448,11 @@ def publish(
     Raises:
         PipelineError: an option is unknown or invalid.
     """
-    return _decorator("publish", _checked_options(_where("publish", unknown), "publish", locals()))
+    where = _where("publish", unknown)
+    options = _checked_options(
+        where, "publish", to=to, subtopic=subtopic, mode=mode, trigger=trigger, on_error=on_error
+    )
+    return _decorator("publish", options)
 
 
 def table(
@@ -459,7 +481,17 @@ def table(
     Raises:
         PipelineError: an option is unknown or invalid.
     """
-    return _decorator("table", _checked_options(_where("table", unknown), "table", locals()) | {"mode": "append"})
+    options = _checked_options(
+        _where("table", unknown),
+        "table",
+        path=path,
+        partition_by=partition_by,
+        dead_letter=dead_letter,
+        format=format,
+        trigger=trigger,
+        on_error=on_error,
+    )
+    return _decorator("table", options | {"mode": "append"})
 
 
 def alert(
@@ -497,7 +529,20 @@ def alert(
     if not (when or absent or rate):
         raise PipelineError(f"{where}: @alert needs a condition that raises it: when=, absent= or rate=.")
     trigger = trigger or (TIMED_TRIGGER if absent else DEFAULT_TRIGGER)
-    return _decorator("alert", _checked_options(where, "alert", locals()) | {"subtopic": None, "mode": "update"})
+    options = _checked_options(
+        where,
+        "alert",
+        to=to,
+        key=key,
+        when=when,
+        clear=clear,
+        cooldown=cooldown,
+        absent=absent,
+        rate=rate,
+        trigger=trigger,
+        on_error=on_error,
+    )
+    return _decorator("alert", options | {"subtopic": None, "mode": "update"})
 
 
 def reference(path: str, *, schema: str | None = None, **unknown: object) -> Callable[[Function], Function]:
@@ -510,9 +555,8 @@ def reference(path: str, *, schema: str | None = None, **unknown: object) -> Cal
     Raises:
         PipelineError: an option is unknown or invalid.
     """
-    return _decorator(
-        "reference", _checked_options(_where("reference", unknown), "reference", locals()), raw_frame=True
-    )
+    options = _checked_options(_where("reference", unknown), "reference", path=path, schema=schema)
+    return _decorator("reference", options, raw_frame=True)
 
 
 def stateful(
@@ -544,7 +588,7 @@ def stateful(
         raise PipelineError(
             f"{where}: {processor!r} is not a StatefulProcessor of pyspark.sql.streaming, nor an instance of one."
         )
-    options = StatefulOptions(processor, **_checked_options(where, "stateful", locals()))
+    options = StatefulOptions(processor, **_checked_options(where, "stateful", key=key, schema=schema, time=time))
 
     def decorate(function: Function) -> Function:
         if getattr(function, _STATE, None) is not None:
@@ -689,6 +733,6 @@ def _where(decorator: str, unknown: Mapping[str, object]) -> str:
     return where
 
 
-def _checked_options(where: str, decorator: str, given: Mapping[str, object]) -> dict[str, Any]:
-    """Return the checked options of a decorator; `given` has its arguments, and may have more."""
-    return {name: check(where, name, given[name]) for name, check in OPTION_CHECKS[decorator].items()}
+def _checked_options(where: str, decorator: str, /, **arguments: object) -> dict[str, Any]:
+    """Return the checked options of a decorator."""
+    return {name: check(where, name, arguments[name]) for name, check in OPTION_CHECKS[decorator].items()}

@@ -114,7 +114,7 @@ def test_remote_commands_need_a_trusted_certificate(operated: Operated) -> None:
     refused = operated.run(*words)
     assert refused.returncode == 1
     assert "CERTIFICATE_VERIFY_FAILED" in refused.stderr
-    assert "name whom to trust with --ca." in refused.stderr
+    assert "Trust its certificate with --ca." in refused.stderr
     for trusted in (operated.authority.path, operated.cert):
         assert operated.run(*words, "--ca", str(trusted)).returncode == 0
         assert operated.run("health", "--url", operated.url, "--ca", str(trusted)).stdout == "ok\n"

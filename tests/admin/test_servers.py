@@ -52,7 +52,7 @@ def test_commands_name_the_server_that_answers(serve: Serve, runtime: dict[str, 
     found = smqrt(runtime, "top", "--count", "1", "--json")
     for entry in listed:
         assert f"{entry['url']}, process {entry['pid']}, in {entry['folder']}" in found.stderr
-    assert "The newest is asked; --url names another." in found.stderr
+    assert "Using the newest; choose another one with --url." in found.stderr
     assert json.loads(found.stdout)["server"]["pid"] == other.process.pid
     named = smqrt(runtime, "top", "--count", "1", "--json", "--url", one.admin_url)
     assert (json.loads(named.stdout)["server"]["pid"], named.stderr) == (one.process.pid, "")

@@ -141,13 +141,15 @@ def test_the_health_of_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SMQRT_ADMIN__PORT", "1")
     gone = health()
     assert gone.exit_code == 1
-    assert gone.output.startswith("http://127.0.0.1:1 does not answer: ")
+    assert gone.output.startswith("http://127.0.0.1:1 does not respond: ")
     assert health.refused("--url", "9356") == (
         1,
-        "--url '9356': an address such as http://127.0.0.1:9356 is needed.",
+        "--url '9356': not an HTTP URL. Example: http://127.0.0.1:9356",
     )
     monkeypatch.setenv("SMQRT_ADMIN__ENABLED", "false")
-    assert health.refused()[1] == "the admin listener is off (the setting admin.enabled), and nobody else answers."
+    assert health.refused()[1] == (
+        "the admin listener is disabled: set admin.enabled = true, or name another server with --url."
+    )
 
 
 def open_in_terminal(*words: str | Path) -> tuple[subprocess.Popen[bytes], int]:

@@ -60,7 +60,7 @@ def test_users_come_change_and_go(file: Path) -> None:
     [
         (["a+b", "--stdin"], "x\n", "the user name must not have + # or /"),
         (["ann", "--stdin"], "\n", "a password has 1 to 4096 bytes"),
-        (["ann"], "", "there is no terminal to ask for the password at; say --stdin"),
+        (["ann"], "", "no terminal to prompt for the password; pass --stdin"),
         (["ann", "--delete"], "", "has no user ann"),
         (["ann", "--stdin", "--groups", "a b"], "x\n", "the group name 'a b' must not have a space"),
     ],
@@ -74,7 +74,7 @@ def test_what_is_wrong_is_told(file: Path, words: list[str], typed: str, sentenc
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     outcome = passwd(tmp_path / "gone" / "users.txt", "ann", "--stdin", typed="x\n")
-    assert "can't be written: No such file or directory" in outcome.output
+    assert "users.txt: No such file or directory" in outcome.output
 
 
 def test_a_broken_file_is_left_alone(file: Path) -> None:

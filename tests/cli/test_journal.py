@@ -135,7 +135,7 @@ def test_stats(app: Path) -> None:
         ["messages", "2,002"],
         ["from", "2026-11-20T12:00:00.000000Z"],
         ["to", "2026-11-20T12:33:20.000001Z"],
-        ["a", "second"],
+        ["per", "second"],
         ["segments", "3,"],
         ["compacted", "0,"],
         ["node", "n1:"],
@@ -158,7 +158,7 @@ def test_stats_for_programs(app: Path, tmp_path: Path) -> None:
 
 
 def test_verify(app: Path) -> None:
-    lines = ["3 segments with 2,002 messages in 33 batches", "0 compacted files with 0 messages", "all is well"]
+    lines = ["3 segments with 2,002 messages in 33 batches", "0 compacted files with 0 messages", "no faults"]
     assert done("verify", app).splitlines() == lines
 
 
@@ -171,8 +171,8 @@ def test_verify_finds_and_repairs(app: Path) -> None:
     sentence = "4 bytes after its last batch belong to no batch"
     remedy = "the hub cuts that off when it starts, or do it now with --repair"
     assert result.stderr.splitlines() == [f"{newest}: {sentence}; {remedy}.", "Error: 1 fault"]
-    assert done("verify", app, "--repair").splitlines()[0] == "4 bytes of a torn end were cut off"
-    assert "all is well" in done("verify", app)
+    assert done("verify", app, "--repair").splitlines()[0] == "removed 4 bytes of an incomplete message"
+    assert "no faults" in done("verify", app)
 
 
 def test_verify_does_not_repair_damage(app: Path) -> None:
@@ -192,10 +192,10 @@ def test_verify_does_not_repair_damage(app: Path) -> None:
 def test_compact(app: Path) -> None:
     text = done("compact", app)
     assert text.startswith("2 segments with 2,000 messages: 1 file, 311.")
-    assert text.endswith("; 2 old segments for a later run to remove (--grace 60s)\n")
+    assert text.endswith("; 2 old segments to be removed by a later run (--grace 60s)\n")
     assert "nothing to compact" in done("compact", app, "--grace", "0s")
     assert done("tail", app, "-n", "3", "--json").count("\n") == 3
-    assert "all is well" in done("verify", app)
+    assert "no faults" in done("verify", app)
     assert len(done("tail", app, "--from", "earliest").splitlines()) == 2002
 
 
@@ -241,7 +241,7 @@ def test_who_watches_goes_on_after_an_error(app: Path) -> None:
 def test_what_compact_refuses(app: Path, tmp_path: Path) -> None:
     assert refused("compact", tmp_path)[0] == 1
     assert "'dubble' is not a type of JSON" in refused("compact", app, "--schema", "a=temp dubble")[1]
-    assert "must be TOPICS=DDL" in refused("compact", app, "--schema", "temp double")[1]
+    assert "not TOPICS=DDL" in refused("compact", app, "--schema", "temp double")[1]
     assert refused("compact", app, "--after", "soon")[0] == 2
     held = segment.lock(app / ".journal" / "wal" / "n1")
     assert f"is written by process {os.getpid()}" in refused("compact", app, "--all")[1]
@@ -262,7 +262,7 @@ def test_export(app: Path, suffix: str) -> None:
 @pytest.mark.parametrize(("start", "end"), [("20", "10"), ("2026-11-20T12:00:20", "2026-11-20T12:00:10")])
 def test_an_end_before_the_start(app: Path, start: str, end: str) -> None:
     told = refused("export", app, "--from", start, "--until", end, "--to", app / "x.csv")
-    assert told == (2, f"--from {start} is behind --until {end}: give the earlier one to --from.")
+    assert told == (2, f"--from {start} is after --until {end}. Exchange them.")
     assert not (app / "x.csv").exists()
 
 
@@ -277,8 +277,8 @@ def test_schema(app: Path) -> None:
     result = smqrt("schema", app, "site1/#")
     assert result.stdout.startswith("device string, temp double, humidity double, battery bigint, count bigint")
     count = sum(one.topic.startswith("site1/") for one in readings(2000) if one.topic)
-    assert result.stderr == f"fits {count} of {count} payloads (100.0%)\n"
-    assert smqrt("schema", app, "site1/#", "--rows", "10").stderr == "fits 10 of 10 payloads (100.0%)\n"
+    assert result.stderr == f"matches {count} of {count} payloads (100.0%)\n"
+    assert smqrt("schema", app, "site1/#", "--rows", "10").stderr == "matches 10 of 10 payloads (100.0%)\n"
 
 
 def test_schema_here(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ def test_schema_here(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_has_no_schema(app: Path) -> None:
     assert refused("schema", app, "nobody") == (
         1,
-        "there are no messages to 'nobody'; `smqrt journal stats` shows the topics",
+        "no messages to 'nobody'. List topics with `smqrt journal stats`.",
     )
     assert refused("schema", app, "a")[1] == "the 1 newest payloads of 'a' are no JSON, not JSON objects: no DDL"
     assert refused("schema", app, "a", "b")[0] == 2
@@ -328,7 +328,7 @@ def test_replay(tmp_path: Path, broker: LocalBroker, kind: str) -> None:
     address = f"{kind}://127.0.0.1:{broker.port}/smq.lsp"
     code, out, err = replayed(tmp_path, address, "--speed", "2x", "--prefix", "re/")
     assert (code, out) == (0, "5 messages published\n")
-    assert err == "1 left out: addressed to one client\n1 left out: published by a pipeline\n"
+    assert err == "1 skipped: addressed to one client\n1 skipped: published by a pipeline\n"
     assert [data for _, _, data in got] == [one.payload for one in rows]
     assert 0.35 < got[-1][1] - got[0][1] < 2
 
@@ -360,7 +360,7 @@ def test_what_replay_refuses(tmp_path: Path, broker: LocalBroker) -> None:
 
 
 def test_places(tmp_path: Path) -> None:
-    sentence = f"{tmp_path} holds no journal: name its folder, or that of an application whose hub has journal=True."
+    sentence = f"no journal in {tmp_path}. Pass its folder, or that of an application whose hub has journal=True."
     for command in ("tail", "stats", "verify", "compact"):
         assert refused(command, tmp_path) == (1, sentence)
 

@@ -81,5 +81,5 @@ def test_what_is_published_and_what_is_not() -> None:
 def test_speeds() -> None:
     assert [parse_speed(text) for text in ("1x", "10x", "0.5", "max")] == [1.0, 10.0, 0.5, None]
     for text in ("", "x", "fast", "0", "-1x", "inf", "nan"):
-        with pytest.raises(ArgumentError, match="must be a factor such as 10x or 0.5x, or max"):
+        with pytest.raises(ArgumentError, match="not a factor such as 10x or 0.5x, or max"):
             parse_speed(text)

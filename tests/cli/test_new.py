@@ -33,7 +33,7 @@ def test_it_makes_every_file_and_touches_no_folder_in_use(tmp_path: Path) -> Non
     assert sorted(file.name for file in (tmp_path / "py").iterdir()) == [".preload.py", "README.md", "index.html"]
     again = new(tmp_path / "app")
     assert again.returncode == 1
-    assert again.stderr == f"Error: {tmp_path / 'app'} is not empty; name a new folder.\n"
+    assert again.stderr == f"Error: {tmp_path / 'app'} is not empty. Choose a new folder.\n"
 
 
 @pytest.mark.parametrize("options", [[], ["--python"]], ids=["Lua", "Python"])

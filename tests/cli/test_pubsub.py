@@ -134,10 +134,10 @@ def test_only_one_subtopic(url):
             "http://127.0.0.1:1/: connection refused; is the server running there?",
         ),
         (("pub", "{url}x.lsp", "t", "x"), 1, "is not an SMQ broker: it answered 404 Not Found"),
-        (("pub", "{url}", "secret", "x"), 3, "the broker refused 'secret'"),
-        (("pub", "{url}", "t", "x", "--subtopic", "secret"), 3, "the broker refused 't' or 'secret'"),
-        (("sub", "{url}", "secret"), 3, "the broker refused the subscription to 'secret'"),
-        (("sub", "{url}", "t", "--count", "1", "--timeout", "0.1"), 4, "0 of 1 messages came within 0.1 seconds"),
+        (("pub", "{url}", "secret", "x"), 3, "the broker rejected 'secret'"),
+        (("pub", "{url}", "t", "x", "--subtopic", "secret"), 3, "the broker rejected 't' or 'secret'"),
+        (("sub", "{url}", "secret"), 3, "the broker rejected the subscription to 'secret'"),
+        (("sub", "{url}", "t", "--count", "1", "--timeout", "0.1"), 4, "0 of 1 messages received within 0.1 seconds"),
         (("pub", "ftp://x/", "t", "x"), 2, "must look like http://host:port/path"),
         (("pub", "{url}", "t", "x", "--uid", "short"), 2, "must be 6 to 255 bytes"),
         (("pub", "{url}", "t", "x", "--id"), 2, "'t' must be a number with --id"),
@@ -147,12 +147,12 @@ def test_only_one_subtopic(url):
         (("pub", "{url}", "t", "x", "--retain"), 2, "--retain is for MQTT brokers only"),
         (("sub", "{url}", "t", "--qos", "0"), 2, "--qos is for MQTT brokers only"),
         (("sub", "{url}", "t", "--mqtt", "5"), 2, "--mqtt is for MQTT brokers only"),
-        (("pub", "{url}", "t", "x", "--file", __file__), 2, "give DATA or --file, not both"),
-        (("pub", "{url}", "t", "--repeat", "2"), 2, "--repeat needs DATA or --file"),
+        (("pub", "{url}", "t", "x", "--file", __file__), 2, "pass either DATA or --file"),
+        (("pub", "{url}", "t", "--repeat", "2"), 2, "--repeat requires DATA or --file"),
         (("pub", "{url}", "t", "--file", "nowhere"), 2, "'nowhere' does not exist"),
         (("request", "mqtt://127.0.0.1:1", "t"), 2, "request is for SMQ brokers only"),
-        (("request", "{url}", "t", "--timeout", "0.1"), 4, "no answer to 't' within 0.1 seconds"),
-        (("request", "{url}", "secret"), 3, "the broker refused 'secret'"),
+        (("request", "{url}", "t", "--timeout", "0.1"), 4, "no reply to 't' within 0.1 seconds"),
+        (("request", "{url}", "secret"), 3, "the broker rejected 'secret'"),
     ],
 )
 def test_failures_are_one_clear_sentence_and_an_exit_code(url, arguments, code, words):
@@ -170,7 +170,7 @@ def test_the_broker_of_an_application_is_found_below_its_address(server, url):
     assert subscriber.end() == (b"on\n", "", 0)
     wrong = smqrt("pub", f"{server.url}/nothing/", "t", "x")
     assert wrong.returncode == 1
-    sentence = f"{server.url}/nothing/ is not an SMQ broker: it answered 404 Not Found; name the page that connects"
+    sentence = f"{server.url}/nothing/ is not an SMQ broker: it answered 404 Not Found. Use the URL of the page"
     assert sentence in wrong.stderr.decode()
 
 
@@ -251,7 +251,7 @@ def test_sub_comes_back_after_a_restart_of_the_server(tmp_path):
     subscriber = Subscriber(url, "t", "--count", "1")
     first.process.kill()
     first.process.wait()
-    assert "trying again" in subscriber.process.stderr.readline().decode()
+    assert "reconnecting" in subscriber.process.stderr.readline().decode()
     second = Served(APP, "--port", str(first.port))
     try:
         second.wait_for("listening on")

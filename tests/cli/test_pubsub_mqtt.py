@@ -50,7 +50,7 @@ def test_lines_there_and_back(broker: Mosquitto, version: str) -> None:
     ]
     subscriber = subprocess.Popen([*command, "--uid", "subscriber"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     ready = smqrt("sub", url, "ready", "--count", "1", "--timeout", "0.5")
-    assert (ready.returncode, ready.stderr) == (4, b"Error: 0 of 1 messages came within 0.5 seconds\n")
+    assert (ready.returncode, ready.stderr) == (4, b"Error: 0 of 1 messages received within 0.5 seconds\n")
     sent = smqrt("pub", url, "cli/lines", "--qos", "1", "--mqtt", version, stdin=lines)
     assert (sent.returncode, sent.stderr) == (0, b"")
     out, err = subscriber.communicate(timeout=20)

@@ -90,7 +90,7 @@ def test_the_table(app: Path) -> None:
 def test_a_long_table_says_that_it_is_cut(app: Path) -> None:
     result = smqrt("select seq from messages order by seq", app)
     assert result.stdout.splitlines()[-1].strip() == "999"
-    assert result.stderr.startswith("These are the first 1,000 rows; --to FILE, ")
+    assert result.stderr.startswith("Only the first 1,000 rows. For all rows use --to FILE, ")
 
 
 VALUES = (
@@ -154,9 +154,9 @@ def test_what_is_wrong_is_one_sentence(app: Path, tmp_path: Path) -> None:
     assert refused("/* nothing */", app)[1].startswith("There is no SQL: write a query, such as ")
     assert refused("select 1", app, "--format", "parquet")[0] == 2
     assert refused("select 1", app, "--to", tmp_path / "a.txt")[0] == 2
-    assert refused("select 1", tmp_path)[1].startswith(f"{tmp_path} holds no journal")
+    assert refused("select 1", tmp_path)[1].startswith(f"no journal in {tmp_path}")
     target = tmp_path / "days.parquet"
-    assert refused("select interval 3 day", app, "--to", target)[1].startswith(f"{target} can't be written: ")
+    assert refused("select interval 3 day", app, "--to", target)[1].startswith(f"Cannot write {target}: ")
     assert refused("select cast(text as int) from messages", app, "--to", target)[1].startswith("Conversion Error: ")
     assert list(tmp_path.glob("*days*")) == []
 

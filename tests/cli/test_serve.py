@@ -262,7 +262,7 @@ def test_sighup_reads_the_settings_again(serve: Serve, tmp_path: Path) -> None:
 
     assert status() == 403
     served.wait_for(r"^configuration: .*/smqrt\.toml$")
-    served.wait_for(r"^configuration: .*/app/smqrt\.toml is not read; --config")
+    served.wait_for(r"^configuration: .*/app/smqrt\.toml is not read; select it with --config")
     served.wait_for(r"^SMQRT_PROT is no setting; did you mean SMQRT_PORT\?$")
     config.write_text('json_values = 8\nhosts = "b.example"\n')
     served.process.send_signal(signal.SIGHUP)
@@ -456,9 +456,9 @@ def test_a_port_in_use_gets_one_sentence(tmp_path: Path) -> None:
 def test_wrong_applications_get_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "broken.zip").write_bytes(b"PK\x03\x04 but no ZIP file")
     assert "nowhere does not exist" in refused(tmp_path / "nowhere")
-    assert "broken.zip is not a readable ZIP file" in refused(tmp_path / "broken.zip")
+    assert "broken.zip is neither a folder nor a readable ZIP file" in refused(tmp_path / "broken.zip")
     (tmp_path / "empty").mkdir()
-    assert "holds no application" in refused(cwd=tmp_path / "empty")
+    assert "no application in" in refused(cwd=tmp_path / "empty")
 
 
 def test_wrong_certificates_get_one_sentence(tmp_path: Path) -> None:

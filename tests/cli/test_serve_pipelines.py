@@ -213,7 +213,7 @@ def test_without_java_the_server_goes_on(serve: Serve, tmp_path: Path) -> None:
     assert requests.get(served.url).text == "page"
     told = [line for line in served.lines if line.startswith("pipelines")]
     assert len(told) == 1
-    assert re.fullmatch(r"pipelines: none are run: JAVA_HOME is .*", told[0])
+    assert re.fullmatch(r"pipelines: disabled: JAVA_HOME is .*", told[0])
     assert served.stop() == 0
 
 
@@ -225,4 +225,4 @@ def test_without_pyspark_the_server_goes_on(serve: Serve, tmp_path: Path) -> Non
     path = os.pathsep.join([str(tmp_path / "hide"), os.environ.get("PYTHONPATH", "")])
     served = serve("--pipelines", with_journal(tmp_path / "app", a=""), env={"PYTHONPATH": path})
     assert requests.get(served.url).text == "page"
-    served.wait_for(r"^pipelines: none are run: pyspark: not installed; pip install 'smqrt\[spark\]'$")
+    served.wait_for(r"^pipelines: disabled: pyspark: not installed; pip install 'smqrt\[spark\]'$")

@@ -266,9 +266,9 @@ def test_the_state_of_the_cluster_is_told_right(pair: Pair) -> None:
 
 def test_what_a_server_of_an_older_release_does_not_know_is_told_so(pair: Pair) -> None:
     client = AdminClient(pair.old.admin_url)
-    with pytest.raises(AdminError, match="is of an older release, which does not know new; upgrade it first"):
+    with pytest.raises(AdminError, match="runs an older release without new. Upgrade it first"):
         client.post("new", on=True)
-    with pytest.raises(AdminError, match="is of an older release, which does not know new; upgrade it first"):
+    with pytest.raises(AdminError, match="runs an older release without new. Upgrade it first"):
         client.get("new")
 
 

@@ -94,7 +94,7 @@ def test_a_server_with_small_limits(serve: Callable[..., Served], tmp_path: Path
     assert ask("other/quick.lsp").text == "quick", "another application has its own"
     assert [one.get().text for one in slow] == ["slow"] * 3
     assert ask("shop/quick.lsp").text == "quick"
-    served.wait_for("refused: a request of shop: 3 of its requests run, .*; see the setting limits.app_requests$")
+    served.wait_for("refused: a request of shop: 3 requests are running, .*; see the setting limits.app_requests$")
 
     count, _, message = ask("shop/timers.lsp").text.partition("\t")
     assert count == "21"

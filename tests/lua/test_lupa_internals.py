@@ -33,26 +33,26 @@ WRONG_BUILDS: dict[str, tuple[object, str, object, str]] = {
     ),
     "no library": (LUPA, "__file__", "/nowhere/lua54.so", "/nowhere/lua54.so"),
     "another Lua": (LUPA, "__file__", lupa.lua53.__file__, "its Lua is not 5."),
-    "no address": (activity, "_address_in", lambda answer: 0, "Lua doesn't tell the address of a coroutine"),
+    "no address": (activity, "_address_in", lambda answer: 0, "Lua does not print the address of a coroutine"),
     "an address of nothing": (
         activity,
         "_address_in",
         lambda answer: 16,
-        "Lua doesn't tell the address of a coroutine",
+        "Lua does not print the address of a coroutine",
     ),
-    "an address out of the world": (activity, "_address_in", lambda answer: 1 << 70, "Lua doesn't tell the address"),
+    "an address out of the world": (activity, "_address_in", lambda answer: 1 << 70, "Lua does not print the address"),
     "an address of something else": (
         activity,
         "_address_in",
         lambda answer: ctypes.addressof(SOMETHING_ELSE),
-        "Lua doesn't tell the address of a coroutine",
+        "Lua does not print the address of a coroutine",
     ),
-    "hooks that are not called": (lupa_internals, "_ALL_EVENTS", 0, "a hook is not called"),
+    "hooks that are not called": (lupa_internals, "_ALL_EVENTS", 0, "hooks are not called"),
     "another registry": (
         lupa_internals,
         "_REGISTRIES",
         {504: -1_001_001, 505: -1_001_000},
-        "a hook doesn't find what it needs",
+        "functions fail inside a hook",
     ),
 }
 
@@ -79,7 +79,7 @@ def test_with_another_build_the_feature_is_off_and_a_line_says_so(
     assert len(caplog.records) == 1
     assert reason in caplog.records[0].message
     assert len(seen) == 1  # of Python alone
-    assert seen[0].startswith(b"the server has stood still for 0.1 s:\nnot in Lua, or in a C function")
+    assert seen[0].startswith(b"the event loop has been blocked for 0.1 s:\nnot in Lua, or in a C function")
     assert b"in test_with_another_build" in seen[0]
 
 
@@ -105,4 +105,4 @@ ctypes.CDLL = Library
     assert requests.get(server.url, timeout=10).text == "2"
     lines = [line for line in server.lines if "lupa" in line]
     assert len(lines) == 1
-    assert re.search(r"lupa \S+ is built in another way than expected \(undefined symbol: lua_sethook\)", lines[0])
+    assert re.search(r"lupa \S+ is not the expected build \(undefined symbol: lua_sethook\)", lines[0])

@@ -36,7 +36,7 @@ def reports(vm: Vm) -> Iterator[list[str]]:
 def test_a_busy_application_is_named_with_file_and_line(vm: Vm, reports: list[str]) -> None:
     assert vm.run(vm.compile(BUSY, "@shop/index.lsp"), 0.9) == (b"done",)
     assert len(reports) == 1
-    assert reports[0].startswith("the server has stood still for 0.2 s:\nstack traceback:\n")
+    assert reports[0].startswith("the event loop has been blocked for 0.2 s:\nstack traceback:\n")
     assert "shop/index.lsp:5: in local 'compute'" in reports[0]
     assert vm.eval("return 1") == (1,)
 

@@ -146,7 +146,7 @@ def test_the_site_is_written_anew_over_an_old_one(site: Path) -> None:
 
 def test_the_command_tells_what_is_wrong(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(SystemExit, match="cannot be written"):
+    with pytest.raises(SystemExit, match="Cannot write"):
         main([str(tmp_path / "file" / "site")])
     for words in (["--nonsense"], ["a", "b"]):
         with pytest.raises(SystemExit, match=r"Usage: scripts/docs \[FOLDER\]"):

@@ -237,7 +237,7 @@ def test_take_over_needs_somebody(tmp_path: Path) -> None:
     app = application(tmp_path / "app")
     command = [sys.executable, "-m", "smqrt", "serve", "--port", "0", str(app), "--take-over"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ran.returncode, "--take-over needs --restart-socket" in ran.stderr) == (1, True)
+    assert (ran.returncode, "--take-over requires --restart-socket" in ran.stderr) == (1, True)
     command += ["--restart-socket", str(tmp_path / "none")]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ran.returncode, "No server answers at" in ran.stderr) == (1, True)

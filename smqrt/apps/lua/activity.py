@@ -1,13 +1,13 @@
 """Activities: Lua functions that run in pooled coroutines and may block (help: cosockets).
 
-An activity is started inline. As long as it doesn't block it costs about a microsecond and no greenlet. When it
-blocks, it has yielded an `Op`: the Lua frames are off the C stack, and the op's answer resumes the activity.
+An activity starts inline. As long as it does not block, it costs about a microsecond and no greenlet. To block, it
+yields an `Op`: the Lua frames leave the C stack, and the result of the op resumes the activity.
 
     call, start ──> send ──> ended: result, coroutine back to the pool
-                      ├────> yielded an op that parks: performed in place; while its `Deferred` waits the activity
-                      │      has no greenlet, and the Hub greenlet resumes it
-                      └────> yielded another op: a worker greenlet runs it and resumes the activity
-    run          the same, with the calling greenlet in place of the others
+                      ├────> yielded an op that parks: performed in place; while its `Deferred` is pending the activity
+                      │      needs no greenlet, and the loop's greenlet resumes it
+                      └────> yielded another op: a pooled greenlet runs it and resumes the activity
+    run          the same, with the calling greenlet instead of the others
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from smqrt.loop.scheduling import Share, share
 
 log = logging.getLogger("smqrt.lua")
 
-MAX_IDLE = 64  # pooled coroutines, about 2 KB each; a burst's others are closed
+MAX_IDLE = 64  # pooled coroutines, about 2 KB each; further ones of a burst are closed
 MAX_DEPTH = 60  # of nested Lua -> Python -> Lua calls: each takes some KB of the C stack
 
 Outcome = Deferred[LuaValues]
 Sent = tuple[object, ...]
-"""What a coroutine is resumed with: a reference or the marker of a failure, or neither, and values."""
+"""Values that resume a coroutine; the first may be a reference or the failure marker."""
 
 
 class LuaThread(Protocol):
-    """A coroutine as lupa gives it."""
+    """A coroutine of lupa."""
 
     def send(self, values: Sent | None) -> object:
-        """Resume it, and give what it yields."""
+        """Resume the coroutine and return the values that it yields."""
 
 
 class Coroutine:
-    """A coroutine of the Lua activity loop, waiting for its first job.
+    """A coroutine of the Lua activity loop.
 
     Attributes:
-        thread: lupa's object.
-        resumes: how often it was resumed.
-        address: of its Lua state, for the watchdog; 0 when Lua tells none.
+        thread: the lupa object.
+        resumes: number of resumes.
+        address: address of its Lua state, for the watchdog; 0 when it is unknown.
     """
 
     __slots__ = ("address", "resumes", "send", "thread")
@@ -60,11 +60,11 @@ class Coroutine:
 
 
 Run = tuple[Coroutine, int]
-"""An activity between two waits, in which Lua runs or has called Python: its coroutine, and which of its resumes."""
+"""A run of an activity between two waits: its coroutine and the number of the resume."""
 
 
 class _Parked:
-    """An activity that waits without a greenlet, in which op and since when."""
+    """An activity that waits without a greenlet, with the op and the start of the wait."""
 
     __slots__ = ("answer", "co", "op_name", "outcome", "since_s")
 
@@ -74,7 +74,7 @@ class _Parked:
 
 
 class _Driver:
-    """An activity that blocks a greenlet, and in what."""
+    """An activity that occupies a greenlet, with the op and its start."""
 
     __slots__ = ("co", "op_name", "since_s")
 
@@ -83,7 +83,7 @@ class _Driver:
 
 
 class _Later(Deferred[None]):
-    """Resolved in a later turn of the loop; the activity goes on with `op`, the op and its arguments."""
+    """Resolved in a later turn of the loop; the activity then performs `op`, an op and its arguments."""
 
     __slots__ = ("op",)
 
@@ -94,12 +94,12 @@ class _Later(Deferred[None]):
 
 
 class Activities:
-    """The running and the idle activities of one Lua runtime.
+    """The running and idle activities of a Lua runtime.
 
     Args:
-        new: makes a coroutine of the Lua activity loop, which yields the address of its Lua state first.
+        new: creates a coroutine of the Lua activity loop, which first yields the address of its Lua state.
         close_ref: reference of the Lua function that closes a coroutine.
-        failure: the marker with which an op's answer becomes a Lua error.
+        failure: marker that turns the result of an op into a Lua error.
     """
 
     def __init__(self, new: Callable[[], LuaThread], close_ref: int, failure: object) -> None:
@@ -114,11 +114,11 @@ class Activities:
 
     @property
     def blocked(self) -> int:
-        """How many activities wait in an op at the moment."""
+        """The number of activities that wait in an op."""
         return len(self._drivers) + len(self._parked)
 
     def waiting(self) -> list[tuple[LuaThread, str, float]]:
-        """The coroutine of each activity that waits, the call in which it does, and for how many seconds."""
+        """Return coroutine, op and seconds of the wait of each waiting activity."""
         parked = [(one.co.thread, one.op_name, one.since_s) for one in self._parked]
         driven = [(one.co.thread, one.op_name, one.since_s) for one in self._drivers.values()]
         now_s = monotonic()
@@ -126,24 +126,32 @@ class Activities:
 
     @property
     def idle(self) -> int:
-        """How many coroutines wait in the pool."""
+        """The number of coroutines in the pool."""
         return len(self._idle)
 
     @property
     def nested(self) -> bool:
-        """Whether Lua is on the C stack, so that nobody may switch greenlets."""
+        """Whether Lua is on the C stack, so that greenlets must not be switched."""
         return bool(self._call_stack)
 
     def runs(self) -> list[Run]:
-        """The runs that are under way, the innermost first; callable from every thread."""
+        """Return the current runs, the innermost first. Callable from any thread."""
         return [(co, co.resumes) for co in self._call_stack[::-1]]
 
     def call(self, ref: int, *args: LuaValue | LuaThread) -> LuaValues | Outcome:
-        """Run the Lua function `ref` without ever blocking the caller.
+        """Run a Lua function without blocking the caller.
 
-        args: None, bool, int, float or bytes. Callable from the Hub greenlet and from inside a Lua-to-Python call.
-        Returns the values of the function when it ended without blocking, else a `Deferred` of them.
-        Raises LuaError when the function failed before it blocked; later errors reject the `Deferred`.
+        Callable from the loop's greenlet and inside a Lua-to-Python call.
+
+        Args:
+            ref: reference of the function.
+            args: None, bool, int, float or bytes.
+
+        Returns:
+            The values of the function when it ended without blocking, else a `Deferred` of them.
+
+        Raises:
+            LuaError: the function failed before it blocked; later errors reject the `Deferred`.
         """
         co = self._idle.pop() if self._idle else Coroutine(self._new())
         answer = self._send(co, (ref, *args))
@@ -159,8 +167,7 @@ class Activities:
         return outcome.result()
 
     def start(self, ref: int, *args: LuaValue) -> None:
-        """Run the Lua function `ref` like `call`; an error is logged ("smqrt.lua") with the author's file, line and
-        traceback."""
+        """Run a Lua function like `call`; log an error ("smqrt.lua") with its file, line and traceback."""
         try:
             result = self.call(ref, *args)
         except LuaError as error:
@@ -170,10 +177,11 @@ class Activities:
                 result.then(_log_error)
 
     def run(self, ref: int, *args: LuaValue) -> LuaValues:
-        """Run the Lua function `ref` in the current greenlet, which may block, and return its values.
+        """Run a Lua function in the current greenlet, which may block, and return its values.
 
-        Raises LuaError when the function failed, RuntimeError when Lua is on the C stack of the caller: use `call`
-        there.
+        Raises:
+            LuaError: the function failed.
+            RuntimeError: Lua is on the C stack of the caller, which has to use `call`.
         """
         if self._call_stack:
             raise RuntimeError("run would switch greenlets inside a Lua call: use call")
@@ -185,10 +193,10 @@ class Activities:
         return self._drive(co, answer)
 
     def stop(self) -> None:
-        """End all activities that wait in an op: their `<close>` variables are closed, Lua's pcall can't hold them.
+        """End all activities that wait in an op. Their `<close>` variables are closed; pcall does not catch this.
 
-        One whose op is over already, and which is resumed in this turn of the loop, goes on; `blocked` tells, and this
-        can be called again.
+        An activity whose op has finished already, and which this turn of the loop resumes, continues. Check `blocked`
+        and call this again.
         """
         run_callback = get_hub().loop.run_callback
         for driver in list(self._drivers):
@@ -197,7 +205,7 @@ class Activities:
             run_callback(self._abandon, parked)
 
     def _kill(self, driver: greenlet) -> None:
-        if driver in self._drivers:  # otherwise it ended meanwhile and does something else
+        if driver in self._drivers:  # else its activity has ended, and the greenlet may run another job
             driver.throw(GreenletExit)
 
     def _abandon(self, parked: _Parked) -> None:
@@ -219,7 +227,7 @@ class Activities:
         stack.append(co)
         try:
             return co.send(values)
-        except Exception as error:  # the coroutine is dead or refused a value: it can't be used again
+        except Exception as error:  # the coroutine is dead, or lupa rejected a value: it is not reusable
             raise LuaError(_text_of(error)) from error
         finally:
             stack.pop()
@@ -232,11 +240,12 @@ class Activities:
         raise LuaError(answer[1])
 
     def _advance(self, co: Coroutine, answer: Any) -> Any:
-        """Perform the ops that park until the activity ends (gives its last answer), blocks (the op and its arguments)
-        or waits (a `Deferred` and the name of the op).
+        """Perform ops that park, until the activity ends, blocks or waits.
 
-        An activity that always finds something to do gives way: before an op, because what it has done is never lost
-        when somebody ends the activity meanwhile.
+        Returns its last values, or the op that blocks with its arguments, or a `Deferred` with the name of its op.
+
+        An activity that never has to wait yields to others when its share of the loop is used up. It yields before an
+        op, so that no result of an op is lost if the activity is ended at that moment.
         """
         is_first = True
         while True:
@@ -256,7 +265,7 @@ class Activities:
             answer = self._send(co, values)
 
     def _go_on(self, co: Coroutine, answer: Any, outcome: Outcome) -> None:
-        """Continue an activity as far as it goes without blocking and without a greenlet of its own."""
+        """Continue an activity until it ends, waits, or needs a greenlet."""
         try:
             answer = self._advance(co, answer)
             if isinstance(answer[0], Deferred):
@@ -273,7 +282,7 @@ class Activities:
         parked.answer.then(lambda value, error: self._in_hub(self._unpark, parked))
 
     def _in_hub(self, fn: Callable[..., object], *args: Any) -> None:
-        """Call `fn` where greenlets may be switched: at once in the Hub greenlet, unless Lua is on the C stack."""
+        """Call `fn` where greenlets may be switched: at once in the loop's greenlet if Lua is not on the C stack."""
         hub = get_hub()
         if self._call_stack or getcurrent() is not hub:
             hub.loop.run_callback(fn, *args)
@@ -282,7 +291,7 @@ class Activities:
 
     def _unpark(self, parked: _Parked) -> None:
         if parked not in self._parked:
-            return  # ended meanwhile
+            return  # `stop` has ended it
         self._parked.discard(parked)
         try:
             answer = self._continued(parked.co, parked.answer)
@@ -292,7 +301,7 @@ class Activities:
             self._go_on(parked.co, answer, parked.outcome)
 
     def _drive_later(self, co: Coroutine, answer: Any, outcome: Outcome) -> None:
-        """Run a blocking op in this worker greenlet. Behind it the greenlet is free again."""
+        """Run a blocking op in this pooled greenlet, which is free again after the op."""
         try:
             answer = self._driven(co, lambda: self._send(co, self._performed(answer)))
         except Exception as error:
@@ -304,7 +313,7 @@ class Activities:
             self._go_on(co, answer, outcome)
 
     def _drive(self, co: Coroutine, answer: Any) -> LuaValues:
-        """Run the ops that `co` yields in this greenlet until it ends."""
+        """Run the ops that a coroutine yields in this greenlet until it ends."""
         return self._ended(co, self._driven(co, lambda: self._to_the_end(co, answer)))
 
     def _to_the_end(self, co: Coroutine, answer: Any) -> Any:
@@ -319,7 +328,7 @@ class Activities:
                 answer = self._send(co, self._performed(answer))
 
     def _performed(self, answer: Any) -> Sent:
-        """Run a blocking op in this greenlet, behind the others whose turn it is."""
+        """Run a blocking op in this greenlet; first yield to others when the share of the loop is used up."""
         driver = self._drivers[getcurrent()]
         driver.op_name, driver.since_s = answer[0].name, monotonic()
         if self._share.spent():
@@ -327,9 +336,9 @@ class Activities:
         return self._perform(*answer)
 
     def _driven(self, co: Coroutine, work: Callable[[], Any]) -> Any:
-        """Give what `work` gives. A greenlet that is killed meanwhile closes the coroutine."""
+        """Return the result of `work`. When the greenlet is killed meanwhile, close the coroutine."""
         me = getcurrent()
-        outer = self._drivers.get(me)  # an op may run Lua again
+        outer = self._drivers.get(me)  # an op may run another activity in the same greenlet
         self._drivers[me] = _Driver(co)
         try:
             return work()
@@ -355,7 +364,7 @@ class Activities:
             raise
 
     def _continued(self, co: Coroutine, answer: Deferred[Any]) -> Any:
-        """Go on with an activity whose `Deferred` is settled; gives what it yields next."""
+        """Resume an activity whose `Deferred` is settled, and return the values that it yields next."""
         return answer.op if type(answer) is _Later else self._send(co, self._answer_of(answer))
 
     def _answer_of(self, answer: Deferred[Any]) -> Sent:
@@ -374,7 +383,7 @@ class Activities:
 
 
 def _address_in(answer: object) -> int:
-    """The number in what a coroutine of the activity loop yields first: true and the text of a pointer."""
+    """Return the address in the first values of a coroutine of the activity loop: true, and the text of a pointer."""
     text = answer[-1] if type(answer) is tuple else None
     try:
         return int(text, 16) if isinstance(text, bytes) else 0

@@ -1,7 +1,7 @@
-"""Applications in Lua and Python: loading, stopping and starting them again (spec: runtime §2).
+"""Loading, unloading and reloading of applications in Lua and Python (spec: runtime §2).
 
-An application is a folder or a ZIP file. Its files are served from the moment it is opened, its pages once `.preload`
-has succeeded. What one in Python is: `smqrt.app`.
+An application is a folder or a ZIP file. The server serves its files as soon as it is opened, and its pages after
+`.preload` has succeeded. For applications in Python see `smqrt.app`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from smqrt.apps.lua.bridge import LuaError
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 from smqrt.apps.python.application import PythonApplication
-from smqrt.apps.python.directory import ApplicationDirectory
-from smqrt.apps.python.modules import PRELOAD
+from smqrt.apps.python.directory import PRELOAD, ApplicationDirectory
 from smqrt.errors import SmqrtError
 from smqrt.http.blocking_io import disks
 from smqrt.http.disk import DiskIo, ZipIo
@@ -46,7 +45,7 @@ from smqrt.process import current_application
 
 log = logging.getLogger("smqrt.lua")
 
-_README, _README_BYTES = "README.md", 8192  # its beginning is enough
+_README, _README_BYTES = "README.md", 8192  # only the first sentence is used
 
 _LAST = -127  # the lowest priority
 
@@ -58,20 +57,20 @@ SECURITY_HEADERS = {
 
 
 class Script(Protocol):
-    """An application's own code."""
+    """The code of an application in one language."""
 
     def load(self) -> None:
-        """Run `.preload`; may block. Raises SmqrtError when it failed."""
+        """Run `.preload`. May block. Raises SmqrtError when it fails."""
 
     def stop(self) -> None:
-        """Run `onunload`; may block. Raises SmqrtError when it failed."""
+        """Run `onunload`. May block. Raises SmqrtError when it fails."""
 
     def clear(self) -> None:
-        """Forget what the application defined."""
+        """Delete what the application has defined."""
 
 
 class LuaScript:
-    """The Lua side of an application; its table keeps its identity when the application starts again."""
+    """The Lua code of an application; its table `app` stays the same object after a reload."""
 
     def __init__(
         self,
@@ -88,13 +87,13 @@ class LuaScript:
         self._number = number
         self._io, self._reader = io, reader
         self._entry, self._owner = entry, owner
-        self._hubs: list[int] = []  # of .preload.py, by the integers that Lua has for them
+        self._hubs: list[int] = []  # hubs of .preload.py, by their numbers in Lua
 
     def load(self) -> None:
         """See `Script.load`."""
-        # Handles only now: Lua gives those back that it has got, and never one of an application that failed before.
+        # Not earlier: Lua releases the handles that it has received, but none of an application that failed before.
         io, reader = self._files.handle_of(self._io), self._dirs.register(self._reader)
-        variables: Any = self._owner.names.get("app", {})  # of .preload.py
+        variables: Any = self._owner.names.get("app", {})  # those of .preload.py
         hubs = {name: value for name, value in variables.items() if isinstance(value, Smq)}
         shared: list[Any] = []
         if self._services.hubs is not None:
@@ -114,15 +113,20 @@ class LuaScript:
 
     def clear(self) -> None:
         """See `Script.clear`."""
-        for number in self._hubs:  # first: callbacks would find an empty environment
+        for number in self._hubs:  # before the variables, which callbacks use
             self._services.hubs.unload(number)
         self._vm.run(self._entries["clear"], self._number)
 
 
 @dataclass
 class Running:
-    """What an application is while it runs: what it has made, its directory, its code in the order it was started, and
-    whether that has run its `onunload`.
+    """State of a loaded application.
+
+    Attributes:
+        owner: its scope, which closes what the application has created.
+        reader: its directory.
+        scripts: its code, in the order of loading.
+        has_ended: whether `onunload` has run.
     """
 
     owner: current_application.AppScope
@@ -132,16 +136,16 @@ class Running:
 
 
 class Application:
-    """One application.
+    """An application.
 
     Attributes:
-        name: the path segment it is mounted under, "" for the root.
+        name: the path segment of its mount, "" for the root.
         path: its folder or ZIP file.
-        about: what it is: the first sentence of its README.md, empty without one.
-        error: why it does not run, the author's file and line first; None when it runs, or was stopped.
-        number: by which its Lua side knows it.
-        priority: of its directory.
-        changing: it is being loaded or unloaded.
+        about: the first sentence of its README.md; empty without one.
+        error: why it does not run, with file and line; None when it is running or was stopped.
+        number: its number in Lua.
+        priority: the priority of its directory.
+        changing: whether it is being loaded or unloaded.
     """
 
     def __init__(
@@ -162,11 +166,11 @@ class Application:
         self._start = start
         self._running: Running | None = None
         self._parent = parent
-        self._notice: Directory | None = None  # answers in the place of an application that failed
+        self._notice: Directory | None = None  # responds 503 for an application that failed
 
     @property
     def uri(self) -> str:
-        """Where it is mounted: "/" or "/name/"."""
+        """The path of its mount: "/" or "/name/"."""
         return f"/{self.name}/" if self.name else "/"
 
     @property
@@ -175,7 +179,7 @@ class Application:
         return self._running is not None
 
     def load(self) -> None:
-        """Open the folder and run `.preload`; may block. A failure is logged and stays in `error`."""
+        """Open the folder and run `.preload`. May block. An error is logged and stays in `error`."""
         with self._change():
             self._load()
 
@@ -211,7 +215,7 @@ class Application:
             self._put_notice_up()
 
     def _put_notice_up(self) -> None:
-        """Answer 503 in its place. At / that is the last to be asked, or it would answer for others."""
+        """Respond 503 for the application; at / with the lowest priority, after all other applications."""
         if self._parent is None:
             return
         self._notice = Directory(self.name, self.priority if self.name else _LAST)
@@ -227,18 +231,18 @@ class Application:
         notice = self._notice
         others = self._parent.children if self._parent is not None else ()
         if self.name and any(one.name == self.name and one is not notice for one in others):
-            return False  # another one has the same place
-        why = self.error if request.access.shows_errors(request) else "the server's log says why."
-        request.response.error(503, f"The application {self.uri} failed: {why}")
+            return False  # another application has the same path
+        reason = self.error if request.access.shows_errors(request) else "see the log of the server."
+        request.response.error(503, f"The application {self.uri} failed: {reason}")
         return True
 
     def end(self) -> None:
-        """Run `onunload` only, once; `unload` does the rest. Meanwhile its hubs still serve those who are connected."""
+        """Run only `onunload`, once; its hubs still serve connected clients. `unload` does the rest."""
         with self._change():
             self._end()
 
     def _end(self) -> str | None:
-        """Returns what the first `onunload` that failed said."""
+        """Run `onunload` of all scripts; return the first error."""
         running = self._running
         if running is None or running.has_ended:
             return None
@@ -254,29 +258,24 @@ class Application:
         return failures[0] if failures else None
 
     def unload(self) -> str | None:
-        """Run `onunload`, take the application off the tree, empty its table; may block.
+        """Run `onunload`, remove the application from the tree, and clear its variables. May block.
 
         Returns:
-            the error of its `onunload`, which is logged too; None when there was none. It is unloaded in any case.
+            The error of `onunload`, which is also logged; None without an error. It is unloaded in either case.
         """
         with self._change():
-            return self._unload()
-
-    def _unload(self) -> str | None:
-        self._take_notice_down()
-        failure = self._end()
-        if self._running is not None:
-            self._take_down()
-        return failure
+            self._take_notice_down()
+            failure = self._end()
+            if self._running is not None:
+                self._take_down()
+            return failure
 
     def reload(self) -> None:
-        """Stop it and start it again, from the present state of its files. Its clients, who come back at once, are
-        asked to try again meanwhile.
-        """
+        """Unload the application and load it from the current files; meanwhile requests get 503 with Retry-After."""
         substitute = self._running and _substitute(self._running.reader)
         with self._change():
             try:
-                self._unload()
+                self.unload()
                 self._load()
             finally:
                 if substitute:
@@ -292,27 +291,27 @@ class Application:
 
 
 def _substitute(reader: ResourceReader) -> Directory:
-    """A directory that answers in the place of another that is taken down."""
+    """Insert a directory that responds 503 while the application restarts, and return it."""
+
+    def respond(request: Request, relpath: str) -> None:
+        request.response.error(503, "The application is restarting.", {"Retry-After": "1"})
+
     substitute = Directory(reader.name, reader.priority)
-    substitute.setfunc(_restarting)
-    if reader.parent is not None:  # an application may have taken it off the tree
+    substitute.setfunc(respond)
+    if reader.parent is not None:  # an application may have removed its directory from the tree
         reader.parent.insert(substitute)
     return substitute
 
 
-def _restarting(request: Request, relpath: str) -> None:
-    request.response.error(503, "The application is starting anew.", {"Retry-After": "1"})
-
-
 class Applications:
-    """The applications of a server, and the part of the Lua API that serves them.
+    """The applications of a server, and the part of the Lua API that they use.
 
     Args:
-        vm: the runtime.
-        services: the server; its `root` and `ios` are used.
+        vm: the Lua runtime.
+        services: the parts of the server; uses its `root` and `ios`.
 
     Attributes:
-        all: the applications in the order of their loading, also those that failed or were stopped.
+        all: all applications in the order of loading, including failed and stopped ones.
     """
 
     def __init__(self, vm: Vm, services: Services) -> None:
@@ -338,7 +337,7 @@ class Applications:
         self._next_number = itertools.count(1).__next__
 
     def configure(self) -> None:
-        """Set up what mako.conf asks for: users, file server, trace logger; may block. A failure is logged."""
+        """Apply mako.conf: users, file server, trace logger. May block. An error is logged."""
         if self.services.conf is not None or self.services.tracelogger:
             try:
                 self.vm.run(self.entries["configure"], self.services.tracelogger)
@@ -346,25 +345,25 @@ class Applications:
                 log.error("%s: %s", self.services.conf or "tracelogger", error)
 
     def end(self) -> None:
-        """The server stops: run every `onunload`, then what was given to `mako.onexit`; may block."""
+        """Run every `onunload`, then the functions of `mako.onexit`, at shutdown. May block."""
         for application in list(self.all):
             application.end()
         self.run_exit_functions()
         self.send_mail_log()
 
     def unload(self) -> None:
-        """Unload all, and what the server itself made beside them; may block."""
+        """Unload all applications and the trace logger. May block."""
         for application in list(self.all):
             application.unload()
         self._traces.close()
 
     def load(self, name: str, path: Path, priority: int = 0, inner: str = "", entry: int | None = None) -> Application:
-        """Load an application; may block. Look at its `error` for the outcome.
+        """Load an application; its `error` tells whether this failed. May block.
 
         Args:
-            name: the path segment it answers, "" for the root.
+            name: the path segment of its mount, "" for the root.
             path: a folder or a ZIP file.
-            priority: -127 to 127, higher is asked first.
+            priority: -127 to 127; directories with a higher priority get a request first.
             inner: the folder inside the ZIP file.
             entry: its number in `apps` of mako.conf.
         """
@@ -375,12 +374,12 @@ class Applications:
     def make(
         self, name: str, path: Path, open_io: Callable[[], Io], priority: int = 0, entry: int | None = None
     ) -> Application:
-        """Make an application that is not loaded yet.
+        """Create an application without loading it.
 
         Args:
             name, priority, entry: see `load`.
-            path: where it lies.
-            open_io: gives its files; called at every start.
+            path: its folder or ZIP file.
+            open_io: opens its files; called at every load.
         """
         number = self._next_number()
 
@@ -393,8 +392,10 @@ class Applications:
 
     def _start(self, number: int, name: str, path: Path, io: Io, priority: int, entry: int | None) -> Running:
         io.private = self.services.private
+        # The names of hubs begin with that of the application; several may have none, or the same.
+        earlier = sum(one.name == name and one.number < number for one in self.all)
         owner = self.services.scopes[number] = current_application.AppScope(
-            path.resolve() if type(io) is DiskIo else None, self._hub_prefix(name, number)
+            path.resolve() if type(io) is DiskIo else None, f"{name}~{earlier}" if earlier else name
         )
         folder = files.label(io, "")
         reader = ApplicationDirectory(name, priority, io, owner, self.sessions.of, folder)
@@ -405,11 +406,6 @@ class Applications:
         self.services.root.insert(reader)
         return Running(owner, reader, scripts)
 
-    def _hub_prefix(self, name: str, number: int) -> str:
-        """The application's name; several may have none, or the same."""
-        before = sum(one.name == name and one.number < number for one in self.all)
-        return f"{name}~{before}" if before else name
-
     def _entry(self, name: bytes, ref: int) -> None:
         self.entries[name.decode("ascii")] = ref
 
@@ -418,7 +414,7 @@ def _opened(path: Path, inner: str) -> Io:
     if path.is_dir():
         return DiskIo(path)
     try:
-        return disks.call(str(path), ZipIo, path, inner)  # the directory of an archive may be long
+        return disks.call(str(path), ZipIo, path, inner)  # in a thread: the directory of an archive may be long
     except TimeoutError as error:
         raise IoError.of(error, str(path)) from None
 

@@ -1,5 +1,7 @@
-"""Calls of a Barracuda application that are absent here, found by reading its Lua and pages
-without running them. Which names there are says `api_table`.
+"""Check of Barracuda applications for calls that smqrt does not support.
+
+It reads the Lua files and pages of an application without running them. The supported names are in the manual's page
+lua-api.
 """
 
 from __future__ import annotations
@@ -7,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +22,7 @@ from smqrt.http.disk import DiskIo, ZipIo
 from smqrt.http.resources import Io, IoError
 from smqrt.manual import pages
 
-# ---- The tokens of Lua source text, in linear time whatever the text is.
+# ---- Tokens of Lua source text, in linear time for any text
 
 _TOKEN = re.compile(
     r"""\s+ | --(?!\[=*\[)[^\n]* | (?P<long>(?:--)?\[(?P<level>=*)\[) | (?P<name>[A-Za-z_]\w*)
@@ -30,12 +33,12 @@ _TOKEN = re.compile(
 
 
 class Token(NamedTuple):
-    """A token that is neither space nor comment.
+    """A token; spaces and comments are none.
 
     Attributes:
-        kind: "name" (keywords too), "string", "number" or "mark".
-        text: as written; of strings what is between the quotes or brackets.
-        line: where it begins.
+        kind: "name" (also keywords), "string", "number" or "mark".
+        text: the text; of strings without the quotes or brackets.
+        line: its first line.
     """
 
     kind: str
@@ -44,7 +47,7 @@ class Token(NamedTuple):
 
 
 def tokens(source: str) -> Iterator[Token]:
-    """The tokens of a text. Behind a long string or comment without an end there are none."""
+    """Yield the tokens of a text, up to a long string or comment without an end."""
     at, line = 0, 1
     while found := _TOKEN.match(source, at):
         kind, text, end = found.lastgroup, found[0], found.end()
@@ -62,7 +65,7 @@ def tokens(source: str) -> Iterator[Token]:
         at = end
 
 
-# ---- The API of the Barracuda App Server, read from the rows of the manual's page lua-api, which a test checks.
+# ---- The API of the Barracuda App Server, from the tables of the manual's page lua-api, which a test verifies
 
 PAGE = "lua-api"
 
@@ -75,56 +78,53 @@ _ABSENT = ("not yet", "no")
 
 @dataclass
 class ApiTable:
-    """The names of the API, and whether they are there.
+    """The names of the API and whether they are supported.
 
     Attributes:
-        there: those that are, such as "ba.json.encode" and "dir:insert".
-        absent: those that are not, with what the page says about it.
+        supported: supported names, such as "ba.json.encode" and "dir:insert".
+        absent: absent names, with the note of the page.
         modules, absent_modules: the same for `require`.
     """
 
-    there: set[str] = field(default_factory=set)
+    supported: set[str] = field(default_factory=set)
     absent: dict[str, str] = field(default_factory=dict)
     modules: set[str] = field(default_factory=set)
     absent_modules: dict[str, str] = field(default_factory=dict)
 
     def row_of(self, name: str) -> str | None:
-        """The row that tells about `name`: itself, or what it is a part of; None when there is none."""
-        while name not in self.there and name not in self.absent:
+        """Return the name with a row for `name`: itself or its longest prefix; None without a row."""
+        while name not in self.supported and name not in self.absent:
             name, dot, _ = name.rpartition(".")
             if not dot:
                 return None
         return name
 
     def is_namespace(self, name: str) -> bool:
-        """Whether `name` is the first part of other names, as "ba.create" is."""
-        return any(known.startswith(f"{name}.") for known in (*self.there, *self.absent))
+        """Whether `name` is a prefix of other names, such as "ba.create"."""
+        return any(known.startswith(f"{name}.") for known in (*self.supported, *self.absent))
 
     def has_object(self, kind: str) -> bool:
-        """Whether the methods of objects of this kind are known."""
-        return any(known.startswith(f"{kind}:") for known in self.there)
+        """Whether the table has methods of this kind of object."""
+        return any(known.startswith(f"{kind}:") for known in self.supported)
 
 
 def read(page: str | None = None) -> ApiTable:
-    """Returns the table of a page, the manual's by default."""
+    """Return the table of a page; by default the manual's page lua-api."""
     table = ApiTable()
-    for items, there, note in _ROW.findall(pages.pages()[PAGE] if page is None else page):
+    for items, support, note in _ROW.findall(pages.pages()[PAGE] if page is None else page):
         for item in _ITEM.findall(items):
-            _add(table, item, there in _ABSENT, pages.plain(note))
+            is_absent = support in _ABSENT
+            if module := _MODULE.fullmatch(item):
+                if is_absent:
+                    table.absent_modules[module[1].replace("/", ".")] = pages.plain(note)
+                else:
+                    table.modules.add(module[1].replace("/", "."))
+            elif name := _NAME.fullmatch(item.removesuffix("()")):
+                if is_absent:
+                    table.absent[name[0]] = pages.plain(note)
+                else:
+                    table.supported.add(name[0])
     return table
-
-
-def _add(table: ApiTable, item: str, is_absent: bool, note: str) -> None:
-    if module := _MODULE.fullmatch(item):
-        if is_absent:
-            table.absent_modules[module[1].replace("/", ".")] = note
-        else:
-            table.modules.add(module[1].replace("/", "."))
-    elif name := _NAME.fullmatch(item.removesuffix("()")):
-        if is_absent:
-            table.absent[name[0]] = note
-        else:
-            table.there.add(name[0])
 
 
 MAX_FILE_BYTES = 2 << 20
@@ -133,7 +133,7 @@ MAX_DEPTH = 32
 
 _CODE = (".lua", ".lsp", ".xlua")
 _SPECIAL = (".preload", ".config")
-_OTHERS = (".git", ".hg", "node_modules", "__pycache__")
+_SKIPPED_FOLDERS = (".git", ".hg", "node_modules", "__pycache__")
 
 _LUA_ERROR = re.compile(r"page:(\d+): (.*)")
 
@@ -142,15 +142,15 @@ SYNTAX, ABSENT, UNKNOWN, SKIPPED = "syntax", "absent", "unknown", "skipped"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """One line of the report.
+    """A line of the report.
 
     Attributes:
-        path: the file, from the application's folder.
-        line: in it; 0 for all of it.
+        path: path of the file in the application's folder.
+        line: line in the file; 0 for the whole file.
         kind: "syntax", "absent", "unknown" or "skipped".
-        name: what is meant, such as "ba.create.wfs" or 'require "lpeg"'.
-        note: a sentence; for a syntax error what Lua says.
-        is_tested: whether the file tests for it, so that it may do without.
+        name: the name or call, such as "ba.create.wfs" or 'require "lpeg"'.
+        note: a note; for a syntax error Lua's message.
+        is_tested: whether the file tests that the name exists, and may work without it.
     """
 
     path: str
@@ -163,13 +163,13 @@ class Finding:
 
 @dataclass
 class Report:
-    """What was found, and how many files were read."""
+    """The findings, and the number of files that were read."""
 
     findings: list[Finding] = field(default_factory=list)
     files: int = 0
 
     def count(self, kind: str) -> int:
-        """How many findings there are of a kind."""
+        """Return the number of findings of a kind."""
         return sum(finding.kind == kind for finding in self.findings)
 
 
@@ -189,7 +189,7 @@ def check(path: Path, table: ApiTable) -> Report:
 
 
 class _Checker:
-    """Reads files, then tells what is missing: what one of them defines the others may use."""
+    """Reads all files before it searches for missing names, since files may use names that other files define."""
 
     def __init__(self, table: ApiTable) -> None:
         self._table = table
@@ -201,12 +201,12 @@ class _Checker:
         self.files = 0
 
     def read_all(self, io: Io, prefix: str = "", folder: str = "", depth: int = 0) -> None:
-        """Read a folder and those in it."""
+        """Read a folder and its sub-folders."""
         if depth > MAX_DEPTH or self.files > MAX_FILES:
             self._skip(prefix + folder, f"more than {MAX_FILES} files, or {MAX_DEPTH} folders deep")
             return
         real = prefix, os.path.realpath(io.realpath(folder))
-        if real in self._folders:  # a link leads back
+        if real in self._folders:  # through a symbolic link
             return
         self._folders.add(real)
         try:
@@ -217,18 +217,13 @@ class _Checker:
         for entry in entries:
             name = f"{folder}/{entry.name}" if folder else entry.name
             if entry.isdir:
-                if entry.name not in _OTHERS:
+                if entry.name not in _SKIPPED_FOLDERS:
                     self.read_all(io, prefix, name, depth + 1)
             elif entry.name.endswith(".zip") and not prefix:
-                self._read_zip(io, name, depth)
+                with suppress(IoError):  # not a ZIP file, or one in another: data of the application
+                    self.read_all(io.sub(name), f"{name}/", "", depth + 1)
             elif entry.name.endswith(_CODE) or entry.name in _SPECIAL:
                 self._read(io, prefix, name, entry.size)
-
-    def _read_zip(self, io: Io, name: str, depth: int) -> None:
-        try:
-            self.read_all(io.sub(name), f"{name}/", "", depth + 1)
-        except IoError:
-            pass  # a ZIP file inside another, or none at all: data of the application
 
     def _read(self, io: Io, prefix: str, name: str, size_bytes: int) -> None:
         path = prefix + name
@@ -246,24 +241,22 @@ class _Checker:
         try:
             source = to_lua(data) if name.endswith(".lsp") else data
         except LspError as error:
-            self._found.append(Finding(path, _line_in(str(error)), SYNTAX, "", str(error)))
+            at = re.search(r"line# (\d+)", str(error))
+            self._found.append(Finding(path, int(at[1]) if at else 0, SYNTAX, "", str(error)))
             return
-        self._compile(path, source)
-        self._uses.append((path, uses(source.decode("latin-1"))))
-
-    def _compile(self, path: str, source: bytes) -> None:
         try:
             self._vm.free(self._vm.compile(source, "=page"))
         except LuaError as error:
             message = str(error).partition("\n")[0]
             found = _LUA_ERROR.fullmatch(message)
             self._found.append(Finding(path, int(found[1]) if found else 0, SYNTAX, "", found[2] if found else message))
+        self._uses.append((path, uses(source.decode("latin-1"))))
 
-    def _skip(self, path: str, why: str) -> None:
-        self._found.append(Finding(path, 0, SKIPPED, "", why))
+    def _skip(self, path: str, reason: str) -> None:
+        self._found.append(Finding(path, 0, SKIPPED, "", reason))
 
     def findings(self) -> Iterator[Finding]:
-        """Everything that was found."""
+        """Yield all findings."""
         yield from self._found
         own = {name for _, used in self._uses for name in used.defined}
         for path, used in self._uses:
@@ -280,17 +273,17 @@ class _Checker:
         is_tested = any(part in used.tested for part in prefixes(name))
         if row in self._table.absent:
             yield Finding(path, line, ABSENT, name, self._table.absent[row], is_tested)
-        elif row is None and self._is_ours(kind, colon, name):
+        elif row is None and self._is_server_name(kind, colon, name):
             yield Finding(path, line, UNKNOWN, name, "", is_tested)
 
     def _row_of_method(self, kind: str, method: str) -> str | None:
         kinds = ("request", "response") if kind in ("request", "response", "cmd") else (kind,)
         known = [f"{one}:{method}" for one in kinds]
-        there = [name for name in known if name in self._table.there]
-        return next(iter(there + [name for name in known if name in self._table.absent]), None)
+        supported = [name for name in known if name in self._table.supported]
+        return next(iter(supported + [name for name in known if name in self._table.absent]), None)
 
-    def _is_ours(self, kind: str, colon: str, name: str) -> bool:
-        """Whether the table would have a row for such a name."""
+    def _is_server_name(self, kind: str, colon: str, name: str) -> bool:
+        """Whether a name belongs to the server, so that the table should have a row for it."""
         if colon:
             method = name.partition(":")[2]
             return not _STRING_METHODS.fullmatch(method) and (kind == "cmd" or self._table.has_object(kind))
@@ -307,13 +300,8 @@ class _Checker:
             yield Finding(path, line, UNKNOWN, f'require "{module}"', "", is_tested)
 
 
-def _line_in(text: str) -> int:
-    found = re.search(r"line# (\d+)", text)
-    return int(found[1]) if found else 0
-
-
 def prefixes(name: str) -> list[str]:
-    """The name and what it is a part of: "ba.tpm.sign", "ba.tpm", "ba"."""
+    """Return a name and its prefixes: "ba.tpm.sign", "ba.tpm", "ba"."""
     parts = re.split(r"(?=[.:])", name)
     return ["".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
@@ -324,7 +312,7 @@ _STANDARD = ("string", "table", "math", "os", "coroutine", "utf8", "debug", "pac
 _STRING_METHODS = re.compile(r"byte|find|format|gmatch|gsub|len|lower|match|pack|rep|reverse|sub|unpack|upper")
 _ROOTS = ("ba", "mako", "luasql", "io", "os", "package", "debug", "string", "require")
 _OBJECTS = {"request": "request", "response": "response", "cmd": "cmd", "dir": "dir", "io": "io"}
-"""What variables of these names hold, by custom."""
+"""Kinds of objects that variables with these names hold by convention."""
 _MAKERS = {
     "ba.create.dir": "dir",
     "ba.create.resrdr": "dir",
@@ -342,20 +330,20 @@ _MAKERS = {
     "request:session": "session",
     "io:open": "file",
 }
-"""What the value of a call is."""
+"""Kinds of objects that these calls return."""
 _TESTS_BEFORE = ("if", "elseif", "not", "and", "or", "while", "until", "==", "~=")
-_TESTS_BEHIND = ("then", "and", "or", "==", "~=", "do")
+_TESTS_AFTER = ("then", "and", "or", "==", "~=", "do")
 
 
 @dataclass
 class Uses:
-    """What a file uses of the server.
+    """The names of the server that a file uses.
 
     Attributes:
         names: names such as "ba.json.encode" and "dir:insert", with their lines.
-        modules: what it requires, with the lines.
-        tested, tested_modules: names and modules that it tests for.
-        defined: names that it assigns.
+        modules: required modules, with their lines.
+        tested, tested_modules: names and modules whose existence the file tests.
+        defined: names that the file assigns.
     """
 
     names: list[tuple[str, int]] = field(default_factory=list)
@@ -366,12 +354,12 @@ class Uses:
 
 
 def uses(source: str) -> Uses:
-    """Returns what Lua source text uses."""
+    """Return the names that Lua source text uses."""
     return _Reader(list(tokens(source))).read()
 
 
 class _Reader:
-    """Goes over the tokens of a file once, from one chain of names to the next."""
+    """Reads the tokens of a file once, from one chain of names to the next."""
 
     def __init__(self, found: list[Token]) -> None:
         self._tokens = found
@@ -380,7 +368,7 @@ class _Reader:
         self._kinds: dict[str, str] = {}
 
     def read(self) -> Uses:
-        """Returns what was found."""
+        """Read all tokens and return the uses."""
         at = 0
         while at < len(self._tokens):
             token = self._tokens[at]
@@ -396,7 +384,7 @@ class _Reader:
         return self._tokens[at].text
 
     def _chain(self, begin: int) -> int:
-        """Read `a.b:c` from `begin`; returns what is behind it."""
+        """Read a chain `a.b:c` from `begin`; return the position after it."""
         at, parts = begin + 1, [self._tokens[begin].text]
         while self._text(at) in (".", ":") and at + 1 < len(self._tokens) and self._tokens[at + 1].kind == "name":
             parts += (self._text(at), self._tokens[at + 1].text)
@@ -413,7 +401,7 @@ class _Reader:
         return at
 
     def _meaning(self, parts: list[str]) -> str:
-        """What the server calls `a.b:c`; empty when it is not the server's."""
+        """Return the server's name of a chain `a.b:c`; empty when it does not belong to the server."""
         if ":" in parts:
             colon = parts.index(":")
             kind = self._kinds.get(parts[colon - 1], _OBJECTS.get(parts[colon - 1], ""))
@@ -422,18 +410,15 @@ class _Reader:
         return name if name.partition(".")[0] in _ROOTS and "." in name else ""
 
     def _used(self, name: str, begin: int, end: int) -> None:
-        before, behind = self._text(begin - 1), self._text(end)
-        line = self._tokens[begin].line
-        is_call = behind in ("(", "{") or (end < len(self._tokens) and self._tokens[end].kind == "string")
-        if before == "function" or (behind == "=" and before not in (",", "{", "(")):
+        before, after = self._text(begin - 1), self._text(end)
+        is_call = after in ("(", "{") or (end < len(self._tokens) and self._tokens[end].kind == "string")
+        is_type_test = before == "(" and self._text(begin - 2) == "type"
+        if before == "function" or (after == "=" and before not in (",", "{", "(")):
             self._uses.defined.add(name)
-        elif not is_call and (before in _TESTS_BEFORE or behind in _TESTS_BEHIND or self._is_type_of(begin)):
+        elif not is_call and (before in _TESTS_BEFORE or after in _TESTS_AFTER or is_type_test):
             self._uses.tested.add(name)
         else:
-            self._uses.names.append((name, line))
-
-    def _is_type_of(self, at: int) -> bool:
-        return self._text(at - 1) == "(" and self._text(at - 2) == "type"
+            self._uses.names.append((name, self._tokens[begin].line))
 
     def _require(self, begin: int, end: int) -> None:
         at = end + 1 if self._text(end) in ("(", ",") else end
@@ -444,7 +429,7 @@ class _Reader:
                 self._uses.tested_modules.add(module)
 
     def _assigned(self, begin: int, parts: list[str]) -> None:
-        """Remember what `x = ba.create` and `x = ba.create.dir(...)` make of x."""
+        """Remember the meaning of x after `x = ba.create` and `x = ba.create.dir(...)`."""
         if self._text(begin - 1) != "=" or begin < 2 or self._tokens[begin - 2].kind != "name":
             return
         variable, name = self._tokens[begin - 2].text, self._meaning(parts) or "".join(parts)

@@ -1,4 +1,4 @@
-"""A file of Lua whose globals are settings, such as mako.conf, run by itself."""
+"""Configuration files in Lua, such as mako.conf, whose globals are settings."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _NO_LOG.addHandler(logging.NullHandler())
 
 
 def variables(file: Path, words: Sequence[str]) -> dict[str, Value]:
-    """Run the file in a Lua of its own: the server's own begins when its ports are open.
+    """Run a file in a separate Lua state; the server's own state is created after its ports are open.
 
     Args:
         file: the file.
         words: all words of the command line, for `mako.argv`.
 
     Returns:
-        its globals: str, bool, int, float, or a dict of these.
+        Its globals: str, bool, int, float, or a dict of these.
 
     Raises:
-        StartError: it can't be read, or its Lua fails; one sentence with file and line.
+        StartError: the file can't be read, or its Lua code fails; the message has file and line.
     """
     vm = Vm()
     ios = {"disk": DiskIo("/"), "home": DiskIo("."), "vm": server_io()}
-    # It runs again with the server: what it traces and prints is shown then, when the format of the log is known.
+    # The server runs the file again, and shows its output then, when the format of the log is known.
     services = Services(ios=dict(ios), argv=list(words), conf=file, log=_NO_LOG, output=lambda line: None)
     try:
         api.install(vm, services)

@@ -1,18 +1,18 @@
-"""Lua's C interface beside lupa, and calls of a function in the Lua coroutine that runs in another thread.
+"""Lua's C interface, and debug hooks in the coroutine that runs in another thread.
 
-An endless loop in Lua is found and ended by a debug hook that another thread sets (decision 0009). lupa has no way to
-do that: the functions are taken out of its extension module, where Lua is linked in. Nothing else in the package uses
-lupa against its intent, and nothing of it is used before `interrupt_of` has tried it: with a lupa of another build
-there is no hook, and one line in the log says so.
+A debug hook that another thread sets finds and ends an endless loop in Lua (decision 0009). lupa has no function for
+that; this module loads the functions from lupa's extension module, in which Lua is linked. No other module uses lupa in
+an undocumented way. `interrupt_of` tests all functions before their first use; when a test fails, as with another build
+of lupa, hooks are disabled and the log has a warning.
 
-Another thread can't look at a Lua stack that moves, so it sets a hook, as a debugger's signal handler does, and Lua
-calls that on its own thread. A hook belongs to one coroutine, and the one that runs is not always the one that Python
-resumed: an application has coroutines of its own. The way to the innermost leads through those in between:
+Another thread can't read a Lua stack that changes. It sets a hook, as the signal handler of a debugger does, and Lua
+calls the hook in its own thread. A hook belongs to one coroutine, and applications resume coroutines of their own, so
+the running coroutine may not be the one that Python resumed. The search for the innermost one works as follows:
 
-* Python resumed A. Once A has a hook for calls, returns and instructions, it either is at work, and the hook is called,
-  or it stands in a C function. When that is `coroutine.resume`, its first argument is the next coroutine, B.
-* B can't go away meanwhile: A holds it as long as it stands there, and if A moves, its hook is called first, which
-  waits at the gate for the thread that looks at B.
+* Python resumed A. After A got a hook for calls, returns and instructions, either A runs and Lua calls the hook, or A
+  is in a C function. If that is `coroutine.resume`, its first argument is the next coroutine, B.
+* B can't be freed during the search: A references it while A is in that function. If A continues, Lua first calls A's
+  hook, which waits for the gate that the searching thread holds.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from smqrt.errors import SmqrtError
 log = logging.getLogger("smqrt.lua")
 
 PATIENCE_S, STEP_S = 1.0, 0.005
-STANDS_AFTER_S = 0.03  # for a coroutine that has called no hook: far longer than the other processor may take to see it
-MAX_DEPTH = 200  # Lua allows no more coroutines inside each other
+IDLE_AFTER_S = 0.03  # without a call of the hook; far longer than another core takes to notice the hook
+MAX_DEPTH = 200  # Lua's limit of nested coroutines
 
 _ALL_EVENTS = 1 | 2 | 8  # LUA_MASKCALL, LUA_MASKRET, LUA_MASKCOUNT
 _GC_COUNT = 3  # LUA_GCCOUNT
-_RESUMED = 0  # LUA_OK; a coroutine that waits for its next resume has LUA_YIELD
+_RUNNING = 0  # LUA_OK; a suspended coroutine has LUA_YIELD
 _REGISTRIES = {504: -1_001_000, 505: -(0x7FFFFFFF // 2 + 1000)}  # LUA_REGISTRYINDEX
 _TABLE = 5  # LUA_TTABLE
 _TYPE_AT, _TYPE = ctypes.sizeof(ctypes.c_void_p), b"\x08"  # GCObject.tt of a lua_State: LUA_TTHREAD
@@ -46,24 +46,24 @@ _HOOK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 _sleep: Callable[[float], None] = monkey.get_original("time", "sleep")
 _new_lock: Callable[[], Any] = monkey.get_original("_thread", "allocate_lock")
 
-_hooks: list[object] = []  # for ever: a coroutine that is resumed late may still have one
+_hooks: list[object] = []  # never freed: a coroutine that is resumed late may still have a hook
 
 Action = Callable[[int], None]
 
 
 class OtherBuildError(SmqrtError):
-    """lupa is not built as it is here: what it lacks or does otherwise."""
+    """This build of lupa differs from the expected one; the text says in what."""
 
 
 class LuaInterface:
-    """The part of Lua's C interface that is needed. A state is the address of a coroutine.
+    """The required part of Lua's C interface. A state is the address of a coroutine.
 
     Args:
         file: lupa's extension module.
-        number: the version of Lua that is expected in it: 504.
+        number: the expected version of Lua in it, such as 504.
 
     Raises:
-        OtherBuildError: lupa has not got it.
+        OtherBuildError: a function is missing, or the version differs.
     """
 
     def __init__(self, file: str, number: int) -> None:
@@ -85,27 +85,29 @@ class LuaInterface:
             self._text_of = _function(library.lua_tolstring, ctypes.c_char_p, pointer, integer, pointer)
         except (OSError, AttributeError) as error:
             raise OtherBuildError(str(error)) from None
-        if version(None) != number:  # it doesn't look at its argument; before 5.4 it gave a pointer
+        if version(None) != number:  # lua_version ignores its argument; before 5.4 it returned a pointer
             raise OtherBuildError(f"its Lua is not {number // 100}.{number % 100}")
         if number not in _REGISTRIES:
-            raise OtherBuildError(f"Lua {number // 100}.{number % 100} is not known")
+            raise OtherBuildError(f"unknown version: Lua {number // 100}.{number % 100}")
         self._registry = _REGISTRIES[number]
 
     def traceback(self, state: int, of: int) -> bytes:
-        """The traceback of coroutine `of`, for a hook that was called in `state`."""
+        """Return the traceback of coroutine `of`; for hooks, called in `state`."""
         self._push_traceback(state, of, None, 0)
         text: bytes = self._text_of(state, -1, None)
         self.set_top(state, -2)
         return text
 
     def memory_mib(self, state: int) -> float:
-        """What Lua holds, garbage included, in MiB. Only reads two numbers: from any thread."""
+        """Return the memory of Lua in MiB, garbage included. Callable from any thread: it only reads two numbers."""
         kib: int = self._gc(state, _GC_COUNT, 0)
         return kib / 1024
 
     def arm(self, state: int, case: int, limit_s: float) -> bool:
-        """Call `arm` of lib/core/overtime.lua, for a hook that was called in `state`; whether there was no error: they
-        end in lua_pcallk. One outside of it would skip the frames of Python on the C stack."""
+        """Call `arm` of lib/core/overtime.lua; for hooks, called in `state`. Return whether there was no error.
+
+        lua_pcallk catches errors; an error outside of it would jump over Python's frames on the C stack.
+        """
         if self._type_of(state, self._registry) != _TABLE:
             return False
         self._get_field(state, self._registry, b"smqrt.arm")
@@ -118,10 +120,10 @@ class LuaInterface:
 
 
 class Interrupt:
-    """Calls functions inside Lua, for one other thread.
+    """Calls functions inside Lua, on behalf of one other thread.
 
     Args:
-        lua: the interface, see there.
+        lua: the C interface.
     """
 
     def __init__(self, lua: LuaInterface) -> None:
@@ -129,51 +131,50 @@ class Interrupt:
         self._gate = _new_lock()
         self._action: Action | None = None
         self._has_arrived = False
-        self._way: list[int] = []
+        self._path: list[int] = []
         self._hook = _HOOK(self._on_event)
         _hooks.append(self._hook)
 
     def begin(self, state: int, action: Action) -> None:
-        """Have `action` called with the coroutine that runs, and with each around it as soon as that goes on: on Lua's
-        thread, inside a hook, in no time. `action` sets the hook anew or away.
+        """Call a function with the running coroutine, and with each outer one as soon as it continues.
 
-        state: the coroutine that Python resumed.
+        Args:
+            state: the coroutine that Python resumed.
+            action: called in Lua's thread, inside a hook; must be quick, and replace or remove the hook.
         """
         with self._gate:
             self._action = action
             self._has_arrived = False
-            self._way = self._enter(state)
+            self._path = self._set_hooks(state)
 
     def tracebacks(self, at: int) -> bytes:
-        """For an action: the traceback of the coroutine that runs, behind those of the ones around it."""
-        way = self._way[: self._way.index(at) + 1] if at in self._way else [at]
-        return b"\ninside the coroutine, ".join(self.lua.traceback(at, state) for state in way)
+        """Return the tracebacks of the outer coroutines and of the running one; for actions."""
+        path = self._path[: self._path.index(at) + 1] if at in self._path else [at]
+        return b"\ninside the coroutine, ".join(self.lua.traceback(at, state) for state in path)
 
     def end(self) -> None:
-        """Call the action no more; hooks that are left go away by themselves."""
+        """Do not call the action any more; the remaining hooks remove themselves."""
         with self._gate:
             self._action = None
 
-    def _enter(self, state: int | None) -> list[int]:
-        way: list[int] = []
-        while state and len(way) < MAX_DEPTH:
-            way.append(state)
+    def _set_hooks(self, state: int | None) -> list[int]:
+        """Set the hook from the outermost to the innermost coroutine, and return them in this order."""
+        path: list[int] = []
+        while state and len(path) < MAX_DEPTH:
+            path.append(state)
             self.lua.set_hook(state, ctypes.cast(self._hook, ctypes.c_void_p), _ALL_EVENTS, 1)
-            state = None if self._moves(STANDS_AFTER_S) else self._inside(state)
-        return way
+            state = None if wait_until(lambda: self._has_arrived, IDLE_AFTER_S) else self._inner_of(state)
+        return path
 
-    def _inside(self, state: int) -> int | None:
-        """The coroutine that `state` has resumed, when it surely stands still."""
+    def _inner_of(self, state: int) -> int | None:
+        """Return the coroutine that `state` has resumed; None if the stack of `state` may have changed."""
         inner: int | None = self.lua.to_thread(state, 1)
-        if self._moves(STEP_S) or inner != self.lua.to_thread(state, 1):
+        if wait_until(lambda: self._has_arrived, STEP_S) or inner != self.lua.to_thread(state, 1):
             return None
-        return inner if inner and self.lua.status(inner) == _RESUMED else None
-
-    def _moves(self, within_s: float) -> bool:
-        return wait_until(lambda: self._has_arrived, within_s)
+        return inner if inner and self.lua.status(inner) == _RUNNING else None
 
     def _on_event(self, state: int, _record: int) -> None:
-        """Runs inside Lua."""
+        """Handle a hook; runs inside Lua."""
         self._has_arrived = True
         with self._gate:
             if self._action is not None:
@@ -183,14 +184,14 @@ class Interrupt:
 
 
 def interrupt_of(vm: Vm) -> Interrupt | None:
-    """What interrupts the Lua of `vm`; None, with a line in the log, when lupa is of a build with which that fails."""
+    """Return the Interrupt for a Lua runtime; None, after a warning, when it does not work with this build of lupa."""
     try:
         lua = LuaInterface(vm.lupa.__file__, vm.number)
         _try(vm, lua)
     except OtherBuildError as error:
         log.warning(
-            "lupa %s is built in another way than expected (%s): endless loops in Lua are not ended, and the report of "
-            "a server that stands still names no line of Lua",
+            "lupa %s is not the expected build (%s): endless loops in Lua are not ended, and reports of a blocked "
+            "event loop have no line of Lua",
             lupa_version,
             error,
         )
@@ -206,7 +207,7 @@ for i = 1, 10 do sum = sum + i end
 
 
 def _try(vm: Vm, lua: LuaInterface) -> None:
-    """Do all that is done in earnest in a few lines of Lua, with a hook that is set and called on this thread."""
+    """Test all functions in a few lines of Lua, with a hook that this thread sets and calls."""
     address, seen = 0, []
 
     def on_event(at: int, _record: int) -> None:
@@ -223,17 +224,20 @@ def _try(vm: Vm, lua: LuaInterface) -> None:
     vm.namespace("core.trial", {"set_hook": set_hook}, source=_TRIAL)
     vm.relax()
     if not _is_state(address):
-        raise OtherBuildError("Lua doesn't tell the address of a coroutine")
+        raise OtherBuildError("Lua does not print the address of a coroutine")
     if not seen:
         lua.set_hook(address, None, 0, 0)
-        raise OtherBuildError("a hook is not called")
-    if seen != [(address, _RESUMED, True, True)]:
-        raise OtherBuildError("a hook doesn't find what it needs")
+        raise OtherBuildError("hooks are not called")
+    if seen != [(address, _RUNNING, True, True)]:
+        raise OtherBuildError("functions fail inside a hook")
 
 
 def _is_state(address: int) -> bool:
-    """Whether a coroutine is there. The system is asked, because looking at a wrong address ends the process; where it
-    tells nothing, every address is believed but 0."""
+    """Whether there is a coroutine at an address.
+
+    Reads through /proc, since reading from a wrong address would crash the process. Where that is impossible, every
+    address but 0 counts as valid.
+    """
     try:
         memory = os.open("/proc/self/mem", os.O_RDONLY)
     except OSError:
@@ -247,7 +251,7 @@ def _is_state(address: int) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], patience_s: float) -> bool:
-    """Block this thread, and tell whether the condition came true in that time."""
+    """Block this thread until a condition is true; return whether it is, after at most `patience_s`."""
     waited_s = 0.0
     while not condition():
         if waited_s >= patience_s:

@@ -1,4 +1,4 @@
-"""The server around Lua: the parts of it that the functions of the API may use."""
+"""Parts of the server that the Lua API uses."""
 
 from __future__ import annotations
 
@@ -30,36 +30,35 @@ def _to_stdout(line: bytes) -> None:
 
 @dataclass
 class Services:
-    """Given to every `install(vm, services)` in `smqrt/apps/lua/api`. Filled by the composition root; a part that is
-    absent is None.
+    """The argument of every `install(vm, services)` in `smqrt/apps/lua/api`; absent parts are None.
 
     root: the root of the virtual directories (`smqrt.http.tree.Root`).
     rtl: the directory `/rtl/`.
     ios: the named io objects (`disk`, `home`, `vm`, ...).
-    private: tells which files of applications no client is shown.
+    private: the files of applications that are hidden from clients.
     logins: sessions and logins of browsers (`smqrt.http.logins.Logins`).
-    json_values: how many values `ba.json.decode` takes.
+    json_values: maximum number of values of `ba.json.decode`.
     argv: all words of the command line, in order.
-    log: where `trace` writes.
-    output: gets each line that `print` writes outside of pages.
+    log: the log of `trace`.
+    output: called with each line that `print` writes outside of pages.
     tls: the TLS clients and servers of Lua by their numbers (`ClientTls`, `ServerTls`).
     sockets: the sockets of Lua (`smqrt.apps.lua.api.sockets.SocketBinding`).
     mqtt: the MQTT clients of Lua (`smqrt.apps.lua.api.mqtt.MqttBinding`).
     smq_clients: the SMQ clients of Lua (`smqrt.apps.lua.api.smq_client.SmqClientBinding`).
     hubs: the hubs of Lua (`smqrt.apps.lua.api.smq_hub.HubBinding`).
     http_clients: the HTTP clients of Lua by their numbers.
-    http_server: speaks HTTP (`smqrt.http.server.HttpServer`): where sockets can be handed back.
+    http_server: the HTTP server (`smqrt.http.server.HttpServer`), to which sockets can be returned.
     key_file: the file of `ba.tpm`; None for the user's (`smqrt.crypto.keyfile.default_path`).
     processes: the child processes of Lua (`smqrt.apps.lua.api.processes.ProcessBinding`).
-    exchanges: the HTTP requests in the hands of Lua (`smqrt.apps.lua.api.exchange.Exchanges`).
-    http_port, https_port: the ports listened on, 0 when there is none.
-    scopes: what belongs to the applications that run, by their numbers.
-    stop: asks the server to stop, with the exit status.
-    load_certificates: reads the certificates of the TLS ports again, in a thread (it blocks then) or not; gives why it
-        could not, None when it did.
-    conf: the file mako.conf that is in force.
-    tracelogger: whether the trace logger is wanted, whatever that file says.
-    fleet: the workers of the server; None when this process is alone.
+    exchanges: the HTTP requests that Lua processes (`smqrt.apps.lua.api.exchange.Exchanges`).
+    http_port, https_port: the listening ports; 0 for none.
+    scopes: the scopes of running applications, by their numbers.
+    stop: requests a shutdown of the server, with the exit status.
+    load_certificates: reloads the certificates of the TLS ports, in a thread (blocking) or not; returns the error, None
+        for success.
+    conf: the mako.conf in force.
+    tracelogger: whether the trace logger is enabled, regardless of that file.
+    fleet: the workers of the server; None for a single process.
     """
 
     root: Root = field(default_factory=Root)
@@ -91,17 +90,20 @@ class Services:
     fleet: WorkerRpc | None = None
 
     def known_application(self) -> int | bool | None:
-        """The number of the application whose code this greenlet runs; None when it has no number, False when there is
-        none. Lua hands the number on: the greenlet of a blocking call may be another one."""
+        """Return the number of the application whose code this greenlet runs.
+
+        None for an application without a number, False outside of applications. Lua passes the number on, since a
+        blocking call may run in another greenlet.
+        """
         owner = current_app.get()
         if owner is None:
             return False
         return next((number for number, scope in list(self.scopes.items()) if scope is owner), None)
 
     def scope_of(self, application: int | None) -> AppScope | None:
-        """What belongs to the application whose code is running.
+        """Return the scope of the application whose code is running.
 
         Args:
-            application: its number as `core.application` of Lua says it, where it isn't known on this side.
+            application: its number from `core.application` of Lua, for greenlets without a current application.
         """
         return current_app.get() or self.scopes.get(application or 0)

@@ -1,5 +1,6 @@
-"""Sockets as Lua knows them, seen by one interface, a `SocketHandle`; and what activities wait for with one: data, room
-in the queue, `wake`. A WebSocket, either side of it, is one of them.
+"""Sockets of the Lua API behind one interface, `SocketHandle`, including WebSockets.
+
+Activities wait for data (`Reading`), for room in the send queue (`QueueDrain`), or for `wake` (`Suspension`).
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from smqrt.transport.tls import TlsTransport, Transport
 from smqrt.transport.tls_contexts import ClientTls, ServerTls
 from smqrt.transport.udp import Datagram
 from smqrt.wire import websocket
-from smqrt.wire.websocket import WebSocketCodec, WebSocketMessage
+from smqrt.wire.websocket import WebSocketCodec
 
 Values = tuple[Any, ...]
 
 AGAIN: Values = ()
-"""What `receive` gives when there may be something, but others have their turn first."""
+"""Returned by `receive` when there may be more data, but other activities have to run first."""
 
 
 class Reading(Deferred[Values]):
-    """Resolved with what the socket gives, with nil and "timeout", or with nil and the word of the error.
+    """A pending read, resolved with the values of the read, with nil and "timeout", or with nil and an error word.
 
     Args:
         handle: the socket.
-        timeout_s: None waits for ever.
-        is_soon: in a later turn of the loop there may be something, whether the socket tells or not.
+        timeout_s: seconds to wait; None for no limit.
+        is_soon: whether to try again in the next turn of the loop, even if the socket does not become readable.
     """
 
     __slots__ = ("_handle", "_late_s", "_wait")
@@ -57,7 +58,7 @@ class Reading(Deferred[Values]):
             self._await(timeout_s)
 
     def go_on(self) -> None:
-        """The socket is not paused any more."""
+        """Continue after the end of a pause."""
         if self._wait is None:
             get_hub().loop.run_callback(self._try, None, None)
 
@@ -90,7 +91,7 @@ class Reading(Deferred[Values]):
                 self._await_turn()
         except StreamError as failure:
             self.resolve(fail(failure.word))
-        except Exception as fault:  # nobody would wake the reader again
+        except Exception as fault:  # else the activity would wait forever
             self.reject(fault)
 
     def _release(self) -> None:
@@ -104,9 +105,9 @@ class SocketHandle:
     """A socket.
 
     Attributes:
-        reading: the activity that waits in a read, None when nobody does.
-        paused: what arrives is not given to the reader.
-        state: the word of `sock:state()`.
+        reading: the pending read; None without one.
+        paused: whether received data is kept back.
+        state: the return value of `sock:state()`.
     """
 
     __slots__ = ("paused", "reading")
@@ -119,28 +120,30 @@ class SocketHandle:
 
     @property
     def tls_layer(self) -> TlsTransport | None:
-        """The TLS of a connection, None without it."""
+        """The TLS layer of a connection; None without TLS."""
         return self.stream.tls if self.stream else None
 
     def receive(self) -> Values | None:
-        """What a read gives now, None when nothing has arrived, `AGAIN` when it should be asked in a later turn of the
-        loop. Raises StreamError."""
+        """Return the values of a read; None when no data has arrived, `AGAIN` to retry in a later turn of the loop.
+
+        Raises StreamError.
+        """
         raise StreamError("incorrectuse")
 
     def readable(self, timeout_s: float | None) -> Wait:
-        """Wait until `receive` is worth another try. Raises StreamError."""
+        """Wait until `receive` may return data. Raises StreamError."""
         raise StreamError("incorrectuse")
 
     def put(self, data: bytes, is_text: bool | None) -> bool:
-        """Send or queue `data`; false when the writer should wait until there is room. Raises StreamError."""
+        """Send or queue data; return False when the writer should wait for room in the queue. Raises StreamError."""
         raise StreamError("incorrectuse")
 
     def peername(self) -> tuple[str, int]:
-        """Address and port of the other side. Raises StreamError."""
+        """Return address and port of the remote side. Raises StreamError."""
         raise StreamError("invalidsocketcon")
 
     def sockname(self) -> tuple[str, int]:
-        """Address and port of this side. Raises StreamError."""
+        """Return address and port of this side. Raises StreamError."""
         raise StreamError("invalidsocketcon")
 
     def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
@@ -148,17 +151,17 @@ class SocketHandle:
         raise StreamError("incorrectuse")
 
     def close(self) -> None:
-        """Close; the reader, if any, gets nil, "socketclosed"."""
+        """Close the socket; a pending read returns nil, "socketclosed"."""
         raise StreamError("incorrectuse")
 
     def pause(self, is_paused: bool) -> None:
-        """Hold back what arrives, or go on."""
+        """Keep received data back, or continue."""
         self.paused = is_paused
         if self.reading is not None and not is_paused:
             self.reading.go_on()
 
     def end_reading(self, word: str) -> None:
-        """Let a read that waits give nil and `word`."""
+        """End a pending read with nil and an error word."""
         if self.reading is not None:
             self.reading.resolve(fail(word))
 
@@ -168,9 +171,9 @@ class StreamHandle(SocketHandle):
 
     Args:
         stream: the connection.
-        tls: how it became TLS (`ClientTls`, `ServerTls`), None without TLS.
-        host: the name that was connected to, for the check of the certificate.
-        server: the `HttpServer` it came from, None when it did not.
+        tls: the TLS client or server (`ClientTls`, `ServerTls`); None without TLS.
+        host: the host name of the connection, for the check of the certificate.
+        server: the `HttpServer` that accepted it; None for other connections.
     """
 
     __slots__ = ("host", "server", "stream", "tls")
@@ -194,7 +197,7 @@ class StreamHandle(SocketHandle):
         return None if data is None else self.gone()
 
     def gone(self) -> Values:
-        """What a read gives at the end of the stream."""
+        """Return the values of a read at the end of the stream."""
         return fail("sslclosenotify" if self.stream.tls else "socketclosed")
 
     def readable(self, timeout_s: float | None) -> Wait:
@@ -227,16 +230,16 @@ _LAST_CHUNK = b"0\r\n\r\n"
 
 
 class ChunkedHandle(StreamHandle):
-    """The connection of a response that has begun in chunks: what is written goes on in chunks, and closing ends it.
+    """The connection of a chunked response: writes become chunks, and `close` sends the last chunk.
 
-    Applications that know of this frame their chunks themselves; the first write shows it, and theirs stay as they are.
+    Some applications frame their chunks themselves. The first write shows this, and their data then stays unchanged.
     """
 
     __slots__ = ("_is_framed",)
 
     def __init__(self, stream: Stream, server: RequestServer) -> None:
         super().__init__(stream, server=server)
-        self._is_framed: bool | None = None  # by the application; None before the first write
+        self._is_framed: bool | None = None  # whether the application frames chunks; None before the first write
 
     def put(self, data: bytes, is_text: bool | None) -> bool:
         """See `SocketHandle`."""
@@ -250,17 +253,17 @@ class ChunkedHandle(StreamHandle):
         """See `SocketHandle`."""
         if not self.stream.closed:
             if not self._is_framed:
-                with suppress(StreamError):  # the client is gone
+                with suppress(StreamError):  # the client has disconnected
                     self.stream.push(_LAST_CHUNK)
             self.stream.close(graceful=True)
 
 
 class ListenerHandle(SocketHandle):
-    """A port that is listened on: a read of it accepts.
+    """A listening port; a read accepts a connection.
 
     Args:
         acceptor: the port.
-        accepted: takes a transport, gives Lua's number for the new socket.
+        accepted: registers a transport and returns the number of the new socket.
     """
 
     __slots__ = ("_accepted", "_acceptor")
@@ -299,7 +302,7 @@ class DatagramHandle(SocketHandle):
         self._datagram = datagram
 
     def receive(self) -> Values | None:
-        """See `SocketHandle`: the data, and the address, port and whether it is IPv6."""
+        """See `SocketHandle`: the data, the address, the port, and whether it is IPv6."""
         received = self._datagram.try_receive()
         if received is None:
             return None
@@ -322,7 +325,7 @@ class DatagramHandle(SocketHandle):
         except StreamError as error:
             if error.word == "cannotconnect":
                 raise ArgumentError(f"sendto: {error.detail}") from None
-            raise ArgumentError(f"sendto: '{host}' is no IP address; ask ba.socket.toip first") from None
+            raise ArgumentError(f"sendto: '{host}' is not an IP address; use ba.socket.toip first") from None
         return self._datagram.send(data, address)
 
     def peername(self) -> tuple[str, int]:
@@ -343,7 +346,7 @@ class DatagramHandle(SocketHandle):
 
 
 class PeerHandle(SocketHandle):
-    """A client of a broker, or the server's own client, which has no socket."""
+    """A client of a broker. The server's own client has no socket, so its methods fail."""
 
     __slots__ = ("_socket",)
 
@@ -354,44 +357,45 @@ class PeerHandle(SocketHandle):
     @property
     def tls_layer(self) -> TlsTransport | None:
         """See `SocketHandle`."""
-        return self._known().tls
+        return self._connected().tls
 
     def peername(self) -> tuple[str, int]:
         """See `SocketHandle`."""
-        return _found(self._known().peername())
+        return _or_closed(self._connected().peername())
 
     def sockname(self) -> tuple[str, int]:
         """See `SocketHandle`."""
-        return _found(self._known().sockname())
+        return _or_closed(self._connected().sockname())
 
     def setsockopt(self, level: int, option: int, value: int | bytes) -> None:
         """See `SocketHandle`."""
-        self._known().setsockopt(level, option, value)
+        self._connected().setsockopt(level, option, value)
 
     def close(self) -> None:
         """Disconnect the client."""
         self._socket.close()
 
-    def _known(self) -> PeerSocket:
+    def _connected(self) -> PeerSocket:
         if self._socket.transport is None:
             raise StreamError("invalidsocketcon")
         return self._socket
 
 
-def _found(name: tuple[str, int] | None) -> tuple[str, int]:
+def _or_closed(name: tuple[str, int] | None) -> tuple[str, int]:
     if name is None:
         raise StreamError("socketclosed")
     return name
 
 
-# ---- waiting for other things than data
+# ---- waits for room and for `wake`
 
-STALLED_S = 30.0  # the other side took nothing at all for so long
+STALLED_S = 30.0  # time without any progress after which a write fails
 
 
 class QueueDrain(Deferred[object]):
-    """Resolved with true when there is room in the queue again; with nil and a word when there never will be, or
-    "timeout" when the other side has stopped to read, or `timeout_s` is over.
+    """A wait for room in the send queue, resolved with true, or with nil and an error word.
+
+    The word is "timeout" when the remote side has stopped reading, or after `timeout_s` seconds.
     """
 
     __slots__ = ("_left_bytes", "_stream", "_until_s", "_wait")
@@ -416,7 +420,7 @@ class QueueDrain(Deferred[object]):
         if not isinstance(error, StreamError):
             self.resolve(True)
         elif error.word == "timeout" and self._stream.queued_bytes < self._left_bytes and not self._is_late():
-            self._await()  # slow, but it reads
+            self._await()  # the remote side is slow, but reads
         else:
             self.resolve(fail(error.word))
 
@@ -425,7 +429,7 @@ class QueueDrain(Deferred[object]):
 
 
 class Suspension(TimedDeferred[object]):
-    """Resolved by `wake` with true, or nil and a word; with nil, "timeout" when time is up."""
+    """A wait for `wake`, resolved with true, or with nil and a word; with nil, "timeout" after the timeout."""
 
     __slots__ = ("_number", "_waiting_ones")
 
@@ -435,7 +439,7 @@ class Suspension(TimedDeferred[object]):
         waiting_ones[number] = self
 
     def wake(self, word: bytes | None = None) -> None:
-        """Let the activity go on."""
+        """Resume the activity."""
         self.resolve(True if word is None else fail(word.decode()))
 
     def _expired(self) -> None:
@@ -447,17 +451,17 @@ class Suspension(TimedDeferred[object]):
 
 
 class Suspensions:
-    """All that wait so, by the number that Lua gave them."""
+    """The suspended activities, by the numbers that Lua gave them."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Suspension] = {}
 
     def suspend(self, number: int, timeout_ms: float | None = None) -> Suspension:
-        """Park the activity until `wake(number)`, or for so many milliseconds."""
+        """Park the activity until `wake(number)`, or until the timeout."""
         return Suspension(self._waiting, number, None if timeout_ms is None else timeout_ms / 1000)
 
     def wake(self, number: int, word: bytes | None = None) -> bool:
-        """Let it go on, with true or with nil and `word`; false when nobody waits."""
+        """Resume an activity with true, or with nil and a word; return False when none waits."""
         suspension = self._waiting.get(number)
         if suspension is None:
             return False
@@ -465,7 +469,7 @@ class Suspensions:
         return True
 
     def wake_all(self, word: bytes) -> None:
-        """Let all go on with nil and `word`."""
+        """Resume all activities with nil and a word."""
         for number in list(self._waiting):
             self.wake(number, word)
 
@@ -473,11 +477,11 @@ class Suspensions:
 MAX_WRITE_BYTES = 65535
 MAX_PING_BYTES = 125
 
-ONWARD: Values = ("onward",)  # no read gives this
+CONTINUE: Values = ("continue",)  # never the result of a read
 
 
 class WebSocketHandle(StreamHandle):
-    """A WebSocket behind its handshake. See `StreamHandle` for the arguments; `is_client`: this side connected."""
+    """A WebSocket after its handshake; `is_client` on the connecting side. See `StreamHandle` for other arguments."""
 
     __slots__ = ("_last", "codec")
 
@@ -494,18 +498,18 @@ class WebSocketHandle(StreamHandle):
         self._last: Values | None = None
 
     def receive(self) -> Values | None:
-        """See `SocketHandle`: the data and whether it is text; of a large frame also the bytes so far and in all."""
+        """See `SocketHandle`: the data and whether it is text; for a large frame also received and total bytes."""
         if self._last is not None:
             return self._last
         turn = share()
         while not turn.spent():
             values = self._step()
-            if values is not ONWARD:
+            if values is not CONTINUE:
                 return values
         return AGAIN
 
     def _step(self) -> Values | None:
-        """Look at what is there and, when that is nothing, at what has arrived: what a read gives, or `ONWARD`."""
+        """Process a message of the codec, else read from the stream; return the values of a read, or `CONTINUE`."""
         codec = self.codec
         try:
             message = codec.next()
@@ -514,10 +518,10 @@ class WebSocketHandle(StreamHandle):
         if replies := codec.take_replies():
             self.stream.push_or_forget(replies)
         if message is not None:
-            return _values(message)
+            return tuple(message) if message.frame_bytes else message[:2]
         if codec.close_code is not None:
             return self._end_with("socketclosed", codec.close_code)
-        return ONWARD if codec.has_more else self._fill()
+        return CONTINUE if codec.has_more else self._fill()
 
     def _fill(self) -> Values | None:
         data = self.stream.try_read()
@@ -526,42 +530,35 @@ class WebSocketHandle(StreamHandle):
         if not data:
             return self.gone()
         self.codec.feed(data)
-        return ONWARD
+        return CONTINUE
 
     def put(self, data: bytes, is_text: bool | None) -> bool:
-        """See `SocketHandle`. Raises ArgumentError for data that no frame may carry."""
+        """See `SocketHandle`. Raises ArgumentError for data that is too long, and for text that is not UTF-8."""
         if len(data) > MAX_WRITE_BYTES:
             raise ArgumentError(f"write: {len(data)} bytes; a WebSocket message takes at most {MAX_WRITE_BYTES} a call")
         if is_text and not data.isascii():
-            _check_text(data)
+            try:
+                data.decode()
+            except UnicodeDecodeError as error:
+                at = error.start + 1
+                raise ArgumentError(f"write: the text is not UTF-8 at byte {at}; send it as binary") from None
         return self.stream.push(self.codec.message(data, bool(is_text)))
 
     def ping(self, data: bytes) -> bool:
-        """Send a ping; false when the queue is full. Raises StreamError, ArgumentError."""
+        """Send a ping; return False when the queue is full. Raises StreamError, ArgumentError."""
         if len(data) > MAX_PING_BYTES:
             raise ArgumentError(f"ping: {len(data)} bytes; a ping takes at most {MAX_PING_BYTES}")
         return self.stream.try_write(self.codec.ping(data))
 
     def close(self, code: int = websocket.CLOSE_NORMAL, text: bytes = b"") -> None:
-        """Say goodbye and close; the reader, if any, gets nil, "socketclosed"."""
+        """Send a close frame and close; a pending read returns nil, "socketclosed"."""
         if not self.stream.closed:
-            goodbye = self.codec.close(code, text)
-            if goodbye:
-                self.stream.push_or_forget(goodbye)
+            frame = self.codec.close(code, text)
+            if frame:
+                self.stream.push_or_forget(frame)
             self.stream.close(graceful=True)
 
     def _end_with(self, word: str, code: int) -> Values:
         self._last = fail(word, code)
         self.close(code)
         return self._last
-
-
-def _values(message: WebSocketMessage) -> Values:
-    return tuple(message) if message.frame_bytes else message[:2]
-
-
-def _check_text(data: bytes) -> None:
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        raise ArgumentError(f"write: the text is not UTF-8 at byte {error.start + 1}; send it as binary") from None

@@ -1,6 +1,6 @@
-"""SQLite in threads: a database whose statements are run one after the other, without holding the loop.
+"""SQLite databases, whose statements run in threads, one after the other.
 
-Python's own `sqlite3` is used, as Python applications do. Another copy of SQLite in the process, such as apsw brings,
+It uses Python's `sqlite3`, as Python applications do. Another copy of SQLite in the process, such as that of apsw,
 would break the locks of files that both have open (https://sqlite.org/howtocorrupt.html, "multiple copies").
 """
 
@@ -28,18 +28,18 @@ Value = None | int | float | str | bytes
 Parameters = Sequence[Value] | Mapping[str, Value]
 
 MAX_ROW_BYTES = 16 << 20
-"""A copy of it into Lua takes 10 ms of the loop."""
+"""Copying such a row to Lua blocks the loop for 10 ms."""
 MAX_SQL_BYTES = 4 << 20
 MAX_CURSORS = 1000
-"""Of one connection, that are not read to the end."""
+"""Cursors of one connection that are not read to the end."""
 STATEMENT_S = 300.0
-"""How long a statement, or a portion of its rows, may take."""
+"""Maximum duration of a statement, or of reading a portion of its rows."""
 PORTION_BYTES, PORTION_ROWS = 64 << 10, 500
-"""Rows come in portions: each way to a thread and back costs some 40 us."""
+"""Rows are read in portions, since a call in a thread costs about 40 us."""
 BUSY_DELAYS_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025)
-"""Waits between two attempts at a database that somebody else has locked; the last one is repeated."""
+"""Waits between attempts at a locked database; the last one repeats."""
 BUSY_TIMEOUT_S = 1.0
-"""As long as no other is set. Without any, a reader fails when it comes while somebody commits."""
+"""The default; without a timeout, a reader would fail during the commit of another connection."""
 CACHED_STATEMENTS = 64
 
 _CODE_NAMES = """
@@ -47,7 +47,6 @@ _CODE_NAMES = """
     NOLFS NOMEM NOTADB NOTFOUND PERM PROTOCOL RANGE READONLY SCHEMA TOOBIG"""
 _CODES: dict[int, str] = {getattr(sqlite3, f"SQLITE_{name}"): name for name in _CODE_NAMES.split()}
 _FAULTS = (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryError)
-_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND substr(name, 1, 7) != 'sqlite_' ORDER BY 1"
 _COMMIT = re.compile(r"\s*(?:commit|end)\b", re.IGNORECASE)
 _TEXT = re.compile(rb"'[^']*(?:''[^']*)*'")
 _BINDINGS = re.compile(r"uses (\d+)")
@@ -67,30 +66,27 @@ class SqlFailure(Exception):
 
 
 def failure_of(error: BaseException) -> BaseException:
-    """What `sqlite3` raised, as a `SqlFailure`; what is no failure of SQL stays what it is."""
+    """Return an exception of `sqlite3` as a `SqlFailure`, other exceptions unchanged."""
     if isinstance(error, MemoryError):
         return SqlFailure("NOMEM", "out of memory")
     if not isinstance(error, _FAULTS):
         return error
-    is_long = isinstance(error, sqlite3.DataError)  # found by Python, which gives it no code
+    is_long = isinstance(error, sqlite3.DataError)  # raised by Python, without a code
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_TOOBIG if is_long else sqlite3.SQLITE_ERROR)
     return SqlFailure(_CODES.get(code & 0xFF, "ERROR"), str(error))
 
 
 def sql_text(sql: bytes) -> str:
-    """A statement as `sqlite3` takes it. Text literals that are no UTF-8 keep their bytes."""
+    """Return a statement as str; text literals that are not UTF-8 keep their bytes."""
     try:
         return sql.decode("utf-8")
     except UnicodeDecodeError:
-        return _TEXT.sub(_literal, sql).decode("utf-8", "replace")
-
-
-def _literal(found: re.Match[bytes]) -> bytes:
-    return quoted(found[0][1:-1].replace(b"''", b"'"))
+        literals = _TEXT.sub(lambda found: quoted(found[0][1:-1].replace(b"''", b"'")), sql)
+        return literals.decode("utf-8", "replace")
 
 
 def quoted(text: bytes) -> bytes:
-    """`text` as a literal of SQL, whatever its bytes are."""
+    """Return a text as a SQL literal; any bytes are allowed."""
     try:
         text.decode("utf-8")
     except UnicodeDecodeError:
@@ -100,14 +96,14 @@ def quoted(text: bytes) -> bytes:
     return b"'%b'" % text.replace(b"'", b"''")
 
 
-# ---- rows as Lua gets them
+# ---- encoding of rows for Lua
 
 _LENGTHS = [length.to_bytes(4, "little") for length in range(257)]
 _NULL = _LENGTHS[0]
 
 
 def text_of(value: int | float) -> bytes:
-    """A number as SQLite writes it."""
+    """Return the text of a number in SQLite's format."""
     if type(value) is int:
         return b"%d" % value
     text = f"{value:.15g}"
@@ -118,10 +114,10 @@ def text_of(value: int | float) -> bytes:
 
 
 def put_row(parts: list[bytes], row: Iterable[Value | bytes]) -> int:
-    """Append a row to `parts`: the length of each value and one more, and its text; a length of 0 is NULL.
+    """Append a row to `parts`: for each value its length plus one (4 bytes, little endian) and its text; 0 is NULL.
 
     Returns:
-        its bytes.
+        The approximate size in bytes.
     """
     size = 0
     for value in row:
@@ -137,16 +133,16 @@ def put_row(parts: list[bytes], row: Iterable[Value | bytes]) -> int:
     return size
 
 
-# ---- the side of the threads
+# ---- code that runs in threads
 
 
 class Rows:
-    """What a statement gave.
+    """The result of a statement, or a further portion of it.
 
     Attributes:
-        columns: how many; 0 for a portion.
-        packed: the names of the columns, unless it is a portion, and rows, see `put_row`.
-        cursor: by which the next portion is asked for; 0 when there is none.
+        columns: the number of columns; 0 for a further portion.
+        packed: the names of the columns, except in a further portion, then rows; see `put_row`.
+        cursor: number of the cursor that has the next portion; 0 for none.
     """
 
     __slots__ = ("columns", "cursor", "packed")
@@ -156,15 +152,16 @@ class Rows:
 
 
 class Database:
-    """A database. Its methods block; one thread at a time calls them, but `interrupt`.
+    """A database. Its methods block, and only one thread at a time may call them, except `interrupt`.
 
     Args:
-        path: the file, made when it is not there; ":memory:" for none.
-        mode: "ro" or "rw" to open what is there.
+        path: the file, created if it does not exist; ":memory:" for a database in memory.
+        mode: "ro" or "rw" to open only an existing file.
+
     Attributes:
-        is_open: whether `open` was called and `close` was not.
-        may_wait: whether waiting can help the statement that found the database locked. As in SQLite itself it can't
-            when the connection holds a lock already: two that wait for each other would wait for ever.
+        is_open: whether it is open.
+        may_wait: whether a statement that found the database locked may wait. As in SQLite, it may not when the
+            connection already has a lock: two such connections could wait for each other forever.
     """
 
     def __init__(self, path: str, mode: str = "") -> None:
@@ -178,7 +175,7 @@ class Database:
         self.may_wait = False
 
     def open(self) -> None:
-        """Open it, unless that was done."""
+        """Open the database if it is not open."""
         if self.is_open:
             return
         name = f"file:{quote(self._path)}?mode={self._mode}" if self._mode else self._path
@@ -196,13 +193,13 @@ class Database:
         self.is_open = True
 
     def interrupt(self) -> None:
-        """End the statement that a thread is running, with INTERRUPT."""
+        """Abort the running statement, which then fails with INTERRUPT. Callable from any thread."""
         if self.is_open:
-            with suppress(sqlite3.ProgrammingError):  # it is closed
+            with suppress(sqlite3.ProgrammingError):  # closed meanwhile
                 self._connection.interrupt()
 
     def close(self) -> None:
-        """Close it and its cursors; a transaction is rolled back."""
+        """Close the database and its cursors; an open transaction is rolled back."""
         if not self.is_open:
             return
         self.is_open = False
@@ -212,9 +209,9 @@ class Database:
         self._connection.close()
 
     def execute(self, sql: bytes, parameters: Parameters = ()) -> Rows | int:
-        """Run the first statement of a text: its rows when it has columns, otherwise how many rows it changed."""
+        """Run the first statement of a text; return its rows if it has columns, else the number of changed rows."""
         if len(self._cursors) >= MAX_CURSORS:
-            raise SqlFailure("NOMEM", f"{MAX_CURSORS} cursors of this connection are open; close those you have read")
+            raise SqlFailure("NOMEM", f"{MAX_CURSORS} cursors of this connection are open; close some of them")
         text = sql_text(sql)
         cursor, before = self._run(text, parameters)
         if cursor.description is None:
@@ -235,17 +232,17 @@ class Database:
         return cursor, before
 
     def _first_of(self, text: str, parameters: Parameters = ()) -> sqlite3.Cursor:
-        """Run the first statement of a text. The others are ignored, as `sqlite3_prepare` leaves them."""
+        """Run the first statement of a text; ignore the others, as `sqlite3_prepare` does."""
         try:
             return self._connection.execute(text, parameters)
-        except sqlite3.ProgrammingError as error:  # before anything has run
+        except sqlite3.ProgrammingError as error:  # raised before anything has run
             if not str(error).startswith(_SEVERAL):
                 raise
         first = next(one for one in statements(text) if one.strip("; \t\r\n"))
         return self._connection.execute(first, parameters)
 
     def fetch(self, number: int) -> Rows:
-        """The next portion of a cursor's rows."""
+        """Return the next portion of a cursor's rows."""
         self.may_wait = False
         try:
             return Rows(0, *self._portion(number, self._cursors[number], []))
@@ -274,7 +271,7 @@ class Database:
             cursor.close()
 
     def manual(self, is_manual: bool, kind: str) -> None:
-        """Begin manual mode with a transaction of this kind, or roll back and leave it."""
+        """Enter manual mode and begin a transaction of this kind, or roll back and leave manual mode."""
         if not is_manual:
             self._is_manual = False
             if self._connection.in_transaction:
@@ -285,37 +282,37 @@ class Database:
             self._is_manual = True
 
     def end(self, command: str, kind: str) -> None:
-        """End the transaction with `command`, COMMIT or ROLLBACK; in manual mode begin the next."""
+        """End the transaction with COMMIT or ROLLBACK; in manual mode begin the next one."""
         if self._connection.in_transaction or not self._is_manual:
             self._run(command)
-        if self._is_manual:  # after a failed BEGIN, a second call tries that again
+        if self._is_manual:  # also after a failed BEGIN, which a second call repeats
             self._run(f"BEGIN {kind}")
 
     def prepare(self, sql: bytes) -> int:
-        """Compile a statement; how many parameters it takes."""
+        """Compile a statement and return the number of its parameters."""
         self.may_wait = not (self._has_lock or self._cursors)
         try:
             self._first_of(f"EXPLAIN {sql_text(sql)}").close()
         except sqlite3.ProgrammingError as error:
-            found = _BINDINGS.search(str(error))  # Python tells it in no other way
+            found = _BINDINGS.search(str(error))  # Python has no other interface for this number
             if not found:
                 raise
             return int(found[1])
         return 0
 
     def execute_all(self, script: SqlScript) -> None:
-        """Run several statements. When one finds the database locked, a second call goes on with that one."""
+        """Run several statements; after one that found the database locked, a second call continues with it."""
         while (statement := script.next_statement()) is not None:
             self._run(statement)[0].close()
             script.is_done = True
 
     def last_id(self) -> int:
-        """The rowid of the last row that was inserted."""
+        """Return the rowid of the last inserted row."""
         row = self._connection.execute("SELECT last_insert_rowid()").fetchone()
         return int(row[0])
 
     def tables(self) -> bytes:
-        """The names of the tables, one behind the other, see `put_row`."""
+        """Return the names of the tables; see `put_row`."""
         self.may_wait = not (self._has_lock or self._cursors)
         parts: list[bytes] = []
         query = (
@@ -326,15 +323,15 @@ class Database:
         return b"".join(parts)
 
     def column_types(self, sql: bytes) -> bytes:
-        """The declared type of each column of a query, empty where there is none, see `put_row`.
+        """Return the declared type of each column of a query, empty for expressions; see `put_row`.
 
-        `sqlite3` does not tell them; of a view of the query SQLite does.
+        `sqlite3` has no function for this, but SQLite lists the columns of a view with the same query.
         """
         parts: list[bytes] = []
         try:
             self._first_of(f"CREATE TEMP VIEW smqrt_columns AS {sql_text(sql)}")
         except _FAULTS:
-            return b""  # no query, or one with parameters
+            return b""  # not a query, or a query with parameters
         try:
             for row in self._connection.execute("PRAGMA temp.table_info(smqrt_columns)"):
                 put_row(parts, row[2:3])
@@ -344,10 +341,10 @@ class Database:
 
 
 class SqlScript:
-    """Several statements, of which some have been run.
+    """A text of several statements, some of which have run.
 
     Attributes:
-        is_done: whether the last one that was given has been run.
+        is_done: whether the statement that `next_statement` returned has run.
     """
 
     def __init__(self, sql: bytes) -> None:
@@ -356,7 +353,7 @@ class SqlScript:
         self.is_done = True
 
     def next_statement(self) -> str | None:
-        """The next one, the last one again when that isn't done; None at the end."""
+        """Return the next statement, or the previous one if it has not run; None at the end."""
         if self.is_done:
             self._last, self.is_done = next(self._statements, None), False
         return self._last
@@ -370,7 +367,7 @@ _TOKEN = re.compile(
 
 
 def statements(text: str) -> Iterator[str]:
-    """The statements of a text. One that creates a trigger ends with "; END;"."""
+    """Yield the statements of a text; a CREATE TRIGGER statement ends with "; END;"."""
     begin, last = 0, ""
     words: list[str] = []
     for found in _TOKEN.finditer(text):
@@ -392,11 +389,11 @@ def _is_trigger(words: list[str]) -> bool:
     return words[:2] == ["CREATE", "TRIGGER"] or (words[:1] == ["CREATE"] and words[2:3] == ["TRIGGER"])
 
 
-# ---- the side of the loop
+# ---- code that runs in the event loop
 
 
 class SqlJob(Deferred[Any]):
-    """A call of a connection; rejected with a `SqlFailure`. Who cancels it ends its statement."""
+    """A call of a connection, rejected with a `SqlFailure`. Cancelling it aborts its statement."""
 
     __slots__ = ("arguments", "attempts", "connection", "function", "give_up_s", "is_running")
 
@@ -411,16 +408,17 @@ class SqlJob(Deferred[Any]):
 
 
 class Connection:
-    """A database whose calls are made by threads, in order. It is opened with the first of them.
+    """Runs the calls of a database in threads, in order; the first call opens the database.
 
     Args:
-        database: which.
-        threads: make the calls.
-        group: whose connection it is, see `Threads`.
-        deadlines: watches statements.
-        on_closed: called when it is closed.
+        database: the database.
+        threads: the threads.
+        group: the owner of the connection, see `Threads`.
+        deadlines: aborts statements that take too long.
+        on_closed: called after the database is closed.
+
     Attributes:
-        busy_timeout_s: how long a statement waits for a database that somebody else has locked.
+        busy_timeout_s: seconds that a statement waits for a locked database.
     """
 
     def __init__(
@@ -442,11 +440,11 @@ class Connection:
 
     @property
     def is_closed(self) -> bool:
-        """Whether somebody has closed it."""
+        """Whether `shut` or `close` was called."""
         return self._closed is not None
 
     def call(self, method: str, *arguments: object) -> SqlJob:
-        """Have a thread call a method of the database."""
+        """Call a method of the database in a thread."""
         job = SqlJob(self, getattr(self.database, method), arguments)
         self._jobs.append(job)
         if self._current is None:
@@ -454,19 +452,19 @@ class Connection:
         return job
 
     def drop_cursor(self, number: int) -> None:
-        """Close a cursor, some time."""
+        """Close a cursor after the calls before it."""
         if not self.is_closed:
             self.call("drop", number)
 
     def shut(self) -> Deferred[None]:
-        """Close it behind the calls that were made already."""
+        """Close the database after the calls before it."""
         if self._closed is None:
             self._closed = Deferred()
             self.call("close").then(lambda _value, _error: self._ended())
         return self._closed
 
     def close(self) -> None:
-        """End what it does, and close it; blocks. For the end of an application."""
+        """Abort all calls and close the database, when its application ends. Blocks."""
         closed, current = self.shut(), self._current
         for job in list(self._jobs):
             if job.function != self.database.close:
@@ -487,18 +485,19 @@ class Connection:
                 return
 
     def end_current(self) -> None:
-        """End the statement that is running, with INTERRUPT. SQLite forgets who interrupts before it has begun, so the
-        deadlines do it again until it is over.
+        """Abort the running statement, which then fails with INTERRUPT.
+
+        SQLite ignores an interrupt before the start of a statement, so the deadlines repeat it until the end.
         """
         self.database.interrupt()
         self.deadline_s = monotonic()
 
     def expired(self) -> None:
-        """The statement has taken too long."""
+        """Abort a statement that takes too long."""
         self.end_current()
 
     def _post(self, job: SqlJob) -> None:
-        if job.done:  # cancelled while it waited for a lock
+        if job.done:  # cancelled while waiting for a lock
             self._finished(job, None, None)
             return
         answer = self._threads.submit(self._group, self._in_thread, job)
@@ -524,11 +523,11 @@ class Connection:
             job.reject(error)
         else:
             job.resolve(value)
-        if self._current is None:  # who got the answer has not asked again
+        if self._current is None:  # the receiver of the result may have made the next call
             self._next()
 
     def _will_wait(self, job: SqlJob, error: BaseException) -> bool:
-        """Try again later what found the database locked, unless its time is over."""
+        """Schedule another attempt at a locked database, unless the timeout is over; return whether."""
         is_busy = isinstance(error, SqlFailure) and error.code == "BUSY"
         left_s = job.give_up_s - monotonic()
         if not (is_busy and self.database.may_wait and left_s > 0) or job.done or self.is_closed:
@@ -536,10 +535,10 @@ class Connection:
         delay_s = BUSY_DELAYS_S[min(job.attempts, len(BUSY_DELAYS_S) - 1)]
         job.attempts += 1
         self._timer = get_hub().loop.timer(min(delay_s, left_s))
-        self._timer.start(self._try_again, job)
+        self._timer.start(self._retry, job)
         return True
 
-    def _try_again(self, job: SqlJob) -> None:
+    def _retry(self, job: SqlJob) -> None:
         self._timer.close()
         self._post(job)
 
@@ -550,5 +549,5 @@ class Connection:
 
 
 def full_path(path: str, home: str) -> str:
-    """The path of a database, relative ones from `home`; those that are no files stay as they are."""
+    """Return the path of a database, relative to `home`; "" and ":memory:" stay unchanged."""
     return path if path in ("", ":memory:") else os.path.join(home, path)

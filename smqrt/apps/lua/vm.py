@@ -1,7 +1,7 @@
-"""The Lua runtime of a server: Lua 5.4 or 5.5 (decision 0040), made safe under gevent (decision 0003).
+"""Lua runtime of a server: Lua 5.4 or 5.5, safe under gevent.
 
-Lua functions and tables never cross to Python: they stay in a table on the Lua side, and Python knows them by an
-integer reference. From Python to Lua cross only None, bool, int, float and bytes.
+Lua functions and tables never cross to Python: a table in Lua holds them, and Python refers to them by integers. Only
+None, bool, int, float and bytes cross from Python to Lua. See decisions 0003 and 0040.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from smqrt.loop.readiness import TimedDeferred
 log = logging.getLogger("smqrt.lua")
 
 CORE = ("arguments", "types", "coroutine", "overtime", "activity", "namespace", "table_codec", "sandbox", "require")
-"""The parts of the Lua half, in the order they build on each other."""
+"""Parts of the Lua half, in the order of their dependencies."""
 
 VERSION = "5.4"
-"""Of Lua, when none is asked for."""
+"""Default version of Lua."""
 
 _LIBRARY_NAME = re.compile(r"[A-Za-z0-9_]+(?:[./][A-Za-z0-9_]+)*")
-_NOT_FOR_APPLICATIONS = ("core", "ba")  # run by the vm itself, no modules for applications
+_NOT_FOR_APPLICATIONS = ("core", "ba")  # the vm itself runs these; applications can't require them
 
 
 def lupa_of(version: str) -> Any:
-    """Return lupa's module with a version of Lua, such as "5.4".
+    """Return the lupa module of a version of Lua, such as "5.4".
 
     Raises:
-        StartError: the lupa that is installed has none.
+        StartError: the installed lupa does not include this version.
     """
     try:
         return import_module(f"lupa.lua{version.replace('.', '')}")
@@ -55,13 +55,13 @@ def lupa_of(version: str) -> Any:
 
 
 def chunk_name(name: str) -> bytes:
-    """The Lua chunk name of library `name`; the prefix tells library frames from those of applications."""
+    """Return the chunk name of a library; its prefix distinguishes library frames from those of applications."""
     return f"@smqrt/apps/lua/lib/{_library_path(name)}".encode()
 
 
 @cache
 def library_source(name: str) -> bytes | None:
-    """Return the source of a library in `smqrt/apps/lua/lib`, dots or slashes between its parts, or None."""
+    """Return the source of a library in `smqrt/apps/lua/lib`, by its name with dots or slashes; None if absent."""
     if not _LIBRARY_NAME.fullmatch(name):
         return None
     file = resources.files("smqrt.apps.lua") / "lib" / _library_path(name)
@@ -69,7 +69,7 @@ def library_source(name: str) -> bytes | None:
 
 
 def requirable_source(name: str) -> bytes | None:
-    """The same for what an application may `require`."""
+    """As `library_source`, only for libraries that applications may `require`."""
     return None if re.split(r"[./]", name)[0] in _NOT_FOR_APPLICATIONS else library_source(name)
 
 
@@ -78,12 +78,12 @@ def _library_path(name: str) -> str:
 
 
 def clock_ms() -> int:
-    """Milliseconds of a clock that never goes back."""
+    """Return the milliseconds of the monotonic clock."""
     return time.monotonic_ns() // 1_000_000
 
 
 class Sleep(TimedDeferred[None]):
-    """Resolved when the time is over."""
+    """A Deferred that resolves after a time."""
 
     __slots__ = ()
 
@@ -92,28 +92,28 @@ class Sleep(TimedDeferred[None]):
 
 
 def pause() -> None:
-    """Nothing: as every blocking call, it lets others run when this activity has had its share of the loop."""
+    """Do nothing; like every blocking call it yields to others when the activity's share of the loop is used up."""
 
 
 def sleep_ms(ms: float) -> Sleep:
-    """Park the activity for that time; others run meanwhile."""
+    """Park the activity for a time in milliseconds."""
     return Sleep(max(ms, 0) / 1000)
 
 
 class Vm:
     """One Lua state with its activities.
 
-    `run`, `call` and `start` run a Lua function by its reference, see `Activities`; `stop` ends all that wait.
+    `run`, `call` and `start` run a Lua function by its reference; `stop` ends all waiting activities. See `Activities`.
 
     Args:
-        version: of Lua, `VERSION` by default.
+        version: version of Lua; None for `VERSION`.
 
     Attributes:
-        lupa: lupa's module with that version.
-        number: the version as a number: 504.
+        lupa: the lupa module of that version.
+        number: the version as a number, such as 504.
 
     Raises:
-        StartError: lupa has no such version.
+        StartError: lupa does not include this version.
     """
 
     def __init__(self, version: str | None = None) -> None:
@@ -134,31 +134,34 @@ class Vm:
         self.activities = activities
         self.run, self.call, self.start, self.stop = activities.run, activities.call, activities.start, activities.stop
         _live.add(self)
-        halves: dict[str, Function] = {"module_source": _module_source, "log_error": _log_error, "clock": clock_ms}
-        self.namespace("core.python", halves, {"pause": pause}, parking={"sleep": sleep_ms})
+        functions: dict[str, Function] = {"module_source": _module_source, "log_error": _log_error, "clock": clock_ms}
+        self.namespace("core.python", functions, {"pause": pause}, parking={"sleep": sleep_ms})
 
     def finish(self) -> None:
-        """Cut Lua off from Python, for good. The finalizers that run when the Lua state is freed must not call into
-        Python objects that are being freed with it; happens by itself at the end of the process and of the `Vm`.
+        """Disconnect Lua from Python permanently.
+
+        Finalizers that run when the Lua state is freed must not call Python objects that are freed with it. Called
+        automatically at process exit and when the `Vm` is deleted.
         """
         self.call(self._refs[b"finish"])
 
     def __del__(self) -> None:
-        with suppress(LuaError, AttributeError):  # the latter when the constructor failed
+        with suppress(LuaError, AttributeError):  # AttributeError: the constructor failed
             self.finish()
 
     def relax(self) -> None:
-        """No activity computes any more that the watchdog was to end."""
+        """Tell Lua that the activity that the watchdog was ending no longer runs."""
         self.call(self._refs[b"relax"])
 
     def hold_collector(self) -> None:
-        """Let Lua take something large without collecting, which it would do in one step for all of it. The Lua half
-        that takes it calls `core.collect`."""
+        """Stop the garbage collector while Lua receives a large value, for which it would collect in one long step.
+
+        The Lua half that receives the value calls `core.collect`.
+        """
         self.call(self._refs[b"hold"])
 
     def free(self, ref: int) -> None:
-        """Forget the Lua function or table `ref`. A reference is never given out twice, so a late call of it is an
-        error."""
+        """Release a Lua function or table. References are never reused, so a late call of it is an error."""
         self.call(self._refs[b"free"], ref)
 
     def namespace(
@@ -169,18 +172,24 @@ class Vm:
         source: bytes | None = None,
         parking: Mapping[str, Function] | None = None,
     ) -> None:
-        """Give Lua the Python half of a part of the API and run its Lua half as `chunk(core, py)`.
+        """Install a part of the API: pass the Python half to the Lua half, which runs as `chunk(core, py)`.
 
-        functions: become `py.<key>`, called directly; they must not switch greenlets, nor keep a Lua value.
-        blocking: become `py.<key>` as well; they run with no Lua on the C stack and may block.
-        parking: the same, but they do not block and may answer a `Deferred`: what waits in one needs no greenlet.
-        source: the Lua half; without it the shipped file `lib/<name>.lua`, dots standing for slashes.
-        What the Lua half returns is the module `name` for `require`. Raises LuaError when the Lua half fails,
-        ValueError when there is none.
+        The return value of the Lua half is the module `name` for `require`.
+
+        Args:
+            name: name of the part, with dots for slashes in the path of its Lua half.
+            functions: become `py.<key>`, called directly; they must not switch greenlets, nor keep a Lua value.
+            blocking: become `py.<key>`; they run without Lua on the C stack and may block.
+            source: the Lua half; None for the file `lib/<name>.lua`.
+            parking: become `py.<key>`; they do not block, and may return a `Deferred`, whose wait needs no greenlet.
+
+        Raises:
+            LuaError: the Lua half fails.
+            ValueError: there is no Lua half.
         """
         source = source if source is not None else library_source(name)
         if source is None:
-            raise ValueError(f"there is no Lua half smqrt/apps/lua/lib/{name}.lua")
+            raise ValueError(f"no Lua half smqrt/apps/lua/lib/{name}.lua")
         halves: list[Any] = []
         for key, fn in functions.items():
             halves += (key.encode(), guarded(fn, self._failure))
@@ -191,22 +200,34 @@ class Vm:
         self.run(self._refs[b"install"], name.encode(), source, chunk_name(name), len(functions), *halves)
 
     def compile(self, source: str | bytes, name: str = "=compile") -> int:
-        """Return a reference to the function that Lua source text is, with the global environment.
+        """Compile Lua source text with the global environment, and return a reference to the function.
 
-        name: the chunk name, "@" and a path for a file. Raises LuaError for a syntax error.
+        Args:
+            source: the source text.
+            name: the chunk name; "@" and a path for a file.
+
+        Raises:
+            LuaError: a syntax error.
         """
         return _integer(self.run(self._refs[b"compile"], encoded(source), name.encode())[0])
 
     def eval(self, source: str | bytes, name: str = "=eval", *args: LuaValue) -> LuaValues:
-        """Run Lua source text with the global environment in the current greenlet and return its values (for
-        start-up and tests).
+        """Run Lua source text with the global environment in the current greenlet, and return its values.
 
-        name: the chunk name, "@" and a path for a file. Raises LuaError for a syntax or run-time error.
+        For start-up and tests.
+
+        Args:
+            source: the source text.
+            name: the chunk name; "@" and a path for a file.
+            args: arguments of the chunk.
+
+        Raises:
+            LuaError: a syntax or run-time error.
         """
         return self.run(self._refs[b"eval"], encoded(source), name.encode(), *args)
 
     def waiting(self) -> list[str]:
-        """One line for each activity that waits: where in Lua, in which call, and for how long."""
+        """Return a line for each waiting activity: position in Lua, call, and duration of the wait."""
         return [
             f"{self._where(co)} in {name or 'Lua'} for {waited_s:.1f} s"
             for co, name, waited_s in self.activities.waiting()
@@ -218,21 +239,21 @@ class Vm:
         return line.decode("utf-8", "replace") if isinstance(line, bytes) else "?"
 
     def collect(self) -> None:
-        """Collect all garbage in one step, which takes seconds of a heap of gigabytes."""
+        """Collect all garbage in one step, which takes seconds for a heap of gigabytes."""
         self.run(self._refs[b"collect"])
 
     def memory_bytes(self) -> int:
-        """What the Lua state holds at the moment, garbage included."""
+        """Return the memory of the Lua state, garbage included."""
         return _integer(self.run(self._refs[b"memory"])[0])
 
 
 class LuaFunction:
-    """A Lua function that Python calls; its reference is given back when nobody needs it any more.
+    """A Lua function that Python calls; releases its reference when the object is deleted.
 
     Args:
         vm: the runtime.
-        ref: the reference, which belongs to this object from now on.
-        what: names the function in the log.
+        ref: the reference, owned by this object.
+        what: name of the function in the log.
     """
 
     __slots__ = ("_vm", "_what", "ref")
@@ -241,11 +262,11 @@ class LuaFunction:
         self._vm, self.ref, self._what = vm, ref, what
 
     def __call__(self, *arguments: LuaValue | str) -> LuaValue:
-        """Run it in this greenlet, which may block: its first value; None after an error, which is logged."""
+        """Run the function in this greenlet, which may block; return its first value, or None after a logged error."""
         return self.run(self._what, *arguments)
 
     def run(self, what: str, *arguments: LuaValue | str) -> LuaValue:
-        """The same, with another name in the log."""
+        """As `__call__`, with another name in the log."""
         try:
             values = self._vm.run(self.ref, *map(encoded, arguments))
         except LuaError as error:
@@ -288,7 +309,7 @@ def _module_source(name: bytes) -> tuple[bytes, bytes] | None:
 
 
 _limits: defaultdict[bytes, ErrorLimit] = defaultdict(ErrorLimit)
-"""By what failed: "Cosocket failed", "Thread job failed" and the like."""
+"""By the kind of failure: "Cosocket failed", "Thread job failed" and others."""
 
 
 def _log_error(text: bytes) -> None:
@@ -297,4 +318,4 @@ def _log_error(text: bytes) -> None:
 
 
 def _deny(_obj: Any, _name: Any, _value: Any = None) -> None:
-    """Python objects have no fields in Lua. Answers nil: an exception raised here would cross lupa."""
+    """Hide the attributes of Python objects from Lua: return nil, since an exception would pass through lupa."""

@@ -1,9 +1,8 @@
-"""An OS thread that looks after the loop: it tells where Lua is when the loop has not turned for some seconds, and it
-ends an activity that computes for longer than it may.
+"""Watchdog of the event loop, in an OS thread of its own.
 
-Everything waits while an application computes; the person at the terminal should read which line it is. What is found
-goes straight to the file descriptor: neither locks nor loggers, which a monkey-patched process shares with greenlets,
-are touched.
+It reports the line of Lua that blocks the loop for some seconds, and ends activities that exceed their CPU time or the
+memory limit. It writes reports directly to the file descriptor: in a monkey-patched process, locks and loggers belong
+to greenlets.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from smqrt.settings.limit_register import Limit
 
 LIMIT_S = 5.0
 STEP_S = 0.5
-MEMORY_STEP_S = 0.1  # a loop takes some hundred megabytes in that time
-COLLECT_EVERY_S = 10.0  # all of a heap of gigabytes takes seconds
+MEMORY_STEP_S = 0.1  # in this time a Lua loop may allocate some hundred megabytes
+COLLECT_EVERY_S = 10.0  # a full collection of a heap of gigabytes takes seconds
 AGAIN_AFTER_S = 2.0  # or twice the limit
 STDERR = 2
 
-LUA_MEMORY = Limit("lua_memory", "limits.lua_memory_mib", "Lua has as much memory as it may")
+LUA_MEMORY = Limit("lua_memory", "limits.lua_memory_mib", "Lua uses its maximum of memory")
 ELSEWHERE = b"not in Lua, or in a C function such as string.find\n"
 
 _sleep: Callable[[float], None] = monkey.get_original("time", "sleep")
@@ -36,12 +35,15 @@ _start_thread: Callable[..., int] = monkey.get_original("_thread", "start_new_th
 
 
 class Overdue:
-    """Finds the run that has computed for too long.
+    """Finds the run that exceeds its CPU time.
 
     Args:
-        activities: whose runs they are.
-        thread_id: of the thread in which they are.
-        limit_s: CPU time of that thread. A process that had to wait for the processor has not computed.
+        activities: the activities.
+        thread_id: the thread in which they run.
+        limit_s: seconds of CPU time of that thread; time in which it waits for a processor does not count.
+
+    Attributes:
+        case: a number that differs between overdue runs.
     """
 
     def __init__(self, activities: Activities, thread_id: int, limit_s: float) -> None:
@@ -53,11 +55,10 @@ class Overdue:
         self.case = 0
 
     def look(self) -> Run | None:
-        """The innermost run that is overdue, and again after `AGAIN_AFTER_S` when it goes on.
+        """Return the innermost overdue run; the same run again after `AGAIN_AFTER_S` if it has not ended.
 
-        `case` is another number for every other run. Must be called a few times per limit, and `forget` when the loop
-        has turned. When one has ended that was overdue, the time of those around it begins anew: it was not they who
-        computed.
+        Call this several times per limit, and `forget` when the loop has turned. After the end of an overdue run, the
+        time of the runs around it starts again, since they did not use the CPU time.
         """
         now_s, runs = time.clock_gettime(self._clock), self._activities.runs()
         if self._found is not None and self._found not in runs:
@@ -71,7 +72,7 @@ class Overdue:
         return found
 
     def forget(self) -> None:
-        """All runs that were seen are over."""
+        """Forget all runs; the loop has turned, so they have ended."""
         self._since_s, self._found = {}, None
 
 
@@ -80,10 +81,10 @@ class LoopWatchdog:
 
     Args:
         vm: the Lua runtime of that thread.
-        limit_s: for how long the loop may stand still before it is told where.
-        write: takes the report, in the watchdog's thread; standard error by default.
-        loop_s: for how long an activity may compute (CPU time) without giving way before it gets an error; 0 for ever.
-        memory_mib: what all may have; beyond, the activity that computes gets an error. None for any amount.
+        limit_s: seconds without a turn of the loop until a report.
+        write: writes the report, in the watchdog's thread; standard error by default.
+        loop_s: seconds of CPU time after which a running activity gets an error; 0 for no limit.
+        memory_mib: memory of Lua above which the running activity gets an error; None for no limit.
     """
 
     def __init__(
@@ -109,12 +110,12 @@ class LoopWatchdog:
         self._timer = get_hub().loop.timer(self._step_s, self._step_s, ref=False)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the watchdog."""
         self._timer.start(self._turn)
         _start_thread(self._watch, ())
 
     def stop(self) -> None:
-        """Stop watching."""
+        """Stop the watchdog."""
         self._stopped = True
         self._timer.stop()
         self._timer.close()
@@ -122,35 +123,35 @@ class LoopWatchdog:
     def _turn(self) -> None:
         self._turns += 1
         if self._memory_mib is not None:
-            self._look_at_memory(self._memory_mib)
+            self._check_memory(self._memory_mib)
         if self._is_ending and self._interrupt:
             self._is_ending = False
             self._interrupt.end()
             self._vm.relax()
 
-    def _look_at_memory(self, most_mib: int) -> None:
-        """Let no request in as long as there is more than may be, when garbage is left aside."""
-        if self._vm.memory_bytes() >> 20 < most_mib:
+    def _check_memory(self, limit_mib: int) -> None:
+        """Reject requests of applications while Lua exceeds its memory limit after a collection."""
+        if self._vm.memory_bytes() >> 20 < limit_mib:
             overload.clear()
             return
         now_s = time.monotonic()
         if now_s - self._collected_s >= COLLECT_EVERY_S:
             self._collected_s = now_s
             self._vm.collect()
-        if self._vm.memory_bytes() >> 20 >= most_mib:
+        if self._vm.memory_bytes() >> 20 >= limit_mib:
             if not overload:
-                overload.append("Lua has as much memory as it may; try again later.")
-            LUA_MEMORY.refused("requests of applications", f"Lua has {self._vm.memory_bytes() >> 20} MiB")
+                overload.append("Lua uses its maximum of memory. Try again later.")
+            LUA_MEMORY.refused("requests of applications", f"Lua uses {self._vm.memory_bytes() >> 20} MiB")
         else:
             overload.clear()
 
-    def _end_hungry(self) -> None:
-        """End the activity that computes while Lua has more than it may."""
-        interrupt, runs, most_mib = self._interrupt, self._vm.activities.runs(), self._memory_mib
-        if interrupt is None or not runs or most_mib is None:
+    def _end_over_memory(self) -> None:
+        """End the running activity when Lua exceeds its memory limit."""
+        interrupt, runs, limit_mib = self._interrupt, self._vm.activities.runs(), self._memory_mib
+        if interrupt is None or not runs or limit_mib is None:
             return
-        innermost, _ = run = runs[0]  # it can't be freed as long as it is named here
-        if interrupt.lua.memory_mib(innermost.address) < most_mib:
+        innermost, _ = run = runs[0]  # this reference keeps the coroutine from being freed
+        if interrupt.lua.memory_mib(innermost.address) < limit_mib:
             return
         self._is_ending = True
         self._memory_case -= 1
@@ -158,33 +159,28 @@ class LoopWatchdog:
 
         def arm(at: int) -> None:
             if run in activities.runs():
-                interrupt.lua.arm(at, case, -float(most_mib))
+                interrupt.lua.arm(at, case, -float(limit_mib))  # negative: a memory limit
             else:
                 interrupt.lua.set_hook(at, None, 0, 0)
 
         interrupt.begin(innermost.address, arm)
-        _sleep(PATIENCE_S)  # it is at work: collecting all, or dealing with the error
+        _sleep(PATIENCE_S)  # time for the collection and for handling the error
 
     def _watch(self) -> None:
-        seen, still_s = -1, 0.0
+        seen, blocked_s = -1, 0.0
         while not self._stopped:
             _sleep(self._step_s)
-            self._end_hungry()
+            self._end_over_memory()
             if self._turns != seen:
-                seen, still_s = self._turns, 0.0
+                seen, blocked_s = self._turns, 0.0
                 self._overdue.forget()
                 continue
-            before, still_s = still_s, still_s + self._step_s
-            if before < self._limit_s <= still_s:
-                self._report()
+            before_s, blocked_s = blocked_s, blocked_s + self._step_s
+            if before_s < self._limit_s <= blocked_s:
+                position = self._lua_traceback() or ELSEWHERE + self._python_stack()
+                self._write(b"the event loop has been blocked for %.1f s:\n%s\n" % (self._limit_s, position))
             if self._loop_s:
                 self._end_overdue()
-
-    # ---- the report
-
-    def _report(self) -> None:
-        where = self._lua_traceback() or ELSEWHERE + self._python_stack()
-        self._write(b"the server has stood still for %.1f s:\n%s\n" % (self._limit_s, where))
 
     def _lua_traceback(self) -> bytes | None:
         interrupt, runs = self._interrupt, self._vm.activities.runs()
@@ -196,7 +192,7 @@ class LoopWatchdog:
             interrupt.lua.set_hook(at, None, 0, 0)
             found.append(interrupt.tracebacks(at))
 
-        innermost, _ = runs[0]  # it can't be freed as long as it is named here
+        innermost, _ = runs[0]  # this reference keeps the coroutine from being freed
         interrupt.begin(innermost.address, look)
         wait_until(lambda: bool(found), PATIENCE_S)
         interrupt.end()
@@ -209,8 +205,6 @@ class LoopWatchdog:
             frame = frame.f_back
         return "\n".join(lines).encode()
 
-    # ---- the end of an activity
-
     def _end_overdue(self) -> None:
         interrupt, run = self._interrupt, self._overdue.look()
         if interrupt is None or run is None:
@@ -221,7 +215,7 @@ class LoopWatchdog:
         def arm(at: int) -> None:
             if run in activities.runs():
                 interrupt.lua.arm(at, case, loop_s)
-            else:  # it has ended by itself, and somebody else has got its coroutine
+            else:  # the run has ended, and its coroutine may run another activity
                 interrupt.lua.set_hook(at, None, 0, 0)
 
         interrupt.begin(run[0].address, arm)

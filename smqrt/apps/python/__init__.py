@@ -1,1 +1,1 @@
-"""Applications in Python."""
+"""Python applications."""

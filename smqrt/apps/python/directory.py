@@ -1,4 +1,4 @@
-"""The directory of an application: what it serves runs as the application's own code."""
+"""Directory of a Python application, whose pages and functions run in the scope of the application."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from gevent.event import Event
 
-from smqrt.apps.python.modules import PRELOAD
 from smqrt.errors import ArgumentError
 from smqrt.http.headers import ClientGoneError, HttpError
 from smqrt.http.logins import Authenticator, Authorizer, LoginGuard
@@ -22,45 +21,42 @@ from smqrt.process import current_application
 from smqrt.settings.limit_register import Limit
 from smqrt.settings.limits import in_force
 
-# ---- Errors in an application's Python code, as its author wants to read them: file and line first, Python's traceback
-# below, without the frames of the server around it.
+PRELOAD = ".preload.py"
 
-_MAX_FRAMES = 50  # of an endless recursion
-_MAX_CHARACTERS = 16_384  # an exception may carry what a stranger has sent
+# ---- Error texts for authors of applications: file and line, then the traceback without frames of the server.
+
+_MAX_FRAMES = 50  # an endless recursion has a thousand
+_MAX_CHARACTERS = 16_384  # the text of an exception may contain data of clients
 
 
 def describe(error: BaseException, is_own: Callable[[str], bool], position: str = "") -> str:
-    """Give the text of a failure.
+    """Return the text of an exception.
 
     Args:
-        error: what was raised.
-        is_own: tells by its name whether a file is the application's.
-        position: the file to name when no line of the application took part.
+        error: the exception.
+        is_own: returns whether a file with this name belongs to the application.
+        position: the file to name when the traceback has no line of the application.
     """
-    told = TracebackException.from_exception(error, limit=-_MAX_FRAMES)
-    _cut(told, is_own)
-    places = [f"{frame.filename}:{frame.lineno}" for frame in told.stack if is_own(frame.filename)]
-    if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
-        places.append(f"{error.filename}:{error.lineno}")
-    position = places[-1] if places else position
-    message = error.msg if isinstance(error, SyntaxError) else str(error)
-    summary = ": ".join(part for part in (position, type(error).__name__, _short(message)) if part)
-    return _short(f"{summary}\ntraceback:\n{''.join(told.format()).rstrip()}")
-
-
-def _cut(told: TracebackException, is_own: Callable[[str], bool]) -> None:
-    """Leave the frames before the first of the application out, there and in what it was raised from."""
+    traceback = TracebackException.from_exception(error, limit=-_MAX_FRAMES)
+    # Remove the frames before the first one of the application, also in causes and contexts.
     seen: list[TracebackException] = []
-    rest: list[TracebackException | None] = [told]
-    while rest:
-        one = rest.pop()
+    remaining: list[TracebackException | None] = [traceback]
+    while remaining:
+        one = remaining.pop()
         if one is None or one in seen or len(seen) > _MAX_FRAMES:
             continue
         seen.append(one)
         frames: list[FrameSummary] = list(one.stack)
         first = next((at for at, frame in enumerate(frames) if is_own(frame.filename)), 0)
         one.stack[:] = frames[first:]
-        rest += [one.__cause__, one.__context__]
+        remaining += [one.__cause__, one.__context__]
+    places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.stack if is_own(frame.filename)]
+    if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
+        places.append(f"{error.filename}:{error.lineno}")
+    position = places[-1] if places else position
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    summary = ": ".join(part for part in (position, type(error).__name__, _short(message)) if part)
+    return _short(f"{summary}\ntraceback:\n{''.join(traceback.format()).rstrip()}")
 
 
 def _short(text: str) -> str:
@@ -68,11 +64,11 @@ def _short(text: str) -> str:
 
 
 class _OwnGuard(LoginGuard):
-    """A guard whose users, login pages and authorizers are an application's own code.
+    """A login guard whose users, login pages and authorizers run in the scope of an application.
 
     Args:
         guard: the guard.
-        as_own: runs a function as that code.
+        as_own: runs a function in that scope.
     """
 
     def __init__(self, guard: LoginGuard, as_own: Callable[..., bool]) -> None:
@@ -90,16 +86,16 @@ class _OwnGuard(LoginGuard):
 
 APP_REQUESTS = Limit("app_requests", "limits.app_requests", "so many requests of one application run at once")
 SLOT = "slot"
-"""Where the environment of a request has the slot it runs in."""
+"""Key of a request's slot in its environment."""
 overload: list[str] = []
-"""Why no application takes requests for now; empty mostly."""
+"""Reason why all applications reject requests at the moment; empty when they accept requests."""
 
 
 class RequestSlots:
-    """Lets so many requests of one application run at once; others wait for a while, in order.
+    """Limits the concurrent requests of an application; further requests wait for a limited time, in order.
 
     Args:
-        name: of the application, for the log.
+        name: the name of the application, for the log.
     """
 
     def __init__(self, name: str) -> None:
@@ -108,10 +104,10 @@ class RequestSlots:
         self._waiting: deque[Event] = deque()
 
     def take(self) -> None:
-        """Take a slot; blocks until there is one.
+        """Take a slot. Blocks until one is free.
 
         Raises:
-            HttpError: 503, there was none in time, or no application takes requests.
+            HttpError: 503, no slot became free in time, or all applications reject requests.
         """
         settings = in_force()
         if overload:
@@ -120,12 +116,12 @@ class RequestSlots:
             self._running += 1
             return
         if not self._wait(settings.app_requests_wait_s):
-            rule = f"{self._running} of its requests run, and none ended in {settings.app_requests_wait_s:g} s"
+            rule = f"{self._running} requests are running, none ended within {settings.app_requests_wait_s:g} s"
             APP_REQUESTS.refused(f"a request of {self._name or 'the application at /'}", rule)
             raise HttpError(503, _BUSY, headers={"Retry-After": "1"})
 
     def _wait(self, within_s: float) -> bool:
-        """Wait for a slot; whether there was one. Who is killed meanwhile has none."""
+        """Wait for a slot; return whether there was one. A greenlet that is killed while waiting returns its slot."""
         turn = Event()
         self._waiting.append(turn)
         is_mine = False
@@ -140,16 +136,16 @@ class RequestSlots:
         return is_mine
 
     def release(self) -> None:
-        """Give a slot back, to the one who has waited longest."""
-        most = in_force().app_requests
+        """Return a slot, which the longest waiting request gets."""
+        limit = in_force().app_requests
         self._running -= 1
-        while self._waiting and (most is None or self._running < most):
+        while self._waiting and (limit is None or self._running < limit):
             self._running += 1
             self._waiting.popleft().set()
 
 
 class _Slot:
-    """A slot that a request has; given back once."""
+    """A slot of a request; `close` returns it, also when called twice."""
 
     __slots__ = ("slots",)
 
@@ -158,23 +154,23 @@ class _Slot:
         self.slots: RequestSlots | None = slots
 
     def close(self) -> None:
-        """Give it back."""
+        """Return the slot."""
         slots, self.slots = self.slots, None
         if slots is not None:
             slots.release()
 
 
-_BUSY = "The application has as many requests under way as it may; try again in a second."
+_BUSY = "The application is processing its maximum number of requests. Try again in a second."
 
 
 class ApplicationDirectory(ResourceReader):
-    """The directory of an application: what it serves runs as the application's own code.
+    """The directory of an application, whose code runs in the scope of the application.
 
     Args:
         name, priority, io: see `ResourceReader`.
         owner: the application.
-        find_session: gives the session of a request, None when it has none.
-        label: what tracebacks call its folder, such as "chat/".
+        find_session: returns the session of a request; None when it has none.
+        label: the name of its folder in tracebacks, such as "chat/".
     """
 
     def __init__(
@@ -192,7 +188,7 @@ class ApplicationDirectory(ResourceReader):
         self._slots = RequestSlots(name)
 
     def setauth(self, authenticator: Authenticator | None = None, authorizer: Authorizer | None = None) -> None:
-        """See `Directory.setauth`. What the application has written for it runs as its own code."""
+        """See `Directory.setauth`; functions of the application run in its scope."""
         super().setauth(authenticator, authorizer)
         if self.guard is not None:
             self.guard = _OwnGuard(self.guard, self._as_own)
@@ -205,19 +201,19 @@ class ApplicationDirectory(ResourceReader):
         *,
         body_bytes: int | None = BODY_BYTES,
     ) -> WsgiDirectory:
-        """Let a WSGI application (PEP 3333: Flask, Django, …) answer what the files of this folder don't.
+        """Mount a WSGI application (PEP 3333: Flask, Django, …), for paths that are no files of this folder.
 
         Args:
             application: the WSGI application.
-            name: the path segment it answers; without, every path.
+            name: the path segment that it serves; None for all paths.
             priority: see `Directory`.
-            body_bytes: the longest body it gets, None for any length.
+            body_bytes: maximum length of a request body; None for no limit.
 
         Returns:
-            its directory, inserted into this one.
+            Its directory, inserted into this one.
 
         Raises:
-            ArgumentError: `application` can't be called, or the name or the priority is wrong.
+            ArgumentError: `application` is not callable, or the name or the priority is invalid.
         """
         if not callable(application):
             raise ArgumentError(f"application: a WSGI application is a callable, not {type(application).__name__}")
@@ -226,13 +222,13 @@ class ApplicationDirectory(ResourceReader):
         return mounted
 
     def describe(self, error: BaseException) -> str:
-        """Give the text of a failure of the application's Python code, its file and line first."""
+        """Return the text of an exception in the application's Python code, with its file and line first."""
         return describe(error, self._has_code, self.label + PRELOAD)
 
     def _has_code(self, file: str) -> bool:
         return file.startswith(self.label) or self._owner.has_file(file)
 
-    # What may run code; the files, which most requests are for, need none of this.
+    # Only methods that may run code; most requests are for files, which need no scope.
 
     def _call(self, request: Request, relpath: str) -> bool:
         return self._as_own(request, super()._call, request, relpath)
@@ -265,8 +261,9 @@ class ApplicationDirectory(ResourceReader):
                 slot.close()
 
     def _may_show(self, request: Request, error: Exception) -> bool:
-        """Whether a failure can be put into the response: it is the application's, and what was sent is no download
-        that would look complete.
+        """Whether to write the error into the response.
+
+        The error must be the application's. A response that has begun must be HTML; a download would look complete.
         """
         response = request.response
         if not request.initial or response.ended:

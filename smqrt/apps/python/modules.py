@@ -1,9 +1,9 @@
-"""The modules of an application in Python: what lies beside its `.preload.py`, for that application only.
+"""Modules of a Python application, loaded from the folder of its `.preload.py`.
 
-`.preload.py` runs as a package with a name of its own, `smqrt_app_chat` for the application chat; `store.py` beside it
-is `smqrt_app_chat.store`. In the application's code `import store` finds that one, before an installed module of the
-same name, as a script's folder comes first for a script. So two applications with a `store` each do not mix, and
-nothing of an application is left when it ends.
+`.preload.py` runs as a package of its own, for example `smqrt_app_chat` for the application chat; `store.py` beside it
+is `smqrt_app_chat.store`. In the application's code `import store` imports that module, in preference to an installed
+one, as the folder of a script precedes installed modules. Two applications may therefore have different modules of the
+same name, and all modules of an application are removed when it ends.
 """
 
 from __future__ import annotations
@@ -20,66 +20,68 @@ from importlib.util import decode_source
 from types import CodeType, ModuleType
 
 import smqrt.app
+from smqrt.apps.python.directory import PRELOAD
 from smqrt.http.resources import Io, IoError
 from smqrt.process.current_application import AppScope
 
-PRELOAD = ".preload.py"
 _PREFIX = "smqrt_app_"
-_OWN = ("app", "dir", "io")
+_BOUND_NAMES = ("app", "dir", "io")
 _live: dict[str, Modules] = {}
 
 
 class Modules:
-    """The modules of one application. `close` ends them.
+    """The modules of an application; `close` removes them.
 
     Args:
-        name: the application's, for its package.
-        label: what tracebacks call the folder, such as "chat/".
+        name: the name of the application, from which the package name derives.
+        label: the name of the folder in tracebacks, such as "chat/".
         io: the folder.
         scope: the application.
 
     Attributes:
-        package: the name of the package they are in.
-        main: the module that `.preload.py` is.
+        package: the name of their package.
+        main: the module of `.preload.py`.
     """
 
     def __init__(self, name: str, label: str, io: Io, scope: AppScope) -> None:
         if _finder not in sys.meta_path:
             sys.meta_path.append(_finder)
-        self.package = scope.package = _unused(_PREFIX + (re.sub(r"\W", "_", name, flags=re.ASCII) or "root"))
+        package = _PREFIX + (re.sub(r"\W", "_", name, flags=re.ASCII) or "root")
+        candidates = itertools.chain([package], (f"{package}_{number}" for number in itertools.count(2)))
+        self.package = scope.package = next(candidate for candidate in candidates if candidate not in _live)
         self._label, self._io, self._scope = label, io, scope
-        self._is_own: dict[str, bool] = {}
+        self._known_modules: dict[str, bool] = {}
         self._builtins = {**vars(builtins), "__import__": self._import}
         _live[self.package] = self
         self.main = ModuleType(self.package)
         self.main.__file__ = self.file_of(PRELOAD)
-        self.main.__path__ = []  # it has modules; the finder below knows where
+        self.main.__path__ = []  # makes it a package; the finder below loads its modules
         self.main.__package__ = self.package
         self.main.__dict__["__builtins__"] = self._builtins
         sys.modules[self.package] = self.main
 
     def run_main(self) -> None:
-        """Run `.preload.py`. Raises what it raises."""
+        """Run `.preload.py`. Raises its exceptions."""
         source = self._io.read(PRELOAD)
         loader = self.main.__loader__ = _Loader(self, PRELOAD)
         self.main.__spec__ = ModuleSpec(self.package, loader, origin=self.main.__file__, is_package=True)
         exec(compile(source, self._label + PRELOAD, "exec", dont_inherit=True), self.main.__dict__)
 
     def close(self) -> None:
-        """Forget all of them."""
+        """Remove the modules from `sys.modules`, and their source lines from the cache of tracebacks."""
         _live.pop(self.package, None)
         for name in [name for name in list(sys.modules) if name.partition(".")[0] == self.package]:
             del sys.modules[name]
         for file in [file for file in list(linecache.cache) if file.startswith(self._label)]:
-            del linecache.cache[file]  # or tracebacks would show the lines of today's code tomorrow
+            del linecache.cache[file]  # else tracebacks would show old lines after a reload
         self.main.__dict__.clear()
 
     def label_of(self, name: str) -> str:
-        """What tracebacks call a file."""
+        """Return the name of a file in tracebacks."""
         return self._label + name
 
     def file_of(self, name: str) -> str:
-        """The file's path, or its name where it has none."""
+        """Return the path of a file; its name in tracebacks when it has no path, as in a ZIP file."""
         try:
             return self._io.realpath(name)
         except IoError:
@@ -90,11 +92,11 @@ class Modules:
         return self._io.read(name)
 
     def prepare(self, module: ModuleType) -> None:
-        """Let a module find the others."""
+        """Give a module the `__import__` that finds the application's modules."""
         module.__dict__["__builtins__"] = self._builtins
 
     def spec(self, fullname: str) -> ModuleSpec | None:
-        """Look for a module by its full name."""
+        """Return the spec of a module by its full name; None when the application has no such module."""
         path = fullname.partition(".")[2].replace(".", "/")
         for name, is_package in ((f"{path}/__init__.py", True), (f"{path}.py", False)):
             if self._has(name, folder=False):
@@ -112,12 +114,12 @@ class Modules:
         except IoError:
             return False
 
-    def _owns(self, top: str) -> bool:
-        own = self._is_own.get(top)
-        if own is None:
-            own = self._has(f"{top}.py", folder=False) or self._has(f"{top}/__init__.py", folder=False)
-            self._is_own[top] = own
-        return own
+    def _has_module(self, top: str) -> bool:
+        found = self._known_modules.get(top)
+        if found is None:
+            found = self._has(f"{top}.py", folder=False) or self._has(f"{top}/__init__.py", folder=False)
+            self._known_modules[top] = found
+        return found
 
     def _import(
         self,
@@ -127,14 +129,14 @@ class Modules:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """What `import` calls in the application's code."""
+        """Implement the `import` statement of the application's code."""
         names = fromlist or ()
         top = name.partition(".")[0]
         if names and not level and name == smqrt.app.__name__:
             return self._facade()
         if level or self._scope.is_on_path():
             return builtins.__import__(name, globals, locals, names, level)
-        if self._owns(top):
+        if self._has_module(top):
             return self._import_own(name, top, names)
         try:
             return builtins.__import__(name, globals, locals, names, level)
@@ -154,9 +156,10 @@ class Modules:
         return leaf if fromlist else sys.modules[f"{self.package}.{top}"]
 
     def _facade(self) -> ModuleType:
-        """`smqrt.app` with the names of this application, whichever greenlet asks."""
+        """Return a copy of `smqrt.app` whose `app`, `dir` and `io` are bound to this application, in every greenlet."""
         facade = ModuleType(smqrt.app.__name__, smqrt.app.__doc__)
-        facade.__dict__.update({name: getattr(smqrt.app, name) for name in smqrt.app.__all__ if name not in _OWN})
+        unbound = (name for name in smqrt.app.__all__ if name not in _BOUND_NAMES)
+        facade.__dict__.update({name: getattr(smqrt.app, name) for name in unbound})
         facade.__dict__.update(self._scope.names, __all__=smqrt.app.__all__)
         return facade
 
@@ -165,8 +168,8 @@ class _Loader(InspectLoader):
     """Loads a module of an application.
 
     Args:
-        modules: those of the application.
-        name: the file.
+        modules: the modules of the application.
+        name: the name of the file.
     """
 
     def __init__(self, modules: Modules, name: str) -> None:
@@ -183,7 +186,7 @@ class _Loader(InspectLoader):
         return compile(self._read(), label, "exec", dont_inherit=True)
 
     def get_source(self, fullname: str) -> str:
-        """See `InspectLoader.get_source`: tracebacks show the lines."""
+        """See `InspectLoader.get_source`; tracebacks show these lines."""
         return decode_source(self._read())
 
     def is_package(self, fullname: str) -> bool:
@@ -198,7 +201,7 @@ class _Loader(InspectLoader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules of all applications."""
+    """The finder of the modules of all applications."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -210,8 +213,3 @@ class _Finder(MetaPathFinder):
 
 
 _finder = _Finder()
-
-
-def _unused(package: str) -> str:
-    names = itertools.chain([package], (f"{package}_{number}" for number in itertools.count(2)))
-    return next(name for name in names if name not in _live)

@@ -1,4 +1,4 @@
-"""Files as answers of functions."""
+"""Files as responses of functions."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from smqrt.http.static_files import StaticFiles
 from smqrt.process import current_application
 
 _MAX_READERS = 8
-"""So many of an application's folders keep their small files in memory; one that makes an io for every request has
-none of it."""
+"""Folders of an application whose small files are cached; an application that creates an io for each request gains
+nothing from the cache."""
 
 
 def send_file(request: Request, name: str, io: Io | None = None, download_as: str | None = None) -> None:
-    """Answer with a file, as the server does with those it finds by itself: with conditions, ranges, its Content-Type.
+    """Send a file as the response, as the server sends static files: conditional requests, ranges, Content-Type.
 
     Args:
         request: the request to answer.
-        name: of the file in `io`; it can't lead out of it, and private and hidden files are not found.
-        io: where the file is, `smqrt.http.disk.DiskIo("/var/photos")` for example; the application's folder if not
-            given.
-        download_as: the name under which the browser saves it; without, the browser shows it where it can.
+        name: name of the file in `io`; it can't lead out of the folder, and private and hidden files are not found.
+        io: the folder, for example `smqrt.http.disk.DiskIo("/var/photos")`; by default the application's folder.
+        download_as: the name under which the browser saves the file; None lets the browser display it.
 
     Raises:
         HttpError: 404, there is no such file.
-        ArgumentError: no `io`, and no application runs.
+        ArgumentError: no `io` outside of an application.
     """
     files = _files(io)
     entry = files.find(name)
@@ -45,7 +44,7 @@ def _files(io: Io | None) -> StaticFiles:
     if io is None:
         io = scope.names.get("io") if scope else None  # type: ignore[assignment]
         if io is None:
-            raise ArgumentError("io: give one, no application in Python runs here")
+            raise ArgumentError("io: required outside of a Python application")
     kept = scope.kept if scope else {}
     files = kept.pop(io, None)
     if not isinstance(files, StaticFiles):

@@ -1,5 +1,4 @@
-"""Threads for the code of applications that computes long, or waits in a way that gevent does not know: it would hold
-up everybody else."""
+"""Threads for code of applications that would block the event loop."""
 
 from __future__ import annotations
 
@@ -8,41 +7,36 @@ from functools import partial
 from typing import ParamSpec, TypeVar
 
 from gevent import get_hub
-from gevent.hub import Hub
 from gevent.threadpool import ThreadPool
 
 from smqrt.loop.greenlet_pool import in_pool
 
 THREADS = 8
-"""Of all applications together. The server's own reading of files has others, so that no application delays it."""
-_POOL = "smqrt_application_threads"  # the attribute of the hub that holds its pool
+"""Threads of all applications together. The server reads files in other threads, so that no application delays it."""
+_POOL = "smqrt_application_threads"  # attribute of gevent's loop object that has the pool
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function in a thread; blocks the greenlet only. With all threads busy it waits for one.
+    """Call a function in a thread. Blocks only the calling greenlet, until a thread is free and the function returns.
 
     Args:
-        function: it must not use what belongs to the loop: requests, responses, hubs, sockets.
+        function: must not use objects of the event loop: requests, responses, hubs, sockets.
         args, kwargs: its arguments.
 
     Returns:
-        what it returns.
+        The return value of the function.
 
     Raises:
-        Exception: what it raises.
+        Exception: the exception of the function.
     """
-    hub = get_hub()
-    if not hub.loop.default:  # this is a thread already
+    gevent_hub = get_hub()
+    if not gevent_hub.loop.default:  # already in a thread
         return function(*args, **kwargs)
-    return in_pool(_threads(hub), partial(function, *args, **kwargs))
-
-
-def _threads(hub: Hub) -> ThreadPool:
-    pool: ThreadPool | None = getattr(hub, _POOL, None)
+    pool: ThreadPool | None = getattr(gevent_hub, _POOL, None)
     if pool is None:
-        pool = ThreadPool(THREADS, hub=hub)
-        setattr(hub, _POOL, pool)
-    return pool
+        pool = ThreadPool(THREADS, hub=gevent_hub)
+        setattr(gevent_hub, _POOL, pool)
+    return in_pool(pool, partial(function, *args, **kwargs))

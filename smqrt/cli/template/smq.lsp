@@ -1,5 +1,5 @@
 <?lsp
--- Browsers (WebSocket) and devices (raw SMQ) come here and leave HTTP behind.
+-- Browsers (WebSocket) and devices (raw SMQ) connect here.
 if require "smq.hub".isSMQ(request) then
    app.smq:connect(request)
 else

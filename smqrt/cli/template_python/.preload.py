@@ -1,4 +1,4 @@
-"""Runs once, when the application starts. `answer` then gets every request for it, before the files of this folder."""
+"""Runs once, when the application starts. `answer` then handles every request, before the files of this folder."""
 
 from smqrt import hub
 from smqrt.app import dir
@@ -19,18 +19,18 @@ def on_news(news, ptid, tid, subtid):
     clicks = max(clicks, news["clicks"])
 
 
-# With several workers one of them counts; the others listen, since each may be the next one.
+# With several workers, one of them counts. The others subscribe too, since any of them may replace it.
 smq.subscribe("click", on_click, once=True)
 smq.subscribe("clicks", on_news, json=True)
 
 
 def answer(request, relpath):
     if relpath == "smq" and hub.isSMQ(request):
-        smq.connect(request)  # browsers (WebSocket) and devices (raw SMQ) leave HTTP behind here
+        smq.connect(request)  # browsers (WebSocket) and devices (raw SMQ) connect here
     elif relpath == "clicks":
         request.response.json({"clicks": clicks})
     else:
-        return False  # not mine: the files of this folder, else 404
+        return False  # serve the files of this folder, else 404
     return True
 
 
