@@ -71,8 +71,8 @@ LUA_CLIENT_OPTIONS = {"uid", "info", "ping", "pong", "timeout", "shark"} | {
 
 # ---- clusters
 
-MODULES = part("cluster", "## The modules", "`from smqrt.hub import")
-LINKS = part("cluster", "## Options of links", "`roundtripCB` gets")
+MODULES = part("cluster", "## The modules", "The first argument of `conn.create`")
+LINKS = part("cluster", "## Options of links", "With `ping`, a node")
 
 
 def modules(column: int) -> str:
