@@ -116,7 +116,7 @@ def lua_options_documented() -> Names:
 
 APP = part("python-api")
 REQUEST = first_columns(part("python-api", "| of a request |", "A method may wait"))
-RESPONSE = first_columns(part("python-api", "| of a response |", "What has ended"))
+RESPONSE = first_columns(part("python-api", "| of a response |", "A completed response"))
 PEER = part("hub-api", "`peer` has", "`sock` is")
 SOCK = part("hub-api", "`sock` is", "What `onclose` gets")
 
