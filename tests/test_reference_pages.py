@@ -71,8 +71,8 @@ LUA_CLIENT_OPTIONS = {"uid", "info", "ping", "pong", "timeout", "shark"} | {
 
 # ---- clusters
 
-MODULES = part("cluster", "## The modules", "`from smqrt.hub import")
-LINKS = part("cluster", "## Options of links", "`roundtripCB` gets")
+MODULES = part("cluster", "## The modules", "The first argument of `conn.create`")
+LINKS = part("cluster", "## Options of links", "With `ping`, a node")
 
 
 def modules(column: int) -> str:
@@ -116,7 +116,7 @@ def lua_options_documented() -> Names:
 
 APP = part("python-api")
 REQUEST = first_columns(part("python-api", "| of a request |", "A method may wait"))
-RESPONSE = first_columns(part("python-api", "| of a response |", "What has ended"))
+RESPONSE = first_columns(part("python-api", "| of a response |", "A completed response"))
 PEER = part("hub-api", "`peer` has", "`sock` is")
 SOCK = part("hub-api", "`sock` is", "What `onclose` gets")
 
