@@ -164,8 +164,8 @@ class Server:
         self._apps = ServerApplications(self._loader, runner, report, self._announcer.refresh, settings.reload)
         self.applications = self._apps.all
         hubs = smq_hub.install(self.vm, self.services, self._loader.exchanges)
-        smq_cluster.install(self.vm, self.services, hubs)
-        smq_client.install(self.vm, self.services)
+        smq_cluster.install_smq_cluster(self.vm, self.services, hubs)
+        smq_client.install_smq_client(self.vm, self.services)
 
         self.health = Health(lambda: self.state, lambda: self.applications, settings.strict)
         restart = replace(settings.restart, socket="") if worker else settings.restart  # the supervisor has the socket

@@ -53,8 +53,8 @@ def of_group(group: str) -> str:
 def findings(server: AppServer, which: str, calls: str) -> list[str]:
     """What is wrong with calls, one line each."""
     hubs = smq_hub.install(server.vm, server.services, server.applications.exchanges)
-    smq_cluster.install(server.vm, server.services, hubs)
-    smq_client.install(server.vm, server.services)
+    smq_cluster.install_smq_cluster(server.vm, server.services, hubs)
+    smq_client.install_smq_client(server.vm, server.services)
     server.vm.namespace("test", {}, source=HALF)
     server.vm.eval(HARNESS.read_bytes(), "@conversions.lua")
     server.app({"a.txt": "return 5"})

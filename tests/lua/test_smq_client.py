@@ -47,7 +47,7 @@ def start_broker() -> Iterator[Callable[..., LocalBroker]]:
 @pytest.fixture
 def lua(vm: Vm, recorder: Recorder) -> Iterator[Callable[..., None]]:
     """Run Lua with `connect`, `note` and `url`; the clients are closed after the test."""
-    smq_client.install(vm, Services())
+    smq_client.install_smq_client(vm, Services())
 
     def run(source: str, url: str) -> None:
         vm.eval(f"url = {url!r}\n" + PRELUDE + source, "@app/.preload")

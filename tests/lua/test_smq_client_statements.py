@@ -44,7 +44,7 @@ class Client:
 
     def __init__(self, vm: Vm, recorder: Recorder) -> None:
         self._vm, self._recorder, self.services = vm, recorder, Services()
-        smq_client.install(vm, self.services)
+        smq_client.install_smq_client(vm, self.services)
 
     def run(self, url: str, source: str) -> None:
         self._vm.eval(f"url = {url!r}\n{PRELUDE}{source}", "@app/.preload")

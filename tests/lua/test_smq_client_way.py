@@ -34,7 +34,7 @@ CONNECT = """<?lsp
 def ca(server: AppServer) -> trustme.CA:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(server.folder / "ca.pem")
-    smq_client.install(server.vm, server.services)
+    smq_client.install_smq_client(server.vm, server.services)
     return authority
 
 

@@ -57,7 +57,7 @@ class Site:
     def __init__(self, folder: Path) -> None:
         self.server = AppServer(folder)
         hubs = smq_hub.install(self.server.vm, self.server.services, self.server.applications.exchanges)
-        smq_cluster.install(self.server.vm, self.server.services, hubs)
+        smq_cluster.install_smq_cluster(self.server.vm, self.server.services, hubs)
         self.calls: list[tuple[Any, ...]] = []
         record: Any = lambda *values: self.calls.append(values)  # noqa: E731
         self.server.vm.namespace("recording", {"record": record}, source=b"local core, py = ... record = py.record")

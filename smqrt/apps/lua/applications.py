@@ -319,17 +319,17 @@ class Applications:
         self.services = services
         self.entries: dict[str, int] = {}
         self.all: list[Application] = []
-        self.exchanges = services.exchanges = exchange.install(vm)
-        request.install(vm, services, self.exchanges)
-        deferred = response.install(vm, services, self.exchanges)
+        self.exchanges = services.exchanges = exchange.install_exchange(vm)
+        request.install_request(vm, services, self.exchanges)
+        deferred = response.install_response(vm, services, self.exchanges)
         self.sessions = logins.install_sessions(vm, services, self.exchanges).sessions
         self.files = files.install(vm, services)
         luaio.install(vm, self.files)
         uploads.install(vm, self.exchanges, self.files, deferred, self.sessions)
-        self.dirs = dirs.install(vm, services, self.exchanges, self.files, pages.install(vm))
+        self.dirs = dirs.install_dirs(vm, services, self.exchanges, self.files, pages.install_pages(vm))
         logins.install(vm, services, self.exchanges, self.dirs)
-        self._traces = tracelogger.install(vm, services, self.dirs)
-        self.run_exit_functions = mako.install(vm, services, self.dirs)
+        self._traces = tracelogger.install_tracelogger(vm, services, self.dirs)
+        self.run_exit_functions = mako.install_mako(vm, services, self.dirs)
         mako.install_loadconf(vm, services)
         self.send_mail_log = luasocket.install_log(vm)
         vm.namespace("ba.apps", {"entry": self._entry, "known_application": services.known_application})

@@ -41,7 +41,7 @@ def variables(file: Path, words: Sequence[str]) -> dict[str, Value]:
     try:
         api.install(vm, services)
         files.install(vm, services)
-        mako.install(vm, services)
+        mako.install_mako(vm, services)
         answer = mako.install_loadconf(vm, services)()
     except SmqrtError as error:
         raise StartError(f"{file}: {error}") from None

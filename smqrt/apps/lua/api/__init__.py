@@ -24,26 +24,26 @@ from smqrt.apps.lua.api import (
 from smqrt.apps.lua.services import Services
 from smqrt.apps.lua.vm import Vm
 
-PARTS = (
-    system,
-    codec,
-    sockets,
-    crypto,
-    processes,
-    plain,
-    httpc,
-    mqtt,
-    mqttbroker,
-    luasql,
-    luasocket,
-    xml,
-    sparkplug,
-    acme,
+INSTALLERS = (
+    system.install_system,
+    codec.install_codec,
+    sockets.install,
+    crypto.install_crypto,
+    processes.install_processes,
+    plain.install_plain,
+    httpc.install,
+    mqtt.install_mqtt,
+    mqttbroker.install,
+    luasql.install,
+    luasocket.install,
+    xml.install_xml,
+    sparkplug.install_sparkplug,
+    acme.install_acme,
 )
-"""Modules that need no running server. The order matters: Lua halves use those before them."""
+"""Functions that need no running server. The order matters: Lua halves use those before them."""
 
 
 def install(vm: Vm, services: Services) -> None:
     """Give Lua `trace`, `tracep`, `print`, the helpers of `ba` (spec: bas-api §7), sockets and clients."""
-    for part in PARTS:
-        part.install(vm, services)
+    for install_part in INSTALLERS:
+        install_part(vm, services)

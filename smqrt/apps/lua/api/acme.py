@@ -111,6 +111,6 @@ def _ordered(
     return key, chain, (folder / "account.key").read_bytes(), utf8(uri)
 
 
-def install(vm: Vm, services: Services) -> None:
+def install_acme(vm: Vm, services: Services) -> None:
     """Give Lua the engine of ACME."""
     vm.namespace("ba.acme", {}, methods(AcmeBinding(services), "order"))

@@ -203,7 +203,7 @@ _RANDOM: dict[str, Function] = {
 }
 
 
-def install(vm: Vm, services: Services) -> None:
+def install_codec(vm: Vm, services: Services) -> None:
     """Give Lua `ba.json`, the encoders and decoders of `ba`, tokens, `ba.crypto.hash` and the random numbers."""
     vm.namespace("ba.json", {})
     vm.namespace("ba.jsondecode", {"max_values": lambda: services.json_values})

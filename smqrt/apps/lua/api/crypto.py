@@ -258,7 +258,7 @@ class TpmBinding:
         return True
 
 
-def install(vm: Vm, services: Services) -> None:
+def install_crypto(vm: Vm, services: Services) -> None:
     """Give Lua `ba.crypto` but for digests, `ba.create.key`, `csr`, `certificate`, the module `jwt` and `ba.tpm`."""
 
     def pbkdf2(algorithm: bytes, password: bytes, salt: bytes, iterations: int, size_bytes: int) -> bytes:

@@ -212,7 +212,7 @@ class Exchanges:
             request.report_failure("Lua", failure.decode("utf-8", "replace"))
 
 
-def install(vm: Vm) -> Exchanges:
+def install_exchange(vm: Vm) -> Exchanges:
     """Give Lua the exchanges; return their table."""
     exchanges = Exchanges(vm)
 

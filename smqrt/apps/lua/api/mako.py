@@ -59,7 +59,7 @@ def _read_conf(path: Path) -> LuaValues:
     return text, utf8(f"@{path.name}")
 
 
-def install(vm: Vm, services: Services, dirs: DirsBinding | None = None) -> Callable[[], None]:
+def install_mako(vm: Vm, services: Services, dirs: DirsBinding | None = None) -> Callable[[], None]:
     """Give Lua the `mako` table.
 
     Returns:

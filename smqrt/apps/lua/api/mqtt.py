@@ -423,7 +423,7 @@ def _reachable(address: str) -> str | Callable[[], Stream]:
     return fail_to_connect
 
 
-def install(vm: Vm, services: Services) -> None:
+def install_mqtt(vm: Vm, services: Services) -> None:
     """Give Lua what `mqttc` and `mqtt3c` are made of."""
     services.mqtt = binding = MqttBinding(vm, services)
     parking = methods(binding, _PARKING)

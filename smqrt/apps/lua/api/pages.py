@@ -160,7 +160,7 @@ def parse(text: bytes, raw: bool) -> LuaResult:
         return fail(str(error))
 
 
-def install(vm: Vm) -> Compiler:
+def install_pages(vm: Vm) -> Compiler:
     """Give Lua `ba.parselsp`; return what compiles pages."""
     compiler = Compiler(vm)
     vm.namespace("ba.pages", {"parse": parse, "attach": compiler.attach})

@@ -171,7 +171,7 @@ def _on_disk(function: Callable[..., LuaResult]) -> Function:
     return call
 
 
-def install(vm: Vm, services: Services) -> None:
+def install_plain(vm: Vm, services: Services) -> None:
     """Give Lua `io.popen` and what waits in `os`."""
     binding = ShellBinding(services.processes, services)
     direct: dict[str, Function] = {"has_shell": has_shell, "make_temporary_here": make_temporary}

@@ -170,7 +170,7 @@ def _command(words: bytes, options: bytes, apart: bool) -> PtyCommand:
     )
 
 
-def install(vm: Vm, services: Services) -> None:
+def install_processes(vm: Vm, services: Services) -> None:
     """Give Lua `ba.forkpty`."""
     binding = services.processes = ProcessBinding(vm, services)
     direct = methods(binding, "attach start again over winsize set_winsize pause close status drop", with_words)

@@ -204,7 +204,7 @@ _DIRECT = (
 )
 
 
-def install(vm: Vm, services: Services, exchanges: Exchanges) -> None:
+def install_request(vm: Vm, services: Services, exchanges: Exchanges) -> None:
     """Give Lua the request half of exchanges, and their forms."""
     binding = RequestBinding(services, exchanges)
     functions = methods(binding, _DIRECT)

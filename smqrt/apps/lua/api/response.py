@@ -244,7 +244,7 @@ _DIRECT = (
 _DEFERRED = "defer set_status set_header is_valid close abort"
 
 
-def install(vm: Vm, services: Services, exchanges: Exchanges) -> DeferredBinding:
+def install_response(vm: Vm, services: Services, exchanges: Exchanges) -> DeferredBinding:
     """Give Lua the response half of exchanges, their cookies, and deferred responses; return what keeps the latter."""
     binding, deferred = ResponseBinding(services, exchanges), DeferredBinding(exchanges)
     direct = methods(binding, _DIRECT)

@@ -257,7 +257,7 @@ def _text(value: bytes | None) -> str:
     return (value or b"").decode("utf-8", "replace")
 
 
-def install(vm: Vm, services: Services) -> None:
+def install_smq_client(vm: Vm, services: Services) -> None:
     """Give Lua `smq.client`."""
     binding = SmqClientBinding(vm, services)
     vm.namespace("smq.client", methods(binding, _FUNCTIONS))

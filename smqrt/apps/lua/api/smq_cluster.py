@@ -234,7 +234,7 @@ _FUNCTIONS = {
 }
 
 
-def install(vm: Vm, services: Services, hubs: HubBinding) -> None:
+def install_smq_cluster(vm: Vm, services: Services, hubs: HubBinding) -> None:
     """Give Lua `smq.mtl`, `smq.conn` and `smq.cluster`."""
     binding = ClusterBinding(vm, services, hubs)
     for name, functions in _FUNCTIONS.items():

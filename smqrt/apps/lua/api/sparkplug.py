@@ -80,7 +80,7 @@ def _signed(value: Any) -> Any:
     return value - (1 << 64) if type(value) is int and value >> 63 == 1 else value
 
 
-def install(vm: Vm, services: Services) -> None:
+def install_sparkplug(vm: Vm, services: Services) -> None:
     """Give Lua the encoder and the decoder."""
 
     def encode_long(fields: bytes) -> LuaValue:

@@ -71,7 +71,7 @@ def _tracer(trace_log: logging.Logger) -> Callable[[int, bytes, bool], None]:
     return trace
 
 
-def install(vm: Vm, services: Services) -> None:
+def install_system(vm: Vm, services: Services) -> None:
     """Give Lua `trace`, `tracep` and `print`, `ba.version`, `ba.cmpaddr`, `ba.datetime` and the byte order functions of
     `ba.socket`."""
     vm.namespace("ba.trace", {"trace": _tracer(services.log), "print": services.output})

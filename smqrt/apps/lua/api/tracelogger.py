@@ -113,7 +113,7 @@ class TraceLoggers:
             tracelogger.close()
 
 
-def install(vm: Vm, services: Services, dirs: DirsBinding) -> TraceLoggers:
+def install_tracelogger(vm: Vm, services: Services, dirs: DirsBinding) -> TraceLoggers:
     """Give Lua trace loggers; return what ends them."""
     loggers = TraceLoggers(vm, services, dirs)
     if services.fleet is not None:

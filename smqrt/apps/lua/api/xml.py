@@ -144,7 +144,7 @@ class XmlBinding:
         self._parsers.pop(handle, None)
 
 
-def install(vm: Vm, services: Services) -> None:
+def install_xml(vm: Vm, services: Services) -> None:
     """Give Lua the parser."""
     binding = XmlBinding()
     vm.namespace("ba.xml", methods(binding, "new feed collect") | {"slice": lambda: SLICE_BYTES})
