@@ -241,7 +241,9 @@ _DIRECT = (
 _FILE_SERVERS = "create locks is_locked unlock set_timeout set_text set_hook"
 
 
-def install_dirs(vm: Vm, services: Services, exchanges: Exchanges, files: FilesBinding, compiler: Compiler) -> DirsBinding:
+def install_dirs(
+    vm: Vm, services: Services, exchanges: Exchanges, files: FilesBinding, compiler: Compiler
+) -> DirsBinding:
     """Give Lua the virtual directories and file servers; return the table of their handles."""
     binding = DirsBinding(services, exchanges, files, compiler)
     vm.namespace("ba.dirs", methods(binding, _DIRECT), {"service": binding.service})
